@@ -1,0 +1,52 @@
+"""A contact sheet: some images of every class of each domain, to look at before training."""
+
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont
+
+from peerdg.data.domain import Domain
+
+_GAP = 2
+_TITLE = 30
+_HEADER = 16
+
+
+def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 64) -> Image.Image:
+    """One block per domain, one column per class, the first `per_class` images of each class.
+
+    Args:
+        domains: What to show, from top to bottom.
+        per_class: Rows of each block.
+        cell: Side of each image on the sheet; small images are enlarged without smoothing.
+    """
+    step = cell + _GAP
+    block = _TITLE + _HEADER + per_class * step + _GAP
+    columns = max(len(domain.classes) for domain in domains)
+    sheet = Image.new("RGB", (max(columns * step + _GAP, 320), block * len(domains)), "white")
+    for position, domain in enumerate(domains):
+        _draw_block(sheet, domain, position * block, per_class, cell)
+    return sheet
+
+
+def _draw_block(sheet: Image.Image, domain: Domain, top: int, per_class: int, cell: int) -> None:
+    draw = ImageDraw.Draw(sheet)
+    title = f"{domain.name} ({len(domain):,} images)"
+    draw.text((_GAP, top + 6), title, fill="black", font=ImageFont.load_default(18))
+    small = ImageFont.load_default(11)
+    first_row = top + _TITLE + _HEADER
+    for column, name in enumerate(domain.classes):
+        left = _GAP + column * (cell + _GAP)
+        while name and draw.textlength(name, font=small) > cell:
+            name = name[:-1]
+        draw.text((left, top + _TITLE), name, fill="black", font=small)
+        members = (domain.labels == column).nonzero().flatten()[:per_class].tolist()
+        for row, index in enumerate(members):
+            sheet.paste(_tile(domain, index, cell), (left, first_row + row * (cell + _GAP)))
+
+
+def _tile(domain: Domain, index: int, cell: int) -> Image.Image:
+    image = Image.fromarray(domain.images[index].permute(1, 2, 0).contiguous().numpy())
+    smaller = max(image.size) <= cell
+    return image.resize(
+        (cell, cell), Image.Resampling.NEAREST if smaller else Image.Resampling.LANCZOS
+    )
