@@ -1,0 +1,1 @@
+"""One module per published protocol, with `load` and `verify`; `registry.py` names them all."""

@@ -1,0 +1,149 @@
+"""digits-mini: the Digits benchmark in small, from data inside installed packages.
+
+| domain         | images | what                                                    | stands for |
+|----------------|--------|---------------------------------------------------------|------------|
+| mnist (source) | 5,000  | real MNIST digits, 4,000 to train on, 1,000 to validate | MNIST      |
+| street         | 1,000  | printed digits and their neighbours over photo patches  | SVHN       |
+| mnist-m        | 1,000  | real MNIST digits blended with photo patches            | MNIST-M    |
+| syn            | 1,000  | printed digits on plain colours                         | SYN        |
+| uci            | 1,000  | real digits of the UCI optical recognition set, 8 x 8   | USPS       |
+
+`mnist-m` shows the 1,000 validation digits, because none of the digits trained on may appear in a
+target. All classes have the same number of images in every part. The content depends on fixed
+seeds and on the versions of the packages, which are part of the cache's key.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from peerdg.data.benchmarks import digits_render, packaged
+from peerdg.data.cache import cached_domain
+from peerdg.data.check import DomainReport, inspect
+from peerdg.data.domain import Domain, Splits
+from peerdg.data.registry import BENCHMARKS
+from peerdg.data.settings import DigitsMiniSettings
+from peerdg.rng import seed_for
+
+_RECIPE = 1  # count up when a change here or in digits_render.py changes any image
+_TRAIN, _VALIDATION, _TARGET = 4000, 1000, 1000
+_INFO = BENCHMARKS["digits-mini"]
+
+Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def load(
+    settings: DigitsMiniSettings, *, root: Path | None = None, targets: Sequence[str] | None = None
+) -> Splits:
+    """Source and targets, made on first use and cached.
+
+    Args:
+        settings: How many images to train on; a smaller set is a part of each larger one.
+        root: Not used; the packages carry the data.
+        targets: Target domains to load; all of them if None.
+    """
+    mnist = _domain("mnist")
+    return Splits(
+        train=mnist.subset(torch.arange(settings.train)),
+        validation=mnist.subset(torch.arange(_TRAIN, _TRAIN + _VALIDATION)),
+        targets={name: _domain(name) for name in (_INFO.targets if targets is None else targets)},
+    )
+
+
+def verify(root: Path | None = None) -> list[DomainReport]:
+    """A report on each domain; they are made if they are not cached."""
+    return [
+        inspect(
+            lambda name=name: _content(_domain(name)),  # type: ignore[misc]
+            domain=name,
+            split="all",
+            expected=_TRAIN + _VALIDATION if name == _INFO.source else _TARGET,
+            obtain=_INFO.obtain,
+            licence=_INFO.licence,
+        )
+        for name in (_INFO.source, *_INFO.targets)
+    ]
+
+
+def _content(domain: Domain) -> Digits:
+    return domain.images.numpy(), domain.labels.numpy()
+
+
+def _domain(name: str) -> Domain:
+    def make() -> Domain:
+        images, labels = _RECIPES[name](_rng(name))  # (n, 32, 32, 3)
+        return Domain(
+            name=name,
+            classes=_INFO.classes,
+            images=torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(),
+            labels=torch.from_numpy(labels),
+        )
+
+    key = {"name": f"digits-mini-{name}", "recipe": _RECIPE, "packages": packaged.versions()}
+    return cached_domain(key, make)
+
+
+def _rng(name: str) -> np.random.Generator:
+    return np.random.default_rng(seed_for(0, "digits-mini", name))
+
+
+def _make_mnist(rng: np.random.Generator) -> Digits:
+    digits, labels = packaged.mnist_digits()
+    order = _balanced_order(labels, rng, per_class=(_TRAIN + _VALIDATION) // 10)
+    return _enlarge(digits[order]), labels[order]
+
+
+def _make_street(rng: np.random.Generator) -> Digits:
+    photos, fonts = packaged.photos(), packaged.fonts()
+    labels = np.arange(_TARGET) % 10
+    images = [digits_render.street_digit(int(digit), rng, photos, fonts) for digit in labels]
+    return np.stack(images), labels
+
+
+def _make_mnist_m(rng: np.random.Generator) -> Digits:
+    photos = packaged.photos()
+    digits, labels = _make_mnist(_rng("mnist"))
+    held_out = digits[_TRAIN:, ..., 0]
+    images = [digits_render.digit_on_photo(digit, rng, photos) for digit in held_out]
+    return np.stack(images), labels[_TRAIN:]
+
+
+def _make_syn(rng: np.random.Generator) -> Digits:
+    fonts = packaged.fonts()
+    labels = np.arange(_TARGET) % 10
+    images = [digits_render.synthetic_digit(int(digit), rng, fonts) for digit in labels]
+    return np.stack(images), labels
+
+
+def _make_uci(rng: np.random.Generator) -> Digits:
+    digits, labels = packaged.uci_digits()
+    order = _balanced_order(labels, rng, per_class=_TARGET // 10)
+    return _enlarge(np.rint(digits[order] * (255 / 16)).astype(np.uint8)), labels[order]
+
+
+_RECIPES: dict[str, Callable[[np.random.Generator], Digits]] = {
+    "mnist": _make_mnist,
+    "street": _make_street,
+    "mnist-m": _make_mnist_m,
+    "syn": _make_syn,
+    "uci": _make_uci,
+}
+
+
+def _balanced_order(
+    labels: NDArray[np.int64], rng: np.random.Generator, *, per_class: int
+) -> NDArray[np.int64]:
+    """Shuffled indices whose classes take turns, so that every beginning of them is balanced."""
+    turns = [rng.permutation(np.flatnonzero(labels == digit))[:per_class] for digit in range(10)]
+    return np.stack(turns, axis=1).ravel()
+
+
+def _enlarge(digits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Grey digits at 32 x 32, the grey repeated in three channels."""
+    size = (digits_render.SIDE, digits_render.SIDE)
+    images = [Image.fromarray(digit).resize(size, Image.Resampling.LANCZOS) for digit in digits]
+    return np.repeat(np.stack([np.asarray(image) for image in images])[..., None], 3, axis=3)
