@@ -52,18 +52,25 @@ def cached_domain(key: Mapping[str, Any], make: Callable[[], Domain]) -> Domain:
     if path is not None and (domain := _read(path, text)) is not None:
         return domain
     domain = make()
+    if path is None:
+        _warn_not_kept("there is no home folder")
+        return domain
     try:
-        if path is None:
-            raise OutputError("There is no home folder to keep a cache in.")
         _write(path, text, domain)
-    except (OutputError, SafetensorError) as error:
-        reason = error.message if isinstance(error, OutputError) else str(error)
-        warnings.warn(
-            f"Decoded images are not kept, so each start decodes them again. {reason} "
-            "Set PEERDG_CACHE to a folder you may write to.",
-            stacklevel=2,
-        )
+    except (OutputError, SafetensorError, OSError) as error:
+        cause = error.__cause__ or error
+        reason = getattr(cause, "strerror", None) or str(cause)
+        _warn_not_kept(f"cannot write to {folder}: {reason}")
     return domain
+
+
+def _warn_not_kept(reason: str) -> None:
+    """The same words for every entry, so that Python shows them once."""
+    warnings.warn(
+        f"Decoded images are not kept ({reason}), so every start decodes them again. "
+        "Set PEERDG_CACHE to a folder you may write to.",
+        stacklevel=3,
+    )
 
 
 def _entry_name(name: str, text: str) -> str:
@@ -97,8 +104,9 @@ def _read(path: Path, key: str) -> Domain | None:
             domain = Domain(
                 name=about["name"],
                 classes=tuple(about["classes"]),
-                images=file.get_tensor("images"),
-                labels=file.get_tensor("labels"),
+                # Copies: a mapped file that someone truncates later would kill the process.
+                images=file.get_tensor("images").clone(),
+                labels=file.get_tensor("labels").clone(),
                 paths=None if about["paths"] is None else tuple(about["paths"]),
             )
     except (OSError, SafetensorError, DataError, KeyError, TypeError, ValueError):

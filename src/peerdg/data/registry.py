@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerdg.config import did_you_mean
-from peerdg.data.settings import DigitsMiniSettings, DigitsSettings
+from peerdg.data.settings import DigitsMiniSettings, DigitsSettings, OwnDataSettings
 from peerdg.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Benchmark:
         needs_root: Whether the user must say where the files are.
         licence: Licence of the data, in a few words.
         obtain: Where each domain's files can be had.
+        listed: Whether users can choose it by name.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Benchmark:
     needs_root: bool
     licence: str
     obtain: str
+    listed: bool = True
 
     def load(
         self, settings: Any, *, root: Path | None, targets: Sequence[str] | None = None
@@ -115,6 +117,22 @@ BENCHMARKS = {
             licence="per set; `peerdg data verify digits --root DIR` names each",
             obtain="`peerdg data verify digits --root DIR` says what is missing and where it is",
         ),
+        Benchmark(
+            name="own-data",
+            title="domains given from Python",
+            source="source",
+            targets=(),
+            classes=(),
+            image_size=32,
+            mean=(0.0, 0.0, 0.0),
+            std=(1.0, 1.0, 1.0),
+            settings=OwnDataSettings,
+            module="peerdg.data.benchmarks.own_data",
+            needs_root=False,
+            licence="yours",
+            obtain="peerdg.fit(Splits(...), out=...)",
+            listed=False,
+        ),
     )
 }
 
@@ -126,5 +144,6 @@ def benchmark(name: str) -> Benchmark:
         ConfigError: If there is none, with the nearest name.
     """
     if name not in BENCHMARKS:
-        raise ConfigError(f"Unknown data set '{name}'.", hint=did_you_mean(name, BENCHMARKS))
+        listed = [known for known, entry in BENCHMARKS.items() if entry.listed]
+        raise ConfigError(f"Unknown data set '{name}'.", hint=did_you_mean(name, listed))
     return BENCHMARKS[name]

@@ -36,3 +36,8 @@ class DigitsSettings:
         "holdout",
         "source validation: the 2,000 MNIST images after the training ones, or MNIST test",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDataSettings:
+    """Domains given from Python have no switches."""

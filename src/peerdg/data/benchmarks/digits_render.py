@@ -46,13 +46,13 @@ def street_digit(
 def synthetic_digit(digit: int, rng: np.random.Generator, fonts: list[Path]) -> Pixels:
     """A printed digit of any size, colour and tilt on a plain colour, some with cut neighbours."""
     paper = rng.uniform(0, 255, 3)
-    ink = _ink(paper, rng, least=60, most=220)
-    height = rng.uniform(26, 54)
+    ink = _ink(paper, rng, least=70, most=230)
+    height = rng.uniform(34, 56)
     room = (_CANVAS - height) / 2
     print_ = _Print(
         digit=digit,
         height=height,
-        angle=rng.uniform(-25, 25),
+        angle=rng.uniform(-18, 18),
         shift=(rng.uniform(-0.5, 0.5) * room, rng.uniform(-0.5, 0.5) * room),
         neighbours=(_neighbour(rng, 0.3), _neighbour(rng, 0.3)),
         gap=rng.uniform(1, 8),
