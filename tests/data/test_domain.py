@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from peerdg.data.domain import Domain, Splits
+from peerdg.errors import DataError
+
+
+def make_domain(**changes):
+    values = {
+        "name": "photo",
+        "classes": ("cat", "dog"),
+        "images": torch.arange(4 * 3 * 2 * 2, dtype=torch.uint8).reshape(4, 3, 2, 2),
+        "labels": torch.tensor([0, 1, 1, 0]),
+    }
+    return Domain(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"images": torch.zeros(4, 3, 2, 2)}, "float32"),
+        ({"images": torch.zeros(4, 1, 2, 2, dtype=torch.uint8)}, r"\(4, 1, 2, 2\)"),
+        ({"images": torch.zeros(0, 3, 2, 2, dtype=torch.uint8)}, "no images"),
+        ({"labels": torch.tensor([0, 1, 1])}, "for 4 images"),
+        ({"labels": torch.tensor([0, 1, 1, 0], dtype=torch.int32)}, "int32"),
+        ({"labels": torch.tensor([1, 2, 2, 1])}, "from 1 to 2"),
+        ({"labels": torch.tensor([-1, 0, 0, 1])}, "from -1"),
+        ({"paths": ("a.png",)}, "1 paths, 4 images"),
+    ],
+)
+def test_refuses_tensors_that_are_not_a_domain(changes, reason):
+    with pytest.raises(DataError, match=reason):
+        make_domain(**changes)
+
+
+def test_fingerprint_follows_the_content_and_not_the_name():
+    domain = make_domain()
+    assert make_domain(name="other").fingerprint == domain.fingerprint
+    assert make_domain(labels=torch.tensor([0, 1, 1, 1])).fingerprint != domain.fingerprint
+    assert make_domain(classes=("cat", "fox")).fingerprint != domain.fingerprint
+    assert make_domain(images=domain.images + 1).fingerprint != domain.fingerprint
+
+
+def test_fingerprint_does_not_depend_on_the_memory_layout():
+    domain = make_domain()
+    other = make_domain(images=domain.images.contiguous(memory_format=torch.channels_last))
+    assert other.fingerprint == domain.fingerprint
+
+
+def test_subset_keeps_images_labels_and_paths_together():
+    domain = make_domain(paths=("a", "b", "c", "d"))
+    part = domain.subset(torch.tensor([2, 0]), name="part")
+    assert part.name == "part"
+    assert part.labels.tolist() == [1, 0]
+    assert part.paths == ("c", "a")
+    assert torch.equal(part.images, domain.images[[2, 0]])
+
+
+def test_classes_are_matched_by_name():
+    domain = make_domain().with_classes(("bird", "dog", "cat"))
+    assert domain.labels.tolist() == [2, 1, 1, 2]
+
+
+def test_a_class_the_source_lacks_is_an_error_with_the_nearest_name():
+    with pytest.raises(DataError, match=r"'dog' \(did you mean 'dogs'"):
+        make_domain().with_classes(("cat", "dogs"))
+
+
+def test_splits_give_one_fingerprint_per_part():
+    domain = make_domain()
+    splits = Splits(train=domain, validation=None, targets={"sketch": domain})
+    assert splits.fingerprint == {
+        "train": domain.fingerprint,
+        "target:sketch": domain.fingerprint,
+    }

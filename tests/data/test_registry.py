@@ -1,0 +1,37 @@
+import subprocess
+import sys
+
+import pytest
+
+from peerdg.data.registry import BENCHMARKS, benchmark
+from peerdg.data.settings import DigitsMiniSettings
+from peerdg.errors import ConfigError
+
+
+def test_listing_benchmarks_does_not_import_torch():
+    script = "import sys, peerdg.data.registry; sys.exit('torch' in sys.modules)"
+    path = "import sys; sys.path[:0] = " + repr(sys.path) + "; "
+    assert subprocess.run([sys.executable, "-c", path + script]).returncode == 0
+
+
+def test_an_unknown_name_gives_the_nearest_one():
+    with pytest.raises(ConfigError, match="digit-mini") as caught:
+        benchmark("digit-mini")
+    assert caught.value.hint == "Did you mean 'digits-mini'?"
+
+
+def test_an_unknown_target_gives_the_nearest_one(tmp_path):
+    with pytest.raises(ConfigError, match="no target domain 'shvn'") as caught:
+        benchmark("digits").load(None, root=tmp_path, targets=["shvn"])
+    assert caught.value.hint == "Did you mean 'svhn'?"
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_default_normalisation_is_the_benchmarks_own(name):
+    info = benchmark(name)
+    assert info.normalisation(info.settings()) == (info.mean, info.std)
+
+
+def test_loads_through_the_registry():
+    splits = benchmark("digits-mini").load(DigitsMiniSettings(train=10), root=None, targets=["uci"])
+    assert (len(splits.train), list(splits.targets)) == (10, ["uci"])
