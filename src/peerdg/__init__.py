@@ -1,0 +1,55 @@
+"""Single-source domain generalization: train on one domain, hold up on those nobody has seen."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from peerdg.api import evaluate as evaluate
+    from peerdg.api import fit as fit
+    from peerdg.api import load_model as load_model
+    from peerdg.augment.policy import Policy as Policy
+    from peerdg.augment.randaugment import RandAugment as RandAugment
+    from peerdg.data.domain import Domain as Domain
+    from peerdg.data.domain import Splits as Splits
+    from peerdg.errors import PeerdgError as PeerdgError
+    from peerdg.methods.base import Batch as Batch
+    from peerdg.methods.erm import ERM as ERM
+    from peerdg.methods.peer import PEER as PEER
+    from peerdg.methods.randaugment import RandAug as RandAug
+    from peerdg.methods.settings.peer import Settings as PeerSettings
+    from peerdg.models.backbones import build_classifier as build_classifier
+    from peerdg.models.classifier import Classifier as Classifier
+
+# Importing peerdg must not import torch: the command line answers --help without it.
+_HOME = {
+    "ERM": "peerdg.methods.erm:ERM",
+    "PEER": "peerdg.methods.peer:PEER",
+    "Batch": "peerdg.methods.base:Batch",
+    "Classifier": "peerdg.models.classifier:Classifier",
+    "Domain": "peerdg.data.domain:Domain",
+    "PeerSettings": "peerdg.methods.settings.peer:Settings",
+    "PeerdgError": "peerdg.errors:PeerdgError",
+    "Policy": "peerdg.augment.policy:Policy",
+    "RandAug": "peerdg.methods.randaugment:RandAug",
+    "RandAugment": "peerdg.augment.randaugment:RandAugment",
+    "Splits": "peerdg.data.domain:Splits",
+    "build_classifier": "peerdg.models.backbones:build_classifier",
+    "evaluate": "peerdg.api:evaluate",
+    "fit": "peerdg.api:fit",
+    "load_model": "peerdg.api:load_model",
+}
+
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604  (strings, spelled once above)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'peerdg' has no attribute '{name}'")
+    module, _, attribute = _HOME[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,181 @@
+"""Frozen dataclasses <-> TOML: strict keys, checked values, and the difference of two configs.
+
+Every option of peerdg is a field of a frozen dataclass, made with `option`. The same field gives
+the command-line flag, the key in a TOML file, the check of its value and its line of help.
+"""
+
+import difflib
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from peerdg.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    """A dataclass field with its help text and the range it must lie in."""
+    limits = {"at_least": at_least, "above": above, "at_most": at_most}
+    return field(default=default, metadata={"help": help, "limits": limits})
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that a person who typed `name` most likely meant, if any is close."""
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[matches[0]] if matches else None
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint for an unknown name: the nearest known one, or all of them."""
+    names = list(names)
+    guess = nearest(name, names)
+    return f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(names)}."
+
+
+def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    """Make a `cls` from plain values, refusing unknown keys, wrong types and values out of range.
+
+    Args:
+        cls: A dataclass whose fields were made with `option`.
+        values: Keys and values as TOML or the command line gave them.
+        where: The section the values stand in, for messages, e.g. `"peer"`; `""` for the top.
+    """
+    hints = get_type_hints(cls)
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    checked = {}
+    for key, value in values.items():
+        name = f"{where}.{key}".lstrip(".")
+        if key not in known:
+            raise ConfigError(f"Unknown option '{name}'.", hint=suggest(key, known, where))
+        checked[key] = _convert(value, hints[key], name)
+        _check_limits(checked[key], known[key].metadata.get("limits", {}), name)
+    return cls(**checked)
+
+
+def validate(config: Any) -> None:
+    """Check types and limits of a dataclass made in Python; use it as `__post_init__`."""
+    hints = get_type_hints(type(config))
+    for f in fields(config):
+        value = _convert(getattr(config, f.name), hints[f.name], f.name)
+        _check_limits(value, f.metadata.get("limits", {}), f.name)
+        object.__setattr__(config, f.name, value)
+
+
+def suggest(key: str, known: Iterable[str], where: str) -> str:
+    """`did_you_mean` with the section in front of each name."""
+    prefix = f"{where}." if where else ""
+    guess = nearest(key, known)
+    if guess:
+        return f"Did you mean '{prefix}{guess}'?"
+    return f"Known: {', '.join(prefix + name for name in known)}."
+
+
+def _convert(value: Any, kind: Any, name: str) -> Any:
+    """`value` as `kind`, where TOML's type already says the same thing; otherwise an error."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        inner = [arg for arg in args if arg is not type(None)]
+        return None if value is None else _convert(value, inner[0], name)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(
+                f"'{name}' is {value!r}; it must be one of {', '.join(map(str, args))}.",
+                hint=did_you_mean(str(value), map(str, args)),
+            )
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(item, args[0], name) for item in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind in (int, float, str, bool) and type(value) is kind:
+        return value
+    expected = "list" if origin is tuple else getattr(kind, "__name__", str(kind))
+    raise ConfigError(
+        f"'{name}' is {value!r} ({type(value).__name__}); it must be of type {expected}.",
+    )
+
+
+def _check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> None:
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, str | bool) or item is None:
+            continue
+        low, above, high = limits.get("at_least"), limits.get("above"), limits.get("at_most")
+        if item != item or abs(item) == float("inf"):
+            raise ConfigError(f"'{name}' is {item}; it must be a finite number.")
+        if low is not None and item < low:
+            raise ConfigError(f"'{name}' is {item}; it must be at least {low}.")
+        if above is not None and item <= above:
+            raise ConfigError(f"'{name}' is {item}; it must be greater than {above}.")
+        if high is not None and item > high:
+            raise ConfigError(f"'{name}' is {item}; it must be at most {high}.")
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A dataclass as nested plain values, without the options that are None (TOML has no null)."""
+    result = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value):
+            result[f.name] = plain(value)
+        elif value is not None:
+            result[f.name] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers win; nested tables are merged key by key."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, Mapping):
+                value = merge(result.get(key, {}), value)
+            result[key] = value
+    return result
+
+
+@dataclass(frozen=True)
+class Change:
+    """One option whose value differs between two configs; None where it is not set."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old!r} -> {self.new!r}"
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[Change]:
+    """Every option that differs between two nested tables, with its dotted name."""
+    changes = []
+    for key in sorted({*old, *new}):
+        a, b, name = old.get(key), new.get(key), f"{where}{key}"
+        if isinstance(a, Mapping) or isinstance(b, Mapping):
+            changes += difference(a or {}, b or {}, f"{name}.")
+        elif a != b:
+            changes.append(Change(name, a, b))
+    return changes
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as nested tables, or a `ConfigError` that says where it is wrong."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"There is no config file {path}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the config file {path}: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error

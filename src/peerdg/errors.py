@@ -1,0 +1,89 @@
+"""Errors a person can act on: what is wrong, where, and what to do.
+
+Each class carries the exit code with which the command line ends. Anything that is not a
+`PeerdgError` is a bug and ends with code 1 and a traceback.
+"""
+
+
+class PeerdgError(Exception):
+    """Base of all errors that peerdg raises on purpose.
+
+    Args:
+        message: What is wrong, with the offending value and where it was found.
+        hint: What to do about it, as one sentence.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+
+class ConfigError(PeerdgError):
+    """A wrong command or configuration, or a resume that does not fit the run."""
+
+    exit_code = 2
+
+
+class RunInUseError(PeerdgError):
+    """Another process holds the run folder."""
+
+    exit_code = 3
+
+
+class OutputError(PeerdgError):
+    """The output cannot be written: permission, full disk, a folder that is not free."""
+
+    exit_code = 4
+
+
+class DataError(PeerdgError):
+    """Images, labels or classes that cannot be used as they are."""
+
+    exit_code = 5
+
+
+class NumericalError(PeerdgError):
+    """NaN or infinity in a loss, a gradient or a weight.
+
+    Args:
+        message: Which value, and when.
+        hint: What to try.
+        details: What to write into the run's failure record.
+    """
+
+    exit_code = 6
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, details: dict[str, object] | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.details = details or {}
+
+
+class DamagedError(PeerdgError):
+    """A checkpoint, model or archive that is damaged or refused."""
+
+    exit_code = 7
+
+
+class PeerdgWarning(UserWarning):
+    """Something a person should know that does not stop the work."""
+
+
+class Stopped(PeerdgError):
+    """The user or the system asked the run to stop; its state is saved.
+
+    Args:
+        message: Where the state is and how to go on.
+        signal_number: The signal that asked; the exit code is 128 plus this number.
+    """
+
+    def __init__(self, message: str, *, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

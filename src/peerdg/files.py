@@ -1,0 +1,92 @@
+"""Files appear whole or not at all, and every failure to write says what to do."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from peerdg.errors import OutputError
+
+TEMPORARY = ".tmp-"
+
+
+@contextlib.contextmanager
+def replace_atomically(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; when the block ends well it becomes `path`.
+
+    Works for a file or a folder that the block creates there. The temporary file lives in the same
+    folder, so the rename stays on one disk; it is removed on any error.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            _sync_tree(temporary)
+            os.replace(temporary, path)
+            _sync(path.parent)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusal to write into an `OutputError` that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"Cannot write {path}: {_reason(error)}.", hint=_remedy(error)) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as readable JSON, atomically."""
+    with replace_atomically(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_tree(path: Path) -> None:
+    for part in (path, *(path.rglob("*") if path.is_dir() else ())):
+        _sync(part)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "Free some space and start again; what was saved before is intact."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Choose a folder you may write to, e.g. --out ~/runs/first."
+    if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        return "A file and a folder share this name; choose another one with --out."
+    return "Choose another output folder with --out."
