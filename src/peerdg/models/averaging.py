@@ -1,0 +1,127 @@
+"""The running average of a model's snapshots, and what becomes of its batch statistics."""
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
+
+from peerdg.errors import ConfigError, NumericalError
+from peerdg.models.classifier import Classifier, has_batch_statistics
+
+BatchNormRule = Literal["recalibrate", "average", "copy", "frozen"]
+
+
+class SnapshotAverage(nn.Module):
+    """θ_f = mean(Θ), kept as a running mean and a count: memory does not grow with |Θ|.
+
+    mean <- mean + (θ - mean) / (n + 1), in the parameters' own precision (float32), which equals
+    the arithmetic mean of the snapshots to rounding. Integer buffers are those of the newest
+    snapshot. Floating buffers, that is batch-normalisation statistics, follow `bn`:
+
+    * `recalibrate`: one cumulative pass over clean source images after each update;
+    * `average`: their running mean, like the parameters (EoA);
+    * `copy`: those of the newest snapshot;
+    * `frozen`: those the model had before the first snapshot.
+
+    Args:
+        model: Where the average starts; it serves as it is until the first snapshot.
+        bn: The rule for floating buffers.
+        clean: Batches of clean source images for `recalibrate`; iterated anew after each update.
+    """
+
+    def __init__(
+        self, model: Classifier, *, bn: BatchNormRule, clean: Iterable[Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        if bn == "recalibrate" and clean is None and has_batch_statistics(model):
+            raise ConfigError(
+                "bn='recalibrate' needs clean source images to recompute the batch statistics.",
+                hint="Pass clean=[images, ...], or choose bn='copy', 'average' or 'frozen'.",
+            )
+        # AveragedModel copies on its first update (so the start is not part of the mean), keeps
+        # requires_grad, starts in train mode, and copies the buffers of the newest snapshot.
+        self.averaged = AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn())
+        self.averaged.requires_grad_(False).eval()
+        self.bn = bn
+        self.clean = clean
+
+    @property
+    def model(self) -> Classifier:
+        """The averaged classifier."""
+        model: Classifier = self.averaged.module
+        return model
+
+    @property
+    def count(self) -> int:
+        """|Θ|, the number of snapshots in the mean."""
+        return int(self.averaged.n_averaged)
+
+    def train(self, mode: bool = True) -> "SnapshotAverage":
+        """The average is never in train mode, whatever its owner is."""
+        return super().train(False)
+
+    def forget(self) -> None:
+        """Empty Θ: the next snapshot replaces the average instead of joining it."""
+        self.averaged.n_averaged.zero_()
+
+    @torch.no_grad()
+    def add(self, model: Classifier) -> None:
+        """Θ <- Θ ∪ {θ}, θ_f <- mean(Θ).
+
+        Raises:
+            NumericalError: If θ is not finite; one NaN would stay in the mean for ever.
+        """
+        for name, parameter in model.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise NumericalError(f"The snapshot's weight '{name}' is not finite.")
+        before = {name: b.clone() for name, b in _floating_buffers(self.model).items()}
+        self.averaged.update_parameters(model)
+        self._settle_buffers(before)
+
+    def _settle_buffers(self, before: dict[str, Tensor]) -> None:
+        """The update has copied the newest snapshot's buffers; apply the rule to them."""
+        if self.bn == "recalibrate":
+            if self.clean is not None:
+                recalibrate(self.model, self.clean)
+        elif self.bn != "copy":
+            weight = 1 / self.count if self.bn == "average" else 0.0
+            for name, buffer in _floating_buffers(self.model).items():
+                buffer.copy_(torch.lerp(before[name], buffer, weight))
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, clean: Iterable[Tensor]) -> None:
+    """Recompute batch-normalisation statistics as the plain mean over batches of `clean`.
+
+    Like `torch.optim.swa_utils.update_bn`, but only the normalisation layers are in train mode:
+    dropout stays off, so the result does not depend on any random state.
+    """
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not layers:
+        return
+    with _cumulative(layers):
+        for images in clean:
+            model(images)
+
+
+@contextmanager
+def _cumulative(layers: list[nn.modules.batchnorm._BatchNorm]):  # type: ignore[no-untyped-def]
+    """Statistics are reset, then averaged with equal weight per batch (momentum None)."""
+    state = [(layer.momentum, layer.training) for layer in layers]
+    try:
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None
+            layer.train()
+        yield
+    finally:
+        for layer, (momentum, training) in zip(layers, state, strict=True):
+            layer.momentum = momentum
+            layer.train(training)
+
+
+def _floating_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: b for name, b in model.named_buffers() if b.is_floating_point()}

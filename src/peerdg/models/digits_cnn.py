@@ -1,0 +1,29 @@
+"""The network of every Digits paper (Volpi et al., NeurIPS 2018)."""
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class DigitsCNN(nn.Module):
+    """Two 5x5 convolutions and two fully connected layers: 3x32x32 -> 1024 features.
+
+    Pooling stands before ReLU. Both are monotone, so the function and its gradient are those of
+    the usual order, on a quarter of the activations.
+    """
+
+    feature_dim = 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, kernel_size=5)
+        self.conv2 = nn.Conv2d(64, 128, kernel_size=5)
+        self.fc1 = nn.Linear(128 * 5 * 5, 1024)
+        self.fc2 = nn.Linear(1024, self.feature_dim)
+
+    def forward(self, x: Float[Tensor, "batch 3 32 32"]) -> Float[Tensor, "batch 1024"]:
+        """H(x), non-negative."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))  # (batch, 64, 14, 14)
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))  # (batch, 128, 5, 5)
+        x = F.relu(self.fc1(x.flatten(1)))  # (batch, 1024)
+        return F.relu(self.fc2(x))

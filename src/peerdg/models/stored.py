@@ -1,0 +1,127 @@
+"""A model on disk: weights as safetensors, everything else as JSON beside them. Never pickle.
+
+    model/
+      model.safetensors
+      model.json         backbone, class names, normalisation, image size, checksum of the weights
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import peerdg
+from peerdg.errors import DamagedError, DataError, OutputError
+from peerdg.files import replace_atomically, sha256
+from peerdg.models.backbones import build_classifier
+from peerdg.models.classifier import Classifier
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+FORMAT = 1
+
+
+def save_model(folder: Path, model: Classifier, *, backbone: str, image_size: int) -> str:
+    """Write `model` as a folder that `load_stored` reads; returns the SHA-256 of its weights."""
+    with replace_atomically(folder) as temporary:
+        temporary.mkdir()
+        save_tensors(temporary / WEIGHTS, model.state_dict())
+        digest = sha256(temporary / WEIGHTS)
+        description = {
+            "format": FORMAT,
+            "backbone": backbone,
+            "classes": model.classes,
+            "mean": model.mean.flatten().tolist(),
+            "std": model.std.flatten().tolist(),
+            "image_size": image_size,
+            "weights_sha256": digest,
+            "peerdg": peerdg.__version__,
+            "torch": torch.__version__,
+        }
+        text = json.dumps(description, indent=2, ensure_ascii=False)
+        (temporary / DESCRIPTION).write_text(text + "\n", "utf-8")
+    return digest
+
+
+def load_stored(folder: Path) -> tuple[Classifier, dict[str, Any]]:
+    """The classifier in a model folder, in eval mode, and its description.
+
+    Raises:
+        DataError: If there is no model in `folder`.
+        DamagedError: If a file was changed or is not what its name says.
+    """
+    if not (folder / DESCRIPTION).is_file():
+        raise DataError(
+            f"There is no model in {folder}: {DESCRIPTION} is missing.",
+            hint="Give a run folder whose run is done, or its model folder.",
+        )
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+        if sha256(folder / WEIGHTS) != description["weights_sha256"]:
+            raise DamagedError(f"{folder / WEIGHTS} is not what was saved.")
+        model = build_classifier(
+            description["backbone"],
+            classes=description["classes"],
+            mean=description["mean"],
+            std=description["std"],
+        )
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise DamagedError(
+            f"The model in {folder} is damaged: {error}.", hint="Copy it again from its origin."
+        ) from error
+    return model.eval(), description
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """A state dict from a .safetensors file, or from a .pth file that holds tensors only.
+
+    Raises:
+        DataError: If the file is missing or of another kind.
+        DamagedError: If it is not what its name says, or holds anything but tensors.
+    """
+    if not path.is_file():
+        raise DataError(f"There is no weights file {path}.", hint="Check --weights.")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        if path.suffix in (".pth", ".pt"):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            return {str(name): value for name, value in _state_dict(loaded).items()}
+    except Exception as error:  # torch.load documents no set of exceptions for hostile files
+        raise DamagedError(
+            f"{path} was refused: it is damaged or holds more than tensors.",
+            hint="Weights must be a .safetensors file, or a .pth state dict of tensors.",
+        ) from error
+    raise DataError(
+        f"{path} is not a weights file.", hint="Use a .safetensors or .pth file."
+    )
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write named tensors as safetensors.
+
+    Raises:
+        OutputError: If the disk does not take them.
+    """
+    # The format wants plain contiguous CPU tensors; channels-last weights are laid out anew.
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(ready, path)
+    except SafetensorError as error:
+        raise OutputError(
+            f"Cannot write {path.parent}: {error}.",
+            hint="Free some space and start again; what was saved before is intact.",
+        ) from error
+
+
+def _state_dict(loaded: Any) -> dict[str, Tensor]:
+    """The tensors of a state dict, also when it lies under the usual key `state_dict`."""
+    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
+        loaded = loaded["state_dict"]
+    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise ValueError("not a state dict")
+    return loaded

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from peerdg.data.domain import Domain, Splits
+from peerdg.models.classifier import Classifier
+
+
+@pytest.fixture(scope="session")
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def cache(session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One cache for the whole session, so that digits-mini is made once; never the user's own."""
+    monkeypatch.setenv("PEERDG_CACHE", str(session_cache))
+    return session_cache
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tests run side by side; one thread each is fastest, and small shapes gain nothing from two."""
+    torch.set_num_threads(1)
+
+
+class TinyEncoder(torch.nn.Module):
+    """A network of the same kind as the real ones, small enough for hundreds of runs."""
+
+    def __init__(self, *, batch_norm: bool = False, dropout: float = 0.0, dim: int = 8) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3, stride=2)
+        self.norm = torch.nn.BatchNorm2d(4) if batch_norm else torch.nn.Identity()
+        self.drop = torch.nn.Dropout(dropout)
+        self.fc = torch.nn.Linear(4, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        return torch.relu(self.fc(self.drop(x)))
+
+
+def tiny_classifier(
+    *, seed: int = 0, classes: int = 3, batch_norm: bool = False, dropout: float = 0.0
+) -> Classifier:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        encoder = TinyEncoder(batch_norm=batch_norm, dropout=dropout)
+        return Classifier(encoder, torch.nn.Linear(8, classes), classes=tuple("abcdefghij"[:classes]))
+
+
+def tiny_domain(name: str = "source", *, n: int = 24, classes: int = 3, seed: int = 0) -> Domain:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    images = torch.randint(0, 256, (n, 3, 12, 12), generator=generator, dtype=torch.uint8)
+    images[:, 0] = (images[:, 0] // 4 + (labels * 60).view(-1, 1, 1)).to(torch.uint8)
+    return Domain(name, tuple("abcdefghij"[:classes]), images, labels)
+
+
+def tiny_splits() -> Splits:
+    return Splits(
+        train=tiny_domain(),
+        validation=tiny_domain("validation", n=9, seed=1),
+        targets={"one": tiny_domain("one", n=12, seed=2), "two": tiny_domain("two", n=15, seed=3)},
+    )
