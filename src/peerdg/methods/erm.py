@@ -1,0 +1,44 @@
+"""Empirical risk minimisation: the source as it is."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peerdg.methods.base import Batch
+from peerdg.models.classifier import Classifier
+
+
+class ERM(nn.Module):
+    """L = CE(F(x), y), nothing between epochs.
+
+    Args:
+        model: F.
+    """
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.model = model
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy on the clean images."""
+        loss = F.cross_entropy(self.model(batch.images), batch.labels)
+        return {"loss": loss, "ce_clean": loss.detach()}
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Nothing to prepare, nothing to record."""
+        return {}
+
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
+        """Nothing to conclude, nothing to record."""
+        return {}
+
+    @property
+    def deployed(self) -> Classifier:
+        """The trained network."""
+        return self.model
+
+    @property
+    def observed(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}

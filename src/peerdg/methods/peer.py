@@ -1,0 +1,197 @@
+"""PEER: parameter-space ensemble with entropy regularization (CVPR 2025), Algorithm 1."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peerdg.augment.policy import Policy
+from peerdg.errors import ConfigError
+from peerdg.losses.barlow_twins import barlow_twins
+from peerdg.losses.info_nce import info_nce
+from peerdg.methods.base import Batch
+from peerdg.methods.settings.peer import Settings
+from peerdg.methods.views import both_views
+from peerdg.models.averaging import SnapshotAverage
+from peerdg.models.classifier import Classifier
+from peerdg.models.projection import projection_head
+
+
+class PEER(nn.Module):
+    """A proxy P learns augmented images; the frozen task model F, the mean of its snapshots, guides it.
+
+    In every step, with x̄ = G(x), minimise over P and the projection head R
+
+        L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H_f(x)), R(H_p(x̄)))
+
+    and every k epochs re-draw the policy G, add P's weights to the snapshots Θ and set
+    θ_f = mean(Θ). P goes on from where it is. F is what gets deployed.
+
+    What the paper leaves open is a field of `Settings`, with our reading as the default: R is
+    trained with P and gets gradients from both branches; Θ excludes the initial weights and
+    includes the last; the proxy is never reset.
+
+    Args:
+        model: The pre-trained network; it becomes the proxy, a copy of it the task model.
+        settings: Every switch of the method.
+        augment: G, re-drawn by `start_epoch`.
+        clean: Batches of all clean training images in a fixed order, iterated anew when needed:
+            to recalibrate batch normalisation, and to compute the task model's features once per
+            period. A batch must then say its `index`.
+        teacher: A frozen classifier that guides the proxy in place of the task model.
+    """
+
+    snapshot_epoch: Tensor
+
+    def __init__(
+        self,
+        model: Classifier,
+        settings: Settings | None = None,
+        *,
+        augment: Policy | None = None,
+        clean: Iterable[Tensor] | None = None,
+        teacher: Classifier | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings or Settings()
+        self.augment = augment or Policy()
+        self.clean = clean
+        self.proxy = model
+        self.average = SnapshotAverage(model, bn=self.settings.bn, clean=clean)
+        self.projection = self._make_projection(model.feature_dim)
+        self.teacher = _frozen(teacher, model.feature_dim) if teacher else None
+        # The number of epochs P had learnt when the last snapshot was taken: makes taking it
+        # idempotent, and stale features recognisable, also after a resume.
+        self.register_buffer("snapshot_epoch", torch.tensor(-1))
+        self._features: tuple[int, Tensor] | None = None
+        self.register_load_state_dict_post_hook(lambda peer, _: setattr(peer, "_features", None))
+
+    @property
+    def task(self) -> Classifier:
+        """F, the mean of the snapshots."""
+        return self.average.model
+
+    @property
+    def regulator(self) -> Classifier:
+        """Who guides the proxy: the task model, unless a teacher was given."""
+        return self.teacher or self.task
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Eq. (3): cross-entropy on both views and the weighted regulariser."""
+        x, y = batch.images, batch.labels
+        x_bar = self.augment(x, batch.generator()) if self.settings.augment else x
+        joint = self.settings.joint_views
+        (h, h_bar), (logits, logits_bar) = both_views(self.proxy, x, x_bar, joint=joint)
+        ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
+        terms = {"ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
+        loss = ce + ce_bar
+        if self.settings.regulariser != "none":
+            regulariser = self._regulariser(batch, x_bar, h, h_bar)
+            loss = loss + self.settings.w * regulariser
+            terms["regulariser"] = regulariser.detach()
+        return {"loss": loss, **terms}
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Use the policy of period `epoch // k`; with `include_init`, snapshot θ_p^(epoch)."""
+        if self.settings.include_init and epoch % self.settings.k == 0:
+            self._take_snapshot(epoch)
+        self._refresh_features()
+        return {"policy": self.augment.redraw(epoch // self.settings.k)}
+
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
+        """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ)."""
+        period_is_over = (epoch + 1) % self.settings.k == 0
+        if not period_is_over or self.settings.include_init:
+            return {}
+        self._take_snapshot(epoch + 1)
+        if self.settings.reset_proxy:
+            self.proxy.load_state_dict(self.task.state_dict())
+        return {"snapshots": self.average.count, "reset_optimizer": self.settings.reset_proxy}
+
+    @property
+    def deployed(self) -> Classifier:
+        """The task model."""
+        return self.task
+
+    @property
+    def observed(self) -> dict[str, Classifier]:
+        """Proxy and task model."""
+        return {"proxy": self.proxy, "task": self.task}
+
+    def train(self, mode: bool = True) -> "PEER":
+        """Task model and teacher stay in eval mode: what they say must be deterministic."""
+        super().train(mode)
+        if self.teacher is not None:
+            self.teacher.eval()
+        return self
+
+    def _regulariser(self, batch: Batch, x_bar: Tensor, h: Tensor, h_bar: Tensor) -> Tensor:
+        """BT or InfoNCE between the regulator's and the proxy's projected features."""
+        match self.settings.views:
+            case "clean_aug":
+                return self._compare(self._clean_features(batch), h_bar)
+            case "aug_clean":
+                return self._compare(self._regulator_features(x_bar), h)
+            case "both_same":
+                clean = self._compare(self._clean_features(batch), h)
+                return clean + self._compare(self._regulator_features(x_bar), h_bar)
+
+    def _compare(self, h_f: Tensor, h_p: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.settings.head_grad_target):
+            z_f = self.projection(h_f)
+        z_p = self.projection(h_p)
+        if self.settings.regulariser == "info-nce":
+            return info_nce(z_p, z_f, tau=self.settings.tau)
+        return barlow_twins(z_f, z_p, lam=self.settings.lam)
+
+    def _clean_features(self, batch: Batch) -> Tensor:
+        """H_f(x), looked up if it was computed for this period."""
+        if self._features is not None and batch.index is not None:
+            return self._features[1][batch.index]
+        return self._regulator_features(batch.images)
+
+    @torch.no_grad()
+    def _regulator_features(self, images: Tensor) -> Tensor:
+        return self.regulator.features(images)
+
+    def _refresh_features(self) -> None:
+        """Between two updates H_f(x) does not change: compute it once for all clean images."""
+        wanted = self.settings.cache_features and self.settings.views != "aug_clean"
+        if self.clean is None or not wanted or self.settings.regulariser == "none":
+            return
+        version = 0 if self.teacher else int(self.snapshot_epoch)
+        if self._features is None or self._features[0] != version:
+            features = torch.cat([self._regulator_features(images) for images in self.clean])
+            self._features = (version, features)  # (images, dim)
+
+    def _take_snapshot(self, epochs: int) -> None:
+        if int(self.snapshot_epoch) == epochs:
+            return
+        if not self.settings.average:
+            self.average.forget()
+        self.average.add(self.proxy)
+        self.snapshot_epoch.fill_(epochs)
+
+    def _make_projection(self, feature_dim: int) -> nn.Module:
+        s = self.settings
+        if s.head == "none":
+            return nn.Identity()
+        head = projection_head(
+            feature_dim,
+            s.head_dim,
+            layers=s.head_layers,
+            hidden_dim=s.head_hidden,
+            norm=s.head_norm,
+        )
+        return head.requires_grad_(s.head == "trained")
+
+
+def _frozen(teacher: Classifier, feature_dim: int) -> Classifier:
+    if teacher.feature_dim != feature_dim:
+        raise ConfigError(
+            f"The teacher has {teacher.feature_dim} features, the model {feature_dim}.",
+            hint="End the teacher's encoder with a linear layer that maps to the model's width.",
+        )
+    return teacher.requires_grad_(False).eval()

@@ -1,0 +1,59 @@
+"""RandAugment baseline: the source and its augmented copy, the network evaluated as it is."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peerdg.augment.policy import Policy
+from peerdg.methods.base import Batch
+from peerdg.methods.settings.randaugment import Settings
+from peerdg.methods.views import both_views
+from peerdg.models.classifier import Classifier
+
+
+class RandAug(nn.Module):
+    """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), G re-drawn every k epochs.
+
+    The same loss and schedule as PEER's proxy without the regulariser. The paper does not say
+    whether its row re-draws the policy; give `Policy.named("fixed")` for the other reading.
+
+    Args:
+        model: F.
+        settings: k.
+        augment: G.
+    """
+
+    def __init__(
+        self, model: Classifier, settings: Settings | None = None, *, augment: Policy | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.k = (settings or Settings()).k
+        self.augment = augment or Policy()
+
+    def loss(self, batch: Batch) -> dict[str, Tensor]:
+        """Sum of the cross-entropies on both views."""
+        x, y = batch.images, batch.labels
+        x_bar = self.augment(x, batch.generator())
+        _, (logits, logits_bar) = both_views(self.model, x, x_bar, joint=False)
+        ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
+        return {"loss": ce + ce_bar, "ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Use the policy of period `epoch // k`."""
+        return {"policy": self.augment.redraw(epoch // self.k)}
+
+    def end_epoch(self, epoch: int) -> dict[str, Any]:
+        """Nothing to conclude, nothing to record."""
+        return {}
+
+    @property
+    def deployed(self) -> Classifier:
+        """The trained network."""
+        return self.model
+
+    @property
+    def observed(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}

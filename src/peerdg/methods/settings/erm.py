@@ -1,0 +1,14 @@
+"""Options of ERM: it has none of its own."""
+
+from dataclasses import dataclass
+
+from peerdg.config import validate
+
+IMPLEMENTED_BY = "peerdg.methods.erm:ERM"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Cross-entropy on clean images; the baseline of every comparison."""
+
+    __post_init__ = validate

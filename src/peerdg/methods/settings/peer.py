@@ -1,0 +1,48 @@
+"""Options of PEER, with the paper's values as defaults and a switch for every ambiguity."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from peerdg.config import option, validate
+
+IMPLEMENTED_BY = "peerdg.methods.peer:PEER"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A proxy learns augmented images, guided by the average of its own snapshots."""
+
+    k: int = option(10, "re-draw the policy and average a snapshot every k epochs", at_least=1)
+    w: float = option(2.0, "weight of the regulariser", at_least=0)
+    lam: float = option(0.005, "weight of Barlow Twins' redundancy term", at_least=0)
+    regulariser: Literal["barlow-twins", "info-nce", "none"] = option(
+        "barlow-twins", "how proxy and task model are compared; none is P-ENS"
+    )
+    tau: float = option(0.1, "temperature of InfoNCE; the paper's formula has 1", above=0)
+    augment: bool = option(True, "train on augmented images; off: both views are clean")
+    average: bool = option(True, "task model is the mean of snapshots; off: the latest one")
+    include_init: bool = option(
+        False, "Algorithm 1 to the letter: average the initial snapshot, leave out the last"
+    )
+    reset_proxy: bool = option(False, "after each update continue from the task model")
+    head: Literal["trained", "frozen", "none"] = option("trained", "the projection head R")
+    head_layers: int = option(2, "layers of R; paper: 2 on Digits, else 3", at_least=1)
+    head_dim: int = option(128, "output dimension of R; paper: 128 on Digits, else 1024", at_least=1)
+    head_hidden: int | None = option(None, "hidden width of R; default max(dim, 512)", at_least=1)
+    head_norm: Literal["bn", "ln", "none"] = option("bn", "normalisation inside R")
+    head_grad_target: bool = option(True, "R also learns from the task model's branch")
+    views: Literal["clean_aug", "aug_clean", "both_same"] = option(
+        "clean_aug", "views compared: task-proxy; both_same sums both views, same in both models"
+    )
+    joint_views: bool = option(
+        False, "with batch normalisation: normalise clean and augmented images together"
+    )
+    bn: Literal["recalibrate", "average", "copy", "frozen"] = option(
+        "recalibrate", "batch statistics of the task model after an update"
+    )
+    cache_features: bool = option(
+        True, "compute the task model's clean features once per period, not at every step"
+    )
+    teacher: str | None = option(None, "run or model folder of a frozen teacher, the regulator")
+
+    __post_init__ = validate

@@ -1,0 +1,16 @@
+"""Options of the RandAugment baseline."""
+
+from dataclasses import dataclass
+
+from peerdg.config import option, validate
+
+IMPLEMENTED_BY = "peerdg.methods.randaugment:RandAug"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Cross-entropy on clean and augmented images."""
+
+    k: int = option(10, "re-draw the augmentation policy every k epochs", at_least=1)
+
+    __post_init__ = validate
