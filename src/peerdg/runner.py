@@ -1,0 +1,286 @@
+"""Put one run together: data, model, method, loop, evaluation, run folder."""
+
+import json
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import peerdg
+from peerdg.augment.policy import Policy
+from peerdg.data.domain import Domain, Splits
+from peerdg.data.registry import benchmark
+from peerdg.errors import ConfigError, NumericalError, PeerdgWarning
+from peerdg.evaluate.accuracy import evaluate_models
+from peerdg.evaluate.fluctuation import SOURCE
+from peerdg.files import write_json
+from peerdg.methods.base import Method
+from peerdg.methods.erm import ERM
+from peerdg.methods.registry import implementation_of
+from peerdg.models.backbones import build_classifier
+from peerdg.models.classifier import Classifier
+from peerdg.models.stored import load_stored, load_weights, save_model
+from peerdg.rng import seeded
+from peerdg.train.keeper import Keeper
+from peerdg.train.loop import Phase, run_phase, steps_per_epoch
+from peerdg.train.progress import Progress
+from peerdg.train.rundir import RunFolder
+from peerdg.train.settings import RunConfig, notes
+from peerdg.train.signals import stop_on_signals
+
+CLEAN_CHUNK = 512  # images per pass when all clean images go through the task model
+
+
+def execute(
+    config: RunConfig,
+    run: RunFolder,
+    progress: Progress,
+    *,
+    splits: Splits | None = None,
+    model: Classifier | None = None,
+) -> Classifier:
+    """Train what `config` describes, or go on with it, and leave the result in `run`.
+
+    Args:
+        config: The complete description.
+        run: The folder, held by this process.
+        progress: Is told what happens.
+        splits: The data, for data sets that only exist in memory.
+        model: The network to train, in place of `config.backbone`.
+
+    Returns:
+        The deployed model.
+    """
+    if run.done:
+        return load_stored(run.model)[0]
+    began = time.perf_counter()
+    device = _device(config)
+    splits = splits or load_splits(config)
+    for note in notes(config):
+        warnings.warn(note, PeerdgWarning, stacklevel=2)
+    _check_batches(config, splits.train)
+    _check_manifest(config, run, splits)
+    with seeded(config.seed, "init", "model"):
+        model = model or build_model(config, splits.train.classes)
+    model.to(device)
+    run.check_space(_space_needed(model))
+    run.failure_file.unlink(missing_ok=True)
+    keeper = Keeper(run, minutes=config.checkpoint_minutes, keep_snapshots=config.keep_snapshots)
+    for problem in keeper.problems:
+        warnings.warn(f"{problem} The one before it is used.", PeerdgWarning, stacklevel=2)
+        run.event("damaged_checkpoint", message=problem)
+    run.event("resume" if keeper.resumes else "start", torch=torch.__version__)
+    try:
+        method = _train(config, run, keeper, splits, model, progress)
+    except NumericalError as error:
+        write_json(run.failure_file, {"error": error.message, **error.details})
+        run.event("failure", message=error.message)
+        raise
+    _finish(config, run, method, splits, time.perf_counter() - began)
+    return method.deployed
+
+
+def _train(
+    config: RunConfig,
+    run: RunFolder,
+    keeper: Keeper,
+    splits: Splits,
+    model: Classifier,
+    progress: Progress,
+) -> Method:
+    """Pre-training, then the method; a resumed run enters where it left."""
+    source = _on_device(splits.train, model.head.weight.device)
+    evaluate = partial(evaluate_models, domains=evaluated_domains(splits))
+    phases = [
+        (Phase("pretrain", config.pretrain, None), lambda: ERM(model)),
+        (
+            Phase("train", config.train, config.evaluate_every),
+            lambda: build_method(config, model, source),
+        ),
+    ]
+    method: Method
+    with stop_on_signals() as stop:
+        for phase, make in phases:
+            if keeper.is_past(phase.name):
+                continue
+            with seeded(config.seed, "init", phase.name):
+                method = make().to(source.labels.device)  # type: ignore[attr-defined]
+            run_phase(
+                phase,
+                method,
+                source,
+                seed=config.seed,
+                evaluate=evaluate,
+                keeper=keeper,
+                progress=progress,
+                stop=stop,
+            )
+    return method
+
+
+def build_method(config: RunConfig, model: Classifier, source: Domain) -> Any:
+    """The configured method around `model`."""
+    kind, settings = implementation_of(config.method), config.method_settings
+    if kind is ERM:
+        return ERM(model)
+    a = config.augment
+    augment = Policy.named(
+        a.policy,
+        num_ops=a.num_ops,
+        magnitude=a.magnitude,
+        operations=a.operations,
+        absolute_pixels=a.absolute_pixels,
+        seed=config.seed,
+    )
+    if config.method != "peer":
+        return kind(model, settings, augment=augment)
+    teacher = None
+    if settings.teacher is not None:
+        teacher = load_stored(model_folder(Path(settings.teacher)))[0]
+    clean = source.images.split(CLEAN_CHUNK)
+    return kind(model, settings, augment=augment, clean=clean, teacher=teacher)
+
+
+def build_model(config: RunConfig, classes: tuple[str, ...]) -> Classifier:
+    """The configured network, with its initial weights."""
+    mean, std = benchmark(config.benchmark).normalisation(config.data)
+    model = build_classifier(config.backbone, classes=classes, mean=mean, std=std)
+    if config.weights == "imagenet":
+        raise ConfigError(
+            f"There are no ImageNet weights for {config.backbone}.", hint="Use --weights none."
+        )
+    if config.weights != "none":
+        path = Path(config.weights)
+        problems = model.load_state_dict(load_weights(path), strict=False)
+        if problems.missing_keys or problems.unexpected_keys:
+            raise ConfigError(
+                f"{path} does not fit {config.backbone}: {len(problems.missing_keys)} weights are "
+                f"missing, {len(problems.unexpected_keys)} are unknown.",
+                hint="Give weights of the same backbone and number of classes.",
+            )
+    return model
+
+
+def load_splits(config: RunConfig) -> Splits:
+    """The configured data, with every target's labels in the source's class order."""
+    data = benchmark(config.benchmark)
+    if data.needs_root and config.root is None:
+        raise ConfigError(
+            f"{data.name} needs the folder with its files.", hint="Give it with --root DIR."
+        )
+    root = None if config.root is None else Path(config.root)
+    return match_classes(data.load(config.data, root=root, targets=config.targets))
+
+
+def match_classes(splits: Splits) -> Splits:
+    """Targets and validation with labels in the order of the source's classes, by name."""
+    classes = splits.train.classes
+    validation = splits.validation and splits.validation.with_classes(classes)
+    targets = {name: domain.with_classes(classes) for name, domain in splits.targets.items()}
+    return Splits(train=splits.train, validation=validation, targets=targets)
+
+
+def evaluated_domains(splits: Splits) -> dict[str, Domain]:
+    """What the observed models are judged on: the source's validation images, and the targets."""
+    validation = {} if splits.validation is None else {SOURCE: splits.validation}
+    return {**validation, **splits.targets}
+
+
+def model_folder(path: Path) -> Path:
+    """The model of a run folder, or the folder itself if it is a model folder."""
+    return path / "model" if (path / "model").is_dir() else path
+
+
+def _finish(
+    config: RunConfig, run: RunFolder, method: Method, splits: Splits, seconds: float
+) -> None:
+    size = splits.train.image_size[0]
+    digest = save_model(run.model, method.deployed, backbone=config.backbone, image_size=size)
+    last = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
+    final = [r for r in last if r["epoch"] == config.train.epochs]
+    run.event("done", seconds=round(seconds, 3))
+    accuracy: dict[str, dict[str, float]] = {}
+    for record in final:
+        accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
+    deployed = next(n for n, m in method.observed.items() if m is method.deployed)
+    write_json(
+        run.done_file, {"weights_sha256": digest, "deployed": deployed, "accuracy": accuracy}
+    )
+
+
+def _check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
+    """Write the manifest, or compare the data with the one that is there."""
+    path = run.path / "manifest.json"
+    if not path.exists():
+        manifest = {
+            "command": sys.argv,
+            "config_hash": config.hash,
+            "seed": config.seed,
+            "data": splits.fingerprint,
+            "images": {"train": len(splits.train)}
+            | {name: len(domain) for name, domain in evaluated_domains(splits).items()},
+            "peerdg": peerdg.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        }
+        write_json(path, manifest)
+        return
+    manifest = json.loads(path.read_text("utf-8"))
+    _compare_data(manifest["data"], splits.fingerprint)
+    if manifest["torch"] != torch.__version__:
+        message = (
+            f"The run was started with torch {manifest['torch']}, this is {torch.__version__}: "
+            "it goes on, but not bit for bit as if it had not been interrupted."
+        )
+        warnings.warn(message, PeerdgWarning, stacklevel=3)
+        run.event("other_version", message=message)
+
+
+def _compare_data(old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    if changed:
+        raise ConfigError(
+            f"The data has changed since the run was started: {', '.join(changed)}.",
+            hint="Restore the data, or start a new run in another --out folder.",
+        )
+
+
+def _check_batches(config: RunConfig, source: Domain) -> None:
+    for phase in (config.pretrain, config.train):
+        if phase.epochs:
+            steps_per_epoch(phase, len(source))
+
+
+def _space_needed(model: Classifier) -> int:
+    """Three checkpoints of proxy, task model and two moments."""
+    return 3 * 4 * sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _device(config: RunConfig) -> torch.device:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.device == "auto":
+        return torch.accelerator.current_accelerator() or torch.device("cpu")
+    try:
+        device = torch.device(config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"The device '{config.device}' cannot be used: {str(error).splitlines()[0]}",
+            hint="Use --device cpu, or leave it out.",
+        ) from error
+    return device
+
+
+def _on_device(domain: Domain, device: torch.device) -> Domain:
+    if device.type == "cpu":
+        return domain
+    return replace(domain, images=domain.images.to(device), labels=domain.labels.to(device))

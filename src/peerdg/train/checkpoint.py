@@ -1,0 +1,103 @@
+"""A checkpoint is a folder without pickle, whole or absent, and every damage to it is noticed.
+
+    checkpoint/1000004000020/
+      tensors.safetensors   weights, optimizer, sums of the current epoch
+      state.json            position, optimizer options, length of the records
+      MANIFEST.json         size and SHA-256 of both; written last
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from peerdg.errors import DamagedError
+from peerdg.files import TEMPORARY, remove, replace_atomically, sha256
+from peerdg.models.stored import save_tensors
+
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds, read and verified."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]
+) -> None:
+    """Write checkpoint `number`, then remove all but the newest `KEEP`."""
+    path = folder / f"{number:013d}"
+    if path.exists():
+        return  # equal numbers mean equal states
+    with replace_atomically(path) as temporary:
+        temporary.mkdir()
+        save_tensors(temporary / TENSORS, tensors)
+        (temporary / STATE).write_text(json.dumps(state), "utf-8")
+        manifest = {name: _describe(temporary / name) for name in (TENSORS, STATE)}
+        (temporary / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    for old in checkpoints(folder)[:-KEEP]:
+        remove(old)
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest undamaged checkpoint, and a sentence about each damaged one passed over.
+
+    Raises:
+        DamagedError: If there are checkpoints, but not one is whole.
+    """
+    problems: list[str] = []
+    paths = checkpoints(folder)
+    for path in reversed(paths):
+        try:
+            return load_checkpoint(path), problems
+        except DamagedError as error:
+            problems.append(error.message)
+    if paths:
+        raise DamagedError(
+            f"No checkpoint in {folder} can be used: " + " ".join(problems),
+            hint="Restore the folder from a backup, or start anew with --overwrite.",
+        )
+    return None, problems
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint folder.
+
+    Raises:
+        DamagedError: If a file is missing, changed, or not what its name says.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        for name in (TENSORS, STATE):
+            if _describe(path / name) != manifest[name]:
+                raise DamagedError(f"{path / name} is not what was saved.")
+        state = json.loads((path / STATE).read_text("utf-8"))
+        return Checkpoint(tensors=load_file(path / TENSORS), state=state)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise DamagedError(f"Checkpoint {path} is damaged: {error}.") from error
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoint folders, oldest first; temporary ones do not count."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.isdecimal())
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process had begun to write."""
+    for path in folder.rglob(f"{TEMPORARY}*") if folder.is_dir() else ():
+        remove(path)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}

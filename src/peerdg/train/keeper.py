@@ -1,0 +1,107 @@
+"""Keeps what a run must not lose: states in checkpoints, results in records."""
+
+import time
+from typing import Any
+
+from peerdg.files import replace_atomically
+from peerdg.models.stored import save_tensors
+from peerdg.train.checkpoint import (
+    Checkpoint,
+    load_newest,
+    remove_leftovers,
+    save_checkpoint,
+)
+from peerdg.train.progress import Progress
+from peerdg.train.rundir import RunFolder
+from peerdg.train.state import TrainState
+
+PHASES = ("pretrain", "train")
+
+
+class Keeper:
+    """Saves the states and records of a run, and knows where it goes on.
+
+    Args:
+        run: The run folder, held by this process.
+        minutes: At most this much work lies between two checkpoints.
+        keep_snapshots: Keep the weights of the trained model at every evaluation.
+
+    Attributes:
+        problems: A sentence about each damaged checkpoint that was passed over.
+    """
+
+    def __init__(self, run: RunFolder, *, minutes: float, keep_snapshots: bool = False) -> None:
+        self.run = run
+        self.seconds = minutes * 60
+        self.keep_snapshots = keep_snapshots
+        self._saved_at = time.monotonic()
+        remove_leftovers(run.path)
+        self._pending, self.problems = load_newest(run.checkpoints)
+        self._cut_records(self._pending)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is a state to go on from."""
+        return self._pending is not None
+
+    def is_past(self, phase: str) -> bool:
+        """Whether the run to be resumed has left `phase` behind."""
+        if self._pending is None:
+            return False
+        return PHASES.index(self._pending.state["phase"]) > PHASES.index(phase)
+
+    def restore(self, state: TrainState) -> None:
+        """Put `state` where the newest checkpoint was, if that was in the same phase."""
+        if self._pending is not None and self._pending.state["phase"] == state.phase:
+            state.restore(self._pending.tensors, self._pending.state)
+            self._pending = None
+
+    def save_if_due(self, state: TrainState, *, last: bool = False) -> None:
+        """Save if the interval has passed or the phase is over."""
+        if last or time.monotonic() - self._saved_at >= self.seconds:
+            self.save(state)
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint now."""
+        plain = {**state.plain(), "metrics_bytes": self.run.metrics.size()}
+        save_checkpoint(self.run.checkpoints, _number(state), state.tensors(), plain)
+        self._saved_at = time.monotonic()
+
+    def record_epoch(self, state: TrainState, values: dict[str, Any], seconds: float) -> None:
+        """Write the mean loss terms of the epoch that just ended."""
+        position = {"phase": state.phase, "epoch": state.epoch + 1}
+        steps = state.step
+        self.run.metrics.append({"kind": "epoch", **position, **state.take_means(), **values})
+        self.run.event("epoch", **position, steps=steps, seconds=round(seconds, 3))
+
+    def record_evaluation(
+        self, state: TrainState, records: list[dict[str, Any]], progress: Progress
+    ) -> None:
+        """Write how each observed model did on each domain after `state.epoch` epochs."""
+        for record in records:
+            position = {"phase": state.phase, "epoch": state.epoch}
+            self.run.metrics.append({"kind": "evaluation", **position, **record})
+        if self.keep_snapshots:
+            self._keep_snapshot(state)
+        progress.evaluated(state.epoch, records)
+
+    def how_to_resume(self, state: TrainState) -> str:
+        """What to tell a person who stopped the run."""
+        where = f"{state.phase} epoch {state.epoch + 1}, step {state.step}"
+        return f"Stopped in {where}. Saved; go on with:\n  peerdg resume {self.run.path}"
+
+    def _keep_snapshot(self, state: TrainState) -> None:
+        observed = state.method.observed
+        trained = observed.get("proxy") or observed["model"]  # type: ignore[operator, union-attr, call-arg]
+        with replace_atomically(self.run.snapshots / f"{state.epoch:06d}.safetensors") as file:
+            save_tensors(file, trained.state_dict())  # type: ignore[union-attr, operator]
+
+    def _cut_records(self, checkpoint: Checkpoint | None) -> None:
+        """Drop records newer than the checkpoint: they will be written again, and equal."""
+        self.run.events.cut()
+        self.run.metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0)
+
+
+def _number(state: TrainState) -> int:
+    """Orders checkpoints by phase, epoch and step; equal numbers mean equal states."""
+    return (PHASES.index(state.phase) * 10**6 + state.epoch) * 10**6 + state.step

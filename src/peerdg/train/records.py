@@ -1,0 +1,57 @@
+"""Append-only files of JSON lines that survive being torn.
+
+`metrics.jsonl` holds only what a repeated run would hold again, to the last bit; everything that
+depends on the clock goes to `events.jsonl`.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from peerdg.files import writing
+
+
+class JsonLines:
+    """One file, one JSON object per line, each line on disk before the next begins."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add one record."""
+        line = json.dumps(record, ensure_ascii=False, allow_nan=True) + "\n"
+        with writing(self.path), self.path.open("ab") as file:
+            file.write(line.encode())
+
+    def size(self) -> int:
+        """Length in bytes, once everything is safely on disk."""
+        if not self.path.exists():
+            return 0
+        with writing(self.path), self.path.open("rb") as file:
+            os.fsync(file.fileno())
+            return file.seek(0, os.SEEK_END)
+
+    def cut(self, size: int | None = None) -> None:
+        """Drop what follows `size` bytes, and in any case a torn last line."""
+        if not self.path.exists():
+            return
+        content = self.path.read_bytes()[:size]
+        whole = content.rfind(b"\n") + 1
+        with writing(self.path), self.path.open("r+b") as file:
+            file.truncate(whole)
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole records up to the first torn or merged line."""
+        if not self.path.exists():
+            return []
+        records = []
+        for line in self.path.read_bytes().split(b"\n"):
+            try:
+                record = json.loads(line.decode())
+            except ValueError:
+                break
+            if not isinstance(record, dict):
+                break
+            records.append(record)
+        return records

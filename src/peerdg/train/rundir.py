@@ -1,0 +1,210 @@
+"""The run folder: the one place where a training leaves things.
+
+    config.toml      everything that decides the run; `peerdg train --config` repeats it
+    manifest.json    versions, data fingerprints, command
+    metrics.jsonl    losses, policies, accuracies; equal to the last bit in a repeated run
+    events.jsonl     starts, stops, seconds, warnings
+    checkpoint/      the newest two states, to resume from
+    snapshots/       the proxy's weights at each evaluation, if asked for
+    model/           the deployed model
+    done.json        the run is complete; or failure.json, why it is not
+
+Its status is computed, never stored: lock held means running, `done.json` means done, anything
+else can be resumed.
+"""
+
+import json
+import os
+import shutil
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from peerdg.config import read_toml
+from peerdg.errors import ConfigError, OutputError, RunInUseError
+from peerdg.files import remove, replace_atomically, write_json, writing
+from peerdg.train.records import JsonLines
+from peerdg.train.settings import RunConfig, refuse_difference
+
+Existing = Literal["refuse", "resume", "overwrite"]
+Status = Literal["running", "done", "failed", "resumable"]
+
+
+class RunFolder:
+    """A run folder, held by this process until `close`.
+
+    Use `RunFolder.open` to take it; the constructor alone only names its parts for reading.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.checkpoints = path / "checkpoint"
+        self.snapshots = path / "snapshots"
+        self.model = path / "model"
+        self.done_file = path / "done.json"
+        self.failure_file = path / "failure.json"
+        self.metrics = JsonLines(path / "metrics.jsonl")
+        self.events = JsonLines(path / "events.jsonl")
+        self._owner = path / "run.owner.json"
+        self._lock = FileLock(path / "run.lock", timeout=0)
+
+    @classmethod
+    def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
+        """Take the folder for a run with `config`.
+
+        Raises:
+            OutputError: If it cannot be written, or holds a run and `existing` is `"refuse"`.
+            RunInUseError: If another process is training in it.
+            ConfigError: If it is to be resumed with other options.
+        """
+        run = cls(path)
+        run._create()
+        run._acquire()
+        try:
+            run._prepare(config, existing)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def close(self) -> None:
+        """Let other processes have it."""
+        self._owner.unlink(missing_ok=True)
+        self._lock.release()
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was started here."""
+        return self.config_file.exists()
+
+    @property
+    def done(self) -> bool:
+        """Whether that run is complete."""
+        return self.done_file.exists()
+
+    def status(self) -> Status:
+        """What the folder's files say about the run."""
+        if self._is_locked():
+            return "running"
+        if self.done:
+            return "done"
+        return "failed" if self.failure_file.exists() else "resumable"
+
+    def event(self, kind: str, **values: Any) -> None:
+        """Record something that happened, with the time."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self.events.append({"event": kind, "time": now, **values})
+
+    def check_space(self, needed: int) -> None:
+        """Refuse to start what cannot be saved.
+
+        Raises:
+            OutputError: If fewer than `needed` bytes are free.
+        """
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            raise OutputError(
+                f"{self.path} has {free / 1e6:.1f} MB free; the run needs {needed / 1e6:.1f} MB.",
+                hint="Free some space, or choose a folder on another disk with --out.",
+            )
+
+    def _create(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise OutputError(
+                f"{self.path} is a file, not a folder.", hint="Choose another name with --out."
+            )
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            # Root may write where the mode forbids it; a probe is the only honest test.
+            probe = self.path / f".tmp-probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise RunInUseError(
+                f"{self.path} is in use{self._describe_owner()}.",
+                hint="Wait for it to finish, stop it, or choose another --out folder.",
+            ) from error
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
+        write_json(self._owner, owner)
+
+    def _describe_owner(self) -> str:
+        # The owner writes its name right after taking the lock; give it a moment.
+        for _ in range(10):
+            try:
+                owner = json.loads(self._owner.read_text("utf-8"))
+                return f" by process {owner['pid']} on {owner['host']} since {owner['since']}"
+            except (OSError, ValueError, KeyError):
+                time.sleep(0.05)
+        return ""
+
+    def _is_locked(self) -> bool:
+        lock = self.path / "run.lock"
+        if not lock.exists():
+            return False
+        probe = FileLock(lock, timeout=0)
+        try:
+            probe.acquire()
+        except (Timeout, OSError):
+            return True
+        probe.release()
+        return False
+
+    def _prepare(self, config: RunConfig, existing: Existing) -> None:
+        if not self.holds_run:
+            self._require_empty()
+        elif existing == "refuse":
+            raise OutputError(
+                f"{self.path} already holds a run ({self._progress()}).",
+                hint="Continue it with --resume, replace it with --overwrite, or choose another --out.",
+            )
+        elif existing == "overwrite":
+            self._clear()
+        else:
+            refuse_difference(read_toml(self.config_file), config)
+            return
+        with replace_atomically(self.config_file) as temporary:
+            temporary.write_text(config.toml(), "utf-8")
+
+    def _require_empty(self) -> None:
+        ours = {"run.lock", "run.owner.json"}
+        foreign = [p.name for p in self.path.iterdir() if p.name not in ours]
+        if foreign:
+            raise OutputError(
+                f"{self.path} is not empty and holds no run (it has '{sorted(foreign)[0]}').",
+                hint="Choose a new or empty folder with --out.",
+            )
+
+    def _clear(self) -> None:
+        for part in (
+            self.done_file, self.failure_file, self.metrics.path, self.events.path,
+            self.checkpoints, self.snapshots, self.model, self.path / "manifest.json",
+            self.path / "report.md",
+        ):  # fmt: skip
+            remove(part)
+        remove(self.config_file)  # last: until here the folder still says that it holds a run
+
+    def _progress(self) -> str:
+        return "finished" if self.done else "unfinished"
+
+
+def read_run_config(path: Path) -> dict[str, Any]:
+    """The options a run was started with.
+
+    Raises:
+        ConfigError: If `path` is not a run folder.
+    """
+    if not (path / "config.toml").is_file():
+        raise ConfigError(
+            f"{path} is not a run folder: it has no config.toml.",
+            hint="Give the folder that `peerdg train --out` made; `peerdg runs` lists them.",
+        )
+    return read_toml(path / "config.toml")

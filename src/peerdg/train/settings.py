@@ -1,0 +1,215 @@
+"""One run, completely described: a frozen `RunConfig`, from layers of plain values.
+
+Free of torch: a wrong option or a taken output folder is reported before torch is imported.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import tomli_w
+
+from peerdg.config import build, difference, merge, nearest, option, plain, suggest, validate
+from peerdg.data.registry import BENCHMARKS, benchmark
+from peerdg.errors import ConfigError
+from peerdg.methods.registry import method_names, settings_of
+from peerdg.train.presets import BUDGETS, preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseSettings:
+    """Schedule and optimizer of one phase of training."""
+
+    epochs: int = option(100, "passes over the training images", at_least=0)
+    batch_size: int = option(128, "images per step", at_least=2)
+    steps_per_epoch: int | None = option(
+        None, "steps of an epoch, drawn with replacement; default: one pass", at_least=1
+    )
+    optimizer: Literal["adam", "sgd"] = option("adam", "which optimizer")
+    lr: float = option(1e-4, "learning rate", above=0)
+    momentum: float = option(0.9, "momentum of SGD", at_least=0, at_most=1)
+    weight_decay: float = option(0.0, "weight decay", at_least=0)
+    lr_step: int | None = option(None, "multiply the rate by lr_gamma every this many epochs")
+    lr_gamma: float = option(0.5, "factor of the step schedule", above=0, at_most=1)
+
+    __post_init__ = validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentSettings:
+    """The augmentation G that RandAugment and PEER share."""
+
+    operations: Literal["torchvision", "sdg"] = option(
+        "torchvision", "torchvision's 14 operations, or the 16 with Invert of the sDG code bases"
+    )
+    policy: Literal["default", "mild", "wide", "fixed"] = option(
+        "default", "range of the re-drawn number of operations and magnitude, or fixed"
+    )
+    num_ops: int = option(2, "operations per image of the fixed policy", at_least=0)
+    magnitude: int = option(9, "magnitude of the fixed policy, 0..30", at_least=0, at_most=30)
+    absolute_pixels: bool = option(
+        False, "sdg set: pixel ranges as published for 224 px, not scaled to the image"
+    )
+
+    __post_init__ = validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides what a run computes."""
+
+    benchmark: str = option("digits-mini", "data set")
+    root: str | None = option(None, "folder with the data set's files")
+    targets: tuple[str, ...] | None = option(None, "target domains; default: all that are there")
+    method: str = option("peer", "training method")
+    backbone: str = option("digits-cnn", "network")
+    weights: str = option("none", "initial weights: none, or a .safetensors or .pth file")
+    budget: str = option("standard", "preset: quick, standard or paper")
+    seed: int = option(0, "seed of all randomness", at_least=0)
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    threads: int | None = option(None, "CPU threads; default: all", at_least=1)
+    evaluate_every: int = option(10, "epochs between evaluations; default: k", at_least=1)
+    checkpoint_minutes: float = option(1.0, "at most this much work is lost", at_least=0)
+    keep_snapshots: bool = option(False, "keep the proxy's weights at every evaluation")
+    data: Any = None
+    pretrain: PhaseSettings = PhaseSettings()
+    train: PhaseSettings = PhaseSettings()
+    augment: AugmentSettings = AugmentSettings()
+    method_settings: Any = None
+
+    def tables(self) -> dict[str, Any]:
+        """Nested plain values, with the sections named as in a config file."""
+        values = plain(self)
+        values[self.method] = values.pop("method_settings", {})
+        values[self.benchmark] = values.pop("data", {})
+        scalars = {k: v for k, v in values.items() if not isinstance(v, dict)}
+        return scalars | {k: v for k, v in values.items() if isinstance(v, dict) and v}
+
+    def toml(self) -> str:
+        """A config file that repeats this run."""
+        return tomli_w.dumps(self.tables())
+
+    @property
+    def hash(self) -> str:
+        """Short name of everything that decides the result."""
+        text = json.dumps({k: v for k, v in self.tables().items() if k not in DISPLAY_ONLY})
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+# What may change between start and resume: where and how safely the run goes on, not what it does.
+DISPLAY_ONLY = {"device", "threads", "checkpoint_minutes", "root"}
+_SECTIONS = {"pretrain": PhaseSettings, "train": PhaseSettings, "augment": AugmentSettings}
+_SCALARS = {f.name for f in fields(RunConfig)} - {*_SECTIONS, "data", "method_settings"}
+# Names from papers and other projects that people type; checked before similar spelling.
+_ALIASES = {
+    "weight": "peer.w", "lambda": "peer.lam", "period": "peer.k", "temperature": "peer.tau",
+    "learning_rate": "train.lr", "epochs": "train.epochs", "batch_size": "train.batch_size",
+    "lr": "train.lr", "target": "targets", "data": "benchmark", "model": "backbone",
+}  # fmt: skip
+
+
+def resolve(*layers: Mapping[str, Any]) -> RunConfig:
+    """A complete `RunConfig` from defaults, the preset and `layers`; later layers win.
+
+    Raises:
+        ConfigError: For an unknown key (with the nearest one), a value of the wrong type or out of
+            range, or a section that belongs to another method or data set.
+    """
+    given = merge(*layers)
+    data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
+    method = _text(given, "method", RunConfig.method)
+    method_kind = settings_of(method)
+    budget = _text(given, "budget", RunConfig.budget)
+    if budget not in BUDGETS:
+        raise ConfigError(f"Unknown budget '{budget}'.", hint=f"Known: {', '.join(BUDGETS)}.")
+    sections = {**_SECTIONS, method: method_kind, data.name: data.settings}
+    _check_keys(given, sections, method=method, data=data.name)
+    base = preset(data.name, budget)
+    others = set(method_names()) - {method}
+    values = merge({k: v for k, v in base.items() if k not in others}, given)
+    if "evaluate_every" not in given and "k" in given.get(method, {}):
+        values["evaluate_every"] = given[method]["k"]
+    built = {k: build(kind, values.pop(k, {}), where=k) for k, kind in sections.items()}
+    values["data"], values["method_settings"] = built.pop(data.name), built.pop(method)
+    scalars = {k: v for k, v in values.items() if k in _SCALARS}
+    config = build(RunConfig, scalars, where="")
+    return RunConfig(**{k: getattr(config, k) for k in scalars}, **built,
+                     data=values["data"], method_settings=values["method_settings"])  # fmt: skip
+
+
+def notes(config: RunConfig) -> list[str]:
+    """What a person should know about a legal but surprising configuration."""
+    k, epochs = getattr(config.method_settings, "k", None), config.train.epochs
+    said = []
+    if config.method == "peer" and k is not None and not config.method_settings.include_init:
+        if k > epochs:
+            said.append(
+                f"k = {k} is larger than the {epochs} epochs: no snapshot is averaged, and the "
+                "task model stays the pre-trained one. Lower --peer.k or raise --epochs."
+            )
+        elif epochs % k:
+            said.append(
+                f"{epochs} epochs are not a multiple of k = {k}: the proxy trains through the "
+                f"last {epochs % k}, but they do not enter the task model."
+            )
+    if config.evaluate_every > epochs > 0:
+        said.append(
+            f"evaluate_every = {config.evaluate_every} is larger than the {epochs} epochs: "
+            "targets are evaluated at the start and at the end only."
+        )
+    return said
+
+
+def refuse_difference(old: Mapping[str, Any], new: RunConfig) -> None:
+    """Check that a run can be resumed with `new`.
+
+    Raises:
+        ConfigError: With every differing key, its old and its new value.
+    """
+    changes = [c for c in difference(old, new.tables()) if c.key not in DISPLAY_ONLY]
+    if changes:
+        raise ConfigError(
+            "This run was started with other options:\n  " + "\n  ".join(map(str, changes)),
+            hint="Resume without these options, or start a new run in another --out folder.",
+        )
+
+
+def _text(given: Mapping[str, Any], key: str, default: str) -> str:
+    value = given.get(key, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"'{key}' is {value!r}; it must be text.")
+    return value
+
+
+def _check_keys(
+    given: Mapping[str, Any], sections: Mapping[str, Any], *, method: str, data: str
+) -> None:
+    for key, value in given.items():
+        if key in method_names() and key != method:
+            raise ConfigError(
+                f"Options of '{key}' are given, but the method is '{method}'.",
+                hint=f"Remove the section [{key}], or use --method {key}.",
+            )
+        if key in BENCHMARKS and key != data:
+            raise ConfigError(
+                f"Options of the data set '{key}' are given, but the data set is '{data}'.",
+                hint=f"Remove the section [{key}].",
+            )
+        if key in sections and not isinstance(value, Mapping):
+            raise ConfigError(f"'{key}' is a section with options, not a value.")
+        if key not in sections and (key not in _SCALARS or isinstance(value, Mapping)):
+            raise ConfigError(f"Unknown option '{key}'.", hint=suggest_key(key, sections))
+
+
+def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
+    """The nearest option anywhere: at the top, a section, or inside one."""
+    if key in _ALIASES and _ALIASES[key].partition(".")[0] in {*sections, *_SCALARS}:
+        return f"Did you mean '{_ALIASES[key]}'?"
+    top = [*sorted(_SCALARS), *sections]
+    if nearest(key, top):
+        return suggest(key, top, "")
+    inside = {f.name: f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind)}
+    guess = nearest(key, inside)
+    return f"Did you mean '{inside[guess]}'?" if guess else suggest(key, top, "")

@@ -1,0 +1,96 @@
+"""All that changes while a phase trains, as tensors and plain values, for an exact resume.
+
+Nothing random is here: every draw is derived from the seed and the position (`peerdg.rng`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from peerdg.errors import DamagedError
+
+
+@dataclass
+class TrainState:
+    """Where training is, and what it has learnt.
+
+    Args:
+        phase: `"pretrain"` or `"train"`.
+        method: The trained method.
+        optimizer: Its optimizer.
+        epoch: Epochs of this phase that are complete.
+        step: Steps of the current epoch that are complete.
+        sums: Sum of each loss term over these steps.
+    """
+
+    phase: str
+    method: nn.Module
+    optimizer: torch.optim.Optimizer
+    epoch: int = 0
+    step: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+
+    def add_terms(self, terms: dict[str, Tensor]) -> None:
+        """Add one step's loss terms to the sums, without waiting for the device."""
+        for name, value in terms.items():
+            value = value.detach().double()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def take_means(self) -> dict[str, float]:
+        """Mean of each term over the epoch's steps; the sums start anew."""
+        means = {name: float(value) / self.step for name, value in self.sums.items()}
+        self.sums = {}
+        return means
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the state, by a name that says where it belongs."""
+        result = {f"method.{k}": v for k, v in self.method.state_dict().items()}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor):
+                    result[f"optimizer.{index}.{slot}"] = value
+        result.update({f"sums.{k}": v for k, v in self.sums.items()})
+        return result
+
+    def plain(self) -> dict[str, Any]:
+        """Everything else, ready for JSON."""
+        groups = self.optimizer.state_dict()["param_groups"]
+        return {
+            "phase": self.phase,
+            "epoch": self.epoch,
+            "step": self.step,
+            "optimizer_groups": groups,
+        }
+
+    def restore(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+        """Become the state that `tensors` and `plain` describe."""
+        parts = _split(tensors)
+        try:
+            self.method.load_state_dict(parts["method"])
+            self._restore_optimizer(parts.get("optimizer", {}), plain["optimizer_groups"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise DamagedError(
+                f"The checkpoint does not fit this run: {error}",
+                hint="It may come from another version of peerdg; start the run anew.",
+            ) from error
+        self.epoch, self.step = plain["epoch"], plain["step"]
+        self.sums = parts.get("sums", {})
+
+    def _restore_optimizer(self, tensors: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            index, _, slot = name.partition(".")
+            state.setdefault(int(index), {})[slot] = value
+        groups = [{**g, "betas": tuple(g["betas"])} if "betas" in g else g for g in groups]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _split(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """{"method.a": t} -> {"method": {"a": t}}."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, {})[rest] = value
+    return parts
