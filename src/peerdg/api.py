@@ -1,0 +1,207 @@
+"""What a Python user calls: `fit`, `load_model`, `evaluate`."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from peerdg.data.decode import decode_image
+from peerdg.data.domain import Domain, Splits
+from peerdg.errors import DataError
+from peerdg.evaluate.accuracy import evaluate_domain
+from peerdg.models.classifier import Classifier
+from peerdg.models.stored import load_stored
+from peerdg.runner import execute, match_classes, model_folder
+from peerdg.train.progress import Progress, Silent
+from peerdg.train.rundir import Existing, RunFolder
+from peerdg.train.settings import RunConfig, resolve
+
+ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor  # type: ignore[type-arg]
+BATCH = 256
+
+
+def fit(
+    data: str | Splits = "digits-mini",
+    *,
+    out: str | Path,
+    existing: Existing = "refuse",
+    progress: Progress | None = None,
+    model: Classifier | None = None,
+    **options: Any,
+) -> "Run":
+    """Train on one domain and watch the others.
+
+    Args:
+        data: Name of a benchmark, or domains in memory.
+        out: The run folder to make.
+        existing: What to do if `out` holds a run: `"refuse"`, `"resume"` or `"overwrite"`.
+        progress: Is told what happens; default: silence.
+        model: Your own classifier to train, in place of a named backbone.
+        options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`, and
+            sections as dictionaries: `train={"epochs": 5}`, `peer={"k": 1}`.
+
+    Returns:
+        The finished run, with its model and its records.
+
+    Example:
+        >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
+        >>> run.model.predict("digit.png")
+    """
+    splits = match_classes(data) if isinstance(data, Splits) else None
+    name = "own-data" if isinstance(data, Splits) else data
+    config = resolve({"benchmark": name}, options)
+    run = RunFolder.open(Path(out), config, existing=existing)
+    try:
+        classifier = execute(config, run, progress or Silent(), splits=splits, model=model)
+    finally:
+        run.close()
+    return Run(Path(out), config, Model(classifier, _image_size(run, splits)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        path: Its folder.
+        config: Its options.
+        model: The deployed model.
+    """
+
+    path: Path
+    config: RunConfig
+    model: "Model"
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Everything measured, in order: epochs and evaluations."""
+        return RunFolder(self.path).metrics.read()
+
+    @property
+    def accuracy(self) -> dict[str, dict[str, float]]:
+        """Final accuracy in percent, by model and domain."""
+        result: dict[str, dict[str, float]] = {}
+        for record in self.records:
+            if record["kind"] == "evaluation":
+                result.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
+        return result
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most probable class of an image and its probability."""
+
+    label: str
+    probability: float
+
+
+class Model:
+    """A classifier that takes images in any usual form.
+
+    Args:
+        classifier: The network with its class names and normalisation.
+        image_size: Side to which other images are resized.
+    """
+
+    def __init__(self, classifier: Classifier, image_size: int) -> None:
+        self.classifier = classifier.eval()
+        self.image_size = image_size
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in the order of the probabilities."""
+        return self.classifier.classes
+
+    def predict(self, images: ImageLike | Iterable[ImageLike]) -> Any:
+        """The most probable class: of one image a `Prediction`, of several a list of them.
+
+        Args:
+            images: Path, PIL image, array `[H, W, 3]` or `[H, W]`, tensor `[3, H, W]`, each uint8
+                or [0, 1]; a batched array `[N, H, W, 3]` or tensor `[N, 3, H, W]`; or a sequence
+                of any of these.
+        """
+        single = _is_single(images)
+        found = [
+            Prediction(self.classes[int(row.argmax())], float(row.max()))
+            for row in self.probabilities([images] if single else images)  # type: ignore[list-item, arg-type]
+        ]
+        return found[0] if single else found
+
+    @torch.inference_mode()
+    def probabilities(self, images: Iterable[ImageLike]) -> torch.Tensor:
+        """Class probabilities `[N, classes]` of several images."""
+        device = self.classifier.head.weight.device
+        rows = [
+            self.classifier(torch.stack(chunk).to(device)).softmax(1).cpu()
+            for chunk in _chunks((self._tensor(image) for image in images), BATCH)
+        ]
+        return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
+
+    def _tensor(self, image: ImageLike) -> torch.Tensor:
+        """Any image as uint8 `[3, side, side]`."""
+        if isinstance(image, torch.Tensor):
+            image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(_as_uint8(image))
+        rgb = decode_image(image if isinstance(image, Image.Image) else Path(image))
+        side = (self.image_size, self.image_size)
+        if rgb.size != side:
+            rgb = rgb.resize(side, Image.Resampling.LANCZOS)
+        return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
+
+
+def load_model(path: str | Path) -> Model:
+    """The model of a run folder or model folder, ready to predict.
+
+    The folder is all that is needed: weights, class names, normalisation and image size.
+    """
+    classifier, description = load_stored(model_folder(Path(path)))
+    return Model(classifier, description["image_size"])
+
+
+def evaluate(model: Model, domain: Domain) -> dict[str, Any]:
+    """Images, correct answers, accuracy and loss of `model` on `domain`, classes by name."""
+    side = (model.image_size, model.image_size)
+    if domain.image_size != side:
+        raise DataError(
+            f"Domain '{domain.name}' has images of {domain.image_size}, the model wants {side}."
+        )
+    return evaluate_domain(model.classifier, domain.with_classes(model.classes))
+
+
+def _image_size(run: RunFolder, splits: Splits | None) -> int:
+    if splits is not None:
+        return splits.train.image_size[0]
+    return int(load_stored(run.model)[1]["image_size"])
+
+
+def _is_single(images: Any) -> bool:
+    if isinstance(images, np.ndarray | torch.Tensor):
+        return images.ndim < 4
+    return isinstance(images, str | Path | Image.Image)
+
+
+def _as_uint8(image: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    if image.dtype == np.uint8:
+        return np.ascontiguousarray(image)
+    if np.issubdtype(image.dtype, np.floating) and image.size and 0 <= image.min() <= image.max() <= 1:
+        return np.ascontiguousarray((image * 255).round().astype(np.uint8))
+    raise DataError(
+        f"An image array of type {image.dtype} with values outside [0, 1] was given.",
+        hint="Give uint8 values 0..255, or floating point values 0..1.",
+    )
+
+
+def _chunks(images: Iterator[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
+    chunk: list[torch.Tensor] = []
+    for image in images:
+        chunk.append(image)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

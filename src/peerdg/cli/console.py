@@ -1,0 +1,13 @@
+"""Where the command line writes: results to standard output, everything else to standard error."""
+
+from rich.console import Console
+
+console = Console(soft_wrap=False, highlight=False)
+error_console = Console(stderr=True, highlight=False)
+
+
+def say_problem(message: str, *, hint: str | None = None) -> None:
+    """What is wrong, then what to do."""
+    error_console.print(f"Error: {message}", style="red", markup=False, soft_wrap=True)
+    if hint:
+        error_console.print(hint, markup=False, soft_wrap=True)

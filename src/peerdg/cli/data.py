@@ -1,0 +1,112 @@
+"""`peerdg data`: list, show, verify and prepare data sets."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from peerdg.cli.console import console
+from peerdg.data.registry import BENCHMARKS, benchmark
+from peerdg.errors import ConfigError, DataError
+
+Root = Annotated[Path | None, Parameter(help="folder with the data set's files")]
+
+
+def list_data() -> None:
+    """List the data sets with their domains, licence and origin.
+    """
+    for data in BENCHMARKS.values():
+        if not data.listed:
+            continue
+        console.print(f"{data.name}: {data.title}", style="bold", markup=False)
+        console.print(f"  source   {data.source}", markup=False)
+        console.print(f"  targets  {', '.join(data.targets)}", markup=False)
+        console.print(f"  licence  {data.licence}", markup=False, soft_wrap=True)
+        console.print(f"  origin   {data.obtain}", markup=False, soft_wrap=True)
+
+
+def show_data(
+    name: str,
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("sheet.png"),
+    root: Root = None,
+) -> None:
+    """Write a contact sheet with images of every domain and class.
+
+    Args:
+        name: The data set.
+        output: The PNG file to write.
+    """
+    from peerdg.data.sheet import contact_sheet
+    from peerdg.files import replace_atomically
+
+    splits = _load(name, root)
+    domains = [splits.train, *splits.targets.values()]
+    sheet = contact_sheet(domains)
+    with replace_atomically(output) as temporary:
+        sheet.save(temporary, format="PNG")
+    console.print(f"{len(domains)} domains in {output}", markup=False)
+
+
+def verify_data(name: str, /, *, root: Root = None) -> None:
+    """Say for each domain what is there, what is missing, and where to get it.
+
+    Ends with code 5 if anything is damaged or the source domain is missing; missing targets are
+    reported, but one can work with what one has.
+
+    Args:
+        name: The data set.
+    """
+    from peerdg.report.tables import plain_table
+
+    data = benchmark(name)
+    _require_root(name, root)
+    reports = data.verify(root)
+    rows = [
+        [r.domain, r.status, _number(r.count), _number(r.expected), r.checksum or "-"]
+        for r in reports
+    ]
+    console.print(plain_table(["domain", "status", "images", "expected", "checksum"], rows))
+    for report in reports:
+        for problem in report.problems:
+            console.print(f"{report.domain}: {problem}", markup=False, soft_wrap=True)
+        if report.status == "missing":
+            text = f"{report.domain}: get it from {report.obtain}"
+            console.print(text, markup=False, soft_wrap=True)
+    damaged = [r.domain for r in reports if r.status not in ("found", "missing")]
+    if damaged:
+        raise DataError(f"{name}: damaged or unexpected: {', '.join(damaged)}.")
+    if any(r.domain.startswith(data.source) and r.status == "missing" for r in reports):
+        raise DataError(f"{name}: the source domain '{data.source}' is missing.")
+
+
+def prepare_data(name: str, /, *, root: Root = None) -> None:
+    """Decode a data set into the cache, so that the next training starts at once.
+
+    Args:
+        name: The data set.
+    """
+    from peerdg.data.cache import cache_folder
+
+    splits = _load(name, root)
+    for domain in (splits.train, *splits.targets.values()):
+        console.print(f"{domain.name}: {len(domain)} images", markup=False)
+    console.print(f"Ready in {cache_folder()}", markup=False, soft_wrap=True)
+
+
+def _load(name: str, root: Path | None):  # type: ignore[no-untyped-def]
+    data = benchmark(name)
+    _require_root(name, root)
+    return data.load(data.settings(), root=root)
+
+
+def _require_root(name: str, root: Path | None) -> None:
+    if benchmark(name).needs_root and root is None:
+        raise ConfigError(
+            f"{name} needs the folder with its files.", hint="Give it with --root DIR."
+        )
+
+
+def _number(count: int | None) -> str:
+    return "-" if count is None else f"{count}"

@@ -1,0 +1,153 @@
+"""Flags from dataclasses: every option of `RunConfig` becomes a flag that is None unless given."""
+
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from cyclopts import Group, Parameter, UnknownOptionError
+
+from peerdg.config import nearest, read_toml
+from peerdg.data.registry import BENCHMARKS
+from peerdg.methods.registry import method_names, settings_of
+from peerdg.train.settings import AugmentSettings, PhaseSettings, RunConfig, resolve
+
+COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
+
+
+def _sections() -> dict[str, type[Any]]:
+    """Every section a config may have, by name."""
+    shared = {"train": PhaseSettings, "pretrain": PhaseSettings, "augment": AugmentSettings}
+    methods = {name: settings_of(name) for name in method_names()}
+    return {**shared, **methods, **{b.name: b.settings for b in BENCHMARKS.values()}}
+
+
+def _optional(cls: type[Any], name: str) -> type[Any]:
+    """`cls` with every field optional and None, its help text kept, as one group of flags."""
+    hints = get_type_hints(cls)
+    group = Group(f"Options: {name}", sort_key=10)
+    made = [
+        (
+            f.name,
+            Annotated[
+                hints[f.name] | None,
+                Parameter(help=f"{f.metadata['help']} [{_shown(f.default)}]", group=group,
+                          negative_none=()),
+            ],
+            field(default=None),
+        )
+        for f in fields(cls)
+    ]  # fmt: skip
+    return _make(f"{name.title()}Flags", made)
+
+
+def _make(name: str, made: list[Any]) -> type[Any]:
+    made_class = make_dataclass(name, made, kw_only=True)
+    made_class.__module__ = __name__  # "types" otherwise, which cyclopts takes for a builtin
+    return made_class
+
+
+def _shown(default: Any) -> str:
+    return "unset" if default is None else str(default).lower() if default in (True, False) else f"{default}"
+
+
+@cache
+def _options() -> type[Any]:
+    hints = get_type_hints(RunConfig)
+    known = {f.name: f for f in fields(RunConfig)}
+    common = Group("Common options", sort_key=1)
+    rest = Group("Options: run", sort_key=5)
+    made: list[Any] = []
+    for name, f in known.items():
+        if "help" not in f.metadata or name in ("benchmark", "targets"):
+            continue
+        group = common if name in COMMON else rest
+        kind = Annotated[
+            hints[name] | None, Parameter(help=f.metadata["help"], group=group, negative_none=())
+        ]
+        made.append((name, kind, field(default=None)))
+    for name, cls in _sections().items():
+        if fields(cls):
+            kind = Annotated[_optional(cls, name) | None, Parameter(name=f"--{name}")]  # type: ignore[operator]
+            made.append((name.replace("-", "_"), kind, field(default=None)))
+    return Parameter(name="*")(_make("Options", made))
+
+
+if TYPE_CHECKING:
+    Options = Any
+else:
+    Options = _options()
+
+
+@Parameter(name="*")
+@dataclass(kw_only=True)
+class CommonFlags:
+    """Shorthands that several commands share."""
+
+    epochs: Annotated[
+        int | None, Parameter(help="epochs of the main phase (short for --train.epochs)")
+    ] = None
+    target: Annotated[
+        tuple[str, ...] | None,
+        Parameter(help="target domain; repeat it for several", negative_iterable=()),
+    ] = None
+    config: Annotated[
+        Path | None, Parameter(help="TOML file with options; flags win over it", name=("--config", "-c"))
+    ] = None
+
+
+def config_from_flags(data: str | None, common: CommonFlags, options: Any) -> RunConfig:
+    """Preset, then the config file, then the flags that were given."""
+    file = read_toml(common.config) if common.config else {}
+    given = given_options(options)
+    if data is not None:
+        given["benchmark"] = data
+    if common.target:
+        given["targets"] = list(common.target)
+    if common.epochs is not None:
+        given.setdefault("train", {})["epochs"] = common.epochs
+    return resolve(file, given)
+
+
+def given_options(options: Any) -> dict[str, Any]:
+    """The flags that were given, nested as in a config file."""
+    if options is None:
+        return {}
+    given: dict[str, Any] = {}
+    for f in fields(options):
+        value = getattr(options, f.name)
+        if is_dataclass(value):
+            value = given_options(value)
+            name = f.name.replace("_", "-") if f.name.replace("_", "-") in BENCHMARKS else f.name
+            if value:
+                given[name] = value
+        elif value is not None:
+            given[f.name] = value
+    return given
+
+
+# What people type for options that have another name here.
+_ALIASES = {
+    "--peer.weight": "--peer.w", "--peer.lambda": "--peer.lam", "--peer.period": "--peer.k",
+    "--weight": "--peer.w", "--k": "--peer.k", "--w": "--peer.w", "--lam": "--peer.lam",
+    "--lr": "--train.lr", "--learning-rate": "--train.lr", "--batch-size": "--train.batch-size",
+    "--output": "--out", "--dir": "--out", "--model": "--backbone", "--dataset": "--root",
+    "--data": "--root", "--targets": "--target", "--force": "--overwrite",
+}  # fmt: skip
+
+
+def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
+    """Which option is unknown, and the nearest known one."""
+    token = error.token.keyword or error.token.value
+    name = token.split("=")[0].replace("_", "-")
+    known = [n for argument in error.argument_collection or () for n in argument.names]
+    known = [n for n in known if n.startswith("--")] + ["--help", "--debug"]
+    guess = _ALIASES.get(name)
+    if guess not in known:
+        section, dot, key = name.partition(".")
+        inside = [n for n in known if n.startswith(f"{section}.")] if dot else []
+        close = nearest(key, [n.partition(".")[2] for n in inside])
+        guess = f"{section}.{close}" if close else nearest(name, known)
+    hint = f"Did you mean {guess}?" if guess else "See the command's --help for its options."
+    return f"Unknown option {token}.", hint
+

@@ -1,0 +1,150 @@
+"""Entry point: find the command, run it, turn errors into messages and exit codes."""
+
+import os
+import sys
+import traceback
+import warnings
+from typing import NoReturn
+
+from cyclopts import App, CycloptsError, UnknownOptionError
+
+from peerdg import __version__
+from peerdg.cli.console import error_console, say_problem
+from peerdg.errors import PeerdgError, PeerdgWarning
+
+# Each command: where it lives, what it does in a line, and how it is used.
+COMMANDS = {
+    "demo": (
+        "Train ERM, RandAugment and PEER on small digits, and compare them.",
+        ("peerdg demo", "peerdg demo --seeds 1 --out runs/glance"),
+    ),
+    "train": (
+        "Train a method on one labelled domain.",
+        (
+            "peerdg train digits-mini --method peer --budget quick --out runs/first",
+            "peerdg train digits --root ~/data/digits --target usps --target mnist-m --peer.k 5",
+            "peerdg train --config runs/first/config.toml --seed 1 --out runs/second",
+        ),
+    ),
+    "resume": ("Go on with an interrupted run.", ("peerdg resume runs/first",)),
+    "evaluate": (
+        "Accuracy of a trained model on other domains.",
+        ("peerdg evaluate runs/first", "peerdg evaluate runs/first digits --root ~/data/digits"),
+    ),
+    "predict": (
+        "Class and probability of images.",
+        ("peerdg predict runs/first digit.png", "peerdg predict runs/first photos/ -o found.csv"),
+    ),
+    "runs": (
+        "List and compare run folders.",
+        ("peerdg runs", "peerdg runs runs/demo --compare"),
+    ),
+    "methods": ("List the methods and their options.", ("peerdg methods", "peerdg methods peer")),
+    "config": (
+        "Print the complete configuration of a run.",
+        (
+            "peerdg config digits --method peer --budget paper > peer.toml",
+            "peerdg config digits --explain",
+        ),
+    ),
+}
+DATA_COMMANDS = {
+    "list": ("List the data sets.", ("peerdg data list",)),
+    "show": (
+        "Write a contact sheet of a data set.",
+        ("peerdg data show digits-mini -o sheet.png",),
+    ),
+    "verify": (
+        "Say what of a data set is there, and what is missing.",
+        ("peerdg data verify digits --root ~/data/digits",),
+    ),
+    "prepare": (
+        "Decode a data set into the cache.",
+        ("peerdg data prepare digits --root ~/data/digits",),
+    ),
+}
+
+
+def make_app() -> App:
+    """All commands, each imported only when it is used."""
+    app = App(
+        name="peerdg",
+        help="Single-source domain generalization: train on one domain, hold up on unseen ones.",
+        help_epilogue=_examples(("peerdg demo",)) + "\n\n`--debug` shows an error's traceback.",
+        help_format="markdown",
+        version=__version__,
+        result_action="return_value",
+    )
+    for name, (summary, lines) in COMMANDS.items():
+        path = f"peerdg.cli.{name}:{name}"
+        app.command(path, name=name, help=summary, help_epilogue=_examples(lines))
+    data = App(
+        name="data",
+        help="List, show, verify and prepare data sets.",
+        help_epilogue=_examples(("peerdg data list",)),
+    )
+    for name, (summary, lines) in DATA_COMMANDS.items():
+        path = f"peerdg.cli.data:{name}_data"
+        data.command(path, name=name, help=summary, help_epilogue=_examples(lines))
+    app.command(data)
+    return app
+
+
+def _examples(lines: tuple[str, ...]) -> str:
+    return "**Examples**\n\n" + "\n\n".join(f"`{line}`" for line in lines)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with the code of `peerdg.errors`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    warnings.showwarning = _show_warning
+    warnings.simplefilter("always", PeerdgWarning)
+    sys.exit(run(arguments, debug=debug))
+
+
+def run(arguments: list[str], *, debug: bool) -> int:
+    """Run one command; the exit code."""
+    try:
+        make_app()(arguments, exit_on_error=False, print_error=False)
+        return 0
+    except CycloptsError as error:
+        if debug:
+            traceback.print_exc()
+        message, hint = _explain(error)
+        say_problem(message, hint=hint or "See `peerdg --help`.")
+        return 2
+    except PeerdgError as error:
+        if debug:
+            traceback.print_exc()
+        say_problem(error.message, hint=error.hint)
+        return error.exit_code
+    except KeyboardInterrupt:
+        say_problem("Stopped at once; the last saved state is intact.")
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has left; what it did not read is not an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        traceback.print_exc()
+        say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
+        return 1
+
+
+def _explain(error: CycloptsError) -> tuple[str, str | None]:
+    """A usage error in our words: a message, and the nearest option if one was misspelt."""
+    if isinstance(error, UnknownOptionError):
+        from peerdg.cli.flags import explain_unknown_option
+
+        return explain_unknown_option(error)
+    error.verbose = False
+    return str(error), None
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    if issubclass(category, PeerdgWarning):
+        error_console.print("Warning:", message, style="yellow", markup=False, soft_wrap=True)
+    else:
+        error_console.print(f"{category.__name__}: {message}", style="dim", markup=False)

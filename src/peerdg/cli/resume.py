@@ -1,0 +1,31 @@
+"""`peerdg resume`: go on with an interrupted run."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from peerdg.train.rundir import read_run_config
+from peerdg.train.settings import resolve
+
+
+def resume(
+    run: Path,
+    /,
+    *,
+    root: Annotated[str | None, Parameter(help="folder with the data, if it has moved")] = None,
+    device: Annotated[str | None, Parameter(help="auto, cpu, cuda, ...")] = None,
+    threads: Annotated[int | None, Parameter(help="CPU threads")] = None,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")] = False,
+) -> None:
+    """Go on with a run that was stopped or killed; it ends as if it had not been.
+
+    Args:
+        run: The run folder.
+    """
+    from peerdg.cli.train import run_and_report
+
+    moved = {"root": root, "device": device, "threads": threads}
+    given = {name: value for name, value in moved.items() if value is not None}
+    config = resolve(read_run_config(run), given)
+    run_and_report(config, run, "resume", quiet=quiet)

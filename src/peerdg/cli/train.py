@@ -1,0 +1,64 @@
+"""`peerdg train`: train a method on one domain."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from peerdg.cli.console import console, error_console
+from peerdg.cli.flags import CommonFlags, Options, config_from_flags
+from peerdg.errors import ConfigError
+from peerdg.train.rundir import Existing, RunFolder
+from peerdg.train.settings import RunConfig
+
+
+def train(
+    data: Annotated[str | None, Parameter(help="data set; `peerdg data list` shows them")] = None,
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
+    common: CommonFlags | None = None,
+    options: Options | None = None,
+) -> None:
+    """Train a method on one labelled domain; watch it on domains it never sees.
+
+    Args:
+        out: Run folder; default: runs/DATA-METHOD-SEED.
+        resume: Go on with the run in this folder.
+        overwrite: Replace the run in this folder.
+        quiet: No progress.
+    """
+    if resume and overwrite:
+        raise ConfigError("--resume and --overwrite exclude each other.")
+    config = config_from_flags(data, common or CommonFlags(), options)
+    out = out or Path("runs") / f"{config.benchmark}-{config.method}-{config.seed}"
+    existing: Existing = "resume" if resume else "overwrite" if overwrite else "refuse"
+    run_and_report(config, out, existing, quiet=quiet)
+
+
+def run_and_report(
+    config: RunConfig, out: Path, existing: Existing, *, quiet: bool, label: str = ""
+) -> None:
+    """Train into `out`, then say how it went and what to do with the result."""
+    run = RunFolder.open(out, config, existing=existing)  # before torch: refusals are instant
+    try:
+        from peerdg.runner import execute
+        from peerdg.train.progress import ConsoleProgress, Silent
+
+        already_done = run.done
+        progress = Silent() if quiet else ConsoleProgress(error_console, label)
+        try:
+            execute(config, run, progress)
+        finally:
+            progress.close()
+    finally:
+        run.close()
+    from peerdg.report.tables import final_table
+
+    if already_done:
+        error_console.print(f"{out} was already complete.", markup=False)
+    console.print(final_table(out))
+    console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE", markup=False)

@@ -1,0 +1,133 @@
+"""Read run folders back: what was run, how it went."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from peerdg.evaluate.fluctuation import (
+    BURN_IN_PERIODS,
+    SOURCE,
+    RunFluctuation,
+    accuracy_series,
+    run_fluctuation,
+)
+from peerdg.train.rundir import RunFolder, Status, read_run_config
+from peerdg.train.settings import DISPLAY_ONLY
+
+# The network that is trained, and the one that is deployed; the same but for PEER.
+TRAINED, DEPLOYED = ("proxy", "model"), ("task", "model")
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """One run folder, read."""
+
+    path: Path
+    config: dict[str, Any]
+    status: Status
+    records: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+    @property
+    def method(self) -> str:
+        """The method's name; PEER without its regulariser is called by the paper's name, P-ENS."""
+        name: str = self.config["method"]
+        without = name == "peer" and self.config["peer"]["regulariser"] == "none"
+        return "p-ens" if without else name
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        seed: int = self.config["seed"]
+        return seed
+
+    @property
+    def variant(self) -> str:
+        """Everything but the seed that decides the result, as a comparable text."""
+        return repr([(k, v) for k, v in self.config.items() if k not in {*DISPLAY_ONLY, "seed"}])
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in training epochs."""
+        return sum(e.get("seconds", 0.0) for e in self.events if e.get("event") == "epoch")
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Evaluation records in order."""
+        return [r for r in self.records if r["kind"] == "evaluation"]
+
+    @property
+    def targets(self) -> list[str]:
+        """Target domains in the order they were evaluated."""
+        return [d for d in dict.fromkeys(r["domain"] for r in self.evaluations) if d != SOURCE]
+
+    @property
+    def models(self) -> list[str]:
+        """Observed models."""
+        return list(dict.fromkeys(r["model"] for r in self.evaluations))
+
+    @property
+    def trained(self) -> str:
+        """Name of the network that learns."""
+        return next(name for name in TRAINED if name in self.models)
+
+    @property
+    def deployed(self) -> str:
+        """Name of the network that ships."""
+        return next(name for name in DEPLOYED if name in self.models)
+
+    def final(self, model: str) -> dict[str, float]:
+        """Last accuracy of `model` on each domain."""
+        return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
+
+    def target_mean(self, model: str) -> float:
+        """Unweighted mean over the targets of the last accuracies."""
+        final = self.final(model)
+        return sum(final[t] for t in self.targets) / len(self.targets)
+
+    def fluctuation(
+        self, model: str, *, burn_in_periods: int = BURN_IN_PERIODS
+    ) -> RunFluctuation | None:
+        """Fluctuation of `model` over evaluations every k epochs; None if there are none."""
+        series = accuracy_series(
+            self.records,
+            model=model,
+            every=self.config["evaluate_every"],
+            burn_in_periods=burn_in_periods,
+        )
+        return run_fluctuation(series)
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """Every run folder among or below `folders`, sorted by path."""
+    found = {file.parent for folder in folders for file in folder.rglob("config.toml")}
+    return sorted(found)
+
+
+def read_run(path: Path) -> RunResult:
+    """Read one run folder."""
+    run = RunFolder(path)
+    return RunResult(
+        path=path,
+        config=read_run_config(path),
+        status=run.status(),
+        records=run.metrics.read(),
+        events=run.events.read(),
+    )
+
+
+def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
+    """Finished runs that differ only in their seed, under a readable name."""
+    groups: dict[str, list[RunResult]] = {}
+    for run in runs:
+        if run.status == "done" and run.evaluations:
+            groups.setdefault(run.variant, []).append(run)
+    named: dict[str, list[RunResult]] = {}
+    for group in groups.values():
+        name, number = group[0].method, 2
+        while name in named:
+            name, number = f"{group[0].method} ({number})", number + 1
+        named[name] = sorted(group, key=lambda run: run.seed)
+    return named
