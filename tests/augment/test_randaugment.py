@@ -1,0 +1,229 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peerdg._vision import transforms
+from peerdg.augment import randaugment
+from peerdg.augment.curves import Curve, FixedCurve
+from peerdg.augment.geometry import Warp
+from peerdg.augment.randaugment import TABLES, RandAugment, Scale
+from peerdg.errors import ConfigError, DataError
+
+SETS = sorted(TABLES)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def batch(count=32, height=16, width=16):
+    shape = (count, 3, height, width)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=seeded(99))
+
+
+def strengths(operations, **changes):
+    values = {"magnitude": 9, "bins": 31, "height": 32, "width": 32, "absolute_pixels": False}
+    scale = Scale(**{**values, **changes})
+    return {row.name: row.strength(scale) for row in TABLES[operations]}
+
+
+def test_the_table_is_torchvisions_at_every_magnitude():
+    space = transforms.RandAugment._AUGMENTATION_SPACE
+    assert {row.name: row.signed for row in TABLES["torchvision"]} == {
+        name: signed for name, (_, signed) in space.items()
+    }
+    for bins in (31, 10):
+        for magnitude in range(bins):
+            ours = strengths("torchvision", magnitude=magnitude, bins=bins, height=28, width=45)
+            for name, (grid, _) in space.items():
+                values = grid(bins, 28, 45)
+                assert ours[name] == (0.0 if values is None else float(values[magnitude])), name
+
+
+def test_the_sdg_table_has_the_published_strengths():
+    ours = strengths("sdg", magnitude=4, height=224, width=224)
+    assert len(ours) == 16
+    assert ours["Brightness"] + 1 == pytest.approx(0.34)
+    assert ours["Posterize"] == 1
+    assert ours["Solarize"] * 255 == pytest.approx(256 * 4 / 30)
+    assert ours["SolarizeAdd"] == pytest.approx(110 * 4 / 30)
+    assert ours["Cutout"] == pytest.approx(40 * 4 / 30)
+    assert ours["TranslateX"] == pytest.approx(100 * 4 / 30)
+    assert ours["Rotate"] == pytest.approx(4.0)
+    assert ours["ShearY"] == pytest.approx(0.04)
+    signed = {row.name for row in TABLES["sdg"] if row.signed}
+    assert signed == {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
+
+
+def test_lengths_in_pixels_follow_the_side_unless_told_otherwise():
+    scaled = strengths("sdg", magnitude=30, height=112, width=56)
+    assert (scaled["TranslateX"], scaled["TranslateY"], scaled["Cutout"]) == (25, 50, 10)
+    literal = strengths("sdg", magnitude=30, height=112, width=56, absolute_pixels=True)
+    assert (literal["TranslateX"], literal["TranslateY"], literal["Cutout"]) == (100, 100, 40)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_table_is_in_the_order_that_the_plan_relies_on(name):
+    kinds = [type(row.function) for row in TABLES[name]]
+    order = [Warp, FixedCurve, Curve]
+    ranks = [order.index(kind) if kind in order else len(order) for kind in kinds]
+    assert ranks == sorted(ranks)
+
+
+def one_by_one(augment, images, generator):
+    """The same draws, applied to each image alone, one operation after the other."""
+    table = TABLES[augment.operations]
+    scale = Scale(augment.magnitude, augment.bins, *images.shape[-2:], augment.absolute_pixels)
+    draws = randaugment._draw(len(table), augment.num_ops, len(images), generator)
+    results = images.clone()
+    for drawn in draws:
+        for k in range(len(images)):
+            row = table[int(drawn.operation[k])]
+            sign = -1 if row.signed and drawn.flipped[k] else 1
+            strength = torch.tensor([sign * row.strength(scale)], dtype=torch.float64)
+            extra = [drawn.centre[k : k + 1]] if row.placed else []
+            results[k : k + 1] = row.function(results[k : k + 1], strength, *extra)
+    return results
+
+
+@pytest.mark.parametrize("name", SETS)
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.sampled_from([(3, 3), (16, 16), (9, 14)]),
+    magnitude=st.integers(0, 30),
+    num_ops=st.integers(0, 4),
+    absolute=st.booleans(),
+)
+def test_a_batch_equals_its_images_one_by_one(name, seed, size, magnitude, num_ops, absolute):
+    augment = RandAugment(num_ops, magnitude, operations=name, absolute_pixels=absolute)
+    images = batch(24, *size)
+    assert torch.equal(augment(images, seeded(seed)), one_by_one(augment, images, seeded(seed)))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_operations_are_drawn_uniformly_and_signs_evenly(name, monkeypatch):
+    rounds, size, count = 4, 5000, len(TABLES[name])
+    drawn = list(randaugment._draw(count, rounds, size, seeded()))
+    for round in drawn:
+        expected = size / count
+        counts = torch.bincount(round.operation, minlength=count)
+        statistic = ((counts - expected) ** 2 / expected).sum()
+        assert statistic < 40  # beyond 99.9 % of chi-square with 15 degrees of freedom
+        assert abs(round.flipped.double().mean() - 0.5) < 4 * 0.5 / size**0.5
+    first, second = drawn[0].operation, drawn[1].operation
+    repeated = (first == second).double().mean()
+    assert abs(repeated - 1 / count) < 4 * (1 / count / size) ** 0.5  # with replacement
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_same_seed_gives_the_same_images_and_another_seed_others(name):
+    augment = RandAugment(operations=name)
+    first = augment(batch(), seeded(1))
+    assert torch.equal(augment(batch(), seeded(1)), first)
+    assert not torch.equal(augment(batch(), seeded(2)), first)
+
+
+def test_without_a_generator_the_global_one_is_used():
+    augment = RandAugment()
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        first = augment(batch())
+        second = augment(batch())
+        torch.manual_seed(4)
+        assert torch.equal(augment(batch()), first)
+    assert not torch.equal(first, second)
+
+
+def test_the_number_of_draws_does_not_depend_on_what_was_drawn():
+    states = set()
+    for magnitude, operations in ((0, "torchvision"), (30, "sdg")):
+        generator = seeded(7)
+        RandAugment(2, magnitude, operations=operations)(batch(), generator)
+        states.add(int(torch.randint(2**60, (), generator=generator)))
+    assert len(states) == 1
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_channels_last_gives_the_same_values_in_its_own_layout(name):
+    augment = RandAugment(operations=name)
+    images = batch().contiguous(memory_format=torch.channels_last)
+    result = augment(images, seeded())
+    assert torch.equal(result, augment(batch(), seeded()))
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    assert augment(batch(), seeded()).is_contiguous()
+
+
+def test_a_slice_of_larger_images_is_taken_too():
+    images = batch(8, 20, 20)[:, :, 2:18, 1:17]
+    augment = RandAugment()
+    assert torch.equal(augment(images, seeded()), augment(images.contiguous(), seeded()))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_leaves_its_argument_as_it_is(name):
+    images = batch()
+    before = images.clone()
+    RandAugment(3, 20, operations=name)(images, seeded())
+    assert torch.equal(images, before)
+
+
+def test_no_operations_change_nothing():
+    images = batch()
+    assert torch.equal(RandAugment(0)(images, seeded()), images)
+
+
+def test_an_empty_batch_stays_empty():
+    assert RandAugment()(batch(0), seeded()).shape == (0, 3, 16, 16)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_runs_on_another_device_without_looking_at_the_images(name):
+    images = torch.empty(40, 3, 16, 18, dtype=torch.uint8, device="meta")
+    result = RandAugment(3, operations=name)(images, seeded())
+    assert (result.shape, result.dtype, result.device) == (
+        images.shape,
+        torch.uint8,
+        images.device,
+    )
+
+
+def test_a_copy_gives_the_same_images():
+    augment = RandAugment(3, 12, operations="sdg", absolute_pixels=True)
+    twin = copy.deepcopy(augment)
+    assert repr(twin) == repr(augment)
+    assert torch.equal(twin(batch(), seeded()), augment(batch(), seeded()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_ops": -1}, "num_ops is -1"),
+        ({"magnitude": 31}, "from 0 to 30"),
+        ({"magnitude": -1}, "from 0 to 30"),
+        ({"magnitude": 10, "bins": 10}, "from 0 to 9"),
+        ({"bins": 1, "magnitude": 0}, "bins is 1"),
+        ({"operations": "sgd"}, "Did you mean 'sdg'"),
+    ],
+)
+def test_refuses_settings_out_of_range(arguments, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        RandAugment(**arguments)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.zeros(4, 3, 8, 8),
+        torch.zeros(3, 8, 8, dtype=torch.uint8),
+        torch.zeros(4, 1, 8, 8, dtype=torch.uint8),
+        [[0]],
+    ],
+)
+def test_refuses_what_is_not_a_uint8_batch_of_colour_images(images):
+    with pytest.raises(DataError, match="RandAugment takes a"):
+        RandAugment()(images)
