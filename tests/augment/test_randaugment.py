@@ -105,7 +105,7 @@ def test_a_batch_equals_its_images_one_by_one(name, seed, size, magnitude, num_o
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_operations_are_drawn_uniformly_and_signs_evenly(name, monkeypatch):
+def test_operations_are_drawn_uniformly_and_signs_evenly(name):
     rounds, size, count = 4, 5000, len(TABLES[name])
     drawn = list(randaugment._draw(count, rounds, size, seeded()))
     for round in drawn:
@@ -169,6 +169,14 @@ def test_leaves_its_argument_as_it_is(name):
     before = images.clone()
     RandAugment(3, 20, operations=name)(images, seeded())
     assert torch.equal(images, before)
+
+
+def test_the_result_can_be_trained_on():
+    result = RandAugment()(batch(), seeded())
+    assert not result.is_inference()
+    weight = torch.ones(3, 1, 1, requires_grad=True)
+    (result * weight).sum().backward()
+    assert weight.grad is not None
 
 
 def test_no_operations_change_nothing():

@@ -1,0 +1,167 @@
+"""Operations that move pixels or cover them: shear, translate, rotate, cutout.
+
+A warp reads every output pixel from one source pixel (nearest neighbour, black outside). Which
+one depends on the matrix and the size of the image only, so images that share a matrix share one
+index, and moving the pixels is a single `gather` for the whole batch.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float64, Int64, UInt8
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+Matrix = Callable[[Float64[Tensor, " b"], int, int], Float64[Tensor, "b 2 3"]]
+"""From (strength, height, width) to the map from output to source coordinates, centre (0, 0)."""
+
+CUTOUT_COLOUR = (125, 123, 114)
+"""Grey-brown, the mean colour of ImageNet; the published cutout paints with it."""
+
+_LARGEST_FLOAT32_INTEGER = 2**24
+
+
+class Warp:
+    """An operation that moves the pixels of each image by an affine map of its own.
+
+    Equal, bit for bit, to torchvision's `affine` or `rotate` on each image alone.
+
+    Args:
+        matrix: The map from output to source coordinates for each strength.
+    """
+
+    def __init__(self, matrix: Matrix) -> None:
+        self.matrix = matrix
+        self.__doc__ = matrix.__doc__
+
+    def __call__(
+        self, images: UInt8[Tensor, "b 3 h w"], strength: Float64[Tensor, " b"]
+    ) -> UInt8[Tensor, "b 3 h w"]:
+        """Warp each image with its own strength."""
+        height, width = images.shape[-2:]
+        return move_pixels(images, sources(self.matrix(strength, height, width), height, width))
+
+
+def sources(
+    matrices: Float64[Tensor, "k 2 3"], height: int, width: int
+) -> Int64[Tensor, "k pixels"]:
+    """Where each output pixel comes from: 1 + the number of its source pixel, 0 for outside.
+
+    The rounding at pixel borders is torchvision's because the steps are: the matrix in double
+    precision, then float32, the same product with the same grid, and `grid_sample` to round. It
+    samples an image of pixel numbers here, so the result serves any number of images.
+
+    Raises:
+        ValueError: With more pixels than float32 has consecutive integers (4096 x 4096).
+    """
+    if height * width >= _LARGEST_FLOAT32_INTEGER:
+        raise ValueError(f"Images of {height} x {width} pixels are too large to be warped.")
+    count, device = len(matrices), matrices.device
+    y, x = torch.meshgrid(
+        torch.linspace((1.0 - height) * 0.5, (height - 1.0) * 0.5, steps=height, device=device),
+        torch.linspace((1.0 - width) * 0.5, (width - 1.0) * 0.5, steps=width, device=device),
+        indexing="ij",
+    )
+    points = torch.stack((x, y, torch.ones_like(x)), dim=-1).view(1, height * width, 3)
+
+    half_size = torch.tensor([0.5 * width, 0.5 * height], device=device)
+    to_unit_square = matrices.float().transpose(1, 2) / half_size  # (k, 3, 2)
+    grid = points.expand(count, -1, -1).bmm(to_unit_square).view(count, height, width, 2)
+
+    numbers = torch.arange(1.0, height * width + 1.0, device=device).view(1, 1, height, width)
+    numbers = numbers.expand(count, -1, -1, -1)
+    source = grid_sample(numbers, grid, mode="nearest", padding_mode="zeros", align_corners=False)
+    return source.view(count, height * width).long()
+
+
+def move_pixels(
+    images: UInt8[Tensor, "b 3 h w"], source: Int64[Tensor, "b pixels"]
+) -> UInt8[Tensor, "b 3 h w"]:
+    """Fill each image from its own pixels, numbered as by `sources`."""
+    batch, channels = images.shape[:2]
+    # Pixel number 0 is the black one that stands for everything outside the image.
+    numbered = torch.cat((images.new_zeros(batch, channels, 1), images.flatten(2)), dim=2)
+    return numbered.gather(2, source.unsqueeze(1).expand(-1, channels, -1)).view(images.shape)
+
+
+def _matrix(rows: list[list[Tensor]]) -> Float64[Tensor, "b 2 3"]:
+    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+
+
+def _tangent(strength: Float64[Tensor, " b"]) -> Float64[Tensor, " b"]:
+    # Not `strength` itself: torchvision takes the shear as an angle in degrees, and the way there
+    # and back costs a last bit now and then.
+    return torch.tan(torch.deg2rad(torch.rad2deg(torch.atan(strength))))
+
+
+def _shear_x(strength: Tensor, height: int, width: int) -> Tensor:
+    """Shift each row by `strength` times its distance from the top."""
+    tangent = _tangent(strength)
+    one, zero = torch.ones_like(tangent), torch.zeros_like(tangent)
+    return _matrix([[one, tangent, tangent * (0.5 * height)], [zero, one, zero]])
+
+
+def _shear_y(strength: Tensor, height: int, width: int) -> Tensor:
+    """Shift each column by `strength` times its distance from the left."""
+    angle = torch.deg2rad(torch.rad2deg(torch.atan(strength)))
+    tangent = torch.sin(angle) / torch.cos(angle)
+    one, zero = torch.ones_like(tangent), torch.zeros_like(tangent)
+    # The detour through the centre is torchvision's; it rounds.
+    shift = (-0.5 * height - tangent * (-0.5 * width)) - (-0.5 * height)
+    return _matrix([[one, zero, zero], [tangent, one, shift]])
+
+
+def _translate_x(strength: Tensor, height: int, width: int) -> Tensor:
+    """Move the image to the right by the whole pixels of `strength`."""
+    one, zero = torch.ones_like(strength), torch.zeros_like(strength)
+    return _matrix([[one, zero, -strength.trunc()], [zero, one, zero]])
+
+
+def _translate_y(strength: Tensor, height: int, width: int) -> Tensor:
+    """Move the image down by the whole pixels of `strength`."""
+    one, zero = torch.ones_like(strength), torch.zeros_like(strength)
+    return _matrix([[one, zero, zero], [zero, one, -strength.trunc()]])
+
+
+def _rotate(strength: Tensor, height: int, width: int) -> Tensor:
+    """Turn the image about its centre by `strength` degrees, counter-clockwise."""
+    angle = torch.deg2rad(-torch.remainder(strength, 360.0))
+    sine, cosine, zero = torch.sin(angle), torch.cos(angle), torch.zeros_like(angle)
+    return _matrix([[cosine, sine, zero], [-sine, cosine, zero]])
+
+
+shear_x = Warp(_shear_x)
+shear_y = Warp(_shear_y)
+translate_x = Warp(_translate_x)
+translate_y = Warp(_translate_y)
+rotate = Warp(_rotate)
+
+
+def cutout(
+    images: UInt8[Tensor, "b 3 h w"],
+    strength: Float64[Tensor, " b"],
+    centres: Float64[Tensor, "b 2"],
+) -> UInt8[Tensor, "b 3 h w"]:
+    """Cover a square of side `strength` pixels with grey-brown.
+
+    As in the published code, a square that would begin left of or above the image is moved
+    inside; at the right and at the bottom it is cut off. (That code draws one pixel more, because
+    the rectangles of PIL contain their right and lower edge.)
+
+    Args:
+        images: The batch.
+        strength: Side of the square in pixels; 0 covers nothing.
+        centres: The middle of the square as (x, y) in fractions of width and height.
+    """
+    height, width = images.shape[-2:]
+    rows = _covered(strength, centres[:, 1], height).unsqueeze(2)
+    columns = _covered(strength, centres[:, 0], width).unsqueeze(1)
+    colour = torch.tensor(CUTOUT_COLOUR, dtype=torch.uint8, device=images.device).view(3, 1, 1)
+    return torch.where((rows & columns).unsqueeze(1), colour, images)
+
+
+def _covered(strength: Tensor, centre: Tensor, size: int) -> Tensor:
+    """Along one axis, which pixels lie under the square: (b, size)."""
+    start = (centre * size - strength / 2).clamp(min=0).floor().unsqueeze(1)
+    pixel = torch.arange(size, device=strength.device)
+    return (pixel >= start) & (pixel < start + strength.unsqueeze(1))
