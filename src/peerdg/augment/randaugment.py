@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64, UInt8
@@ -19,8 +19,6 @@ from peerdg.augment.curves import Curve, FixedCurve, look_up
 from peerdg.augment.geometry import Warp, move_pixels, sources
 from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError, DataError
-
-OperationSet = Literal["torchvision", "sdg"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,8 @@ class RandAugment:
     For every image, `num_ops` times, one operation is drawn uniformly with replacement, and its
     sign is flipped with probability 1/2 if it has one. Images that drew the same operation are
     processed together, on the device they are on. Each operation equals torchvision's v2 function
-    on the single image bit for bit.
+    on the single image bit for bit, where torchvision has it (`curves.fused_add` tells of the
+    values that torchvision itself rounds in two ways).
 
     Example:
         >>> augment = RandAugment(num_ops=2, magnitude=9)
