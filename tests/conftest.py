@@ -21,7 +21,7 @@ def cache(session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tests run side by side; one thread each is fastest, and small shapes gain nothing from two."""
+    """Tests run side by side; small shapes gain nothing from a second thread."""
     torch.set_num_threads(1)
 
 
@@ -46,7 +46,9 @@ def tiny_classifier(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         encoder = TinyEncoder(batch_norm=batch_norm, dropout=dropout)
-        return Classifier(encoder, torch.nn.Linear(8, classes), classes=tuple("abcdefghij"[:classes]))
+        return Classifier(
+            encoder, torch.nn.Linear(8, classes), classes=tuple("abcdefghij"[:classes])
+        )
 
 
 def tiny_domain(name: str = "source", *, n: int = 24, classes: int = 3, seed: int = 0) -> Domain:

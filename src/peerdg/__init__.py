@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0.dev0"
+from peerdg.version import __version__
 
 if TYPE_CHECKING:
     from peerdg.api import evaluate as evaluate
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from peerdg.methods.erm import ERM as ERM
     from peerdg.methods.peer import PEER as PEER
     from peerdg.methods.randaugment import RandAug as RandAug
-    from peerdg.methods.settings.peer import Settings as PeerSettings
+    from peerdg.methods.settings.peer import Settings as PeerSettings  # noqa: F401
     from peerdg.models.backbones import build_classifier as build_classifier
     from peerdg.models.classifier import Classifier as Classifier
 
@@ -41,7 +41,7 @@ _HOME = {
     "load_model": "peerdg.api:load_model",
 }
 
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604  (strings, spelled once above)
+__all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

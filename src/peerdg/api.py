@@ -1,12 +1,13 @@
 """What a Python user calls: `fit`, `load_model`, `evaluate`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from peerdg.data.decode import decode_image
@@ -20,7 +21,7 @@ from peerdg.train.progress import Progress, Silent
 from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import RunConfig, resolve
 
-ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor  # type: ignore[type-arg]
+ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor
 BATCH = 256
 
 
@@ -185,10 +186,14 @@ def _is_single(images: Any) -> bool:
     return isinstance(images, str | Path | Image.Image)
 
 
-def _as_uint8(image: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _as_uint8(image: NDArray[Any]) -> NDArray[np.uint8]:
     if image.dtype == np.uint8:
         return np.ascontiguousarray(image)
-    if np.issubdtype(image.dtype, np.floating) and image.size and 0 <= image.min() <= image.max() <= 1:
+    if (
+        np.issubdtype(image.dtype, np.floating)
+        and image.size
+        and 0 <= image.min() <= image.max() <= 1
+    ):
         return np.ascontiguousarray((image * 255).round().astype(np.uint8))
     raise DataError(
         f"An image array of type {image.dtype} with values outside [0, 1] was given.",

@@ -124,7 +124,7 @@ def _check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> 
 
 def plain(config: Any) -> dict[str, Any]:
     """A dataclass as nested plain values, without the options that are None (TOML has no null)."""
-    result = {}
+    result: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
         if is_dataclass(value):

@@ -21,7 +21,8 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; when the block ends well it becomes `path`.
 
     Works for a file or a folder that the block creates there. The temporary file lives in the same
-    folder, so the rename stays on one disk; it is removed on any error.
+    folder, so the rename stays on one disk; it is removed on any error. A folder that is there
+    already is removed first, because the system replaces only empty ones.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
@@ -29,6 +30,8 @@ def replace_atomically(path: Path) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             _sync_tree(temporary)
+            if path.is_dir():
+                remove(path)
             os.replace(temporary, path)
             _sync(path.parent)
     except BaseException:
@@ -43,6 +46,18 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"Cannot write {path}: {_reason(error)}.", hint=_remedy(error)) from error
+
+
+@contextlib.contextmanager
+def usual_mode(path: Path) -> Iterator[None]:
+    """Give the file that the block writes at `path` the mode of any new file.
+
+    safetensors makes its files 0600, which nobody else in a shared folder could read.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    path.chmod(mode)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -5,15 +5,13 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-import peerdg
 from peerdg.augment.policy import Policy
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.registry import benchmark
@@ -34,6 +32,7 @@ from peerdg.train.progress import Progress
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import RunConfig, notes
 from peerdg.train.signals import stop_on_signals
+from peerdg.version import __version__
 
 CLEAN_CHUNK = 512  # images per pass when all clean images go through the task model
 
@@ -98,7 +97,7 @@ def _train(
     """Pre-training, then the method; a resumed run enters where it left."""
     source = _on_device(splits.train, model.head.weight.device)
     evaluate = partial(evaluate_models, domains=evaluated_domains(splits))
-    phases = [
+    phases: list[tuple[Phase, Callable[[], Method]]] = [
         (Phase("pretrain", config.pretrain, None), lambda: ERM(model)),
         (
             Phase("train", config.train, config.evaluate_every),
@@ -111,7 +110,7 @@ def _train(
             if keeper.is_past(phase.name):
                 continue
             with seeded(config.seed, "init", phase.name):
-                method = make().to(source.labels.device)  # type: ignore[attr-defined]
+                method = make().to(source.labels.device)
             run_phase(
                 phase,
                 method,
@@ -125,9 +124,10 @@ def _train(
     return method
 
 
-def build_method(config: RunConfig, model: Classifier, source: Domain) -> Any:
+def build_method(config: RunConfig, model: Classifier, source: Domain) -> Method:
     """The configured method around `model`."""
-    kind, settings = implementation_of(config.method), config.method_settings
+    kind: Callable[..., Method] = implementation_of(config.method)
+    settings = config.method_settings
     if kind is ERM:
         return ERM(model)
     a = config.augment
@@ -226,7 +226,7 @@ def _check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
             "data": splits.fingerprint,
             "images": {"train": len(splits.train)}
             | {name: len(domain) for name, domain in evaluated_domains(splits).items()},
-            "peerdg": peerdg.__version__,
+            "peerdg": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "platform": platform.platform(),

@@ -1,7 +1,7 @@
 """`peerdg data`: list, show, verify and prepare data sets."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -9,12 +9,14 @@ from peerdg.cli.console import console
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from peerdg.data.domain import Splits
+
 Root = Annotated[Path | None, Parameter(help="folder with the data set's files")]
 
 
 def list_data() -> None:
-    """List the data sets with their domains, licence and origin.
-    """
+    """List the data sets with their domains, licence and origin."""
     for data in BENCHMARKS.values():
         if not data.listed:
             continue
@@ -95,7 +97,7 @@ def prepare_data(name: str, /, *, root: Root = None) -> None:
     console.print(f"Ready in {cache_folder()}", markup=False, soft_wrap=True)
 
 
-def _load(name: str, root: Path | None):  # type: ignore[no-untyped-def]
+def _load(name: str, root: Path | None) -> "Splits":
     data = benchmark(name)
     _require_root(name, root)
     return data.load(data.settings(), root=root)

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.cli.console import console, error_console
+from peerdg.cli.console import console
+from peerdg.cli.train import train_into
 from peerdg.errors import ConfigError
 from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import RunConfig, resolve
@@ -40,14 +41,14 @@ def demo(
     plans = _plans(out, seeds, epochs)
     anew = all(RunFolder(path).done for path, _ in plans)
     existing: Existing = "overwrite" if anew else "resume"
-    # Take the first folder before torch is imported: a refusal is instant.
-    runs = []
-    for number, (path, config) in enumerate(plans):
-        label = f"[{number + 1}/{len(plans)}] {path.name}  "
-        runs.append(_run(config, path, existing, label))
+    for number, (path, config) in enumerate(plans, start=1):
+        label = f"[{number}/{len(plans)}] {path.name}  "
+        train_into(config, path, existing, label=label)
     from peerdg.report.comparison import write_comparison
+    from peerdg.report.runs import read_run
     from peerdg.report.tables import comparison_table
 
+    runs = [read_run(path) for path, _ in plans]
     page = write_comparison(runs, out, title="peerdg demo: digits-mini")
     console.print(comparison_table(runs))
     console.print(f"Report: {page}\nPlots:  {page.parent / 'accuracy.png'}", markup=False)
@@ -62,21 +63,3 @@ def _plans(out: Path, seeds: int, epochs: int | None) -> list[tuple[Path, RunCon
         for seed in range(seeds)
         for name, options in METHODS.items()
     ]
-
-
-def _run(config: RunConfig, path: Path, existing: Existing, label: str):  # type: ignore[no-untyped-def]
-    from peerdg.report.runs import read_run
-
-    run = RunFolder.open(path, config, existing=existing)
-    try:
-        from peerdg.runner import execute
-        from peerdg.train.progress import ConsoleProgress
-
-        progress = ConsoleProgress(error_console, label)
-        try:
-            execute(config, run, progress)
-        finally:
-            progress.close()
-    finally:
-        run.close()
-    return read_run(path)

@@ -27,17 +27,9 @@ def _optional(cls: type[Any], name: str) -> type[Any]:
     hints = get_type_hints(cls)
     group = Group(f"Options: {name}", sort_key=10)
     made = [
-        (
-            f.name,
-            Annotated[
-                hints[f.name] | None,
-                Parameter(help=f"{f.metadata['help']} [{_shown(f.default)}]", group=group,
-                          negative_none=()),
-            ],
-            field(default=None),
-        )
+        _flag(f.name, hints[f.name], f"{f.metadata['help']} [{_shown(f.default)}]", group)
         for f in fields(cls)
-    ]  # fmt: skip
+    ]
     return _make(f"{name.title()}Flags", made)
 
 
@@ -47,8 +39,16 @@ def _make(name: str, made: list[Any]) -> type[Any]:
     return made_class
 
 
+def _flag(name: str, kind: Any, help: str, group: Group) -> tuple[str, Any, Any]:
+    """A dataclass field that becomes a flag, None unless given."""
+    parameter = Parameter(help=help, group=group, negative_none=())
+    return name, Annotated[kind | None, parameter], field(default=None)
+
+
 def _shown(default: Any) -> str:
-    return "unset" if default is None else str(default).lower() if default in (True, False) else f"{default}"
+    if default is None:
+        return "unset"
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 @cache
@@ -62,14 +62,11 @@ def _options() -> type[Any]:
         if "help" not in f.metadata or name in ("benchmark", "targets"):
             continue
         group = common if name in COMMON else rest
-        kind = Annotated[
-            hints[name] | None, Parameter(help=f.metadata["help"], group=group, negative_none=())
-        ]
-        made.append((name, kind, field(default=None)))
+        made.append(_flag(name, hints[name], f.metadata["help"], group))
     for name, cls in _sections().items():
         if fields(cls):
-            kind = Annotated[_optional(cls, name) | None, Parameter(name=f"--{name}")]  # type: ignore[operator]
-            made.append((name.replace("-", "_"), kind, field(default=None)))
+            flags: Any = Annotated[_optional(cls, name) | None, Parameter(name=f"--{name}")]
+            made.append((name.replace("-", "_"), flags, field(default=None)))
     return Parameter(name="*")(_make("Options", made))
 
 
@@ -92,7 +89,8 @@ class CommonFlags:
         Parameter(help="target domain; repeat it for several", negative_iterable=()),
     ] = None
     config: Annotated[
-        Path | None, Parameter(help="TOML file with options; flags win over it", name=("--config", "-c"))
+        Path | None,
+        Parameter(help="TOML file with options; flags win over it", name=("--config", "-c")),
     ] = None
 
 
@@ -150,4 +148,3 @@ def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
         guess = f"{section}.{close}" if close else nearest(name, known)
     hint = f"Did you mean {guess}?" if guess else "See the command's --help for its options."
     return f"Unknown option {token}.", hint
-

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 
-from peerdg import __version__
 from peerdg.cli.console import error_console, say_problem
 from peerdg.errors import PeerdgError, PeerdgWarning
+from peerdg.version import __version__
 
 # Each command: where it lives, what it does in a line, and how it is used.
 COMMANDS = {
@@ -143,7 +143,9 @@ def _explain(error: CycloptsError) -> tuple[str, str | None]:
     return str(error), None
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], *_: object, **__: object
+) -> None:
     if issubclass(category, PeerdgWarning):
         error_console.print("Warning:", message, style="yellow", markup=False, soft_wrap=True)
     else:

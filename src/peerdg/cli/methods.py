@@ -19,7 +19,10 @@ def methods(name: str | None = None, /) -> None:
         console.print(plain_table(["method", "what it does"], rows))
         return
     options = fields(settings_of(name))
-    rows = [[f"--{name}.{f.name}".replace("_", "-"), str(f.default), f.metadata["help"]] for f in options]
+    rows = [
+        [f"--{name}.{f.name}".replace("_", "-"), str(f.default), f.metadata["help"]]
+        for f in options
+    ]
     console.print(f"{name}: {summary_of(name)}", markup=False)
     if rows:
         console.print(plain_table(["option", "default", "meaning"], rows))

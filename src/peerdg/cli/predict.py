@@ -33,7 +33,9 @@ def predict(
     paths = _expand(images)
     model = api.load_model(run)
     predictions = model.predict(paths)
-    rows = [[str(p), q.label, f"{q.probability:.4f}"] for p, q in zip(paths, predictions, strict=True)]
+    rows = [
+        [str(p), q.label, f"{q.probability:.4f}"] for p, q in zip(paths, predictions, strict=True)
+    ]
     if output is None:
         _write(sys.stdout, rows)
         return

@@ -39,26 +39,30 @@ def train(
     run_and_report(config, out, existing, quiet=quiet)
 
 
-def run_and_report(
-    config: RunConfig, out: Path, existing: Existing, *, quiet: bool, label: str = ""
-) -> None:
+def run_and_report(config: RunConfig, out: Path, existing: Existing, *, quiet: bool) -> None:
     """Train into `out`, then say how it went and what to do with the result."""
+    if existing == "resume" and RunFolder(out).done:
+        error_console.print(f"{out} is already complete.", markup=False)
+    train_into(config, out, existing, quiet=quiet)
+    from peerdg.report.tables import final_table
+
+    console.print(final_table(out))
+    console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE", markup=False)
+
+
+def train_into(
+    config: RunConfig, out: Path, existing: Existing, *, quiet: bool = False, label: str = ""
+) -> None:
+    """Train into the run folder `out`, showing progress unless `quiet`."""
     run = RunFolder.open(out, config, existing=existing)  # before torch: refusals are instant
     try:
         from peerdg.runner import execute
         from peerdg.train.progress import ConsoleProgress, Silent
 
-        already_done = run.done
         progress = Silent() if quiet else ConsoleProgress(error_console, label)
         try:
             execute(config, run, progress)
         finally:
-            progress.close()
+            progress.end_phase()
     finally:
         run.close()
-    from peerdg.report.tables import final_table
-
-    if already_done:
-        error_console.print(f"{out} was already complete.", markup=False)
-    console.print(final_table(out))
-    console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE", markup=False)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from peerdg.data.domain import Domain
 from peerdg.errors import DataError, OutputError
-from peerdg.files import replace_atomically
+from peerdg.files import replace_atomically, usual_mode
 
 _FORMAT = "peerdg-domain-1"
 
@@ -89,7 +89,7 @@ def _write(path: Path, key: str, domain: Domain) -> None:
         }
     )
     tensors = {"images": domain.images.contiguous(), "labels": domain.labels.contiguous()}
-    with replace_atomically(path) as temporary:
+    with replace_atomically(path) as temporary, usual_mode(temporary):
         save_file(tensors, temporary, {"about": about, "sha256": _sha256(about)})
 
 

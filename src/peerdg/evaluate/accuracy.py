@@ -23,9 +23,7 @@ def evaluate_domain(model: Classifier, domain: Domain) -> dict[str, Any]:
     loss = torch.zeros((), dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
-    for images, labels in zip(
-        domain.images.split(BATCH), domain.labels.split(BATCH), strict=True
-    ):
+    for images, labels in zip(domain.images.split(BATCH), domain.labels.split(BATCH), strict=True):
         labels = labels.to(device)
         logits = model(images.to(device))
         correct += (logits.argmax(1) == labels).sum()

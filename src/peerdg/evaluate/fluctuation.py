@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 BURN_IN_PERIODS = 5  # the authors' earlier manuscript leaves out the first five periods
 WINDOW = 5
@@ -55,7 +56,7 @@ def fluctuation(accuracy: Sequence[float]) -> Fluctuation:
     a = np.asarray(accuracy, dtype=np.float64)
     if a.size == 0:
         raise ValueError("An empty accuracy series does not fluctuate.")
-    tail = a[-max(1, a.size // 5) :]
+    tail = a[-max(1, -(-a.size // 5)) :]  # a fifth, rounded up
     return Fluctuation(
         count=a.size,
         var=float(a.var()),
@@ -118,12 +119,12 @@ def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | N
     averaged = np.mean(list(series.values()), axis=0)
     return RunFluctuation(
         domains=domains,
-        mean=Fluctuation(**{**mean, "count": int(mean["count"])}),
+        mean=Fluctuation(count=int(mean.pop("count")), **mean),
         of_mean=fluctuation(averaged.tolist()),
     )
 
 
-def _running_mean(a: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _running_mean(a: NDArray[np.float64]) -> NDArray[np.float64]:
     """Centred mean of up to `WINDOW` values; the window shrinks symmetrically at the ends."""
     half = np.minimum(np.minimum(np.arange(a.size), np.arange(a.size)[::-1]), WINDOW // 2)
     return np.array([a[i - h : i + h + 1].mean() for i, h in enumerate(half)])

@@ -1,11 +1,12 @@
 """What every method offers, to our loop or to yours."""
 
+import abc
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Int64, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 from peerdg.models.classifier import Classifier
 
@@ -33,34 +34,37 @@ class Batch:
         return None if self.seed is None else torch.Generator().manual_seed(self.seed)
 
 
-class Method(Protocol):
-    """A trainable method; every implementation is an `nn.Module`.
+class Method(nn.Module, abc.ABC):
+    """What our loop, or yours, needs of a method.
 
-    Its parameters that require a gradient are the ones to optimise.
-
-    `start_epoch` and `end_epoch` return what they did, as plain values for the record, and must
-    be functions of the state and the epoch number: a resumed run calls `start_epoch` again for the
-    epoch it continues.
+    The parameters that require a gradient are the ones to optimise.
     """
 
+    @abc.abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """`"loss"`, to be minimised, and its named terms, detached."""
-        ...
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Prepare for epoch `epoch`, counted from 0."""
-        ...
+        """Prepare for epoch `epoch`, counted from 0; returns what to record, as plain values.
+
+        It must be a function of the state and the epoch number: a resumed run calls it again for
+        the epoch it continues.
+        """
+        return {}
 
     def end_epoch(self, epoch: int) -> dict[str, Any]:
-        """Conclude it. `{"reset_optimizer": True}` asks to forget the optimizer's state."""
-        ...
+        """Conclude an epoch; returns what to record.
+
+        `{"reset_optimizer": True}` asks to forget the optimizer's state.
+        """
+        return {}
 
     @property
+    @abc.abstractmethod
     def deployed(self) -> Classifier:
         """What a user ships."""
-        ...
 
     @property
+    @abc.abstractmethod
     def observed(self) -> dict[str, Classifier]:
-        """What is worth evaluating during training, by name."""
-        ...
+        """What is worth evaluating during training, by name; what learns comes first."""

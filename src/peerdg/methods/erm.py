@@ -1,15 +1,13 @@
 """Empirical risk minimisation: the source as it is."""
 
-from typing import Any
-
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from peerdg.methods.base import Batch
+from peerdg.methods.base import Batch, Method
 from peerdg.models.classifier import Classifier
 
 
-class ERM(nn.Module):
+class ERM(Method):
     """L = CE(F(x), y), nothing between epochs.
 
     Args:
@@ -24,14 +22,6 @@ class ERM(nn.Module):
         """Cross-entropy on the clean images."""
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
         return {"loss": loss, "ce_clean": loss.detach()}
-
-    def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Nothing to prepare, nothing to record."""
-        return {}
-
-    def end_epoch(self, epoch: int) -> dict[str, Any]:
-        """Nothing to conclude, nothing to record."""
-        return {}
 
     @property
     def deployed(self) -> Classifier:

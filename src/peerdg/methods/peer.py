@@ -11,7 +11,7 @@ from peerdg.augment.policy import Policy
 from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
-from peerdg.methods.base import Batch
+from peerdg.methods.base import Batch, Method
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import both_views
 from peerdg.models.averaging import SnapshotAverage
@@ -19,8 +19,8 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.projection import projection_head
 
 
-class PEER(nn.Module):
-    """A proxy P learns augmented images; the frozen task model F, the mean of its snapshots, guides it.
+class PEER(Method):
+    """A proxy P learns augmented images, guided by the frozen mean F of its own snapshots.
 
     In every step, with x̄ = G(x), minimise over P and the projection head R
 
@@ -66,7 +66,7 @@ class PEER(nn.Module):
         # idempotent, and stale features recognisable, also after a resume.
         self.register_buffer("snapshot_epoch", torch.tensor(-1))
         self._features: tuple[int, Tensor] | None = None
-        self.register_load_state_dict_post_hook(lambda peer, _: setattr(peer, "_features", None))
+        self.register_load_state_dict_post_hook(PEER._forget_features)  # type: ignore[no-untyped-call]
 
     @property
     def task(self) -> Classifier:
@@ -165,6 +165,9 @@ class PEER(nn.Module):
         if self._features is None or self._features[0] != version:
             features = torch.cat([self._regulator_features(images) for images in self.clean])
             self._features = (version, features)  # (images, dim)
+
+    def _forget_features(self, _: Any) -> None:
+        self._features = None
 
     def _take_snapshot(self, epochs: int) -> None:
         if int(self.snapshot_epoch) == epochs:

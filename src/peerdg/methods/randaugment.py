@@ -3,16 +3,16 @@
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from peerdg.augment.policy import Policy
-from peerdg.methods.base import Batch
+from peerdg.methods.base import Batch, Method
 from peerdg.methods.settings.randaugment import Settings
 from peerdg.methods.views import both_views
 from peerdg.models.classifier import Classifier
 
 
-class RandAug(nn.Module):
+class RandAug(Method):
     """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), G re-drawn every k epochs.
 
     The same loss and schedule as PEER's proxy without the regulariser. The paper does not say
@@ -43,10 +43,6 @@ class RandAug(nn.Module):
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Use the policy of period `epoch // k`."""
         return {"policy": self.augment.redraw(epoch // self.k)}
-
-    def end_epoch(self, epoch: int) -> dict[str, Any]:
-        """Nothing to conclude, nothing to record."""
-        return {}
 
     @property
     def deployed(self) -> Classifier:

@@ -1,8 +1,8 @@
 """The running average of a model's snapshots, and what becomes of its batch statistics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +51,7 @@ class SnapshotAverage(nn.Module):
     @property
     def model(self) -> Classifier:
         """The averaged classifier."""
-        model: Classifier = self.averaged.module
-        return model
+        return cast(Classifier, self.averaged.module)
 
     @property
     def count(self) -> int:
@@ -108,7 +107,7 @@ def recalibrate(model: nn.Module, clean: Iterable[Tensor]) -> None:
 
 
 @contextmanager
-def _cumulative(layers: list[nn.modules.batchnorm._BatchNorm]):  # type: ignore[no-untyped-def]
+def _cumulative(layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
     """Statistics are reset, then averaged with equal weight per batch (momentum None)."""
     state = [(layer.momentum, layer.training) for layer in layers]
     try:

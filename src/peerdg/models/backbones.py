@@ -30,10 +30,9 @@ def build_classifier(
         std: Per-channel scale that it divides by.
     """
     if backbone not in BACKBONES:
-        raise ConfigError(
-            f"Unknown backbone '{backbone}'.", hint=did_you_mean(backbone, BACKBONES)
-        )
+        raise ConfigError(f"Unknown backbone '{backbone}'.", hint=did_you_mean(backbone, BACKBONES))
     encoder = BACKBONES[backbone]()
     head = nn.Linear(encoder.feature_dim, len(classes))
     model = Classifier(encoder, head, classes=classes, mean=mean, std=std)
-    return model.to(memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model

@@ -30,4 +30,6 @@ def projection_head(
 
 
 def _norm(norm: Norm, dim: int) -> list[nn.Module]:
-    return {"bn": [nn.BatchNorm1d(dim)], "ln": [nn.LayerNorm(dim)], "none": []}[norm]
+    if norm == "none":
+        return []
+    return [nn.BatchNorm1d(dim) if norm == "bn" else nn.LayerNorm(dim)]

@@ -1,8 +1,8 @@
 """A model on disk: weights as safetensors, everything else as JSON beside them. Never pickle.
 
-    model/
-      model.safetensors
-      model.json         backbone, class names, normalisation, image size, checksum of the weights
+model/
+model.safetensors
+model.json         backbone, class names, normalisation, image size, checksum of the weights
 """
 
 import json
@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import peerdg
 from peerdg.errors import DamagedError, DataError, OutputError
-from peerdg.files import replace_atomically, sha256
+from peerdg.files import replace_atomically, sha256, usual_mode
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
+from peerdg.version import __version__
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 FORMAT = 1
@@ -38,7 +38,7 @@ def save_model(folder: Path, model: Classifier, *, backbone: str, image_size: in
             "std": model.std.flatten().tolist(),
             "image_size": image_size,
             "weights_sha256": digest,
-            "peerdg": peerdg.__version__,
+            "peerdg": __version__,
             "torch": torch.__version__,
         }
         text = json.dumps(description, indent=2, ensure_ascii=False)
@@ -96,9 +96,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             f"{path} was refused: it is damaged or holds more than tensors.",
             hint="Weights must be a .safetensors file, or a .pth state dict of tensors.",
         ) from error
-    raise DataError(
-        f"{path} is not a weights file.", hint="Use a .safetensors or .pth file."
-    )
+    raise DataError(f"{path} is not a weights file.", hint="Use a .safetensors or .pth file.")
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -110,7 +108,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     # The format wants plain contiguous CPU tensors; channels-last weights are laid out anew.
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(ready, path)
+        with usual_mode(path):
+            save_file(ready, path)
     except SafetensorError as error:
         raise OutputError(
             f"Cannot write {path.parent}: {error}.",

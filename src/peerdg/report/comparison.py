@@ -35,8 +35,8 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         "Accuracy in percent of the deployed model after the last epoch: mean ± standard deviation "
         "over seeds; `target mean` is the unweighted mean of the targets. `var proxy` and `var "
         "task` are the fluctuation: the variance of target accuracy over evaluations every k "
-        f"epochs, the first {BURN_IN_PERIODS} periods left out, mean over targets. Methods with one "
-        "network have it in the first column. `seconds` is the time spent in training epochs.",
+        f"epochs, the first {BURN_IN_PERIODS} periods left out, mean over targets. Methods with "
+        "one network have it in the first column. `seconds` is the time spent in training epochs.",
         "",
         "## What it shows",
         "",
@@ -87,7 +87,9 @@ def _steadiness(name: str, group: Sequence[RunResult]) -> str:
     if task is None or proxy is None:
         return f"{name}: too few periods after the first {BURN_IN_PERIODS} to speak of fluctuation."
     verdict = "less" if task < proxy else "not less"
-    return f"{name}: the task model fluctuates {verdict} than its proxy ({task:.2f} and {proxy:.2f})."
+    return (
+        f"{name}: the task model fluctuates {verdict} than its proxy ({task:.2f} and {proxy:.2f})."
+    )
 
 
 def _variance(group: Sequence[RunResult], model: str) -> float | None:

@@ -59,7 +59,14 @@ def _lines(groups: dict[str, list[RunResult]]) -> list[tuple[str, str, str, list
 
 
 def _draw(
-    axis: Any, group: list[RunResult], model: str, target: str, *, label: str, colour: str, style: str
+    axis: Any,
+    group: list[RunResult],
+    model: str,
+    target: str,
+    *,
+    label: str,
+    colour: str,
+    style: str,
 ) -> None:
     curves = []
     for run in group:

@@ -51,7 +51,7 @@ class RunResult:
     @property
     def seconds(self) -> float:
         """Time spent in training epochs."""
-        return sum(e.get("seconds", 0.0) for e in self.events if e.get("event") == "epoch")
+        return sum(float(e["seconds"]) for e in self.events if e.get("event") == "epoch")
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:

@@ -129,9 +129,7 @@ def _fluctuation(group: Sequence[RunResult], which: str) -> str:
     """Variance of the trained or deployed model; a method with one network has no second."""
     if which == "deployed" and group[0].deployed == group[0].trained:
         return "-"
-    found = [
-        run.fluctuation(getattr(run, which), burn_in_periods=BURN_IN_PERIODS) for run in group
-    ]
+    found = [run.fluctuation(getattr(run, which), burn_in_periods=BURN_IN_PERIODS) for run in group]
     return spread([f.mean.var for f in found if f is not None], digits=2)
 
 

@@ -1,9 +1,9 @@
 """A checkpoint is a folder without pickle, whole or absent, and every damage to it is noticed.
 
-    checkpoint/1000004000020/
-      tensors.safetensors   weights, optimizer, sums of the current epoch
-      state.json            position, optimizer options, length of the records
-      MANIFEST.json         size and SHA-256 of both; written last
+checkpoint/1000004000020/
+tensors.safetensors   weights, optimizer, sums of the current epoch
+state.json            position, optimizer options, length of the records
+MANIFEST.json         size and SHA-256 of both; written last
 """
 
 import json
@@ -95,7 +95,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process had begun to write."""
-    for path in folder.rglob(f"{TEMPORARY}*") if folder.is_dir() else ():
+    # Without the dash: safetensors names its own temporary files .tmpXXXXXX.
+    for path in folder.rglob(f"{TEMPORARY.rstrip('-')}*") if folder.is_dir() else ():
         remove(path)
 
 

@@ -91,10 +91,9 @@ class Keeper:
         return f"Stopped in {where}. Saved; go on with:\n  peerdg resume {self.run.path}"
 
     def _keep_snapshot(self, state: TrainState) -> None:
-        observed = state.method.observed
-        trained = observed.get("proxy") or observed["model"]  # type: ignore[operator, union-attr, call-arg]
+        trained = next(iter(state.method.observed.values()))
         with replace_atomically(self.run.snapshots / f"{state.epoch:06d}.safetensors") as file:
-            save_tensors(file, trained.state_dict())  # type: ignore[union-attr, operator]
+            save_tensors(file, trained.state_dict())
 
     def _cut_records(self, checkpoint: Checkpoint | None) -> None:
         """Drop records newer than the checkpoint: they will be written again, and equal."""

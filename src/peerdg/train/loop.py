@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, NumericalError, Stopped
@@ -53,7 +53,7 @@ def run_phase(
 
     Args:
         phase: What to run.
-        method: An `nn.Module` with the `Method` protocol, on its device.
+        method: What to train, on its device.
         source: Training images, on the same device.
         seed: The run's seed; every draw derives from it and the position.
         evaluate: Judges the observed models; its records are kept as they are.
@@ -65,7 +65,6 @@ def run_phase(
         Stopped: After saving, if asked to stop.
         NumericalError: Before anything not finite reaches a weight.
     """
-    assert isinstance(method, nn.Module)  # noqa: S101  (Protocol and Module cannot be intersected)
     settings = phase.settings
     steps = steps_per_epoch(settings, len(source))
     state = TrainState(phase.name, method, make_optimizer(method, settings))
@@ -117,9 +116,9 @@ def train_step(
         seed=seed_for(seed, "augment", *key),
     )
     with seeded(seed, "dropout", *key):
-        terms: dict[str, Tensor] = state.method.loss(batch)  # type: ignore[operator]
+        terms = state.method.loss(batch)
     state.optimizer.zero_grad(set_to_none=True)
-    terms["loss"].backward()  # type: ignore[no-untyped-call]
+    terms["loss"].backward()
     gradients = [p.grad for p in state.method.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if not torch.isfinite(terms["loss"] + norm):
@@ -173,8 +172,9 @@ def _not_finite(
     state: TrainState, rows: Tensor, terms: dict[str, Tensor], norm: Tensor
 ) -> NumericalError:
     what = "loss" if not torch.isfinite(terms["loss"]) else "gradient"
+    when = f"{state.phase} epoch {state.epoch + 1}, step {state.step + 1}"
     return NumericalError(
-        f"The {what} is not finite in {state.phase} epoch {state.epoch + 1}, step {state.step + 1}.",
+        f"The {what} is not finite in {when}.",
         hint="Lower the learning rate (--train.lr), or the regulariser's weight (--peer.w).",
         details={
             "phase": state.phase,

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from torch import Tensor
 
 REFRESH_SECONDS = 0.5
@@ -27,7 +28,7 @@ class Progress(Protocol):
         ...
 
     def end_phase(self) -> None:
-        """The phase is over."""
+        """The phase is over, or was given up."""
         ...
 
 
@@ -79,7 +80,9 @@ class ConsoleProgress:
             transient=True,
         )
         self._bar.start()
-        self._task = self._bar.add_task(name, total=epochs * steps, completed=done * steps, status="")
+        self._task = self._bar.add_task(
+            name, total=epochs * steps, completed=done * steps, status=""
+        )
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
         """Move the bar; read the loss terms only when it is drawn."""
@@ -111,10 +114,6 @@ class ConsoleProgress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-    def close(self) -> None:
-        """Leave the terminal usable, whatever happened."""
-        self.end_phase()
 
     def _time_left(self, epoch: int) -> str:
         images = self._epochs * self._steps

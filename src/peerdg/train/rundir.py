@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from peerdg.config import read_toml
 from peerdg.errors import ConfigError, OutputError, RunInUseError
-from peerdg.files import remove, replace_atomically, write_json, writing
+from peerdg.files import TEMPORARY, remove, replace_atomically, write_json, writing
 from peerdg.train.records import JsonLines
 from peerdg.train.settings import RunConfig, refuse_difference
 
@@ -121,9 +121,9 @@ class RunFolder:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             # Root may write where the mode forbids it; a probe is the only honest test.
-            probe = self.path / f".tmp-probe-{os.getpid()}"
+            probe = self.path / f"{TEMPORARY}probe-{os.getpid()}"
             probe.touch()
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # the run that holds the folder may have tidied it up
 
     def _acquire(self) -> None:
         try:
@@ -142,7 +142,7 @@ class RunFolder:
             try:
                 owner = json.loads(self._owner.read_text("utf-8"))
                 return f" by process {owner['pid']} on {owner['host']} since {owner['since']}"
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError):
                 time.sleep(0.05)
         return ""
 
@@ -164,7 +164,7 @@ class RunFolder:
         elif existing == "refuse":
             raise OutputError(
                 f"{self.path} already holds a run ({self._progress()}).",
-                hint="Continue it with --resume, replace it with --overwrite, or choose another --out.",
+                hint="Continue it with --resume, replace it with --overwrite, or change --out.",
             )
         elif existing == "overwrite":
             self._clear()
@@ -175,8 +175,9 @@ class RunFolder:
             temporary.write_text(config.toml(), "utf-8")
 
     def _require_empty(self) -> None:
-        ours = {"run.lock", "run.owner.json"}
-        foreign = [p.name for p in self.path.iterdir() if p.name not in ours]
+        # Temporary files are ours too: of a process killed at its start, or of one that just asks.
+        ours = ("run.lock", "run.owner.json", TEMPORARY)
+        foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(ours)]
         if foreign:
             raise OutputError(
                 f"{self.path} is not empty and holds no run (it has '{sorted(foreign)[0]}').",

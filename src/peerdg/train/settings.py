@@ -6,7 +6,7 @@ Free of torch: a wrong option or a taken output folder is reported before torch 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import tomli_w
@@ -34,7 +34,8 @@ class PhaseSettings:
     lr_step: int | None = option(None, "multiply the rate by lr_gamma every this many epochs")
     lr_gamma: float = option(0.5, "factor of the step schedule", above=0, at_most=1)
 
-    __post_init__ = validate
+    def __post_init__(self) -> None:
+        validate(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class AugmentSettings:
         False, "sdg set: pixel ranges as published for 224 px, not scaled to the image"
     )
 
-    __post_init__ = validate
+    def __post_init__(self) -> None:
+        validate(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +133,12 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
     values = merge({k: v for k, v in base.items() if k not in others}, given)
     if "evaluate_every" not in given and "k" in given.get(method, {}):
         values["evaluate_every"] = given[method]["k"]
-    built = {k: build(kind, values.pop(k, {}), where=k) for k, kind in sections.items()}
-    values["data"], values["method_settings"] = built.pop(data.name), built.pop(method)
-    scalars = {k: v for k, v in values.items() if k in _SCALARS}
-    config = build(RunConfig, scalars, where="")
-    return RunConfig(**{k: getattr(config, k) for k in scalars}, **built,
-                     data=values["data"], method_settings=values["method_settings"])  # fmt: skip
+    parts: dict[str, Any] = {}
+    for key, kind in sections.items():
+        parts[key] = build(kind, values.pop(key, {}), where=key)
+    parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
+    config = build(RunConfig, values, where="")
+    return replace(config, **parts)
 
 
 def notes(config: RunConfig) -> list[str]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from peerdg.errors import DamagedError
+from peerdg.methods.base import Method
 
 
 @dataclass
@@ -26,7 +27,7 @@ class TrainState:
     """
 
     phase: str
-    method: nn.Module
+    method: Method
     optimizer: torch.optim.Optimizer
     epoch: int = 0
     step: int = 0
@@ -62,6 +63,7 @@ class TrainState:
             "epoch": self.epoch,
             "step": self.step,
             "optimizer_groups": groups,
+            "terms": list(self.sums),  # their order; safetensors sorts by name
         }
 
     def restore(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
@@ -70,13 +72,13 @@ class TrainState:
         try:
             self.method.load_state_dict(parts["method"])
             self._restore_optimizer(parts.get("optimizer", {}), plain["optimizer_groups"])
+            self.sums = {name: parts["sums"][name] for name in plain["terms"]}
         except (KeyError, RuntimeError, ValueError) as error:
             raise DamagedError(
                 f"The checkpoint does not fit this run: {error}",
                 hint="It may come from another version of peerdg; start the run anew.",
             ) from error
         self.epoch, self.step = plain["epoch"], plain["step"]
-        self.sums = parts.get("sums", {})
 
     def _restore_optimizer(self, tensors: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:
         state: dict[int, dict[str, Tensor]] = {}

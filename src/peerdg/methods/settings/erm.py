@@ -11,4 +11,5 @@ IMPLEMENTED_BY = "peerdg.methods.erm:ERM"
 class Settings:
     """Cross-entropy on clean images; the baseline of every comparison."""
 
-    __post_init__ = validate
+    def __post_init__(self) -> None:
+        validate(self)

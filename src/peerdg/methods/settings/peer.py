@@ -27,7 +27,9 @@ class Settings:
     reset_proxy: bool = option(False, "after each update continue from the task model")
     head: Literal["trained", "frozen", "none"] = option("trained", "the projection head R")
     head_layers: int = option(2, "layers of R; paper: 2 on Digits, else 3", at_least=1)
-    head_dim: int = option(128, "output dimension of R; paper: 128 on Digits, else 1024", at_least=1)
+    head_dim: int = option(
+        128, "output dimension of R; paper: 128 on Digits, else 1024", at_least=1
+    )
     head_hidden: int | None = option(None, "hidden width of R; default max(dim, 512)", at_least=1)
     head_norm: Literal["bn", "ln", "none"] = option("bn", "normalisation inside R")
     head_grad_target: bool = option(True, "R also learns from the task model's branch")
@@ -45,4 +47,5 @@ class Settings:
     )
     teacher: str | None = option(None, "run or model folder of a frozen teacher, the regulator")
 
-    __post_init__ = validate
+    def __post_init__(self) -> None:
+        validate(self)

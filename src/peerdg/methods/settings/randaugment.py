@@ -13,4 +13,5 @@ class Settings:
 
     k: int = option(10, "re-draw the augmentation policy every k epochs", at_least=1)
 
-    __post_init__ = validate
+    def __post_init__(self) -> None:
+        validate(self)

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerdg.evaluate.fluctuation import accuracy_series, fluctuation, run_fluctuation
+
+series = st.lists(st.floats(0, 100), min_size=1, max_size=40)
+
+
+def test_a_constant_series_does_not_fluctuate():
+    f = fluctuation([42.0] * 12)
+    assert (f.var, f.std, f.range, f.max_drawdown, f.mean_abs_step, f.detrended_var, f.gap) == (
+        0,
+    ) * 7
+    assert f.final == f.best == f.worst_tail == 42.0
+
+
+def test_a_square_wave_of_amplitude_a_has_variance_a_squared():
+    f = fluctuation([50 + 3 * (-1) ** t for t in range(20)])
+    assert f.var == pytest.approx(9)
+    assert f.range == pytest.approx(6)
+    assert f.mean_abs_step == pytest.approx(6)
+
+
+def test_a_ramp_has_variance_but_none_once_detrended():
+    f = fluctuation([2.0 * t for t in range(30)])
+    assert f.var > 100
+    assert f.detrended_var == pytest.approx(0, abs=1e-18)
+    assert f.max_drawdown == 0
+
+
+@given(series, st.randoms())
+def test_order_changes_steps_but_not_variance(values, random):
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    assert fluctuation(shuffled).var == pytest.approx(fluctuation(values).var, abs=1e-9)
+    assert fluctuation(shuffled).range == fluctuation(values).range
+
+
+@given(series)
+def test_statistics_agree_with_plain_python(values):
+    f = fluctuation(values)
+    mean = sum(values) / len(values)
+    assert f.var == pytest.approx(sum((a - mean) ** 2 for a in values) / len(values), abs=1e-8)
+    falls = [max(values[: t + 1]) - a for t, a in enumerate(values)]
+    assert f.max_drawdown == max(falls)
+    assert f.gap == max(values) - values[-1]
+    assert f.worst_tail == min(values[-max(1, -(-len(values) // 5)) :])
+
+
+def test_an_empty_series_is_refused():
+    with pytest.raises(ValueError, match="empty"):
+        fluctuation([])
+
+
+def evaluation(epoch, accuracy, *, model="task", domain="svhn"):
+    return {"kind": "evaluation", "epoch": epoch, "model": model, "domain": domain,
+            "accuracy": accuracy}  # fmt: skip
+
+
+def test_series_takes_every_kth_epoch_of_one_model_without_start_source_and_burn_in():
+    records = [{"kind": "epoch", "epoch": 4}]
+    records += [evaluation(e, float(e)) for e in range(13)]
+    records += [evaluation(e, 0.0, model="proxy") for e in range(13)]
+    records += [evaluation(e, 99.0, domain="validation") for e in range(13)]
+    taken = accuracy_series(records, model="task", every=2, burn_in_periods=3)
+    assert taken == {"svhn": [8.0, 10.0, 12.0]}
+    assert accuracy_series(records, model="task", every=2, burn_in_periods=0)["svhn"][0] == 2.0
+
+
+def test_both_readings_of_the_average_column_are_given():
+    # Two domains that move against each other: each fluctuates, their average does not.
+    result = run_fluctuation({"a": [10, 20, 10, 20], "b": [20, 10, 20, 10]})
+    assert result.mean.var == pytest.approx(25)
+    assert result.of_mean.var == 0
+    assert result.domains["a"].var == pytest.approx(np.var([10, 20, 10, 20]))
+
+
+def test_a_run_without_enough_periods_has_no_fluctuation():
+    assert run_fluctuation({}) is None

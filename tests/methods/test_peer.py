@@ -1,0 +1,312 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from peerdg.augment.policy import Policy
+from peerdg.errors import ConfigError
+from peerdg.losses.barlow_twins import barlow_twins
+from peerdg.methods.base import Batch
+from peerdg.methods.peer import PEER
+from peerdg.methods.randaugment import RandAug
+from peerdg.methods.settings.peer import Settings
+from peerdg.methods.settings.randaugment import Settings as RandAugSettings
+from peerdg.models.averaging import recalibrate
+from peerdg.models.classifier import Classifier
+from tests.conftest import tiny_classifier, tiny_domain
+
+SOURCE = tiny_domain(n=32)
+CLEAN = SOURCE.images.split(8)
+
+
+def make(seed=0, *, augment=None, clean=None, teacher=None, batch_norm=False, **settings):
+    settings = {"k": 2, "head_dim": 4, "head_hidden": 6, **settings}
+    torch.manual_seed(7)  # for R
+    return PEER(
+        tiny_classifier(seed=seed, batch_norm=batch_norm),
+        Settings(**settings),
+        augment=augment or Policy(seed=3),
+        clean=clean,
+        teacher=teacher,
+    )
+
+
+def batches(epoch, size=8):
+    order = torch.randperm(len(SOURCE), generator=torch.Generator().manual_seed(epoch)).split(size)
+    for step, rows in enumerate(order):
+        yield Batch(SOURCE.images[rows], SOURCE.labels[rows], index=rows, seed=100 * epoch + step)
+
+
+def train(method, epochs=4, *, lr=0.05, after_step=lambda: None, after_epoch=lambda: None):
+    optimizer = torch.optim.Adam([p for p in method.parameters() if p.requires_grad], lr=lr)
+    for epoch in range(epochs):
+        method.train()
+        method.start_epoch(epoch)
+        for batch in batches(epoch):
+            optimizer.zero_grad()
+            method.loss(batch)["loss"].backward()
+            optimizer.step()
+            after_step()
+        method.end_epoch(epoch)
+        after_epoch()
+    return method
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_loss_is_equation_3_written_out():
+    peer = make(w=0.7, lam=0.01)
+    x, y = SOURCE.images[:8], SOURCE.labels[:8]
+    batch = Batch(x, y, seed=5)
+    peer.start_epoch(0)
+    x_bar = peer.augment(x, batch.generator())
+    expected = (
+        F.cross_entropy(peer.proxy(x), y)
+        + F.cross_entropy(peer.proxy(x_bar), y)
+        + 0.7
+        * barlow_twins(
+            peer.projection(peer.task.features(x)),
+            peer.projection(peer.proxy.features(x_bar)),
+            lam=0.01,
+        )
+    )
+    terms = peer.loss(batch)
+    torch.testing.assert_close(terms["loss"], expected)
+    parts = terms["ce_clean"] + terms["ce_augmented"] + 0.7 * terms["regulariser"]
+    torch.testing.assert_close(terms["loss"].detach(), parts)
+
+
+def test_task_weights_are_the_mean_of_the_snapshots_after_every_k_epochs():
+    peer, snapshots, seen = make(k=2), [], []
+
+    def keep():
+        seen.append(weights(peer.proxy))
+        if len(seen) % 2 == 0:
+            snapshots.append(seen[-1])
+        expected = torch.stack(snapshots).mean(0) if snapshots else start
+        assert (weights(peer.task) - expected).abs().max() < 1e-6
+
+    start = weights(peer.task)
+    train(peer, epochs=7, after_epoch=keep)
+    assert peer.average.count == 3
+
+
+def test_task_model_does_not_change_between_updates():
+    peer = make(k=2)
+    before = copy.deepcopy(peer.task.state_dict())
+
+    def unchanged():
+        for name, value in peer.task.state_dict().items():
+            assert torch.equal(value, before[name])
+
+    def remember():
+        before.update(copy.deepcopy(peer.task.state_dict()))
+
+    train(peer, epochs=5, after_step=unchanged, after_epoch=remember)
+    assert not torch.equal(weights(peer.task), weights(make().task))
+
+
+def test_without_regulariser_equals_weight_zero_bit_for_bit():
+    with_zero, without = train(make(w=0.0)), train(make(regulariser="none"))
+    assert torch.equal(weights(with_zero.proxy), weights(without.proxy))
+    assert torch.equal(weights(with_zero.task), weights(without.task))
+
+
+def test_the_proxy_without_regulariser_is_the_randaugment_baseline_bit_for_bit():
+    ensemble = train(make(regulariser="none"))
+    baseline = train(RandAug(tiny_classifier(), RandAugSettings(k=2), augment=Policy(seed=3)))
+    assert torch.equal(weights(ensemble.proxy), weights(baseline.model))
+
+
+@pytest.mark.parametrize("views", ["clean_aug", "both_same"])
+def test_cached_and_recomputed_task_features_give_bitwise_equal_training(views):
+    cached = train(make(clean=CLEAN, views=views), epochs=6)
+    recomputed = train(make(clean=CLEAN, views=views, cache_features=False), epochs=6)
+    assert cached._features is not None
+    assert recomputed._features is None
+    assert torch.equal(weights(cached.proxy), weights(recomputed.proxy))
+    assert torch.equal(weights(cached.task), weights(recomputed.task))
+
+
+def test_cached_features_are_renewed_with_the_task_model():
+    peer = make(clean=CLEAN, k=1)
+
+    def current():
+        peer.start_epoch(99)
+        torch.testing.assert_close(peer._features[1], peer.task.features(SOURCE.images))
+
+    train(peer, epochs=3, after_epoch=current)
+
+
+def test_loading_a_state_forgets_the_cached_features():
+    peer, other = make(clean=CLEAN), make(seed=1, clean=CLEAN)
+    peer.start_epoch(0)
+    peer.load_state_dict(other.state_dict())
+    peer.start_epoch(0)
+    torch.testing.assert_close(peer._features[1], other.task.features(SOURCE.images))
+
+
+def test_equal_models_and_views_have_no_on_diagonal_loss_at_the_start():
+    peer = PEER(tiny_classifier(), Settings(augment=False, lam=0.0))
+    terms = peer.loss(Batch(SOURCE.images, SOURCE.labels))
+    # Epsilon alone keeps the 128 correlations below one.
+    assert 0 <= float(terms["regulariser"]) < 0.5
+
+
+def test_without_averaging_the_task_model_is_the_latest_snapshot():
+    peer, at_period = make(average=False), []
+    train(peer, epochs=4, after_epoch=lambda: at_period.append(weights(peer.proxy)))
+    assert torch.equal(weights(peer.task), at_period[3])
+
+
+def test_include_init_averages_the_start_and_leaves_out_the_last_period():
+    peer = make(include_init=True, k=2)
+    snapshots = [weights(peer.proxy)]
+    train(peer, epochs=6, after_epoch=lambda: snapshots.append(weights(peer.proxy)))
+    expected = torch.stack([snapshots[0], snapshots[2], snapshots[4]]).mean(0)
+    assert (weights(peer.task) - expected).abs().max() < 1e-6
+
+
+def test_starting_an_epoch_twice_takes_one_snapshot():
+    peer = make(include_init=True)
+    peer.start_epoch(0)
+    peer.start_epoch(0)
+    assert peer.average.count == 1
+
+
+def test_reset_proxy_continues_from_the_task_model_and_asks_to_clear_the_optimizer():
+    peer = make(reset_proxy=True, k=1)
+    optimizer = torch.optim.SGD(peer.proxy.parameters(), lr=0.1)
+    for epoch in range(2):
+        peer.start_epoch(epoch)
+        for batch in batches(epoch):
+            optimizer.zero_grad()
+            peer.loss(batch)["loss"].backward()
+            optimizer.step()
+        said = peer.end_epoch(epoch)
+        assert said["reset_optimizer"]
+        assert torch.equal(weights(peer.proxy), weights(peer.task))
+
+
+def test_the_policy_is_redrawn_every_k_epochs_and_reported():
+    peer = make(k=3)
+    drawn = [peer.start_epoch(epoch)["policy"] for epoch in range(9)]
+    expected = [Policy(seed=3).redraw(epoch // 3) for epoch in range(9)]
+    assert drawn == expected
+    assert len({tuple(d.items()) for d in drawn}) > 1
+
+
+def gradients(peer, seed=5):
+    peer.zero_grad()
+    peer.loss(Batch(SOURCE.images[:16], SOURCE.labels[:16], seed=seed))["loss"].backward()
+    return {name for name, p in peer.named_parameters() if p.grad is not None and p.grad.any()}
+
+
+def test_gradients_reach_proxy_and_head_but_never_the_task_model():
+    reached = gradients(make())
+    assert any(name.startswith("proxy.") for name in reached)
+    assert any(name.startswith("projection.") for name in reached)
+    assert not any(name.startswith("average.") for name in reached)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    assert not any(name.startswith("projection.") for name in gradients(make(head="frozen")))
+
+
+def test_without_head_features_are_compared_themselves_and_stay_finite():
+    peer = make(head="none")
+    assert not list(peer.projection.parameters())
+    train(peer)
+    assert torch.isfinite(weights(peer.proxy)).all()
+
+
+def test_the_targets_branch_of_the_head_can_be_cut_off():
+    both, one = make(), make(head_grad_target=False)
+    gradients(both), gradients(one)
+    a, b = both.projection[0].weight.grad, one.projection[0].weight.grad
+    assert not torch.allclose(a, b)
+    torch.testing.assert_close(both.proxy.head.weight.grad, one.proxy.head.weight.grad)
+
+
+@pytest.mark.parametrize("views", ["clean_aug", "aug_clean", "both_same"])
+def test_views_decide_which_image_goes_to_which_model(views):
+    peer = make(views=views, head="none", w=1.0, lam=0.005)
+    batch = Batch(SOURCE.images[:16], SOURCE.labels[:16], seed=1)
+    x, x_bar = batch.images, peer.augment(batch.images, batch.generator())
+
+    def bt(a, b):
+        return barlow_twins(peer.task.features(a), peer.proxy.features(b))
+
+    expected = {
+        "clean_aug": bt(x, x_bar),
+        "aug_clean": bt(x_bar, x),
+        "both_same": bt(x, x) + bt(x_bar, x_bar),
+    }[views]
+    torch.testing.assert_close(peer.loss(batch)["regulariser"], expected.detach())
+
+
+def test_info_nce_can_replace_barlow_twins():
+    torch.manual_seed(0)
+    a, b = make(regulariser="info-nce"), make()
+    batch = Batch(SOURCE.images[:16], SOURCE.labels[:16], seed=1)
+    assert a.loss(batch)["regulariser"] != b.loss(batch)["regulariser"]
+    train(a)
+    assert torch.isfinite(weights(a.proxy)).all()
+
+
+def test_without_augmentation_both_views_are_the_clean_image():
+    peer = PEER(tiny_classifier(), Settings(augment=False))
+    terms = peer.loss(Batch(SOURCE.images, SOURCE.labels))
+    assert torch.equal(terms["ce_clean"], terms["ce_augmented"])
+
+
+def test_a_teacher_guides_in_place_of_the_task_model():
+    teacher = tiny_classifier(seed=9)
+    peer = make(teacher=teacher, clean=CLEAN, k=1)
+    peer.start_epoch(0)
+    torch.testing.assert_close(peer._features[1], teacher.features(SOURCE.images))
+    before = weights(teacher)
+    train(peer, epochs=2)
+    assert torch.equal(weights(teacher), before)
+    assert peer.deployed is peer.task
+
+
+def test_a_teacher_of_another_width_is_refused():
+    teacher = Classifier(nn.Flatten(), nn.Linear(432, 3), classes=("a", "b", "c"))
+    with pytest.raises(ConfigError, match="432 features"):
+        make(teacher=teacher)
+
+
+def test_views_are_normalised_separately_with_batch_normalisation_unless_joined():
+    images = SOURCE.images[:16]
+    batch = Batch(images, SOURCE.labels[:16], seed=1)
+    apart = make(batch_norm=True, clean=CLEAN, regulariser="none")
+    joint = make(batch_norm=True, clean=CLEAN, regulariser="none", joint_views=True)
+    apart.train(), joint.train()
+    separate = F.cross_entropy(copy.deepcopy(apart.proxy)(images), batch.labels)
+    torch.testing.assert_close(apart.loss(batch)["ce_clean"], separate.detach())
+    assert not torch.allclose(joint.loss(batch)["ce_clean"], separate)
+
+
+def test_batch_normalised_training_recalibrates_the_task_model():
+    peer = train(make(batch_norm=True, clean=CLEAN, k=1), epochs=3)
+    statistics = peer.task.encoder.norm.running_mean.clone()
+    recalibrate(peer.task, CLEAN)
+    assert torch.equal(statistics, peer.task.encoder.norm.running_mean)
+
+
+def test_the_state_dict_carries_the_average_and_its_count():
+    peer = train(make(), epochs=4)
+    other = make(seed=5)
+    other.load_state_dict(peer.state_dict())
+    assert other.average.count == peer.average.count == 2
+    assert torch.equal(weights(other.task), weights(peer.task))
+
+
+def test_k_must_be_positive():
+    with pytest.raises(ConfigError, match="at least 1"):
+        Settings(k=0)
