@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from peerdg.errors import DamagedError
-from peerdg.files import TEMPORARY, remove, replace_atomically, sha256
+from peerdg.files import TEMPORARY, remove, replace_atomically, sha256, writing
 from peerdg.models.stored import save_tensors
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
@@ -45,7 +45,11 @@ def save_checkpoint(
         manifest = {name: _describe(temporary / name) for name in (TENSORS, STATE)}
         (temporary / MANIFEST).write_text(json.dumps(manifest), "utf-8")
     for old in checkpoints(folder)[:-KEEP]:
-        remove(old)
+        # Renamed first: a kill must not leave half a checkpoint under its name.
+        gone = old.with_name(f"{TEMPORARY}{old.name}")
+        with writing(old):
+            old.rename(gone)
+        remove(gone)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:

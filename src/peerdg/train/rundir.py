@@ -114,11 +114,11 @@ class RunFolder:
             )
 
     def _create(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise OutputError(
-                f"{self.path} is a file, not a folder.", hint="Choose another name with --out."
-            )
         with writing(self.path):
+            if self.path.exists() and not self.path.is_dir():
+                raise OutputError(
+                    f"{self.path} is a file, not a folder.", hint="Choose another name with --out."
+                )
             self.path.mkdir(parents=True, exist_ok=True)
             # Root may write where the mode forbids it; a probe is the only honest test.
             probe = self.path / f"{TEMPORARY}probe-{os.getpid()}"

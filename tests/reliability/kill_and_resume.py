@@ -1,0 +1,128 @@
+"""Kill trainings at random moments, resume them, and compare with one that nobody disturbed.
+
+    python tests/reliability/kill_and_resume.py --kills 25            the command line, Digits CNN
+    python tests/reliability/kill_and_resume.py --kills 25 --tiny     the Python API, a tiny network
+
+Every kill is SIGKILL to the whole process group, at a moment drawn uniformly over the time the
+undisturbed run took (start of the process included), and a checkpoint is saved after every step,
+so many kills fall into a save. When a run ends before it is killed, it is compared and the next
+one begins. Ends with 1 if any weight or record differs or a checkpoint cannot be read.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from peerdg.errors import DamagedError
+from peerdg.train.checkpoint import checkpoints, load_checkpoint
+from tests.reliability.processes import kill_group, leftovers, peerdg, run, start, tiny
+
+# fmt: off
+SMALL = (
+    "--digits-mini.train", "128", "--target", "uci", "--pretrain.epochs", "1", "--epochs", "2",
+    "--pretrain.batch-size", "64", "--train.batch-size", "64", "--threads", "1", "--peer.k", "1",
+    "--checkpoint-minutes", "0", "--keep-snapshots", "--quiet",
+)
+# fmt: on
+
+
+def commands(out: Path, *, small: bool) -> tuple[list[str], list[str]]:
+    """How the training is started, and how it is resumed."""
+    if small:
+        return tiny(out), tiny(out)
+    return peerdg("train", "digits-mini", *SMALL, "--out", out), peerdg("resume", out, "--quiet")
+
+
+def kill_and_resume(folder: Path, *, kills: int, seed: int, small: bool) -> list[str]:
+    """Every difference that was seen, as sentences; none is what is promised."""
+    draw = random.Random(seed)
+    began = time.monotonic()
+    reference = folder / "undisturbed"
+    _check(run(commands(reference, small=small)[0]))
+    expected = time.monotonic() - began
+    print(f"seed {seed}: undisturbed run in {expected:.1f} s")
+    problems: list[str] = []
+    done, number = 0, 0
+    while done < kills:
+        out = folder / f"killed-{number}"
+        number += 1
+        here = 0
+        while not (out / "done.json").exists():
+            first, again = commands(out, small=small)
+            started = (out / "config.toml").exists()
+            if done < kills:
+                moment = draw.uniform(0, expected)
+                killed = _run_until(again if started else first, moment)
+                done, here = done + killed, here + killed
+                problems += [f"{out.name}: {p}" for p in _unreadable(out)]
+            else:
+                _check(run(again if started else first))
+        found = _differences(reference, out)
+        problems += found
+        print(f"{out.name}: {here} kills, {'equal' if not found else 'DIFFERENT'}")
+    return problems
+
+
+def _run_until(command: list[str], moment: float) -> bool:
+    """Kill the process after `moment` seconds; False if it was done before."""
+    process = start(command)
+    try:
+        process.wait(moment)
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+        return True
+    _, said = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"ended with {process.returncode}: {said}")
+    return False
+
+
+def _check(result: subprocess.CompletedProcess[str]) -> None:
+    if result.returncode:
+        raise RuntimeError(f"ended with {result.returncode}: {result.stderr}")
+
+
+def _unreadable(out: Path) -> list[str]:
+    problems = []
+    for path in checkpoints(out / "checkpoint"):
+        try:
+            load_checkpoint(path)
+        except DamagedError as error:
+            problems.append(error.message)
+    return problems
+
+
+def _differences(reference: Path, out: Path) -> list[str]:
+    names = ["model/model.safetensors", "model/model.json", "metrics.jsonl", "done.json"]
+    names += [f"snapshots/{path.name}" for path in (reference / "snapshots").glob("*")]
+    unequal = [
+        f"{out.name}: {name} differs"
+        for name in names
+        if (reference / name).read_bytes() != (out / name).read_bytes()
+    ]
+    left = [f"{out.name}: {path.relative_to(out)} is left over" for path in leftovers(out)]
+    return unequal + left
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    with tempfile.TemporaryDirectory() as folder:
+        problems = kill_and_resume(Path(folder), kills=given.kills, seed=seed, small=given.tiny)
+    for problem in problems:
+        print(problem)
+    print(f"{given.kills} kills, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

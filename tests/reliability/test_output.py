@@ -1,0 +1,108 @@
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from peerdg.errors import OutputError
+from peerdg.train.rundir import RunFolder
+from peerdg.train.settings import resolve
+from tests.reliability.processes import environment, peerdg, run
+
+NAMES = {
+    "spaces": "my first run",
+    "emoji": "réseau 🦆",
+    "long": "x" * 200,
+    "missing parents": "a/b/c/d",
+    "markup": "[bold]run[/bold]",
+    "quotes": 'it\'s "mine"; rm -rf $HOME',
+    "a leading dash": "-o",
+}
+
+
+def refused(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Train into `out` without a cache or data; a refusal comes before either is needed."""
+    began = time.monotonic()
+    nowhere = environment(PEERDG_CACHE="/proc/none")
+    result = run(peerdg("train", "digits-mini", f"--out={out}", *options), env=nowhere)
+    assert time.monotonic() - began < 2
+    assert result.returncode == 4, result.stderr
+    assert "Traceback" not in result.stderr
+    assert str(out) in result.stderr
+    assert "--out" in result.stderr  # what to do
+    return result
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
+    # Not even root can create a file there, so the test is honest for every user.
+    refused(Path("/proc/peerdg/run"))
+    refused(Path("/sys/kernel"))
+
+
+def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Root may write anywhere; what an ordinary user meets is the system's refusal itself.
+    monkeypatch.setattr(Path, "touch", _no_permission)
+    with pytest.raises(OutputError, match="Permission denied") as caught:
+        RunFolder.open(tmp_path / "run", resolve())
+    assert "--out" in (caught.value.hint or "")
+
+
+def _no_permission(self: Path, *_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied", str(self))
+
+
+def test_a_file_in_place_of_the_folder_or_of_a_parent_is_refused(tmp_path: Path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    refused(file)
+    refused(file / "run")
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_with_other_peoples_files_is_refused_and_left_alone(tmp_path: Path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    result = refused(tmp_path)
+    assert "thesis.tex" in result.stderr
+    refused(tmp_path, "--overwrite")
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_a_folder_that_holds_a_run_is_refused_unless_asked(tmp_path: Path):
+    out = tmp_path / "run"
+    RunFolder.open(out, resolve()).close()
+    before = (out / "config.toml").read_bytes()
+    result = refused(out)
+    assert "--resume" in result.stderr
+    assert "--overwrite" in result.stderr
+    assert (out / "config.toml").read_bytes() == before
+    RunFolder.open(out, resolve(), existing="resume").close()
+    RunFolder.open(out, resolve({"seed": 1}), existing="overwrite").close()
+    assert b"seed = 1" in (out / "config.toml").read_bytes()
+
+
+def test_overwriting_keeps_files_that_are_not_part_of_a_run(tmp_path: Path):
+    RunFolder.open(tmp_path, resolve()).close()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "done.json").write_text("{}")
+    RunFolder.open(tmp_path, resolve(), existing="overwrite").close()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "done.json").exists()
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_odd_names_work(tmp_path: Path, name: str):
+    run = RunFolder.open(tmp_path / name, resolve())
+    run.event("start")
+    run.close()
+    assert (tmp_path / name / "config.toml").is_file()
+    assert run.status() == "resumable"
+
+
+def test_an_odd_name_is_shown_as_it_is(tmp_path: Path):
+    out = tmp_path / NAMES["emoji"] / NAMES["markup"]
+    RunFolder.open(out, resolve()).close()
+    refused(out)
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path):
+    refused(tmp_path / ("x" * 300))

@@ -1,0 +1,50 @@
+"""A tiny training in a process of its own: python -m tests.reliability.tiny_run OUT [JSON].
+
+Batch normalisation, dropout, momentum and both phases are in it, a checkpoint after every step.
+It resumes what is in OUT, says `training` before the first step, and ends like the command line.
+"""
+
+import json
+import sys
+import warnings
+
+import peerdg
+from peerdg.config import merge
+from peerdg.errors import PeerdgError, PeerdgWarning
+from peerdg.train.progress import Silent
+from tests.conftest import tiny_classifier, tiny_splits
+
+OPTIONS = {
+    "method": "peer",
+    "threads": 1,
+    "checkpoint_minutes": 0,
+    "pretrain": {"epochs": 2, "batch_size": 8, "lr": 0.01},
+    "train": {"epochs": 8, "batch_size": 8, "lr": 0.01, "optimizer": "sgd"},
+    "peer": {"k": 2, "head_dim": 4, "head_hidden": 8},
+}
+
+
+class Announced(Silent):
+    def start_phase(self, name: str, **_: object) -> None:
+        print("training", name, flush=True)
+
+
+def main(out: str, options: str = "{}") -> int:
+    warnings.simplefilter("always", PeerdgWarning)
+    try:
+        peerdg.fit(
+            tiny_splits(),
+            out=out,
+            model=tiny_classifier(batch_norm=True, dropout=0.2),
+            existing="resume",
+            progress=Announced(),
+            **merge(OPTIONS, json.loads(options)),
+        )
+    except PeerdgError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
