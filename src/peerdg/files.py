@@ -35,7 +35,8 @@ def replace_atomically(path: Path) -> Iterator[Path]:
             os.replace(temporary, path)
             _sync(path.parent)
     except BaseException:
-        remove(temporary)
+        with contextlib.suppress(OSError):  # the reason to raise is the first error, not this one
+            remove(temporary)
         raise
 
 

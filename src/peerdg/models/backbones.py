@@ -1,6 +1,7 @@
 """Networks by name."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,7 +12,10 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.digits_cnn import DigitsCNN
 
 # Each maker gives an encoder with a `feature_dim`.
-BACKBONES: dict[str, Callable[[], DigitsCNN]] = {"digits-cnn": DigitsCNN}
+BACKBONES: dict[str, Callable[[], DigitsCNN]] = {
+    "digits-cnn": DigitsCNN,
+    "digits-cnn-half": partial(DigitsCNN, width=32),  # a quarter of the arithmetic, for the demo
+}
 
 
 def build_classifier(
