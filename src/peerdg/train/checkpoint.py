@@ -6,6 +6,7 @@ state.json            position, optimizer options, length of the records
 MANIFEST.json         size and SHA-256 of both; written last
 """
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,9 @@ def save_checkpoint(
     """Write checkpoint `number`, then remove all but the newest `KEEP`."""
     path = folder / f"{number:013d}"
     if path.exists():
-        return  # equal numbers mean equal states
+        with contextlib.suppress(DamagedError):  # then it is written again
+            load_checkpoint(path)
+            return  # equal numbers mean equal states
     with replace_atomically(path) as temporary:
         temporary.mkdir()
         save_tensors(temporary / TENSORS, tensors)
@@ -86,7 +89,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 raise DamagedError(f"{path / name} is not what was saved.")
         state = json.loads((path / STATE).read_text("utf-8"))
         return Checkpoint(tensors=load_file(path / TENSORS), state=state)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise DamagedError(f"Checkpoint {path} is damaged: {error}.") from error
 
 

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from peerdg.errors import DamagedError
 from peerdg.files import replace_atomically
 from peerdg.models.stored import save_tensors
 from peerdg.train.checkpoint import (
@@ -37,6 +38,7 @@ class Keeper:
         self._saved_at = time.monotonic()
         remove_leftovers(run.path)
         self._pending, self.problems = load_newest(run.checkpoints)
+        _refuse_foreign(self._pending)
         self._cut_records(self._pending)
 
     @property
@@ -99,6 +101,19 @@ class Keeper:
         """Drop records newer than the checkpoint: they will be written again, and equal."""
         self.run.events.cut()
         self.run.metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0)
+
+
+def _refuse_foreign(checkpoint: Checkpoint | None) -> None:
+    """Right checksums only say that nothing was changed, not that it was peerdg who wrote it."""
+    if checkpoint is None:
+        return
+    state = checkpoint.state if isinstance(checkpoint.state, dict) else {}
+    position = [state.get(name) for name in ("epoch", "step", "metrics_bytes")]
+    if state.get("phase") not in PHASES or not all(type(value) is int for value in position):
+        raise DamagedError(
+            "The checkpoint was not written by this version of peerdg.",
+            hint="Start the run anew with --overwrite.",
+        )
 
 
 def _number(state: TrainState) -> int:

@@ -1,0 +1,251 @@
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import peerdg
+from peerdg.api import load_model
+from peerdg.errors import DamagedError, DataError, PeerdgWarning
+from peerdg.models.backbones import build_classifier
+from peerdg.models.stored import load_stored, save_model
+from peerdg.train.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from tests.conftest import tiny_classifier, tiny_splits
+from tests.reliability.tiny_run import OPTIONS
+
+FILES = ("tensors.safetensors", "state.json", "MANIFEST.json")
+TRIALS = 200
+
+
+def flip_a_bit(content: bytes, draw: random.Random) -> bytes:
+    position = draw.randrange(len(content))
+    changed = content[position] ^ (1 << draw.randrange(8))
+    return content[:position] + bytes([changed]) + content[position + 1 :]
+
+
+def truncate(content: bytes, draw: random.Random) -> bytes:
+    return content[: draw.randrange(len(content))]
+
+
+def zero_a_block(content: bytes, draw: random.Random) -> bytes:
+    begin = draw.randrange(len(content))
+    length = draw.randint(1, 512)
+    return content[:begin] + bytes(len(content[begin : begin + length])) + content[begin + length :]
+
+
+def append(content: bytes, draw: random.Random) -> bytes:
+    return content + draw.randbytes(draw.randint(1, 64))
+
+
+def zero_all(content: bytes, draw: random.Random) -> bytes:
+    return bytes(len(content))
+
+
+DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+    flip_a_bit, flip_a_bit, truncate, zero_a_block, append, zero_all,
+)  # fmt: skip
+
+
+def damaged(content: bytes, draw: random.Random) -> bytes:
+    """Content that differs, by one of the kinds of damage."""
+    while True:
+        result = draw.choice(DAMAGES)(content, draw)
+        if result != content:
+            return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two checkpoints of different content and the same names and sizes."""
+    for number in (1, 2):
+        tensors = {"method.a": torch.arange(300.0) * number, "method.b": torch.zeros(4)}
+        save_checkpoint(tmp_path, number, tensors, {"epoch": number, "metrics_bytes": 0})
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_damage_to_a_checkpoint_file_is_detected(folder: Path, name: str):
+    draw = random.Random(f"damage {name}")
+    path = checkpoints(folder)[-1]
+    content = (path / name).read_bytes()
+    before = load_checkpoint(path)
+    for trial in range(TRIALS):
+        (path / name).write_bytes(damaged(content, draw))
+        try:
+            loaded = load_checkpoint(path)
+        except DamagedError:
+            continue
+        # A manifest may be written differently and say the same; then nothing may be different.
+        assert name == "MANIFEST.json", f"trial {trial}"
+        assert loaded.state == before.state
+        assert all(loaded.tensors[k].equal(v) for k, v in before.tensors.items())
+        written = json.loads((path / name).read_bytes())
+        assert written == json.loads(content), f"trial {trial}"
+    (path / name).write_bytes(content)
+    load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_detected(folder: Path, name: str):
+    path = checkpoints(folder)[-1]
+    (path / name).unlink()
+    with pytest.raises(DamagedError):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_checkpoint_is_detected(folder: Path, name: str):
+    old, new = checkpoints(folder)
+    shutil.copy(old / name, new / name)
+    with pytest.raises(DamagedError):
+        load_checkpoint(new)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_folder_in_place_of_a_file_is_detected(folder: Path, name: str):
+    path = checkpoints(folder)[-1]
+    (path / name).unlink()
+    (path / name).mkdir()
+    with pytest.raises(DamagedError):
+        load_checkpoint(path)
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used(folder: Path):
+    (checkpoints(folder)[-1] / "state.json").unlink()
+    found, problems = load_newest(folder)
+    assert found is not None
+    assert found.state["epoch"] == 1
+    assert len(problems) == 1
+
+
+def test_without_a_whole_checkpoint_nothing_is_guessed(folder: Path):
+    for path in checkpoints(folder):
+        (path / "state.json").write_text("")
+    with pytest.raises(DamagedError, match="No checkpoint") as caught:
+        load_newest(folder)
+    assert caught.value.exit_code == 7
+    assert "--overwrite" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "state",
+    ['{"epoch": 1}', "[]", "[" * 5000, "null", '{"metrics_bytes": "x"}', "{}"],
+    ids=["incomplete", "list", "nested", "null", "wrong type", "empty"],
+)
+def test_a_forged_checkpoint_with_right_checksums_is_refused_as_damaged(tmp_path: Path, state: str):
+    out = tmp_path / "run"
+    fit(out)
+    (out / "done.json").unlink()
+    for path in checkpoints(out / "checkpoint"):
+        (path / "state.json").write_text(state)
+        forge_manifest(path)
+    with pytest.raises(DamagedError):
+        fit(out)
+
+
+def forge_manifest(path: Path) -> None:
+    from peerdg.train.checkpoint import _describe
+
+    names = ("tensors.safetensors", "state.json")
+    (path / "MANIFEST.json").write_text(json.dumps({n: _describe(path / n) for n in names}))
+
+
+def fit(out: Path, **options: object) -> None:
+    model = tiny_classifier(batch_norm=True, dropout=0.2)
+    peerdg.fit(tiny_splits(), out=out, model=model, existing="resume", **{**OPTIONS, **options})
+
+
+def test_a_run_with_a_damaged_newest_checkpoint_warns_and_ends_equal(tmp_path: Path):
+    fit(tmp_path / "whole")
+    out = tmp_path / "damaged"
+    shutil.copytree(tmp_path / "whole", out)
+    (out / "done.json").unlink()
+    shutil.rmtree(out / "model")
+    newest = checkpoints(out / "checkpoint")[-1]
+    content = (newest / "tensors.safetensors").read_bytes()
+    (newest / "tensors.safetensors").write_bytes(flip_a_bit(content, random.Random(0)))
+    with pytest.warns(PeerdgWarning, match="The one before it is used"):
+        fit(out)
+    for name in ("model/model.safetensors", "metrics.jsonl", "done.json"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    # The damaged one was written again, so that the next resume does not meet it.
+    for path in checkpoints(out / "checkpoint"):
+        load_checkpoint(path)
+    assert '"damaged_checkpoint"' in (out / "events.jsonl").read_text()
+
+
+def test_a_run_without_a_whole_checkpoint_stops_and_loses_nothing(tmp_path: Path):
+    out = tmp_path / "run"
+    fit(out)
+    (out / "done.json").unlink()
+    records = (out / "metrics.jsonl").read_bytes()
+    for path in checkpoints(out / "checkpoint"):
+        (path / "MANIFEST.json").unlink()
+    with pytest.raises(DamagedError):
+        fit(out)
+    assert (out / "metrics.jsonl").read_bytes() == records
+
+
+@pytest.mark.parametrize("name", ["manifest.json"])
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"{}", b"[" * 5000])
+def test_a_damaged_record_of_the_data_stops_the_run(tmp_path: Path, name: str, content: bytes):
+    out = tmp_path / "run"
+    fit(out)
+    (out / "done.json").unlink()
+    (out / name).write_bytes(content)
+    with pytest.raises(DamagedError, match=name):
+        fit(out)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "model"
+    torch.manual_seed(0)
+    model = build_classifier("digits-cnn", classes=tuple("0123456789"))
+    save_model(folder, model, backbone="digits-cnn", image_size=32)
+    return folder
+
+
+def test_every_damage_to_a_models_description_is_detected(model_folder: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    draw = random.Random("model.json")
+    content = (folder / "model.json").read_bytes()
+    whole = json.loads(content)
+    for trial in range(TRIALS):
+        (folder / "model.json").write_bytes(damaged(content, draw))
+        try:
+            _, description = load_stored(folder)
+        except DamagedError:
+            continue
+        assert description == whole, f"trial {trial}"  # only white space differs
+
+
+def test_damage_to_a_models_weights_is_detected(model_folder: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    draw = random.Random("model.safetensors")
+    content = (folder / "model.safetensors").read_bytes()
+    for _ in range(20):
+        (folder / "model.safetensors").write_bytes(damaged(content, draw))
+        with pytest.raises(DamagedError):
+            load_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DamagedError):
+        load_model(folder)
+
+
+def test_a_folder_without_a_model_is_a_data_error(tmp_path: Path):
+    with pytest.raises(DataError, match="no model"):
+        load_model(tmp_path)
+
+
+def test_the_files_of_a_run_have_the_mode_of_any_new_file(tmp_path: Path):
+    fit(tmp_path / "run", keep_snapshots=True)
+    (tmp_path / "usual").touch()
+    usual = (tmp_path / "usual").stat().st_mode
+    files = [p for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != "run.lock"]
+    assert {p.name: oct(p.stat().st_mode) for p in files} == {p.name: oct(usual) for p in files}
