@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from peerdg.version import __version__
 
 if TYPE_CHECKING:
-    from peerdg.api import evaluate as evaluate
     from peerdg.api import fit as fit
     from peerdg.api import load_model as load_model
     from peerdg.augment.policy import Policy as Policy
@@ -36,7 +35,6 @@ _HOME = {
     "RandAugment": "peerdg.augment.randaugment:RandAugment",
     "Splits": "peerdg.data.domain:Splits",
     "build_classifier": "peerdg.models.backbones:build_classifier",
-    "evaluate": "peerdg.api:evaluate",
     "fit": "peerdg.api:fit",
     "load_model": "peerdg.api:load_model",
 }

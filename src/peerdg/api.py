@@ -1,4 +1,4 @@
-"""What a Python user calls: `fit`, `load_model`, `evaluate`."""
+"""What a Python user calls: `fit` and `load_model`, and what they give back."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from peerdg.data.domain import Domain, Splits
 from peerdg.errors import DataError
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.models.classifier import Classifier
-from peerdg.models.stored import load_stored
+from peerdg.models.stored import OWN, load_stored
 from peerdg.runner import execute, match_classes, model_folder
 from peerdg.train.progress import Progress, Silent
 from peerdg.train.rundir import Existing, RunFolder
@@ -54,13 +54,16 @@ def fit(
     """
     splits = match_classes(data) if isinstance(data, Splits) else None
     name = "own-data" if isinstance(data, Splits) else data
+    if model is not None:
+        options["backbone"] = OWN
     config = resolve({"benchmark": name}, options)
     run = RunFolder.open(Path(out), config, existing=existing)
     try:
         classifier = execute(config, run, progress or Silent(), splits=splits, model=model)
     finally:
         run.close()
-    return Run(Path(out), config, Model(classifier, _image_size(run, splits)))
+    description = load_stored(run.model, classifier)[1]
+    return Run(Path(out), config, Model(classifier, description["image_size"]))
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,15 @@ class Model:
         ]
         return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
 
+    def evaluate(self, domain: Domain) -> dict[str, Any]:
+        """Images, correct answers, accuracy in percent and loss on `domain`, classes by name."""
+        side = (self.image_size, self.image_size)
+        if domain.image_size != side:
+            raise DataError(
+                f"Domain '{domain.name}' has images of {domain.image_size}, the model wants {side}."
+            )
+        return evaluate_domain(self.classifier, domain.with_classes(self.classes))
+
     def _tensor(self, image: ImageLike) -> torch.Tensor:
         """Any image as uint8 `[3, side, side]`."""
         if isinstance(image, torch.Tensor):
@@ -155,29 +167,17 @@ class Model:
         return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
 
 
-def load_model(path: str | Path) -> Model:
+def load_model(path: str | Path, *, network: Classifier | None = None) -> Model:
     """The model of a run folder or model folder, ready to predict.
 
     The folder is all that is needed: weights, class names, normalisation and image size.
+
+    Args:
+        path: Run folder or model folder.
+        network: The network the weights belong to, if you trained one of your own.
     """
-    classifier, description = load_stored(model_folder(Path(path)))
+    classifier, description = load_stored(model_folder(Path(path)), network)
     return Model(classifier, description["image_size"])
-
-
-def evaluate(model: Model, domain: Domain) -> dict[str, Any]:
-    """Images, correct answers, accuracy and loss of `model` on `domain`, classes by name."""
-    side = (model.image_size, model.image_size)
-    if domain.image_size != side:
-        raise DataError(
-            f"Domain '{domain.name}' has images of {domain.image_size}, the model wants {side}."
-        )
-    return evaluate_domain(model.classifier, domain.with_classes(model.classes))
-
-
-def _image_size(run: RunFolder, splits: Splits | None) -> int:
-    if splits is not None:
-        return splits.train.image_size[0]
-    return int(load_stored(run.model)[1]["image_size"])
 
 
 def _is_single(images: Any) -> bool:

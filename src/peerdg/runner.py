@@ -15,7 +15,7 @@ import torch
 from peerdg.augment.policy import Policy
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.registry import benchmark
-from peerdg.errors import ConfigError, NumericalError, PeerdgWarning
+from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_models
 from peerdg.evaluate.fluctuation import SOURCE
 from peerdg.files import write_json
@@ -58,7 +58,7 @@ def execute(
         The deployed model.
     """
     if run.done:
-        return load_stored(run.model)[0]
+        return load_stored(run.model, model)[0]
     began = time.perf_counter()
     device = _device(config)
     splits = splits or load_splits(config)
@@ -73,8 +73,8 @@ def execute(
     run.failure_file.unlink(missing_ok=True)
     keeper = Keeper(run, minutes=config.checkpoint_minutes, keep_snapshots=config.keep_snapshots)
     for problem in keeper.problems:
-        warnings.warn(f"{problem} The one before it is used.", PeerdgWarning, stacklevel=2)
-        run.event("damaged_checkpoint", message=problem)
+        warnings.warn(problem, PeerdgWarning, stacklevel=2)
+        run.event("damaged", message=problem)
     run.event("resume" if keeper.resumes else "start", torch=torch.__version__)
     try:
         method = _train(config, run, keeper, splits, model, progress)
@@ -97,13 +97,11 @@ def _train(
     """Pre-training, then the method; a resumed run enters where it left."""
     source = _on_device(splits.train, model.head.weight.device)
     evaluate = partial(evaluate_models, domains=evaluated_domains(splits))
-    phases: list[tuple[Phase, Callable[[], Method]]] = [
-        (Phase("pretrain", config.pretrain, None), lambda: ERM(model)),
-        (
-            Phase("train", config.train, config.evaluate_every),
-            lambda: build_method(config, model, source),
-        ),
-    ]
+    phases: list[tuple[Phase, Callable[[], Method]]] = []
+    if config.pretrain.epochs:
+        phases.append((Phase("pretrain", config.pretrain, None), lambda: ERM(model)))
+    main = Phase("train", config.train, config.evaluate_every)
+    phases.append((main, lambda: build_method(config, model, source)))
     method: Method
     with stop_on_signals() as stop:
         for phase, make in phases:
@@ -233,11 +231,17 @@ def _check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
         }
         write_json(path, manifest)
         return
-    manifest = json.loads(path.read_text("utf-8"))
-    _compare_data(manifest["data"], splits.fingerprint)
-    if manifest["torch"] != torch.__version__:
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+        data, version = dict(manifest["data"]), manifest["torch"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedError(
+            f"{path} is damaged: {error!r}.", hint="Restore it, or start anew with --overwrite."
+        ) from error
+    _compare_data(data, splits.fingerprint)
+    if version != torch.__version__:
         message = (
-            f"The run was started with torch {manifest['torch']}, this is {torch.__version__}: "
+            f"The run was started with torch {version}, this is {torch.__version__}: "
             "it goes on, but not bit for bit as if it had not been interrupted."
         )
         warnings.warn(message, PeerdgWarning, stacklevel=3)

@@ -36,6 +36,6 @@ def evaluate(
     domains = runner.evaluated_domains(runner.load_splits(config))
     rows = []
     for name, domain in domains.items():
-        result = api.evaluate(model, domain)
+        result = model.evaluate(domain)
         rows.append([name, f"{result['n']}", f"{result['accuracy']:.2f}", f"{result['loss']:.4f}"])
     console.print(plain_table(["domain", "images", "accuracy %", "loss"], rows))

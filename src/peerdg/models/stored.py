@@ -5,6 +5,7 @@ model.safetensors
 model.json         backbone, class names, normalisation, image size, checksum of the weights
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from peerdg.errors import DamagedError, DataError, OutputError
+from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
 from peerdg.files import replace_atomically, sha256, usual_mode
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
@@ -22,6 +23,7 @@ from peerdg.version import __version__
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 FORMAT = 1
+OWN = "own"  # the backbone's name of a network that the user brought
 
 
 def save_model(folder: Path, model: Classifier, *, backbone: str, image_size: int) -> str:
@@ -41,15 +43,21 @@ def save_model(folder: Path, model: Classifier, *, backbone: str, image_size: in
             "peerdg": __version__,
             "torch": torch.__version__,
         }
+        description["sha256"] = _checksum(description)
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (temporary / DESCRIPTION).write_text(text + "\n", "utf-8")
     return digest
 
 
-def load_stored(folder: Path) -> tuple[Classifier, dict[str, Any]]:
+def load_stored(folder: Path, model: Classifier | None = None) -> tuple[Classifier, dict[str, Any]]:
     """The classifier in a model folder, in eval mode, and its description.
 
+    Args:
+        folder: The model folder.
+        model: The network to put the weights into, if it was the user's own.
+
     Raises:
+        ConfigError: If the network was the user's own and `model` is not given.
         DataError: If there is no model in `folder`.
         DamagedError: If a file was changed or is not what its name says.
     """
@@ -60,20 +68,31 @@ def load_stored(folder: Path) -> tuple[Classifier, dict[str, Any]]:
         )
     try:
         description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+        if description["sha256"] != _checksum(description):
+            raise DamagedError(f"{folder / DESCRIPTION} is not what was saved.")
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:
             raise DamagedError(f"{folder / WEIGHTS} is not what was saved.")
-        model = build_classifier(
-            description["backbone"],
-            classes=description["classes"],
-            mean=description["mean"],
-            std=description["std"],
-        )
+        model = model or _build(description)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedError(
             f"The model in {folder} is damaged: {error}.", hint="Copy it again from its origin."
         ) from error
     return model.eval(), description
+
+
+def _build(description: dict[str, Any]) -> Classifier:
+    if description["backbone"] == OWN:
+        raise ConfigError(
+            "This model is a network of your own, which peerdg cannot build.",
+            hint="Give it: peerdg.load_model(folder, network=your_classifier).",
+        )
+    return build_classifier(
+        description["backbone"],
+        classes=description["classes"],
+        mean=description["mean"],
+        std=description["std"],
+    )
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -115,6 +134,12 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
             f"Cannot write {path.parent}: {error}.",
             hint="Free some space and start again; what was saved before is intact.",
         ) from error
+
+
+def _checksum(description: dict[str, Any]) -> str:
+    """SHA-256 of all that a description says besides it: a class name is as vital as a weight."""
+    said = {name: value for name, value in description.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _state_dict(loaded: Any) -> dict[str, Tensor]:

@@ -156,11 +156,6 @@ def notes(config: RunConfig) -> list[str]:
                 f"{epochs} epochs are not a multiple of k = {k}: the proxy trains through the "
                 f"last {epochs % k}, but they do not enter the task model."
             )
-    if config.evaluate_every > epochs > 0:
-        said.append(
-            f"evaluate_every = {config.evaluate_every} is larger than the {epochs} epochs: "
-            "targets are evaluated at the start and at the end only."
-        )
     return said
 
 

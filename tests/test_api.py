@@ -1,0 +1,215 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import peerdg
+from peerdg.errors import ConfigError, DamagedError, DataError, OutputError, PeerdgWarning
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+
+SHORT = {
+    "pretrain": {"epochs": 1, "batch_size": 8},
+    "train": {"epochs": 2, "batch_size": 8, "lr": 0.01},
+    "peer": {"k": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "one"
+    return peerdg.fit(tiny_splits(), out=out, model=tiny_classifier(), **SHORT)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    """A saved, untrained digit model."""
+    from peerdg.models.stored import save_model
+
+    folder = tmp_path_factory.mktemp("model") / "model"
+    model = peerdg.build_classifier("digits-cnn-half", classes=tuple("0123456789"))
+    save_model(folder, model, backbone="digits-cnn-half", image_size=32)
+    return folder
+
+
+def test_fit_leaves_a_complete_run_folder(run):
+    names = {p.name for p in run.path.iterdir()}
+    assert {"config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "checkpoint",
+            "model", "done.json"} <= names  # fmt: skip
+
+
+def test_fit_reports_accuracy_of_proxy_and_task_on_every_domain(run):
+    assert set(run.accuracy) == {"proxy", "task"}
+    assert list(run.accuracy["task"]) == ["validation", "one", "two"]
+
+
+def test_the_records_name_losses_policies_and_evaluations(run):
+    epochs = [r for r in run.records if r["kind"] == "epoch" and r["phase"] == "train"]
+    assert [r["epoch"] for r in epochs] == [1, 2]
+    assert {"loss", "ce_clean", "ce_augmented", "regulariser", "policy", "snapshots"} <= set(
+        epochs[0]
+    )
+    evaluated = {r["epoch"] for r in run.records if r["kind"] == "evaluation"}
+    assert evaluated == {0, 1, 2}
+
+
+def test_the_deployed_model_gives_the_recorded_accuracy(run):
+    result = run.model.evaluate(tiny_splits().targets["one"])
+    assert result["accuracy"] == run.accuracy["task"]["one"]
+
+
+def test_a_network_of_ones_own_is_loaded_into_it(run):
+    model = peerdg.load_model(run.path, network=tiny_classifier(seed=5))
+    images = tiny_domain().images
+    assert torch.equal(model.classifier(images), run.model.classifier(images))
+    with pytest.raises(ConfigError, match="network of your own"):
+        peerdg.load_model(run.path)
+
+
+def test_a_finished_run_is_not_repeated_but_read(run):
+    before = (run.path / "metrics.jsonl").stat().st_mtime_ns
+    again = peerdg.fit(
+        tiny_splits(), out=run.path, model=tiny_classifier(), existing="resume", **SHORT
+    )
+    assert (run.path / "metrics.jsonl").stat().st_mtime_ns == before
+    images = tiny_domain().images
+    assert torch.equal(again.model.classifier(images), run.model.classifier(images))
+
+
+def test_an_existing_run_is_refused_unless_told_otherwise(run):
+    with pytest.raises(OutputError, match="already holds a run"):
+        peerdg.fit(tiny_splits(), out=run.path, model=tiny_classifier(), **SHORT)
+
+
+def test_overwriting_repeats_the_run_bit_for_bit(run, tmp_path):
+    other = peerdg.fit(tiny_splits(), out=tmp_path, model=tiny_classifier(), **SHORT)
+    again = peerdg.fit(
+        tiny_splits(), out=tmp_path, model=tiny_classifier(), existing="overwrite", **SHORT
+    )
+    for path in (other.path, again.path):
+        for name in ("metrics.jsonl", "model/model.safetensors"):
+            assert (path / name).read_bytes() == (run.path / name).read_bytes()
+
+
+def test_another_seed_gives_another_model(run, tmp_path):
+    other = peerdg.fit(tiny_splits(), out=tmp_path, model=tiny_classifier(), seed=1, **SHORT)
+    name = "model/model.safetensors"
+    assert (other.path / name).read_bytes() != (run.path / name).read_bytes()
+
+
+def test_the_callers_random_state_is_left_alone(tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    peerdg.fit(tiny_splits(), out=tmp_path, model=tiny_classifier(dropout=0.5), **SHORT)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_all_methods_with_one_seed_start_from_the_same_pretrained_weights(tmp_path):
+    starts = []
+    for method in ("erm", "randaugment", "peer"):
+        options = {k: v for k, v in SHORT.items() if k != "peer" or method == "peer"}
+        run = peerdg.fit(
+            tiny_splits(), out=tmp_path / method, model=tiny_classifier(), method=method, **options
+        )
+        starts.append([r["correct"] for r in run.records
+                       if r["kind"] == "evaluation" and r["epoch"] == 0][:3])  # fmt: skip
+    assert starts[0] == starts[1] == starts[2]
+
+
+def test_a_run_without_targets_reports_source_validation_only(tmp_path):
+    splits = peerdg.Splits(train=tiny_domain(), validation=tiny_domain(seed=1), targets={})
+    run = peerdg.fit(splits, out=tmp_path, model=tiny_classifier(), **SHORT)
+    assert list(run.accuracy["task"]) == ["validation"]
+
+
+def test_snapshots_are_kept_on_request(tmp_path):
+    from safetensors.torch import load_file
+
+    run = peerdg.fit(
+        tiny_splits(), out=tmp_path, model=tiny_classifier(), keep_snapshots=True, **SHORT
+    )
+    files = sorted((run.path / "snapshots").iterdir())
+    assert [f.stem for f in files] == ["000000", "000001", "000002"]
+    mean = (load_file(files[1])["head.weight"] + load_file(files[2])["head.weight"]) / 2
+    assert (run.model.classifier.head.weight - mean).abs().max() < 1e-6
+
+
+def test_a_teacher_is_taken_from_a_model_folder(digits, tmp_path):
+    images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8)
+    source = peerdg.Domain("source", tuple("0123456789"), images, torch.arange(16) % 10)
+    splits = peerdg.Splits(train=source, validation=None, targets={})
+    run = peerdg.fit(
+        splits, out=tmp_path / "run", backbone="digits-cnn-half", seed=2,
+        pretrain={"epochs": 0, "batch_size": 8}, train={"epochs": 1, "batch_size": 8},
+        peer={"k": 1, "teacher": str(digits)},
+    )  # fmt: skip
+    assert run.accuracy == {}
+
+
+def test_predicts_from_paths_pil_images_arrays_and_tensors_alike(digits, tmp_path):
+    model = peerdg.load_model(digits)
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    path = tmp_path / "digit.png"
+    Image.fromarray(pixels).save(path)
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
+    forms = [path, str(path), Image.fromarray(pixels), pixels, tensor, tensor.float() / 255]
+    predictions = [model.predict(form) for form in forms]
+    assert len(set(predictions)) == 1
+    assert predictions[0].label in model.classes
+    for batch in (forms, np.stack([pixels, pixels]), torch.stack([tensor, tensor])):
+        for prediction in model.predict(batch):
+            assert prediction.label == predictions[0].label
+            assert prediction.probability == pytest.approx(predictions[0].probability, rel=1e-5)
+
+
+def test_probabilities_sum_to_one_and_other_sizes_are_resized(digits):
+    model = peerdg.load_model(digits)
+    images = [Image.new("L", (28, 28), 200), Image.new("RGB", (64, 48), (9, 8, 7))]
+    rows = model.probabilities(images)
+    assert rows.shape == (2, 10)
+    torch.testing.assert_close(rows.sum(1), torch.ones(2))
+
+
+def test_values_that_are_no_image_are_refused(digits):
+    model = peerdg.load_model(digits)
+    with pytest.raises(DataError, match="outside"):
+        model.predict(np.full((32, 32, 3), 7.5))
+    with pytest.raises(DataError, match="absent"):
+        model.predict("absent.png")
+
+
+def test_a_changed_model_file_is_refused(digits, tmp_path):
+    import shutil
+
+    folder = tmp_path / "copy"
+    shutil.copytree(digits, folder)
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    weights[-5] ^= 1
+    (folder / "model.safetensors").write_bytes(weights)
+    with pytest.raises(DamagedError, match="not what was saved"):
+        peerdg.load_model(folder)
+
+
+def test_a_folder_without_model_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no model"):
+        peerdg.load_model(tmp_path)
+
+
+def test_k_larger_than_the_epochs_is_legal_but_warned_about(tmp_path):
+    with pytest.warns(PeerdgWarning, match="no snapshot is averaged"):
+        run = peerdg.fit(
+            tiny_splits(), out=tmp_path, model=tiny_classifier(),
+            **{**SHORT, "peer": {"k": 5}},
+        )  # fmt: skip
+    start = [r["correct"] for r in run.records if r.get("epoch") == 0 and r.get("model") == "task"]
+    final = [r["correct"] for r in run.records if r.get("epoch") == 2 and r.get("model") == "task"]
+    assert start == final
+
+
+def test_the_public_names_are_all_there():
+    for name in peerdg.__all__:
+        assert getattr(peerdg, name) is not None
+    with pytest.raises(AttributeError, match="PERR"):
+        _ = peerdg.PERR

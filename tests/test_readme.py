@@ -1,0 +1,37 @@
+import re
+from pathlib import Path
+
+import torch
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def blocks(after: str) -> str:
+    text = README.read_text().partition(after)[2]
+    return re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
+
+
+def test_the_readme_loop_trains_peer_and_is_under_15_lines():
+    code = blocks("<!-- executed by tests/test_readme.py -->")
+    loop = code[code.index("model =") :]
+    assert len([line for line in loop.splitlines() if line.strip()]) < 15
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.arange(8)
+    scope = {"epochs": 5, "loader": [(images, labels)]}
+    exec(code, scope)
+    peer, task = scope["peer"], scope["task"]
+    assert peer.average.count == 1
+    assert task is peer.task
+    assert torch.equal(task.head.weight, peer.proxy.head.weight)  # the mean of one snapshot
+    assert not torch.equal(task.head.weight, torch.zeros_like(task.head.weight))
+
+
+def test_every_command_the_readme_names_exists():
+    from peerdg.cli.main import COMMANDS, DATA_COMMANDS
+
+    named = set(re.findall(r"`peerdg ([a-z]+)", README.read_text())) - {"data"}
+    assert named <= set(COMMANDS)
+    assert set(COMMANDS) <= named
+    for name in DATA_COMMANDS:
+        assert name in README.read_text()

@@ -1,0 +1,86 @@
+"""Every method, stopped after every batch of a short run and resumed, ends as if it never was."""
+
+import signal
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import peerdg
+from peerdg.api import Run
+from peerdg.errors import PeerdgWarning, Stopped
+from peerdg.methods.registry import method_names
+from peerdg.train import loop
+from tests.conftest import tiny_classifier, tiny_splits
+
+EPOCHS, STEPS = 3, 3  # 24 images in batches of 8; one epoch of pre-training before
+VARIANTS = [
+    *((name, {}) for name in method_names()),
+    ("peer", {"regulariser": "none"}),
+    ("peer", {"regulariser": "info-nce", "average": False}),
+    ("peer", {"include_init": True, "views": "both_same"}),
+    ("peer", {"reset_proxy": True, "head": "none"}),
+]
+
+
+def options(method: str, settings: dict) -> dict:
+    k = {} if method == "erm" else {"k": 2}
+    return {
+        "method": method,
+        "pretrain": {"epochs": 1, "batch_size": 8},
+        "train": {"epochs": EPOCHS, "batch_size": 8, "lr": 0.01},
+        "evaluate_every": 1,
+        "checkpoint_minutes": 0.0,
+        **({method: {**k, **settings}} if {**k, **settings} else {}),
+    }
+
+
+def fit(out: Path, method: str, settings: dict, *, existing="refuse") -> Run:
+    model = tiny_classifier(batch_norm=True, dropout=0.3)
+    warned = pytest.warns(PeerdgWarning, match="not a multiple of k")
+    with warned if has_tail(method, settings) else nullcontext():
+        return peerdg.fit(
+            tiny_splits(), out=out, model=model, existing=existing, **options(method, settings)
+        )
+
+
+def has_tail(method: str, settings: dict) -> bool:
+    """Three epochs with k = 2: the last one is not averaged, and the run says so."""
+    return method == "peer" and not settings.get("include_init")
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the signal arrive during step number `count` of this process."""
+    seen = {"steps": 0}
+    step = loop.train_step
+
+    def counted(*args, **kwargs):
+        seen["steps"] += 1
+        if seen["steps"] == count:
+            signal.raise_signal(signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "train_step", counted)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    VARIANTS,
+    ids=lambda v: v if isinstance(v, str) else "-".join(v) or "default",
+)
+def test_resumed_after_every_batch_ends_bitwise_equal(method, settings, tmp_path, monkeypatch):
+    whole = fit(tmp_path / "whole", method, settings).path
+    expected = (whole / "model/model.safetensors").read_bytes()
+    metrics = (whole / "metrics.jsonl").read_bytes()
+    for batch in range(1, (1 + EPOCHS) * STEPS + 1):
+        out = tmp_path / f"stopped-{batch}"
+        with monkeypatch.context() as patch:
+            stop_after(patch, batch)
+            with pytest.raises(Stopped) as stopped:
+                fit(out, method, settings)
+            assert stopped.value.exit_code == 143
+        resumed = fit(out, method, settings, existing="resume").path
+        assert (resumed / "model/model.safetensors").read_bytes() == expected, (
+            f"after batch {batch}"
+        )
+        assert (resumed / "metrics.jsonl").read_bytes() == metrics, f"after batch {batch}"
