@@ -174,7 +174,7 @@ def test_a_run_with_a_damaged_newest_checkpoint_warns_and_ends_equal(tmp_path: P
     # The damaged one was written again, so that the next resume does not meet it.
     for path in checkpoints(out / "checkpoint"):
         load_checkpoint(path)
-    assert '"damaged_checkpoint"' in (out / "events.jsonl").read_text()
+    assert '"damaged"' in (out / "events.jsonl").read_text()
 
 
 def test_a_run_without_a_whole_checkpoint_stops_and_loses_nothing(tmp_path: Path):

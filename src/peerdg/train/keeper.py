@@ -28,7 +28,7 @@ class Keeper:
         keep_snapshots: Keep the weights of the trained model at every evaluation.
 
     Attributes:
-        problems: A sentence about each damaged checkpoint that was passed over.
+        problems: Sentences about damaged checkpoints passed over and records that are lost.
     """
 
     def __init__(self, run: RunFolder, *, minutes: float, keep_snapshots: bool = False) -> None:
@@ -37,7 +37,8 @@ class Keeper:
         self.keep_snapshots = keep_snapshots
         self._saved_at = time.monotonic()
         remove_leftovers(run.path)
-        self._pending, self.problems = load_newest(run.checkpoints)
+        self._pending, damaged = load_newest(run.checkpoints)
+        self.problems = [f"{problem} The one before it is used." for problem in damaged]
         _refuse_foreign(self._pending)
         self._cut_records(self._pending)
 
@@ -99,8 +100,14 @@ class Keeper:
 
     def _cut_records(self, checkpoint: Checkpoint | None) -> None:
         """Drop records newer than the checkpoint: they will be written again, and equal."""
+        expected = checkpoint.state["metrics_bytes"] if checkpoint else 0
         self.run.events.cut()
-        self.run.metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0)
+        self.run.metrics.cut(expected)
+        if (size := self.run.metrics.size()) < expected:
+            self.problems.append(
+                f"{self.run.metrics.path} is damaged: of {expected} bytes {size} can be read. The "
+                "weights are not affected, but the records after this point are lost."
+            )
 
 
 def _refuse_foreign(checkpoint: Checkpoint | None) -> None:

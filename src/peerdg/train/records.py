@@ -6,6 +6,7 @@ depends on the clock goes to `events.jsonl`.
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ class JsonLines:
             return file.seek(0, os.SEEK_END)
 
     def cut(self, size: int | None = None) -> None:
-        """Drop what follows `size` bytes, and in any case a torn last line."""
+        """Drop what follows `size` bytes, and in any case the first torn line and what follows."""
         if not self.path.exists():
             return
         content = self.path.read_bytes()[:size]
-        whole = content.rfind(b"\n") + 1
+        whole = sum(len(line) + 1 for line, _ in _whole_lines(content))
         with writing(self.path), self.path.open("r+b") as file:
             file.truncate(whole)
 
@@ -45,13 +46,16 @@ class JsonLines:
         """All whole records up to the first torn or merged line."""
         if not self.path.exists():
             return []
-        records = []
-        for line in self.path.read_bytes().split(b"\n"):
-            try:
-                record = json.loads(line.decode())
-            except ValueError:
-                break
-            if not isinstance(record, dict):
-                break
-            records.append(record)
-        return records
+        return [record for _, record in _whole_lines(self.path.read_bytes())]
+
+
+def _whole_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each line before the first one that is torn, merged or not ours, and what it says."""
+    for line in content.split(b"\n")[:-1]:
+        try:
+            record = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(record, dict):
+            return
+        yield line, record

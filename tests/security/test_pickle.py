@@ -1,0 +1,237 @@
+"""Whatever is offered as a checkpoint, a model or weights: nothing in it is executed."""
+
+import io
+import json
+import os
+import pickle  # noqa: TID251  (only to forge what must be refused)
+import pickletools
+import shutil
+import zipfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+import peerdg
+from peerdg.cli.main import run
+from peerdg.data.cache import cached_domain
+from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
+from peerdg.models.backbones import build_classifier
+from peerdg.models.stored import load_stored, load_weights, save_model
+from peerdg.train.checkpoint import _describe, checkpoints, load_checkpoint, load_newest
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.reliability.tiny_run import OPTIONS
+
+
+class Calls:
+    """Calls `function(*arguments)` when it is unpickled."""
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.function, self.arguments
+
+
+def payloads(canary: Path) -> dict[str, object]:
+    """Objects that make the file `canary` when they are unpickled, each in another way."""
+    touch = f"open({str(canary)!r}, 'w').close()"
+    return {
+        "mknod": Calls(os.mknod, str(canary)),
+        "eval": Calls(eval, touch),
+        "exec": Calls(exec, touch),
+        "system": Calls(os.system, f"touch {canary}"),
+        "mkdir": Calls(os.mkdir, str(canary)),
+        "path": Calls(Path.touch, canary),
+        "in a dict": {"state_dict": {"a": Calls(os.mknod, str(canary))}},
+        "beside tensors": {"a": torch.zeros(2), "b": Calls(os.mknod, str(canary))},
+    }
+
+
+NAMES = tuple(payloads(Path("x")))
+
+
+def as_pickle(payload: object) -> bytes:
+    return pickle.dumps(payload)
+
+
+def as_old_pickle(payload: object) -> bytes:
+    return pickle.dumps(payload, protocol=0)
+
+
+def as_torch(payload: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(payload, buffer)
+    return buffer.getvalue()
+
+
+def as_old_torch(payload: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(payload, buffer, _use_new_zipfile_serialization=False)
+    return buffer.getvalue()
+
+
+FORMS = (as_pickle, as_old_pickle, as_torch, as_old_torch)
+
+
+@pytest.fixture(params=[f"{name} {form.__name__}" for name in NAMES for form in FORMS])
+def offered(request: pytest.FixtureRequest, canary: Path) -> bytes:
+    """One of 32 hostile files."""
+    name, _, form = request.param.rpartition(" ")
+    payload = payloads(canary)[name]
+    return next(f for f in FORMS if f.__name__ == form)(payload)
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    return tmp_path / "canary"
+
+
+@pytest.fixture(params=["", "1"], ids=["", "forced"], autouse=True)
+def unsafe_loading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the variable that switches torch's protection off."""
+    if request.param:
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", request.param)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    model = tiny_classifier(batch_norm=True, dropout=0.2)
+    peerdg.fit(tiny_splits(), out=out, model=model, **OPTIONS)
+    return out
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "model"
+    model = build_classifier("digits-cnn", classes=tuple("0123456789"))
+    save_model(folder, model, backbone="digits-cnn", image_size=32)
+    return folder
+
+
+def test_the_payloads_would_work(canary: Path):
+    for name in NAMES:
+        data = as_pickle(payloads(canary)[name])
+        assert pickletools.dis(data, io.StringIO()) is None
+        pickle.loads(data)
+        assert canary.exists(), name
+        shutil.rmtree(canary) if canary.is_dir() else canary.unlink()
+
+
+@pytest.mark.parametrize("suffix", ["pth", "pt", "safetensors"])
+def test_as_weights_it_is_refused(tmp_path: Path, canary: Path, offered: bytes, suffix: str):
+    path = tmp_path / f"weights.{suffix}"
+    path.write_bytes(offered)
+    with pytest.raises(DamagedError) as caught:
+        load_weights(path)
+    assert caught.value.exit_code == 7
+    assert not canary.exists()
+
+
+def test_as_any_file_of_a_checkpoint_it_is_refused(
+    tmp_path: Path, canary: Path, offered: bytes, finished: Path
+):
+    for name in ("tensors.safetensors", "state.json", "MANIFEST.json"):
+        for forged in (False, True):
+            folder = tmp_path / f"{name}-{forged}"
+            shutil.copytree(finished / "checkpoint", folder)
+            for path in checkpoints(folder):
+                (path / name).write_bytes(offered)
+                if forged and name != "MANIFEST.json":
+                    parts = {n: _describe(path / n) for n in ("tensors.safetensors", "state.json")}
+                    (path / "MANIFEST.json").write_text(json.dumps(parts))
+                with pytest.raises(DamagedError):
+                    load_checkpoint(path)
+            with pytest.raises(DamagedError):
+                load_newest(folder)
+    assert not canary.exists()
+
+
+def test_as_a_models_files_it_is_refused(
+    tmp_path: Path, canary: Path, offered: bytes, stored: Path
+):
+    for name in ("model.safetensors", "model.json"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for other in ("model.safetensors", "model.json"):
+            (folder / other).symlink_to(stored / other)
+        (folder / name).unlink()
+        (folder / name).write_bytes(offered)
+        with pytest.raises(DamagedError):
+            load_stored(folder)
+    assert not canary.exists()
+
+
+RECORDS = {
+    "manifest.json": DamagedError,
+    "config.toml": ConfigError,
+    "metrics.jsonl": PeerdgWarning,  # the state is whole: it goes on, and says what is lost
+    "events.jsonl": None,
+    "done.json": None,  # that it is there is all that counts
+}
+
+
+def test_as_the_runs_own_records_it_is_not_believed(
+    tmp_path: Path, canary: Path, offered: bytes, finished: Path
+):
+    for name, expected in RECORDS.items():
+        out = tmp_path / name
+        shutil.copytree(finished, out)
+        if name != "done.json":
+            (out / "done.json").unlink()
+        (out / name).write_bytes(offered)
+        model = tiny_classifier(batch_norm=True, dropout=0.2)
+        with pytest.raises(expected) if expected else nullcontext():
+            peerdg.fit(tiny_splits(), out=out, existing="resume", model=model, **OPTIONS)
+        assert not canary.exists(), name
+
+
+def test_as_a_cache_entry_it_is_made_again(
+    tmp_path: Path, canary: Path, offered: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PEERDG_CACHE", str(tmp_path / "cache"))
+    domain = cached_domain({"name": "a"}, tiny_domain)
+    (entry,) = (tmp_path / "cache").iterdir()
+    entry.write_bytes(offered)
+    assert cached_domain({"name": "a"}, tiny_domain).fingerprint == domain.fingerprint
+    assert entry.read_bytes() != offered
+    assert not canary.exists()
+
+
+def test_the_command_line_ends_with_7(tmp_path: Path, canary: Path, stored: Path):
+    hostile = tmp_path / "hostile.pth"
+    hostile.write_bytes(as_torch(payloads(canary)["mknod"]))
+    arguments = ["train", "digits-mini", "--weights", str(hostile), "--out", str(tmp_path / "run")]
+    assert run([*arguments, "--quiet"], debug=False) == 7
+    shutil.copytree(stored, tmp_path / "model")
+    (tmp_path / "model/model.safetensors").write_bytes(hostile.read_bytes())
+    assert run(["evaluate", str(tmp_path / "model"), "digits-mini"], debug=False) == 7
+    assert not canary.exists()
+
+
+def test_an_archive_that_only_looks_like_torchs_is_refused(tmp_path: Path, canary: Path):
+    path = tmp_path / "weights.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", as_pickle(payloads(canary)["system"]))
+        archive.writestr("archive/version", "3")
+        archive.writestr("../outside", "x")
+    with pytest.raises(DamagedError):
+        load_weights(path)
+    assert not canary.exists()
+    assert not (tmp_path.parent / "outside").exists()
+
+
+def test_weights_that_are_only_tensors_are_taken(tmp_path: Path):
+    for payload in ({"a": torch.ones(2)}, {"state_dict": {"a": torch.ones(2)}}):
+        torch.save(payload, tmp_path / "weights.pth")
+        assert load_weights(tmp_path / "weights.pth")["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("content", [[torch.ones(2)], {"a": 1}, torch.ones(2), {"a": None}])
+def test_anything_but_a_table_of_tensors_is_refused(tmp_path: Path, content: object):
+    torch.save(content, tmp_path / "weights.pth")
+    with pytest.raises(DamagedError):
+        load_weights(tmp_path / "weights.pth")
