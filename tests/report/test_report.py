@@ -1,0 +1,135 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import peerdg
+from peerdg.report.comparison import comparison_page, findings, write_comparison
+from peerdg.report.runs import by_variant, find_runs, read_run
+from peerdg.report.tables import Table, comparison, fluctuation_table, spread
+from tests.conftest import tiny_classifier, tiny_splits
+
+METHODS = {
+    "erm": {"method": "erm"},
+    "p-ens": {"method": "peer", "peer": {"k": 1, "regulariser": "none"}},
+    "peer": {"method": "peer", "peer": {"k": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Three methods, two seeds, seven periods each."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, options in METHODS.items():
+        for seed in (0, 1):
+            peerdg.fit(
+                tiny_splits(), out=folder / f"{name}-{seed}", model=tiny_classifier(seed=seed),
+                seed=seed, evaluate_every=1, pretrain={"epochs": 1, "batch_size": 8},
+                train={"epochs": 7, "batch_size": 8, "lr": 0.01}, **options,
+            )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return [read_run(path) for path in find_runs([folder])]
+
+
+def test_runs_that_differ_only_in_their_seed_are_grouped_under_the_papers_names(runs):
+    groups = by_variant(runs)
+    assert {name: [r.seed for r in group] for name, group in groups.items()} == {
+        "erm": [0, 1], "p-ens": [0, 1], "peer": [0, 1],
+    }  # fmt: skip
+
+
+def test_variants_of_one_method_stay_apart(folder, tmp_path):
+    peerdg.fit(
+        tiny_splits(), out=tmp_path / "other", model=tiny_classifier(), method="erm",
+        evaluate_every=1, pretrain={"epochs": 1, "batch_size": 8},
+        train={"epochs": 6, "batch_size": 8},
+    )  # fmt: skip
+    found = [read_run(path) for path in find_runs([folder, tmp_path])]
+    assert {"erm", "erm (2)"} <= set(by_variant(found))
+
+
+def by_hand(folder: Path, name: str, model: str, domain: str) -> list[list[float]]:
+    """The accuracy series of each seed, straight from the files."""
+    series = []
+    for seed in (0, 1):
+        lines = (folder / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        evaluated = [r for r in records if r["kind"] == "evaluation" and r["epoch"] > 0]
+        ours = [r for r in evaluated if (r["model"], r["domain"]) == (model, domain)]
+        series.append([r["accuracy"] for r in ours])
+    return series
+
+
+def test_the_table_has_the_numbers_of_the_records(folder, runs):
+    table = comparison(runs)
+    row = dict(zip(table.columns, next(r for r in table.rows if r[0] == "peer"), strict=True))
+    finals = [s[-1] for s in by_hand(folder, "peer", "task", "one")]
+    assert row["one"] == f"{np.mean(finals):.1f} ± {np.std(finals, ddof=1):.1f}"
+    variances = [
+        np.mean([np.var(by_hand(folder, "peer", "task", d)[seed][5:]) for d in ("one", "two")])
+        for seed in (0, 1)
+    ]
+    assert row["var task"] == f"{np.mean(variances):.2f} ± {np.std(variances, ddof=1):.2f}"
+    assert row["seeds"] == "2"
+
+
+def test_a_method_with_one_network_has_no_task_fluctuation(runs):
+    table = comparison(runs)
+    row = dict(zip(table.columns, next(r for r in table.rows if r[0] == "erm"), strict=True))
+    assert row["var task"] == "-"
+    assert row["var proxy"] != "-"
+
+
+def test_the_fluctuation_table_lists_every_observed_model(runs):
+    names = [row[0] for row in fluctuation_table(runs, burn_in_periods=0).rows]
+    assert names == ["erm model", "p-ens proxy", "p-ens task", "peer proxy", "peer task"]
+
+
+def test_findings_follow_the_numbers_in_either_direction(runs):
+    groups = by_variant(runs)
+    mean = {n: np.mean([r.target_mean(r.deployed) for r in g]) for n, g in groups.items()}
+    sentence = next(s for s in findings(groups) if "p-ens on the target mean" in s)
+    above = mean["peer"] > mean["p-ens"]
+    assert ("above p-ens" in sentence) == above
+    assert ("does not pay" in sentence) == (not above)
+    swapped = {"peer": groups["p-ens"], "p-ens": groups["peer"]}
+    sentence = next(s for s in findings(swapped) if "p-ens on the target mean" in s)
+    assert ("above p-ens" in sentence) == (mean["p-ens"] > mean["peer"])
+
+
+def test_the_page_names_budget_seeds_and_data_and_has_its_figure(runs, tmp_path):
+    page = write_comparison(runs, tmp_path, title="A | <b>title</b>")
+    text = page.read_text()
+    for part in ("Data: own-data", "1 + 7 epochs", "Seeds: 0, 1", "Model selection: last epoch"):
+        assert part in text
+    figure = Image.open(tmp_path / "accuracy.png")
+    assert figure.width > 600
+    assert len(set(figure.convert("L").get_flattened_data())) > 20  # something is drawn
+
+
+def test_the_page_of_unfinished_runs_leaves_them_out(folder, runs, tmp_path):
+    import shutil
+
+    shutil.copytree(folder / "erm-0", tmp_path / "erm-0")
+    (tmp_path / "erm-0/done.json").unlink()
+    unfinished = read_run(tmp_path / "erm-0")
+    assert unfinished.status == "resumable"
+    assert "erm" not in by_variant([unfinished])
+    assert "erm" in comparison_page([*runs, unfinished], title="t")
+
+
+def test_markdown_cells_are_escaped():
+    text = Table(["a", "b"], [["x|y", "<script>"]]).markdown()
+    assert "x\\|y" in text and "<script>" not in text
+
+
+def test_spread_is_the_sample_standard_deviation():
+    assert spread([1.0, 3.0]) == "2.0 ± 1.4"
+    assert spread([2.0]) == "2.0"
+    assert spread([]) == "-"
