@@ -89,6 +89,7 @@ def run_phase(
             if state.step < steps:  # a finished epoch is concluded before it is saved
                 keeper.save_if_due(state)
                 _stop_if_asked(stop, keeper, state)
+        _refuse_bad_weights(state)
         ended = method.end_epoch(state.epoch)
         if ended.pop("reset_optimizer", False):
             state.optimizer.state.clear()
@@ -119,6 +120,7 @@ def train_step(
         terms = state.method.loss(batch)
     state.optimizer.zero_grad(set_to_none=True)
     terms["loss"].backward()
+    terms = {name: value.detach() for name, value in terms.items()}
     gradients = [p.grad for p in state.method.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if not torch.isfinite(terms["loss"] + norm):
@@ -166,6 +168,25 @@ def _stop_if_asked(stop: StopRequest, keeper: Keeper, state: TrainState) -> None
     if stop.signal_number is not None:
         keeper.save(state)
         raise Stopped(keeper.how_to_resume(state), signal_number=stop.signal_number)
+
+
+def _refuse_bad_weights(state: TrainState) -> None:
+    """A step can overflow, and after the last one no loss would tell."""
+    weights = {k: v for k, v in state.method.state_dict().items() if v.is_floating_point()}
+    finite = torch.stack([torch.isfinite(value).all() for value in weights.values()])
+    if finite.all():
+        return
+    name = list(weights)[finite.tolist().index(False)]
+    raise NumericalError(
+        f"The weight '{name}' is not finite after {state.phase} epoch {state.epoch + 1}.",
+        hint="Lower the learning rate (--train.lr).",
+        details={
+            "phase": state.phase,
+            "epoch": state.epoch,
+            "step": state.step,
+            "lr": state.optimizer.param_groups[0]["lr"],
+        },
+    )
 
 
 def _not_finite(

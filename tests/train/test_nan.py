@@ -1,0 +1,196 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import peerdg
+from peerdg.cli import train as command
+from peerdg.cli.main import run
+from peerdg.errors import NumericalError
+from peerdg.methods.base import Batch
+from peerdg.methods.erm import ERM
+from peerdg.methods.peer import PEER
+from peerdg.methods.randaugment import RandAug
+from peerdg.train.checkpoint import checkpoints, load_checkpoint
+from peerdg.train.rundir import RunFolder
+from tests.conftest import tiny_classifier, tiny_splits
+
+METHODS = {"erm": ERM, "randaugment": RandAug, "peer": PEER}
+STEPS = 12  # 4 epochs of 3 steps
+OPTIONS = {
+    "checkpoint_minutes": 0,
+    "pretrain": {"epochs": 0, "batch_size": 8},
+    "train": {"epochs": 4, "batch_size": 8, "lr": 0.01},
+}
+Terms = dict[str, torch.Tensor]
+Fault = Callable[[torch.nn.Module, Callable[[], Terms]], Terms]
+
+
+def nan_loss(method: torch.nn.Module, terms: Callable[[], Terms]) -> Terms:
+    return {**terms(), "loss": terms()["loss"] * float("nan")}
+
+
+def infinite_loss(method: torch.nn.Module, terms: Callable[[], Terms]) -> Terms:
+    return {**terms(), "loss": terms()["loss"] + float("inf")}
+
+
+def nan_gradient(method: torch.nn.Module, terms: Callable[[], Terms]) -> Terms:
+    """The loss is finite, its gradient is not: the derivative of sqrt at 0 times 0."""
+    weight = next(p for p in method.parameters() if p.requires_grad)
+    return {**terms(), "loss": terms()["loss"] + torch.sqrt((weight * 0).sum())}
+
+
+def infinite_weight(method: torch.nn.Module, terms: Callable[[], Terms]) -> Terms:
+    """What an overflowing step left behind; it is met in the loss."""
+    weight = next(p for p in method.parameters() if p.requires_grad)
+    weight.data.flatten()[0] = float("inf")
+    return terms()
+
+
+FAULTS: dict[str, Fault] = {
+    "nan-loss": nan_loss,
+    "infinite-loss": infinite_loss,
+    "nan-gradient": nan_gradient,
+    "infinite-weight": infinite_weight,
+}
+# 4 kinds of fault at 6 moments each: first, last and between, on both sides of a snapshot.
+CASES = [(fault, step) for fault in FAULTS for step in (0, 2, 3, 5, 6, STEPS - 1)]
+
+
+class Injected:
+    """Makes a method's loss go wrong at one step, and remembers what came before."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, kind: type, fault: Fault, step: int
+    ) -> None:
+        self.calls, self.method, self.before = 0, None, {}
+        loss = kind.loss
+
+        def wrong(method: torch.nn.Module, batch: Batch) -> Terms:
+            self.calls += 1
+            self.method = method
+            if self.calls - 1 != step:
+                return loss(method, batch)
+            self.before = {k: v.clone() for k, v in method.state_dict().items()}
+            return fault(method, lambda: loss(method, batch))
+
+        monkeypatch.setattr(kind, "loss", wrong)
+
+
+def fit(out: Path, method: str = "peer", **options: object) -> None:
+    given = {**OPTIONS, **options}
+    if method == "peer":
+        given["peer"] = {"k": 1, "head_dim": 4, "head_hidden": 8}
+    peerdg.fit(
+        tiny_splits(), out=out, model=tiny_classifier(), method=method, existing="resume", **given
+    )
+
+
+@pytest.mark.parametrize(("fault", "step"), CASES)
+def test_a_fault_stops_the_run_before_it_reaches_a_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, step: int
+):
+    injected = Injected(monkeypatch, PEER, FAULTS[fault], step)
+    with pytest.raises(NumericalError) as caught:
+        fit(tmp_path / "run")
+    assert injected.calls == step + 1
+    method = injected.method
+    assert isinstance(method, PEER)
+    assert all(torch.isfinite(p).all() for p in method.task.parameters())
+    if fault != "infinite-weight":  # that one puts the fault into the weight itself
+        after = method.state_dict()
+        same = [torch.equal(after[k], v) for k, v in injected.before.items() if "running" not in k]
+        assert sum(same) >= len(same) - 1  # only the head's count of batches goes on
+
+    failure = json.loads((tmp_path / "run/failure.json").read_text())
+    assert failure["error"] == caught.value.message
+    assert (failure["epoch"], failure["step"]) == divmod(step, 3)
+    assert len(failure["rows"]) == 8
+    assert failure["lr"] == 0.01
+    finite = math.isfinite(failure["terms"]["loss"]) and math.isfinite(failure["gradient_norm"])
+    assert not finite
+    assert RunFolder(tmp_path / "run").status() == "failed"
+
+
+@pytest.mark.parametrize("step", [1, 4, STEPS - 1])
+def test_the_last_good_state_is_kept_and_goes_on_where_the_fault_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+):
+    fit(tmp_path / "undisturbed")
+    Injected(monkeypatch, PEER, nan_loss, step)
+    with pytest.raises(NumericalError):
+        fit(tmp_path / "run")
+    monkeypatch.undo()
+    newest = load_checkpoint(checkpoints(tmp_path / "run/checkpoint")[-1])
+    assert newest.state["epoch"] * 3 + newest.state["step"] == step
+    assert all(t.isfinite().all() for t in newest.tensors.values() if t.is_floating_point())
+    fit(tmp_path / "run")
+    assert not (tmp_path / "run/failure.json").exists()
+    for name in ("model/model.safetensors", "metrics.jsonl"):
+        a, b = tmp_path / "undisturbed" / name, tmp_path / "run" / name
+        assert a.read_bytes() == b.read_bytes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str):
+    Injected(monkeypatch, METHODS[method], nan_loss, 4)
+    with pytest.raises(NumericalError, match="loss is not finite in train epoch 2, step 2"):
+        fit(tmp_path / "run", method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_weight_that_the_last_step_made_infinite_is_not_deployed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    step, calls = torch.optim.Adam.step, []
+
+    def overflow(self: torch.optim.Adam) -> None:
+        step(self)
+        calls.append(self)
+        if len(calls) == STEPS:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].flatten()[0] = float("inf")
+
+    monkeypatch.setattr(torch.optim.Adam, "step", overflow)
+    with pytest.raises(NumericalError, match="not finite") as caught:
+        fit(tmp_path / "run", method)
+    assert caught.value.details["epoch"] == 3
+    assert not (tmp_path / "run/done.json").exists()
+    assert not (tmp_path / "run/model").exists()
+
+
+def test_a_learning_rate_that_explodes_is_a_numerical_failure_too(tmp_path: Path):
+    train = {"epochs": 4, "batch_size": 8, "lr": 1e30, "optimizer": "sgd"}
+    with pytest.raises(NumericalError):
+        fit(tmp_path / "run", "erm", train=train)
+
+
+def test_the_command_line_ends_with_6_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def train(config: object, out: Path, *_: object, **__: object) -> None:
+        fit(out)
+
+    Injected(monkeypatch, PEER, nan_gradient, 2)
+    monkeypatch.setattr(command, "run_and_report", train)
+    assert run(["train", "digits-mini", "--out", str(tmp_path / "run")], debug=False) == 6
+    said = capsys.readouterr().err
+    assert "The gradient is not finite in train epoch 1, step 3." in said
+    assert "--train.lr" in said
+    assert "Traceback" not in said
+
+
+def test_the_last_incomplete_batch_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+    loss = ERM.loss
+
+    def counted(method: ERM, batch: Batch) -> Terms:
+        sizes.append(len(batch.images))
+        return loss(method, batch)
+
+    monkeypatch.setattr(ERM, "loss", counted)
+    fit(tmp_path / "run", "erm", train={"epochs": 2, "batch_size": 23})  # 24 images: 23 and 1
+    assert sizes == [23, 23]
