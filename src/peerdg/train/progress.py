@@ -9,7 +9,8 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from torch import Tensor
 
-REFRESH_SECONDS = 0.5
+REFRESH_SECONDS = 0.5  # of the bar
+LINE_SECONDS = 30.0  # between lines where there is no terminal
 
 
 class Progress(Protocol):
@@ -60,12 +61,12 @@ class ConsoleProgress:
         self.console = console
         self.label = label
         self._bar: Bar | None = None
-        self._shown_at = 0.0
 
     def start_phase(self, name: str, *, epochs: int, steps: int, done: int) -> None:
         """Show a bar over all steps of the phase."""
         self._name, self._epochs, self._steps = name, epochs, steps
-        self._started_at, self._images = time.monotonic(), 0
+        self._started_at = self._shown_at = time.monotonic()
+        self._images, self._done, self._done_before = 0, done * steps, done * steps
         if not self.console.is_terminal:
             again = f", going on after epoch {done}" if done else ""
             self._say(f"{name}: {epochs} epochs of {steps} steps{again}")
@@ -86,20 +87,22 @@ class ConsoleProgress:
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
         """Move the bar; read the loss terms only when it is drawn."""
-        self._images += images
+        self._done, self._images = epoch * self._steps + step, self._images + images
         now = time.monotonic()
-        finished = (epoch + 1, step) == (self._epochs, self._steps)
-        if self._bar is None or (now - self._shown_at < REFRESH_SECONDS and not finished):
+        pause = LINE_SECONDS if self._bar is None else REFRESH_SECONDS
+        if now - self._shown_at < pause:
             return
         self._shown_at = now
         losses = " ".join(f"{name} {float(value):.3f}" for name, value in terms.items())
-        rate = self._images / max(now - self._started_at, 1e-9)
-        self._bar.update(
-            self._task,
-            completed=epoch * self._steps + step,
-            description=f"{self.label}{self._name} {epoch + 1}/{self._epochs}",
-            status=f"{losses}  {rate:.0f} images/s",
-        )
+        where = f"{self._name} {epoch + 1}/{self._epochs}"
+        if self._bar is None:
+            self._say(f"{where}  {losses}  {self._pace()}")
+        else:
+            status = f"{losses}  {self._rate():.0f} images/s"
+            description = f"{self.label}{where}"
+            self._bar.update(
+                self._task, completed=self._done, description=description, status=status
+            )
 
     def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
         """One line per observed model with its accuracy on each domain."""
@@ -107,7 +110,7 @@ class ConsoleProgress:
         for model in models:
             domains = [r for r in records if r["model"] == model]
             shown = "  ".join(f"{r['domain']} {r['accuracy']:.1f}" for r in domains)
-            self._say(f"epoch {epoch:>4}/{self._epochs}  {model:<6}{shown}{self._time_left(epoch)}")
+            self._say(f"epoch {epoch:>4}/{self._epochs}  {model:<6}{shown}")
 
     def end_phase(self) -> None:
         """Take the bar away."""
@@ -115,13 +118,16 @@ class ConsoleProgress:
             self._bar.stop()
             self._bar = None
 
-    def _time_left(self, epoch: int) -> str:
-        images = self._epochs * self._steps
-        done = epoch * self._steps
+    def _rate(self) -> float:
+        """Images per second since the phase began in this process."""
+        return self._images / max(time.monotonic() - self._started_at, 1e-9)
+
+    def _pace(self) -> str:
+        """Rate and time left, for a log file; a terminal's bar has them anyway."""
         elapsed = time.monotonic() - self._started_at
-        if self._bar is not None or not 0 < done < images or self._images == 0:
-            return ""
-        return f"  {self._images / elapsed:.0f} images/s"
+        done_here = self._done - self._done_before
+        left = elapsed / done_here * (self._epochs * self._steps - self._done)
+        return f"{self._rate():.0f} images/s  {left / 60:.1f} min left"
 
     def _say(self, text: str) -> None:
         self.console.print(f"{self.label}{text}", highlight=False, soft_wrap=True, markup=False)
