@@ -215,7 +215,7 @@ def _finish(
 
 def _check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
     """Write the manifest, or compare the data with the one that is there."""
-    path = run.path / "manifest.json"
+    path = run.manifest_file
     if not path.exists():
         manifest = {
             "command": sys.argv,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peerdg.errors import OutputError
-from peerdg.train.rundir import RunFolder
+from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import resolve
 from tests.reliability.processes import environment, peerdg, run
 
@@ -18,6 +18,13 @@ NAMES = {
     "quotes": 'it\'s "mine"; rm -rf $HOME',
     "a leading dash": "-o",
 }
+
+
+def begin_run(out: Path, *, seed: int = 0, existing: Existing = "refuse") -> None:
+    """Leave what a run leaves that was stopped right after its start."""
+    run = RunFolder.open(out, resolve({"seed": seed}), existing=existing)
+    run.event("start")
+    run.close()
 
 
 def refused(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -69,19 +76,19 @@ def test_a_folder_with_other_peoples_files_is_refused_and_left_alone(tmp_path: P
 
 def test_a_folder_that_holds_a_run_is_refused_unless_asked(tmp_path: Path):
     out = tmp_path / "run"
-    RunFolder.open(out, resolve()).close()
+    begin_run(out)
     before = (out / "config.toml").read_bytes()
     result = refused(out)
     assert "--resume" in result.stderr
     assert "--overwrite" in result.stderr
     assert (out / "config.toml").read_bytes() == before
     RunFolder.open(out, resolve(), existing="resume").close()
-    RunFolder.open(out, resolve({"seed": 1}), existing="overwrite").close()
+    begin_run(out, seed=1, existing="overwrite")
     assert b"seed = 1" in (out / "config.toml").read_bytes()
 
 
 def test_overwriting_keeps_files_that_are_not_part_of_a_run(tmp_path: Path):
-    RunFolder.open(tmp_path, resolve()).close()
+    begin_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "done.json").write_text("{}")
     RunFolder.open(tmp_path, resolve(), existing="overwrite").close()
@@ -89,18 +96,26 @@ def test_overwriting_keeps_files_that_are_not_part_of_a_run(tmp_path: Path):
     assert not (tmp_path / "done.json").exists()
 
 
+def test_a_run_that_could_not_begin_leaves_the_folder_as_it_was(tmp_path: Path):
+    out = tmp_path / "run"
+    result = run(peerdg("train", "digits", "--root=/nowhere", f"--out={out}"), env=environment())
+    assert result.returncode == 5
+    assert not out.exists()
+    out.mkdir()
+    RunFolder.open(out, resolve()).close()
+    assert not out.exists() or not list(out.iterdir())
+
+
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_odd_names_work(tmp_path: Path, name: str):
-    run = RunFolder.open(tmp_path / name, resolve())
-    run.event("start")
-    run.close()
+    begin_run(tmp_path / name)
     assert (tmp_path / name / "config.toml").is_file()
-    assert run.status() == "resumable"
+    assert RunFolder(tmp_path / name).status() == "resumable"
 
 
 def test_an_odd_name_is_shown_as_it_is(tmp_path: Path):
     out = tmp_path / NAMES["emoji"] / NAMES["markup"]
-    RunFolder.open(out, resolve()).close()
+    begin_run(out)
     refused(out)
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 import peerdg
 from peerdg.report.comparison import comparison_page, findings, write_comparison
 from peerdg.report.runs import by_variant, find_runs, read_run
-from peerdg.report.tables import Table, comparison, fluctuation_table, spread
+from peerdg.report.tables import Table, comparison, fluctuation_table, spread, targets_table
 from tests.conftest import tiny_classifier, tiny_splits
 
 METHODS = {
@@ -66,9 +66,12 @@ def by_hand(folder: Path, name: str, model: str, domain: str) -> list[list[float
     return series
 
 
+def row_of(table: Table, name: str) -> dict[str, str]:
+    return dict(zip(table.columns, next(r for r in table.rows if r[0] == name), strict=True))
+
+
 def test_the_table_has_the_numbers_of_the_records(folder, runs):
-    table = comparison(runs)
-    row = dict(zip(table.columns, next(r for r in table.rows if r[0] == "peer"), strict=True))
+    row = {**row_of(comparison(runs), "peer"), **row_of(targets_table(runs), "peer")}
     finals = [s[-1] for s in by_hand(folder, "peer", "task", "one")]
     assert row["one"] == f"{np.mean(finals):.1f} ± {np.std(finals, ddof=1):.1f}"
     variances = [
@@ -80,8 +83,7 @@ def test_the_table_has_the_numbers_of_the_records(folder, runs):
 
 
 def test_a_method_with_one_network_has_no_task_fluctuation(runs):
-    table = comparison(runs)
-    row = dict(zip(table.columns, next(r for r in table.rows if r[0] == "erm"), strict=True))
+    row = row_of(comparison(runs), "erm")
     assert row["var task"] == "-"
     assert row["var proxy"] != "-"
 

@@ -66,20 +66,23 @@ def verify_data(name: str, /, *, root: Root = None) -> None:
     _require_root(name, root)
     reports = data.verify(root)
     rows = [
-        [r.domain, r.status, _number(r.count), _number(r.expected), r.checksum or "-"]
+        [f"{r.domain} {r.split}", r.status, _number(r.count), _number(r.expected),
+         r.checksum or "-", "optional" if r.optional else ""]
         for r in reports
-    ]
-    console.print(plain_table(["domain", "status", "images", "expected", "checksum"], rows))
+    ]  # fmt: skip
+    columns = ["domain", "status", "images", "expected", "checksum", ""]
+    console.print(plain_table(columns, rows))
     for report in reports:
         for problem in report.problems:
             console.print(f"{report.domain}: {problem}", markup=False, soft_wrap=True)
-        if report.status == "missing":
+        if report.status == "missing" and not report.optional:
             text = f"{report.domain}: get it from {report.obtain}"
             console.print(text, markup=False, soft_wrap=True)
     damaged = [r.domain for r in reports if r.status not in ("found", "missing")]
     if damaged:
         raise DataError(f"{name}: damaged or unexpected: {', '.join(damaged)}.")
-    if any(r.domain.startswith(data.source) and r.status == "missing" for r in reports):
+    needed = [r for r in reports if r.domain == data.source and not r.optional]
+    if any(r.status == "missing" for r in needed):
         raise DataError(f"{name}: the source domain '{data.source}' is missing.")
 
 

@@ -46,11 +46,12 @@ def demo(
         train_into(config, path, existing, label=label)
     from peerdg.report.comparison import write_comparison
     from peerdg.report.runs import read_run
-    from peerdg.report.tables import comparison_table
+    from peerdg.report.tables import comparison, targets_table
 
     runs = [read_run(path) for path, _ in plans]
     page = write_comparison(runs, out, title="peerdg demo: digits-mini")
-    console.print(comparison_table(runs))
+    console.print(comparison(runs).rich())
+    console.print(targets_table(runs).rich())
     console.print(f"Report: {page}\nPlots:  {page.parent / 'accuracy.png'}", markup=False)
 
 

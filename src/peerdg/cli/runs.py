@@ -14,11 +14,15 @@ def runs(folders: tuple[Path, ...] = (Path("runs"),), /, *, compare: bool = Fals
         compare: One row per method: mean and standard deviation over seeds, and fluctuation.
     """
     from peerdg.report.runs import find_runs, read_run
-    from peerdg.report.tables import comparison_table, runs_table
+    from peerdg.report.tables import comparison, runs_table, targets_table
 
     found = find_runs(folders)
     if not found:
         where = ", ".join(map(str, folders))
         raise ConfigError(f"No run was found in {where}.", hint="Make one with `peerdg train`.")
     results = [read_run(path) for path in found]
-    console.print(comparison_table(results) if compare else runs_table(results))
+    if not compare:
+        console.print(runs_table(results))
+        return
+    console.print(comparison(results).rich())
+    console.print(targets_table(results).rich())

@@ -10,7 +10,7 @@ from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.files import replace_atomically
 from peerdg.report.figures import accuracy_figure
 from peerdg.report.runs import RunResult, by_variant
-from peerdg.report.tables import comparison, fluctuation_table
+from peerdg.report.tables import comparison, fluctuation_table, targets_table
 
 FIGURE, PAGE = "accuracy.png", "report.md"
 
@@ -32,6 +32,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         _conditions(groups),
         "",
         comparison(runs).markdown(),
+        targets_table(runs).markdown(),
         "Accuracy in percent of the deployed model after the last epoch: mean ± standard deviation "
         "over seeds; `target mean` is the unweighted mean of the targets. `var proxy` and `var "
         "task` are the fluctuation: the variance of target accuracy over evaluations every k "

@@ -71,35 +71,39 @@ def runs_table(runs: Sequence[RunResult]) -> RichTable:
     return plain_table(columns, rows)
 
 
-def comparison_table(runs: Sequence[RunResult]) -> RichTable:
-    """One row per method: mean and standard deviation over seeds."""
-    return comparison(runs).rich()
-
-
 def comparison(runs: Sequence[RunResult]) -> Table:
-    """Methods against targets: accuracy of the deployed model, fluctuation, seconds.
+    """One row per method: accuracy of the deployed model, fluctuation, seconds.
 
     Mean ± sample standard deviation over seeds. Fluctuation is the variance of the accuracy over
     evaluations every k epochs, the first five left out, mean over targets.
     """
+    rows = []
+    for name, group in by_variant(runs).items():
+        source = [final[SOURCE] for final in _finals(group) if SOURCE in final]
+        rows.append(
+            [
+                name,
+                str(len(group)),
+                spread([run.target_mean(run.deployed) for run in group if run.targets]),
+                spread(source),
+                _fluctuation(group, "trained"),
+                _fluctuation(group, "deployed"),
+                spread([run.seconds for run in group], digits=0),
+            ]
+        )
+    columns = ["method", "seeds", "target mean", "source val", "var proxy", "var task", "seconds"]
+    return Table(columns, rows)
+
+
+def targets_table(runs: Sequence[RunResult]) -> Table:
+    """Methods against targets: accuracy of the deployed model."""
     groups = by_variant(runs)
     targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
-    rows = []
-    for name, group in groups.items():
-        finals = [run.final(run.deployed) for run in group]
-        rows.append([
-            name,
-            str(len(group)),
-            spread([run.target_mean(run.deployed) for run in group]),
-            *(spread([f[t] for f in finals if t in f]) for t in targets),
-            spread([f[SOURCE] for f in finals if SOURCE in f]),
-            _fluctuation(group, "trained"),
-            _fluctuation(group, "deployed"),
-            spread([run.seconds for run in group], digits=0),
-        ])  # fmt: skip
-    columns = ["method", "seeds", "target mean", *targets, "source val",
-               "var proxy", "var task", "seconds"]  # fmt: skip
-    return Table(columns, rows)
+    rows = [
+        [name, *(spread([f[t] for f in _finals(group) if t in f]) for t in targets)]
+        for name, group in groups.items()
+    ]
+    return Table(["accuracy %", *targets], rows)
 
 
 def fluctuation_table(runs: Sequence[RunResult], *, burn_in_periods: int) -> Table:
@@ -123,6 +127,10 @@ def spread(values: Sequence[float], *, digits: int = 1) -> str:
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
     return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def _finals(group: Sequence[RunResult]) -> list[dict[str, float]]:
+    return [run.final(run.deployed) for run in group]
 
 
 def _fluctuation(group: Sequence[RunResult], which: str) -> str:

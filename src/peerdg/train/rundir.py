@@ -13,6 +13,7 @@ Its status is computed, never stored: lock held means running, `done.json` means
 else can be resumed.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -43,6 +44,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.toml"
+        self.manifest_file = path / "manifest.json"
         self.checkpoints = path / "checkpoint"
         self.snapshots = path / "snapshots"
         self.model = path / "model"
@@ -51,7 +53,9 @@ class RunFolder:
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.events = JsonLines(path / "events.jsonl")
         self._owner = path / "run.owner.json"
-        self._lock = FileLock(path / "run.lock", timeout=0)
+        self._lock_file = path / "run.lock"
+        self._lock = FileLock(self._lock_file, timeout=0)
+        self._is_new = False  # whether this process made the run
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
@@ -73,9 +77,16 @@ class RunFolder:
         return run
 
     def close(self) -> None:
-        """Let other processes have it."""
+        """Let other processes have it; a folder in which nothing was begun is left as found."""
         self._owner.unlink(missing_ok=True)
+        if self._is_new and not self.events.path.exists():
+            for part in (self.config_file, self.manifest_file):
+                remove(part)
         self._lock.release()
+        if self._is_new and not self.holds_run:
+            remove(self._lock_file)
+            with contextlib.suppress(OSError):  # it was there before, with something in it
+                self.path.rmdir()
 
     @property
     def holds_run(self) -> bool:
@@ -147,10 +158,9 @@ class RunFolder:
         return ""
 
     def _is_locked(self) -> bool:
-        lock = self.path / "run.lock"
-        if not lock.exists():
+        if not self._lock_file.exists():
             return False
-        probe = FileLock(lock, timeout=0)
+        probe = FileLock(self._lock_file, timeout=0)
         try:
             probe.acquire()
         except (Timeout, OSError):
@@ -171,6 +181,7 @@ class RunFolder:
         else:
             refuse_difference(read_toml(self.config_file), config)
             return
+        self._is_new = True
         with replace_atomically(self.config_file) as temporary:
             temporary.write_text(config.toml(), "utf-8")
 
@@ -187,7 +198,7 @@ class RunFolder:
     def _clear(self) -> None:
         for part in (
             self.done_file, self.failure_file, self.metrics.path, self.events.path,
-            self.checkpoints, self.snapshots, self.model, self.path / "manifest.json",
+            self.checkpoints, self.snapshots, self.model, self.manifest_file,
             self.path / "report.md",
         ):  # fmt: skip
             remove(part)
