@@ -1,11 +1,12 @@
 """Flags from dataclasses: every option of `RunConfig` becomes a flag that is None unless given."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from cyclopts import Group, Parameter, UnknownOptionError
+from cyclopts import Group, Parameter, Token, UnknownOptionError
 
 from peerdg.config import nearest, read_toml
 from peerdg.data.registry import BENCHMARKS
@@ -41,8 +42,14 @@ def _make(name: str, made: list[Any]) -> type[Any]:
 
 def _flag(name: str, kind: Any, help: str, group: Group) -> tuple[str, Any, Any]:
     """A dataclass field that becomes a flag, None unless given."""
-    parameter = Parameter(help=help, group=group, negative_none=())
+    whole = whole_number if kind in (int, int | None) else None
+    parameter = Parameter(help=help, group=group, negative_none=(), converter=whole)
     return name, Annotated[kind | None, parameter], field(default=None)
+
+
+def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
+    """An integer as written; cyclopts would round 1.5 to 2 and say nothing."""
+    return int(tokens[0].value)
 
 
 def _shown(default: Any) -> str:
@@ -82,7 +89,10 @@ class CommonFlags:
     """Shorthands that several commands share."""
 
     epochs: Annotated[
-        int | None, Parameter(help="epochs of the main phase (short for --train.epochs)")
+        int | None,
+        Parameter(
+            help="epochs of the main phase (short for --train.epochs)", converter=whole_number
+        ),
     ] = None
     target: Annotated[
         tuple[str, ...] | None,

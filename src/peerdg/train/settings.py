@@ -11,7 +11,17 @@ from typing import Any, Literal
 
 import tomli_w
 
-from peerdg.config import build, difference, merge, nearest, option, plain, suggest, validate
+from peerdg.config import (
+    build,
+    did_you_mean,
+    difference,
+    merge,
+    nearest,
+    option,
+    plain,
+    suggest,
+    validate,
+)
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
@@ -31,7 +41,9 @@ class PhaseSettings:
     lr: float = option(1e-4, "learning rate", above=0)
     momentum: float = option(0.9, "momentum of SGD", at_least=0, at_most=1)
     weight_decay: float = option(0.0, "weight decay", at_least=0)
-    lr_step: int | None = option(None, "multiply the rate by lr_gamma every this many epochs")
+    lr_step: int | None = option(
+        None, "multiply the rate by lr_gamma every this many epochs", at_least=1
+    )
     lr_gamma: float = option(0.5, "factor of the step schedule", above=0, at_most=1)
 
     def __post_init__(self) -> None:
@@ -125,7 +137,7 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
     method_kind = settings_of(method)
     budget = _text(given, "budget", RunConfig.budget)
     if budget not in BUDGETS:
-        raise ConfigError(f"Unknown budget '{budget}'.", hint=f"Known: {', '.join(BUDGETS)}.")
+        raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
     sections = {**_SECTIONS, method: method_kind, data.name: data.settings}
     _check_keys(given, sections, method=method, data=data.name)
     base = preset(data.name, budget)

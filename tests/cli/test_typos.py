@@ -1,0 +1,165 @@
+"""Every wrong word, value or combination ends with 2 and says what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from peerdg.cli.main import run
+
+pytestmark = pytest.mark.timeout(20)  # what is accepted by mistake would train for hours
+
+# What is typed, and what the answer must contain.
+TYPOS = {
+    # commands
+    "trian": (["trian", "digits-mini"], "train"),
+    "evalaute": (["evalaute", "runs/first"], "evaluate"),
+    "resum": (["resum", "runs/first"], "resume"),
+    "data lst": (["data", "lst"], "list"),
+    "method": (["method"], "methods"),
+    # flags
+    "--peer.wieght": (["train", "digits-mini", "--peer.wieght", "1"], "--peer.w?"),
+    "--peer.weight": (["train", "digits-mini", "--peer.weight", "1"], "--peer.w?"),
+    "--peer.lambda": (["train", "digits-mini", "--peer.lambda", "1"], "--peer.lam?"),
+    "--pere.k": (["train", "digits-mini", "--pere.k", "1"], "--peer.k?"),
+    "--peer.kk": (["train", "digits-mini", "--peer.kk", "1"], "--peer.k?"),
+    "--epoch": (["train", "digits-mini", "--epoch", "1"], "--epochs?"),
+    "--seeds": (["train", "digits-mini", "--seeds", "1"], "--seed?"),
+    "--lr": (["train", "digits-mini", "--lr", "0.1"], "--train.lr?"),
+    "--learning-rate": (["train", "digits-mini", "--learning-rate", "0.1"], "--train.lr?"),
+    "--batch-size": (["train", "digits-mini", "--batch-size", "8"], "--train.batch-size?"),
+    "--train.batchsize": (["train", "digits-mini", "--train.batchsize", "8"],
+                          "--train.batch-size?"),
+    "--train.epoch": (["train", "digits-mini", "--train.epoch", "8"], "--train.epochs?"),
+    "--targets": (["train", "digits-mini", "--targets", "syn"], "--target?"),
+    "--overwritte": (["train", "digits-mini", "--overwritte"], "--overwrite?"),
+    "--checkpoint-minute": (["train", "digits-mini", "--checkpoint-minute", "1"],
+                            "--checkpoint-minutes?"),
+    "--augment.polcy": (["train", "digits-mini", "--augment.polcy", "mild"], "--augment.policy?"),
+    "--digits-mini.trian": (["train", "digits-mini", "--digits-mini.trian", "50"],
+                            "--digits-mini.train?"),
+    "predict --ouput": (["predict", "run", "a.png", "--ouput", "x.csv"], "--output?"),
+    # names
+    "digit-mini": (["train", "digit-mini"], "'digits-mini'"),
+    "digitsmini": (["train", "digitsmini"], "'digits-mini'"),
+    "data show digts": (["data", "show", "digts"], "'digits'"),
+    "--method pear": (["train", "digits-mini", "--method", "pear"], "'peer'"),
+    "--method RandAug": (["train", "digits-mini", "--method", "RandAug"], "'randaugment'"),
+    "methods pere": (["methods", "pere"], "'peer'"),
+    "--budget qick": (["train", "digits-mini", "--budget", "qick"], "'quick'"),
+    # values
+    "--peer.regulariser barlow": (["train", "digits-mini", "--peer.regulariser", "barlow"],
+                                  "barlow-twins"),
+    "--train.optimizer adamw": (["train", "digits-mini", "--train.optimizer", "adamw"], "adam"),
+    "--peer.views clean-aug": (["train", "digits-mini", "--peer.views", "clean-agu"], "clean_aug"),
+    "--peer.bn recalibrat": (["train", "digits-mini", "--peer.bn", "recalibrat"], "recalibrate"),
+    # types
+    "--peer.k ten": (["train", "digits-mini", "--peer.k", "ten"], "int"),
+    "--peer.k 1.5": (["train", "digits-mini", "--peer.k", "1.5"], "int"),
+    "--train.lr fast": (["train", "digits-mini", "--train.lr", "fast"], "float"),
+    "--seed": (["train", "digits-mini", "--seed"], "--seed"),
+    "--epochs 2.5": (["train", "digits-mini", "--epochs", "2.5"], "int"),
+    # ranges
+    "--peer.k 0": (["train", "digits-mini", "--peer.k", "0"], "at least 1"),
+    "--train.lr 0": (["train", "digits-mini", "--train.lr", "0"], "greater than 0"),
+    "--train.lr nan": (["train", "digits-mini", "--train.lr", "nan"], "finite"),
+    "--seed -1": (["train", "digits-mini", "--seed=-1"], "at least 0"),
+    "--augment.magnitude 31": (["train", "digits-mini", "--augment.magnitude", "31"], "at most 30"),
+    "--train.batch-size 1": (["train", "digits-mini", "--train.batch-size", "1"], "at least 2"),
+    "--digits-mini.train 5": (["train", "digits-mini", "--digits-mini.train", "5"], "at least 10"),
+    "--train.lr-step 0": (["train", "digits-mini", "--train.lr-step", "0"], "at least 1"),
+    # conflicts
+    "--peer.k with erm": (["train", "digits-mini", "--method", "erm", "--peer.k", "1"],
+                          "--method peer"),
+    "--digits.first with digits-mini": (["train", "digits-mini", "--digits.first", "1"],
+                                        "[digits]"),
+    "--resume --overwrite": (["train", "digits-mini", "--resume", "--overwrite"], "--overwrite"),
+    "resume of no run": (["resume", "/nowhere"], "peerdg train --out"),
+    "digits without root": (["data", "verify", "digits"], "--root"),
+    "demo --seeds 0": (["demo", "--seeds", "0"], "at least"),
+    "two data sets": (["train", "digits-mini", "digits"], "digits"),
+}  # fmt: skip
+
+FILES = {
+    "sed": ("sed = 1", "'seed'"),
+    "[pere]": ("[pere]\nk = 1", "'peer'"),
+    "peer.wieght": ("[peer]\nwieght = 1", "peer.w"),
+    "train.epoch": ("[train]\nepoch = 1", "'train.epochs'"),
+    "lr at the top": ("lr = 1", "'train.lr'"),
+    "k at the top": ("k = 1", "'peer.k'"),
+    "lambda at the top": ("lambda = 1", "'peer.lam'"),
+    "text for a number": ('[peer]\nk = "ten"', "type int"),
+    "number for text": ("method = 1", "text"),
+    "float for int": ("[peer]\nk = 1.5", "type int"),
+    "bool for int": ("[peer]\nk = true", "type int"),
+    "value for a section": ("peer = 1", "section"),
+    "section for a value": ("[seed]\na = 1", "seed"),
+    "method misspelt": ('method = "per"', "'peer'"),
+    "data misspelt": ('benchmark = "digit"', "'digits'"),
+    "other method's section": ('method = "peer"\n[randaugment]\nk = 1', "--method randaugment"),
+    "other data's section": ("[digits]\nfirst = 1", "[digits]"),
+    "choice misspelt": ('[peer]\nbn = "freeze"', "'frozen'"),
+    "out of range": ("[train]\nlr = -1.0", "greater than 0"),
+    "not TOML": ("seed: 1", "line 1"),
+    "key twice": ("seed = 1\nseed = 2", "mine.toml is not valid TOML"),
+}
+
+
+def ask(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert run(arguments, debug=False) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Error: ")
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A typo that is accepted would train into this folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", TYPOS)
+def test_a_wrong_command_is_refused_with_the_right_suggestion(
+    name: str, capsys: pytest.CaptureFixture[str], elsewhere: Path
+):
+    arguments, suggestion = TYPOS[name]
+    said = ask(arguments, capsys)
+    assert suggestion in said
+    assert list(elsewhere.iterdir()) == []  # nothing was begun
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_config_file_is_refused_with_the_right_suggestion(
+    name: str, capsys: pytest.CaptureFixture[str], elsewhere: Path
+):
+    content, suggestion = FILES[name]
+    (elsewhere / "mine.toml").write_text(content)
+    said = ask(["train", "--config", "mine.toml"], capsys)
+    assert suggestion in said
+    assert [path.name for path in elsewhere.iterdir()] == ["mine.toml"]
+
+
+def test_a_config_file_that_is_not_there_or_not_text_is_refused(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+):
+    assert "none.toml" in ask(["train", "--config", "none.toml"], capsys)
+    (elsewhere / "mine.toml").write_bytes(b"\xff\xfe\x00")
+    assert "mine.toml" in ask(["train", "--config", "mine.toml"], capsys)
+    assert "mine.toml" in ask(["train", "--config", "mine.toml/x"], capsys)
+
+
+def test_a_misspelt_target_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]):
+    said = ask(["train", "digits-mini", "--target", "mnistm", "--out", "run"], capsys)
+    assert "'mnist-m'" in said
+    said = ask(["train", "digits-mini", "--backbone", "digit-cnn", "--out", "other"], capsys)
+    assert "'digits-cnn'" in said
+
+
+def test_an_unknown_device_and_unknown_weights_are_refused(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+):
+    small = ["train", "digits-mini", "--target", "uci"]
+    assert "--device cpu" in ask([*small, "--device", "gpu", "--out", "a"], capsys)
+    assert "--weights none" in ask([*small, "--weights", "imagenet", "--out", "b"], capsys)
+    assert run([*small, "--weights", "none.pth", "--out", "c"], debug=False) == 5
