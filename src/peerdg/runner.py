@@ -156,13 +156,16 @@ def build_model(config: RunConfig, classes: tuple[str, ...]) -> Classifier:
         )
     if config.weights != "none":
         path = Path(config.weights)
-        problems = model.load_state_dict(load_weights(path), strict=False)
-        if problems.missing_keys or problems.unexpected_keys:
+        weights, own = load_weights(path), model.state_dict()
+        missing, unknown = own.keys() - weights.keys(), weights.keys() - own.keys()
+        wrong = [k for k in own.keys() & weights.keys() if own[k].shape != weights[k].shape]
+        if missing or unknown or wrong:
             raise ConfigError(
-                f"{path} does not fit {config.backbone}: {len(problems.missing_keys)} weights are "
-                f"missing, {len(problems.unexpected_keys)} are unknown.",
+                f"{path} does not fit {config.backbone}: {len(missing)} weights are missing, "
+                f"{len(unknown)} are unknown, {len(wrong)} have another shape.",
                 hint="Give weights of the same backbone and number of classes.",
             )
+        model.load_state_dict(weights)
     return model
 
 

@@ -82,9 +82,10 @@ class RunFolder:
         if self._is_new and not self.events.path.exists():
             for part in (self.config_file, self.manifest_file):
                 remove(part)
+        if self._is_new and not self.holds_run:
+            remove(self._lock_file)  # while it is held: a file released first may be someone's
         self._lock.release()
         if self._is_new and not self.holds_run:
-            remove(self._lock_file)
             with contextlib.suppress(OSError):  # it was there before, with something in it
                 self.path.rmdir()
 

@@ -1,0 +1,197 @@
+"""What the command line answers when something goes wrong, or when it is asked for help."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from peerdg.cli import train as command
+from peerdg.cli.main import COMMANDS, DATA_COMMANDS, run
+from peerdg.errors import DataError, PeerdgWarning
+from peerdg.models.backbones import build_classifier
+from peerdg.models.stored import save_model
+from tests.reliability.processes import environment, peerdg, start
+from tests.reliability.processes import run as run_process
+
+HELP = [[name] for name in COMMANDS] + [["data", name] for name in DATA_COMMANDS] + [["data"], []]
+IMPORTS = """
+import sys
+from peerdg.cli.main import run
+for arguments in {arguments!r}:
+    code = run([*arguments, "--help"], debug=False)
+    assert code == 0, (arguments, code)
+    heavy = {{"torch", "torchvision", "numpy", "matplotlib"}} & set(sys.modules)
+    assert not heavy, (arguments, heavy)
+"""
+
+
+def test_no_help_imports_torch():
+    result = run_process([sys.executable, "-c", IMPORTS.format(arguments=HELP)])
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_answer_without_training_comes_in_half_a_second_and_without_torch():
+    began = time.monotonic()
+    result = run_process([sys.executable, "-X", "importtime", "-m", "peerdg", "--help"])
+    assert time.monotonic() - began < 1.5  # half a second on an idle machine
+    assert result.returncode == 0
+    assert "torch" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", HELP, ids=" ".join)
+def test_every_help_shows_an_example(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    assert run([*arguments, "--help"], debug=False) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Examples" in shown
+    assert f"peerdg {' '.join(arguments)}".strip() in shown.partition("Examples")[2]
+
+
+def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(command, "run_and_report", fail)
+    return ["train", "digits-mini"]
+
+
+def test_an_unexpected_error_is_a_bug_with_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert run(fails_with(ZeroDivisionError("oops"), monkeypatch), debug=False) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "ZeroDivisionError: oops" in said
+    assert "report" in said
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_expected_error_shows_a_traceback_only_when_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], debug: bool
+):
+    error = DataError("[bold]photos[/bold] is empty.", hint="Put images there.")
+    assert run(fails_with(error, monkeypatch), debug=debug) == 5
+    said = capsys.readouterr().err
+    assert "Error: [bold]photos[/bold] is empty.\nPut images there." in said
+    assert ("Traceback" in said) == debug
+
+
+def test_ctrl_c_outside_training_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert run(fails_with(KeyboardInterrupt(), monkeypatch), debug=False) == 130
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "the last saved state is intact" in said
+
+
+def test_warnings_are_one_line_without_source_code():
+    code = "import warnings; from peerdg.cli import main; from peerdg.errors import PeerdgWarning\n"
+    code += (
+        "main.run = lambda *_, **__: warnings.warn('[b]so[/b]', PeerdgWarning) or 0\nmain.main([])"
+    )
+    result = run_process([sys.executable, "-c", code])
+    assert result.returncode == 0
+    assert result.stderr == "Warning: [b]so[/b]\n"
+    assert issubclass(PeerdgWarning, UserWarning)
+
+
+def test_the_readers_departure_is_not_an_error():
+    command = " ".join([*peerdg("config", "digits-mini"), "|", "head", "-c", "10"])
+    piped = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, env=environment()
+    )
+    assert b"Traceback" not in piped.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stored") / "model"
+    torch.manual_seed(0)
+    classifier = build_classifier("digits-cnn", classes=tuple("0123456789"))
+    save_model(folder, classifier, backbone="digits-cnn", image_size=32)
+    return folder
+
+
+BROKEN = {
+    "missing": None,
+    "empty": b"",
+    "text": b"this is not an image",
+    "torn": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_missing_or_broken_image_is_a_data_error_that_names_it(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], name: str
+):
+    path = tmp_path / f"{name}.png"
+    if BROKEN[name] is not None:
+        path.write_bytes(BROKEN[name])
+    assert run(["predict", str(model), str(path)], debug=False) == 5
+    said = capsys.readouterr()
+    assert str(path) in said.err
+    assert said.out == ""
+
+
+def test_predictions_need_a_model_images_and_a_place_to_write(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+):
+    image = tmp_path / "a.png"
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(image)
+    assert run(["predict", str(tmp_path), str(image)], debug=False) == 5  # no model there
+    (tmp_path / "none").mkdir()
+    assert run(["predict", str(model), str(tmp_path / "none")], debug=False) == 5
+    assert run(["predict", str(model), str(image), "-o", "/proc/x/found.csv"], debug=False) == 4
+    assert run(["predict", str(model), str(image), "-o", str(image / "x.csv")], debug=False) == 4
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(["predict", str(model), str(image)], debug=False) == 0
+    assert capsys.readouterr().out.startswith("image,label,probability")
+
+
+# fmt: off
+SMALL = (
+    "--digits-mini.train", "128", "--target", "uci", "--pretrain.epochs", "100", "--epochs", "1",
+    "--pretrain.batch-size", "16", "--train.batch-size", "16", "--threads", "1", "--peer.k", "1",
+)
+# fmt: on
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_state_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, code: int
+):
+    out = tmp_path / "run"
+    process = start(peerdg("train", "digits-mini", *SMALL, "--out", out))
+    deadline = time.monotonic() + 60
+    while '"epoch"' not in _text(out / "events.jsonl"):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    began = time.monotonic()
+    _, said = process.communicate(timeout=30)
+    assert time.monotonic() - began < 5
+    assert process.returncode == code
+    assert f"peerdg resume {out}" in said
+    assert "Traceback" not in said
+    assert list((out / "checkpoint").iterdir())
+    if number is signal.SIGTERM:
+        return
+    again = start(peerdg("resume", out))  # goes on after the epoch it was stopped in
+    while '"resume"' not in _text(out / "events.jsonl"):
+        assert again.poll() is None, again.communicate()
+        time.sleep(0.05)
+    again.kill()
+    _, said = again.communicate()
+    events = _text(out / "events.jsonl").splitlines()
+    assert '"start"' in events[0]
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

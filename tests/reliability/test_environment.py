@@ -1,0 +1,61 @@
+"""Nothing around a run decides what it computes."""
+
+import json
+import locale
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.reliability.processes import environment
+
+# Makes the same tiny run under a umask and in a folder of its own.
+RUN = """
+import os, sys
+os.umask(int(sys.argv[1], 8))
+from tests.reliability.tiny_run import main
+sys.exit(main(sys.argv[2], '{"train": {"epochs": 2}, "pretrain": {"epochs": 1}}'))
+"""
+FILES = ("model/model.safetensors", "model/model.json", "metrics.jsonl", "done.json", "config.toml")
+
+
+def comma_locale() -> str:
+    """A locale with a decimal comma if the system has one, else the plainest."""
+    for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "nl_NL.UTF-8"):
+        try:
+            locale.setlocale(locale.LC_NUMERIC, name)
+        except locale.Error:
+            continue
+        locale.setlocale(locale.LC_NUMERIC, "C")
+        return name
+    return "C"
+
+
+SETTINGS = {
+    "plain": ({"TZ": "UTC", "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}, "022"),
+    "time zone": ({"TZ": "Pacific/Chatham", "PYTHONHASHSEED": "random"}, "022"),
+    "locale": ({"LC_ALL": comma_locale(), "PYTHONHASHSEED": "1"}, "022"),
+    "ascii": ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "022"),
+    "umask": ({"PYTHONHASHSEED": "2"}, "027"),
+    "terminal": ({"COLUMNS": "20", "TERM": "dumb", "HOME": "/"}, "077"),
+}
+
+
+def test_clock_locale_hashes_umask_and_folder_have_no_influence(tmp_path: Path):
+    contents = {}
+    for name, (variables, umask) in SETTINGS.items():
+        here = tmp_path / name
+        here.mkdir()
+        result = subprocess.run(
+            [sys.executable, "-c", RUN, umask, "run"],
+            env=environment(**variables),
+            cwd=here,
+            capture_output=True,
+            timeout=60,
+        )
+        assert result.returncode == 0, result.stderr.decode()
+        contents[name] = {file: (here / "run" / file).read_bytes() for file in FILES}
+        modes = {p.stat().st_mode & 0o777 for p in (here / "run/model").iterdir()}
+        assert modes == {0o666 & ~int(umask, 8)}
+        json.loads(contents[name]["done.json"])
+    for name in SETTINGS:
+        assert contents[name] == contents["plain"], name
