@@ -9,7 +9,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from peerdg.cli.console import error_console, say_problem
-from peerdg.errors import PeerdgError, PeerdgWarning
+from peerdg.errors import PeerdgError, PeerdgWarning, Stopped
 from peerdg.version import __version__
 
 # Each command: where it lives, what it does in a line, and how it is used.
@@ -74,6 +74,7 @@ def make_app() -> App:
         help_format="markdown",
         version=__version__,
         result_action="return_value",
+        suppress_keyboard_interrupt=False,  # run() says what became of the state
     )
     for name, (summary, lines) in COMMANDS.items():
         path = f"peerdg.cli.{name}:{name}"
@@ -115,6 +116,9 @@ def run(arguments: list[str], *, debug: bool) -> int:
         message, hint = _explain(error)
         say_problem(message, hint=hint or "See `peerdg --help`.")
         return 2
+    except Stopped as stopped:
+        error_console.print(stopped.message, markup=False, soft_wrap=True)
+        return stopped.exit_code
     except PeerdgError as error:
         if debug:
             traceback.print_exc()

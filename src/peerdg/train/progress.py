@@ -73,10 +73,10 @@ class ConsoleProgress:
             return
         self._bar = Bar(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=16),
             TaskProgressColumn(),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
             console=self.console,
             transient=True,
         )
@@ -98,7 +98,7 @@ class ConsoleProgress:
         if self._bar is None:
             self._say(f"{where}  {losses}  {self._pace()}")
         else:
-            status = f"{losses}  {self._rate():.0f} images/s"
+            status = f"{self._rate():.0f} images/s  {losses}"
             description = f"{self.label}{where}"
             self._bar.update(
                 self._task, completed=self._done, description=description, status=status
