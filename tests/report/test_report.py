@@ -6,8 +6,9 @@ import pytest
 from PIL import Image
 
 import peerdg
+from peerdg.errors import DataError
 from peerdg.report.comparison import comparison_page, findings, write_comparison
-from peerdg.report.runs import by_variant, find_runs, read_run
+from peerdg.report.runs import by_variant, collect_runs, load_runs, read_run
 from peerdg.report.tables import Table, comparison, fluctuation_table, spread, targets_table
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -34,7 +35,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder):
-    return [read_run(path) for path in find_runs([folder])]
+    return collect_runs([folder])
 
 
 def test_runs_that_differ_only_in_their_seed_are_grouped_under_the_papers_names(runs):
@@ -50,8 +51,7 @@ def test_variants_of_one_method_stay_apart(folder, tmp_path):
         evaluate_every=1, pretrain={"epochs": 1, "batch_size": 8},
         train={"epochs": 6, "batch_size": 8},
     )  # fmt: skip
-    found = [read_run(path) for path in find_runs([folder, tmp_path])]
-    assert {"erm", "erm (2)"} <= set(by_variant(found))
+    assert {"erm", "erm (2)"} <= set(by_variant(collect_runs([folder, tmp_path])))
 
 
 def by_hand(folder: Path, name: str, model: str, domain: str) -> list[list[float]]:
@@ -135,3 +135,20 @@ def test_spread_is_the_sample_standard_deviation():
     assert spread([1.0, 3.0]) == "2.0 ± 1.4"
     assert spread([2.0]) == "2.0"
     assert spread([]) == "-"
+
+
+def test_the_kept_records_make_the_same_page_again(runs, tmp_path):
+    write_comparison(runs, tmp_path, title="t")
+    again = collect_runs([tmp_path / "runs.json"])
+    assert comparison_page(again, title="t") == comparison_page(runs, title="t")
+
+
+def test_the_kept_records_do_not_say_where_they_were_made(folder, runs, tmp_path):
+    write_comparison(runs, tmp_path, title="t")
+    assert str(folder) not in (tmp_path / "runs.json").read_text()
+
+
+def test_a_foreign_file_is_refused(tmp_path):
+    (tmp_path / "runs.json").write_text('{"a": 1}')
+    with pytest.raises(DataError, match="does not hold the records"):
+        load_runs(tmp_path / "runs.json")

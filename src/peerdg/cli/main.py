@@ -37,7 +37,11 @@ COMMANDS = {
     ),
     "runs": (
         "List and compare run folders.",
-        ("peerdg runs", "peerdg runs runs/demo --compare"),
+        (
+            "peerdg runs",
+            "peerdg runs runs/demo --compare",
+            "peerdg runs results/demo/runs.json --report /tmp/again",
+        ),
     ),
     "methods": ("List the methods and their options.", ("peerdg methods", "peerdg methods peer")),
     "config": (

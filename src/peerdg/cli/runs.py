@@ -6,23 +6,37 @@ from peerdg.cli.console import console
 from peerdg.errors import ConfigError
 
 
-def runs(folders: tuple[Path, ...] = (Path("runs"),), /, *, compare: bool = False) -> None:
+def runs(
+    places: tuple[Path, ...] = (Path("runs"),),
+    /,
+    *,
+    compare: bool = False,
+    report: Path | None = None,
+    title: str = "Comparison",
+) -> None:
     """List run folders with their status, or compare finished ones over seeds.
 
     Args:
-        folders: Run folders, or folders that contain them at any depth.
+        places: Run folders, folders that contain them, or the runs.json of a report.
         compare: One row per method: mean and standard deviation over seeds, and fluctuation.
+        report: Folder for a report: report.md, accuracy.png, and runs.json with the records.
+        title: Heading of the report.
     """
-    from peerdg.report.runs import find_runs, read_run
+    from peerdg.report.comparison import write_comparison
+    from peerdg.report.runs import by_variant, collect_runs
     from peerdg.report.tables import comparison, runs_table, targets_table
 
-    found = find_runs(folders)
+    found = collect_runs(places)
     if not found:
-        where = ", ".join(map(str, folders))
+        where = ", ".join(map(str, places))
         raise ConfigError(f"No run was found in {where}.", hint="Make one with `peerdg train`.")
-    results = [read_run(path) for path in found]
-    if not compare:
-        console.print(runs_table(results))
+    if not compare and report is None:
+        console.print(runs_table(found))
         return
-    console.print(comparison(results).rich())
-    console.print(targets_table(results).rich())
+    if not by_variant(found):
+        raise ConfigError("No run is finished yet.", hint="`peerdg runs` shows how far they are.")
+    console.print(comparison(found).rich())
+    console.print(targets_table(found).rich())
+    if report is not None:
+        page = write_comparison(found, report, title=title)
+        console.print(f"Report: {page}", markup=False)

@@ -9,14 +9,15 @@ import numpy as np
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.files import replace_atomically
 from peerdg.report.figures import accuracy_figure
-from peerdg.report.runs import RunResult, by_variant
+from peerdg.report.runs import RunResult, by_variant, save_runs
 from peerdg.report.tables import comparison, fluctuation_table, targets_table
 
-FIGURE, PAGE = "accuracy.png", "report.md"
+FIGURE, PAGE, RECORDS = "accuracy.png", "report.md", "runs.json"
 
 
 def write_comparison(runs: Sequence[RunResult], folder: Path, *, title: str) -> Path:
-    """Write `report.md` and its figure into `folder`; returns the page."""
+    """Write `report.md`, its figure and the records behind both; returns the page."""
+    save_runs(folder / RECORDS, runs)
     accuracy_figure(runs, folder / FIGURE, title=title)
     with replace_atomically(folder / PAGE) as temporary:
         temporary.write_text(comparison_page(runs, title=title), "utf-8")

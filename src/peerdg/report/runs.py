@@ -1,11 +1,13 @@
 """Read run folders back: what was run, how it went."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
     SOURCE,
@@ -13,6 +15,7 @@ from peerdg.evaluate.fluctuation import (
     accuracy_series,
     run_fluctuation,
 )
+from peerdg.files import replace_atomically
 from peerdg.train.rundir import RunFolder, Status, read_run_config
 from peerdg.train.settings import DISPLAY_ONLY
 
@@ -100,10 +103,20 @@ class RunResult:
         return run_fluctuation(series)
 
 
-def find_runs(folders: Iterable[Path]) -> list[Path]:
-    """Every run folder among or below `folders`, sorted by path."""
-    found = {file.parent for folder in folders for file in folder.rglob("config.toml")}
-    return sorted(found)
+def collect_runs(places: Iterable[Path]) -> list[RunResult]:
+    """Every run among or below `places`: run folders, and files written by `save_runs`."""
+    runs = []
+    for place in places:
+        if place.is_file():
+            runs += load_runs(place)
+        else:
+            runs += [read_run(path) for path in find_runs(place)]
+    return runs
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Every run folder at or below `folder`, sorted by path."""
+    return sorted(file.parent for file in folder.rglob("config.toml"))
 
 
 def read_run(path: Path) -> RunResult:
@@ -116,6 +129,37 @@ def read_run(path: Path) -> RunResult:
         records=run.metrics.read(),
         events=run.events.read(),
     )
+
+
+def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
+    """Keep the records of runs as one small file, without where they were run."""
+    kept = [
+        {
+            "name": run.path.name,
+            "status": run.status,
+            "config": {k: v for k, v in run.config.items() if k not in DISPLAY_ONLY},
+            "records": run.records,
+            "events": [e for e in run.events if e.get("event") == "epoch"],
+        }
+        for run in runs
+    ]
+    lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in kept)
+    with replace_atomically(path) as temporary:
+        temporary.write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
+def load_runs(path: Path) -> list[RunResult]:
+    """Runs kept by `save_runs`.
+
+    Raises:
+        DataError: If the file is not one of these.
+    """
+    try:
+        return [
+            RunResult(Path(run.pop("name")), **run) for run in json.loads(path.read_text("utf-8"))
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{path} does not hold the records of runs: {error}.") from error
 
 
 def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
