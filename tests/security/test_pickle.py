@@ -89,11 +89,10 @@ def canary(tmp_path: Path) -> Path:
     return tmp_path / "canary"
 
 
-@pytest.fixture(params=["", "1"], ids=["", "forced"], autouse=True)
-def unsafe_loading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without the variable that switches torch's protection off."""
-    if request.param:
-        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", request.param)
+@pytest.fixture(autouse=True)
+def unsafe_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch torch's own protection off, as a careless tutorial would have it."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +120,18 @@ def test_the_payloads_would_work(canary: Path):
         shutil.rmtree(canary) if canary.is_dir() else canary.unlink()
 
 
+@pytest.mark.parametrize("protected", [True, False], ids=["", "forced"])
 @pytest.mark.parametrize("suffix", ["pth", "pt", "safetensors"])
-def test_as_weights_it_is_refused(tmp_path: Path, canary: Path, offered: bytes, suffix: str):
+def test_as_weights_it_is_refused(
+    tmp_path: Path,
+    canary: Path,
+    offered: bytes,
+    suffix: str,
+    protected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    if protected:
+        monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
     path = tmp_path / f"weights.{suffix}"
     path.write_bytes(offered)
     with pytest.raises(DamagedError) as caught:
