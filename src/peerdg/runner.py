@@ -19,7 +19,7 @@ from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarni
 from peerdg.evaluate.accuracy import evaluate_models
 from peerdg.evaluate.fluctuation import SOURCE
 from peerdg.files import write_json
-from peerdg.methods.base import Method
+from peerdg.methods.base import Method, Surroundings
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of
 from peerdg.models.backbones import build_classifier
@@ -124,26 +124,22 @@ def _train(
 
 def build_method(config: RunConfig, model: Classifier, source: Domain) -> Method:
     """The configured method around `model`."""
-    kind: Callable[..., Method] = implementation_of(config.method)
-    settings = config.method_settings
-    if kind is ERM:
-        return ERM(model)
-    a = config.augment
+    settings = config.augment
     augment = Policy.named(
-        a.policy,
-        num_ops=a.num_ops,
-        magnitude=a.magnitude,
-        operations=a.operations,
-        absolute_pixels=a.absolute_pixels,
+        settings.policy,
+        num_ops=settings.num_ops,
+        magnitude=settings.magnitude,
+        operations=settings.operations,
+        absolute_pixels=settings.absolute_pixels,
         seed=config.seed,
     )
-    if config.method != "peer":
-        return kind(model, settings, augment=augment)
-    teacher = None
-    if settings.teacher is not None:
-        teacher = load_stored(model_folder(Path(settings.teacher)))[0]
-    clean = source.images.split(CLEAN_CHUNK)
-    return kind(model, settings, augment=augment, clean=clean, teacher=teacher)
+    surroundings = Surroundings(
+        augment=augment,
+        clean=source.images.split(CLEAN_CHUNK),
+        load_model=lambda path: load_stored(model_folder(Path(path)))[0],
+    )
+    kind: type[Method] = implementation_of(config.method)
+    return kind.build(model, config.method_settings, surroundings)
 
 
 def build_model(config: RunConfig, classes: tuple[str, ...]) -> Classifier:

@@ -1,13 +1,15 @@
 """What every method offers, to our loop or to yours."""
 
 import abc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
+from peerdg.augment.policy import Policy
 from peerdg.models.classifier import Classifier
 
 
@@ -34,11 +36,31 @@ class Batch:
         return None if self.seed is None else torch.Generator().manual_seed(self.seed)
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run offers to the method it builds; each takes what it needs.
+
+    Args:
+        augment: The augmentation G of the run.
+        clean: All clean training images in order, in chunks.
+        load_model: Reads a classifier from a run or model folder, e.g. a teacher.
+    """
+
+    augment: Policy
+    clean: Sequence[Tensor]
+    load_model: Callable[[str], Classifier]
+
+
 class Method(nn.Module, abc.ABC):
     """What our loop, or yours, needs of a method.
 
     The parameters that require a gradient are the ones to optimise.
     """
+
+    @classmethod
+    @abc.abstractmethod
+    def build(cls, model: Classifier, settings: Any, surroundings: Surroundings) -> Self:
+        """The method around `model`, with its `Settings` and what the run offers."""
 
     @abc.abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
 """Empirical risk minimisation: the source as it is."""
 
+from typing import Any, Self
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from peerdg.methods.base import Batch, Method
+from peerdg.methods.base import Batch, Method, Surroundings
 from peerdg.models.classifier import Classifier
 
 
@@ -17,6 +19,11 @@ class ERM(Method):
     def __init__(self, model: Classifier) -> None:
         super().__init__()
         self.model = model
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Any, surroundings: Surroundings) -> Self:
+        """Needs nothing but the network."""
+        return cls(model)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy on the clean images."""

@@ -1,7 +1,7 @@
 """PEER: parameter-space ensemble with entropy regularization (CVPR 2025), Algorithm 1."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from peerdg.augment.policy import Policy
 from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
-from peerdg.methods.base import Batch, Method
+from peerdg.methods.base import Batch, Method, Surroundings
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import both_views
 from peerdg.models.averaging import SnapshotAverage
@@ -67,6 +67,13 @@ class PEER(Method):
         self.register_buffer("snapshot_epoch", torch.tensor(-1))
         self._features: tuple[int, Tensor] | None = None
         self.register_load_state_dict_post_hook(PEER._forget_features)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, surroundings: Surroundings) -> Self:
+        """Needs the augmentation, the clean images, and the teacher if one is named."""
+        teacher = surroundings.load_model(settings.teacher) if settings.teacher else None
+        augment, clean = surroundings.augment, surroundings.clean
+        return cls(model, settings, augment=augment, clean=clean, teacher=teacher)
 
     @property
     def task(self) -> Classifier:

@@ -1,12 +1,12 @@
 """RandAugment baseline: the source and its augmented copy, the network evaluated as it is."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from peerdg.augment.policy import Policy
-from peerdg.methods.base import Batch, Method
+from peerdg.methods.base import Batch, Method, Surroundings
 from peerdg.methods.settings.randaugment import Settings
 from peerdg.methods.views import both_views
 from peerdg.models.classifier import Classifier
@@ -31,6 +31,11 @@ class RandAug(Method):
         self.model = model
         self.k = (settings or Settings()).k
         self.augment = augment or Policy()
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, surroundings: Surroundings) -> Self:
+        """Needs the augmentation."""
+        return cls(model, settings, augment=surroundings.augment)
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Sum of the cross-entropies on both views."""
