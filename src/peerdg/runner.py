@@ -127,8 +127,8 @@ def build_method(config: RunConfig, model: Classifier, source: Domain) -> Method
     settings = config.augment
     augment = Policy.named(
         settings.policy,
-        num_ops=settings.num_ops,
-        magnitude=settings.magnitude,
+        num_ops=2 if settings.num_ops is None else settings.num_ops,
+        magnitude=9 if settings.magnitude is None else settings.magnitude,
         operations=settings.operations,
         absolute_pixels=settings.absolute_pixels,
         seed=config.seed,

@@ -54,6 +54,13 @@ def test_the_default_is_peer_on_digits_mini():
     assert (config.method, config.benchmark) == (RunConfig.method, "digits-mini")
 
 
+def test_a_fixed_strength_is_refused_where_the_policy_is_drawn():
+    with pytest.raises(ConfigError, match="belong to the fixed policy"):
+        resolve({"augment": {"num_ops": 3}})
+    fixed = resolve({"augment": {"policy": "fixed", "num_ops": 3}}).augment
+    assert (fixed.num_ops, fixed.magnitude) == (3, None)
+
+
 def test_options_of_another_method_are_refused():
     with pytest.raises(ConfigError, match="Options of 'erm' are given, but the method is 'peer'"):
         resolve({"method": "peer", "erm": {}})
