@@ -15,7 +15,7 @@ from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoin
 from peerdg.train.records import JsonLines
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.processes import leftovers, run, tiny
-from tests.reliability.tiny_run import OPTIONS
+from tests.reliability.tiny_run import OPTIONS, tiny_model
 
 # Saves a checkpoint of about 40 kB while no file may grow beyond a given size: the write fails in
 # the middle with EFBIG, exactly as it fails with ENOSPC on a full disk. Tries every size given.
@@ -73,8 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def train(out: Path) -> bytes:
-    model = tiny_classifier(batch_norm=True, dropout=0.2)
-    peerdg.fit(tiny_splits(), out=out, model=model, existing="resume", **OPTIONS)
+    peerdg.fit(tiny_splits(), out=out, model=tiny_model(), existing="resume", **OPTIONS)
     return (out / "model/model.safetensors").read_bytes()
 
 

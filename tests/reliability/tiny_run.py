@@ -8,9 +8,12 @@ import json
 import sys
 import warnings
 
+import torch
+
 import peerdg
 from peerdg.config import merge
 from peerdg.errors import PeerdgError, PeerdgWarning
+from peerdg.models.classifier import Classifier
 from peerdg.train.progress import Silent
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -24,6 +27,11 @@ OPTIONS = {
 }
 
 
+def tiny_model() -> Classifier:
+    """Laid out in memory like the real ones."""
+    return tiny_classifier(batch_norm=True, dropout=0.2).to(memory_format=torch.channels_last)
+
+
 class Announced(Silent):
     def start_phase(self, name: str, **_: object) -> None:
         print("training", name, flush=True)
@@ -35,7 +43,7 @@ def main(out: str, options: str = "{}") -> int:
         peerdg.fit(
             tiny_splits(),
             out=out,
-            model=tiny_classifier(batch_norm=True, dropout=0.2),
+            model=tiny_model(),
             existing="resume",
             progress=Announced(),
             **merge(OPTIONS, json.loads(options)),

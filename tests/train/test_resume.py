@@ -13,6 +13,10 @@ import peerdg
 from peerdg.cli.main import run
 from peerdg.data.domain import Splits
 from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
+from peerdg.methods.erm import ERM
+from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from peerdg.train.loop import train_step
+from peerdg.train.optim import make_optimizer
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import (
     DISPLAY_ONLY,
@@ -22,9 +26,16 @@ from peerdg.train.settings import (
     notes,
     resolve,
 )
+from peerdg.train.state import TrainState
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
-START = {"benchmark": "digits", "root": "/data", "method": "peer", "targets": ["usps"]}
+START = {
+    "benchmark": "digits",
+    "root": "/data",
+    "method": "peer",
+    "targets": ["usps"],
+    "augment": {"policy": "fixed"},
+}
 
 
 def options() -> dict[str, Any]:
@@ -103,7 +114,7 @@ def test_every_option_of_the_config_is_in_the_list():
 def test_a_changed_option_is_refused_with_its_old_and_new_value(started: Path, key: str):
     old = value_of(resolve(START), key)
     new = WHICH.get(key) or another(old, OPTIONS[key])
-    config = resolve({**START, **with_option(key, new)})
+    config = resolve(START, with_option(key, new))
     assert value_of(config, key) == new
     if key in DISPLAY_ONLY:
         RunFolder.open(started, config, existing="resume").close()
@@ -117,7 +128,7 @@ def test_a_changed_option_is_refused_with_its_old_and_new_value(started: Path, k
 
 
 def test_all_differences_are_listed_at_once(started: Path):
-    other = resolve({**START, "seed": 7, "peer": {"k": 3, "w": 1.0}})
+    other = resolve(START, {"seed": 7, "peer": {"k": 3, "w": 1.0}})
     with pytest.raises(ConfigError) as caught:
         RunFolder.open(started, other, existing="resume")
     for part in ("seed: 0 -> 7", "peer.k: 10 -> 3", "peer.w: 2.0 -> 1.0"):
@@ -251,3 +262,32 @@ def test_a_finished_run_is_not_overwritten_by_accident(tmp_path: Path):
     fit(tmp_path / "run")
     with pytest.raises(OutputError, match="already holds a run"):
         peerdg.fit(tiny_splits(), out=tmp_path / "run", model=tiny_classifier())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_state_goes_on_from_disk_as_it_does_in_memory(
+    tmp_path: Path, optimizer: Literal["adam", "sgd"], layout: torch.memory_format
+):
+    settings, source = PhaseSettings(optimizer=optimizer, lr=0.1), tiny_domain()
+
+    def fresh() -> TrainState:
+        method = ERM(tiny_classifier().to(memory_format=layout))
+        return TrainState("train", method, make_optimizer(method, settings))
+
+    def step(state: TrainState, number: int) -> None:
+        rows = torch.arange(8) + number
+        state.add_terms(train_step(state, source, rows, seed=0, key=("train", 0, number)))
+        state.step += 1
+
+    whole = fresh()
+    for number in range(6):
+        save_checkpoint(tmp_path, number + 1, whole.tensors(), whole.plain())
+        loaded = load_checkpoint(checkpoints(tmp_path)[-1])
+        resumed = fresh()
+        resumed.restore(loaded.tensors, loaded.state)
+        step(whole, number)
+        step(resumed, number)
+        assert list(resumed.sums) == list(whole.sums)
+        for name, value in whole.tensors().items():
+            assert torch.equal(resumed.tensors()[name], value), f"{name}, step {number}"

@@ -87,6 +87,12 @@ class TrainState:
             state.setdefault(int(index), {})[slot] = value
         groups = [{**g, "betas": tuple(g["betas"])} if "betas" in g else g for g in groups]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        # Fused optimizers pair a weight with its momentum by their place in memory, whatever the
+        # strides; a file knows no channels-last, so the state is laid out anew like its weight.
+        for weight, slots in self.optimizer.state.items():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor) and value.shape == weight.shape:
+                    slots[slot] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def _split(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
