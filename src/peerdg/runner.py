@@ -27,7 +27,8 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored, load_weights, save_model
 from peerdg.rng import seeded
 from peerdg.train.keeper import Keeper
-from peerdg.train.loop import Phase, run_phase, steps_per_epoch
+from peerdg.train.loop import Phase, run_phase
+from peerdg.train.order import steps_per_epoch
 from peerdg.train.progress import Progress
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import RunConfig, notes

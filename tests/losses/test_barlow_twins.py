@@ -18,7 +18,9 @@ def plain_loop(z_a, z_b, lam):
     return total
 
 
-@pytest.mark.parametrize(("n", "d", "lam"), [(2, 1, 0.005), (5, 3, 0.005), (16, 8, 0.5), (7, 4, 0.0)])
+@pytest.mark.parametrize(
+    ("n", "d", "lam"), [(2, 1, 0.005), (5, 3, 0.005), (16, 8, 0.5), (7, 4, 0.0)]
+)
 def test_equals_the_definition_written_as_a_loop(n, d, lam):
     torch.manual_seed(0)
     z_a, z_b = torch.randn(2, n, d, dtype=torch.float64)

@@ -15,7 +15,6 @@ from peerdg.data.domain import Splits
 from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
 from peerdg.methods.erm import ERM
 from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from peerdg.train.loop import train_step
 from peerdg.train.optim import make_optimizer
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import (
@@ -27,6 +26,7 @@ from peerdg.train.settings import (
     resolve,
 )
 from peerdg.train.state import TrainState
+from peerdg.train.step import train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 START = {
