@@ -175,7 +175,7 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(
         time.sleep(0.05)
     process.send_signal(number)
     began = time.monotonic()
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=90)
     assert time.monotonic() - began < 5
     assert process.returncode == code
     assert f"peerdg resume {out}" in said

@@ -6,7 +6,7 @@ import pytest
 
 from peerdg.cli.main import run
 
-pytestmark = pytest.mark.timeout(20)  # what is accepted by mistake would train for hours
+pytestmark = pytest.mark.timeout(90)  # what is accepted by mistake would train for hours
 
 # What is typed, and what the answer must contain.
 TYPOS = {

@@ -50,7 +50,7 @@ def test_clock_locale_hashes_umask_and_folder_have_no_influence(tmp_path: Path):
             env=environment(**variables),
             cwd=here,
             capture_output=True,
-            timeout=60,
+            timeout=120,
         )
         assert result.returncode == 0, result.stderr.decode()
         contents[name] = {file: (here / "run" / file).read_bytes() for file in FILES}

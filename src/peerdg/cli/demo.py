@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.cli.console import console
+from peerdg.cli.flags import whole_number
 from peerdg.cli.train import train_into
 from peerdg.errors import ConfigError
 from peerdg.train.rundir import Existing, RunFolder
@@ -22,8 +23,8 @@ METHODS: dict[str, dict[str, Any]] = {
 def demo(
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("runs/demo"),
-    seeds: int = 3,
-    epochs: int | None = None,
+    seeds: Annotated[int, Parameter(converter=whole_number)] = 3,
+    epochs: Annotated[int | None, Parameter(converter=whole_number)] = None,
 ) -> None:
     """Train ERM, RandAugment and PEER on small digits with several seeds, and compare them.
 

@@ -49,7 +49,10 @@ def _flag(name: str, kind: Any, help: str, group: Group) -> tuple[str, Any, Any]
 
 def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
     """An integer as written; cyclopts would round 1.5 to 2 and say nothing."""
-    return int(tokens[0].value)
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f'"{tokens[0].value}" is not a whole number.') from None
 
 
 def _shown(default: Any) -> str:

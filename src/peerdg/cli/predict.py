@@ -39,7 +39,10 @@ def predict(
     if output is None:
         _write(sys.stdout, rows)
         return
-    with replace_atomically(output) as temporary, temporary.open("w", newline="") as file:
+    with (
+        replace_atomically(output) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
         _write(file, rows)
     error_console.print(f"{len(rows)} predictions in {output}", markup=False)
 

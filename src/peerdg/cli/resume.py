@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from peerdg.cli.flags import whole_number
 from peerdg.train.rundir import read_run_config
 from peerdg.train.settings import resolve
 
@@ -15,7 +16,7 @@ def resume(
     *,
     root: Annotated[str | None, Parameter(help="folder with the data, if it has moved")] = None,
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda, ...")] = None,
-    threads: Annotated[int | None, Parameter(help="CPU threads")] = None,
+    threads: Annotated[int | None, Parameter(help="CPU threads", converter=whole_number)] = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")] = False,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends as if it had not been.

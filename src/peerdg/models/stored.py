@@ -1,8 +1,9 @@
 """A model on disk: weights as safetensors, everything else as JSON beside them. Never pickle.
 
-model/
-model.safetensors
-model.json         backbone, class names, normalisation, image size, checksum of the weights
+Files of `model/`:
+
+* `model.safetensors`: the weights
+* `model.json`: backbone, class names, normalisation, image size, checksums
 """
 
 import hashlib

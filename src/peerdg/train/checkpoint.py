@@ -1,9 +1,10 @@
 """A checkpoint is a folder without pickle, whole or absent, and every damage to it is noticed.
 
-checkpoint/1000004000020/
-tensors.safetensors   weights, optimizer, sums of the current epoch
-state.json            position, optimizer options, length of the records
-MANIFEST.json         size and SHA-256 of both; written last
+Files of `checkpoint/1000004000020/`, named by phase, epoch and step:
+
+* `tensors.safetensors`: weights, optimizer, sums of the current epoch
+* `state.json`: position, optimizer options, length of the records
+* `MANIFEST.json`: size and SHA-256 of both; written last
 """
 
 import contextlib

@@ -101,10 +101,10 @@ class RunFolder:
 
     def status(self) -> Status:
         """What the folder's files say about the run."""
-        if self._is_locked():
-            return "running"
         if self.done:
             return "done"
+        if self._is_locked():
+            return "running"
         return "failed" if self.failure_file.exists() else "resumable"
 
     def event(self, kind: str, **values: Any) -> None:

@@ -73,8 +73,9 @@ def _not_finite(
             "epoch": state.epoch,
             "step": state.step,
             "rows": rows.tolist(),
-            "terms": {name: float(value) for name, value in terms.items()},
-            "gradient_norm": float(norm),
+            # As text: JSON has no NaN.
+            "terms": {name: str(float(value)) for name, value in terms.items()},
+            "gradient_norm": str(float(norm)),
             "lr": state.optimizer.param_groups[0]["lr"],
         },
     )
