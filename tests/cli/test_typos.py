@@ -53,11 +53,11 @@ TYPOS = {
     "--peer.views clean-aug": (["train", "digits-mini", "--peer.views", "clean-agu"], "clean_aug"),
     "--peer.bn recalibrat": (["train", "digits-mini", "--peer.bn", "recalibrat"], "recalibrate"),
     # types
-    "--peer.k ten": (["train", "digits-mini", "--peer.k", "ten"], "int"),
-    "--peer.k 1.5": (["train", "digits-mini", "--peer.k", "1.5"], "int"),
+    "--peer.k ten": (["train", "digits-mini", "--peer.k", "ten"], "whole number"),
+    "--peer.k 1.5": (["train", "digits-mini", "--peer.k", "1.5"], "whole number"),
     "--train.lr fast": (["train", "digits-mini", "--train.lr", "fast"], "float"),
     "--seed": (["train", "digits-mini", "--seed"], "--seed"),
-    "--epochs 2.5": (["train", "digits-mini", "--epochs", "2.5"], "int"),
+    "--epochs 2.5": (["train", "digits-mini", "--epochs", "2.5"], "whole number"),
     # ranges
     "--peer.k 0": (["train", "digits-mini", "--peer.k", "0"], "at least 1"),
     "--train.lr 0": (["train", "digits-mini", "--train.lr", "0"], "greater than 0"),

@@ -101,13 +101,15 @@ def test_an_entry_of_another_key_is_not_used_under_a_wrong_name(make, folder):
     assert make.calls == 3
 
 
-def test_an_entry_that_is_a_folder_is_not_an_error(make, folder):
+def test_an_entry_that_is_a_folder_is_made_again(make, folder):
     cached_domain(KEY, make)
     path = entry(folder)
     path.unlink()
     (path / "inside").mkdir(parents=True)
-    with pytest.warns(UserWarning, match="not kept"):
-        assert len(cached_domain(KEY, make)) == 6
+    assert len(cached_domain(KEY, make)) == 6
+    assert path.is_file()
+    cached_domain(KEY, make)
+    assert make.calls == 2
 
 
 def test_an_unwritable_folder_means_making_it_each_time(make, tmp_path, monkeypatch):

@@ -6,17 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from digit_files import (
-    cycle,
-    draw,
-    idx_images,
-    idx_labels,
-    libsvm_text,
-    write_mat,
-    write_mnist,
-    write_mnist_m,
-    write_usps,
-)
 from PIL import Image
 from scipy.io import savemat
 
@@ -30,6 +19,17 @@ from peerdg.data.benchmarks.digits_files import (
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import DigitsSettings
 from peerdg.errors import ConfigError, DataError
+from tests.data.digit_files import (
+    cycle,
+    draw,
+    idx_images,
+    idx_labels,
+    libsvm_text,
+    write_mat,
+    write_mnist,
+    write_mnist_m,
+    write_usps,
+)
 
 SMALL = DigitsSettings(train=40)
 
