@@ -35,6 +35,7 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
         axis.set_visible(False)
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy %")
     handles, labels = axes.flat[0].get_legend_handles_labels()
