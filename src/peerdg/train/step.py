@@ -51,12 +51,7 @@ def refuse_bad_weights(state: TrainState) -> None:
     raise NumericalError(
         f"The weight '{name}' is not finite after {state.phase} epoch {state.epoch + 1}.",
         hint="Lower the learning rate (--train.lr).",
-        details={
-            "phase": state.phase,
-            "epoch": state.epoch,
-            "step": state.step,
-            "lr": state.optimizer.param_groups[0]["lr"],
-        },
+        details=_position(state),
     )
 
 
@@ -69,13 +64,16 @@ def _not_finite(
         f"The {what} is not finite in {when}.",
         hint="Lower the learning rate (--train.lr), or the regulariser's weight (--peer.w).",
         details={
-            "phase": state.phase,
-            "epoch": state.epoch,
-            "step": state.step,
+            **_position(state),
             "rows": rows.tolist(),
             # As text: JSON has no NaN.
             "terms": {name: str(float(value)) for name, value in terms.items()},
             "gradient_norm": str(float(norm)),
-            "lr": state.optimizer.param_groups[0]["lr"],
         },
     )
+
+
+def _position(state: TrainState) -> dict[str, object]:
+    """Where it happened, and at which rate."""
+    rate = state.optimizer.param_groups[0]["lr"]
+    return {"phase": state.phase, "epoch": state.epoch, "step": state.step, "lr": rate}
