@@ -180,6 +180,46 @@ def test_values_that_are_no_image_are_refused(digits):
         model.predict("absent.png")
 
 
+def test_grey_images_with_a_channel_are_taken_and_other_shapes_refused(digits):
+    model = peerdg.load_model(digits)
+    grey = np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)
+    forms = [grey, grey[:, :, None], torch.from_numpy(grey)[None]]
+    assert len({model.predict(form).label for form in forms}) == 1
+    with pytest.raises(DataError, match="shape"):
+        model.predict([np.zeros((2, 32, 32, 3), dtype=np.uint8)])
+
+
+def test_a_network_with_other_classes_is_refused(run):
+    other = tiny_classifier()
+    other.classes = ("c", "b", "a")
+    with pytest.raises(ConfigError, match="has the classes c, b, a"):
+        peerdg.load_model(run.path, network=other)
+
+
+def test_images_the_network_cannot_take_are_refused_before_anything_is_written(tmp_path):
+    images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)
+    source = peerdg.Domain("source", ("a", "b"), images, torch.arange(8) % 2)
+    splits = peerdg.Splits(train=source, validation=None, targets={})
+    out = tmp_path / "run"
+    with pytest.raises(DataError, match="cannot take the 28 x 28 images"):
+        peerdg.fit(splits, out=out, train={"batch_size": 4}, pretrain={"batch_size": 4},
+                   **{"peer": {"k": 1}})  # fmt: skip
+    assert not out.exists()
+
+
+def test_a_target_called_validation_is_refused():
+    with pytest.raises(DataError, match="called 'validation'"):
+        peerdg.Splits(tiny_domain(), None, {"validation": tiny_domain()})
+
+
+def test_tied_weights_are_saved_and_stay_tied(tmp_path):
+    model = tiny_classifier()
+    model.encoder.again = model.encoder.fc
+    run = peerdg.fit(tiny_splits(), out=tmp_path, model=model, **SHORT)
+    task = run.model.classifier
+    assert task.encoder.again.weight is task.encoder.fc.weight
+
+
 def test_a_changed_model_file_is_refused(digits, tmp_path):
     import shutil
 

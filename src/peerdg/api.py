@@ -126,7 +126,7 @@ class Model:
         Args:
             images: Path, PIL image, array `[H, W, 3]` or `[H, W]`, tensor `[3, H, W]`, each uint8
                 or [0, 1]; a batched array `[N, H, W, 3]` or tensor `[N, 3, H, W]`; or a sequence
-                of any of these.
+                of single images.
         """
         single = _is_single(images)
         found = [
@@ -157,7 +157,8 @@ class Model:
     def _tensor(self, image: ImageLike) -> torch.Tensor:
         """Any image as uint8 `[3, side, side]`."""
         if isinstance(image, torch.Tensor):
-            image = image.permute(1, 2, 0).numpy() if image.ndim == 3 else image.numpy()
+            image = image.detach().cpu().numpy()
+            image = image.transpose(1, 2, 0) if image.ndim == 3 else image
         if isinstance(image, np.ndarray):
             image = Image.fromarray(_as_uint8(image))
         rgb = decode_image(image if isinstance(image, Image.Image) else Path(image))
@@ -187,6 +188,13 @@ def _is_single(images: Any) -> bool:
 
 
 def _as_uint8(image: NDArray[Any]) -> NDArray[np.uint8]:
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[:, :, 0]
+    if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (3, 4))):
+        raise DataError(
+            f"An image array of shape {image.shape} was given.",
+            hint="Give arrays [H, W] or [H, W, 3], or tensors [3, H, W]; batches one at a time.",
+        )
     if image.dtype == np.uint8:
         return np.ascontiguousarray(image)
     if (

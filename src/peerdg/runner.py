@@ -13,11 +13,18 @@ from pathlib import Path
 import torch
 
 from peerdg.augment.policy import Policy
+from peerdg.data import VALIDATION
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.registry import benchmark
-from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarning
+from peerdg.errors import (
+    ConfigError,
+    DamagedError,
+    DataError,
+    NumericalError,
+    PeerdgWarning,
+    Stopped,
+)
 from peerdg.evaluate.accuracy import evaluate_models
-from peerdg.evaluate.fluctuation import SOURCE
 from peerdg.files import write_json
 from peerdg.methods.base import Method, Surroundings
 from peerdg.methods.erm import ERM
@@ -59,6 +66,8 @@ def execute(
         The deployed model.
     """
     if run.done:
+        if splits is not None:
+            _check_manifest(config, run, splits)
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
     device = _device(config)
@@ -66,11 +75,13 @@ def execute(
     for note in notes(config):
         warnings.warn(note, PeerdgWarning, stacklevel=2)
     _check_batches(config, splits.train)
-    _check_manifest(config, run, splits)
     with seeded(config.seed, "init", "model"):
         model = model or build_model(config, splits.train.classes)
     model.to(device)
+    _check_fit(model, splits)
     run.check_space(_space_needed(model))
+    run.begin()
+    _check_manifest(config, run, splits)
     run.failure_file.unlink(missing_ok=True)
     keeper = Keeper(run, minutes=config.checkpoint_minutes, keep_snapshots=config.keep_snapshots)
     for problem in keeper.problems:
@@ -82,6 +93,9 @@ def execute(
     except NumericalError as error:
         write_json(run.failure_file, {"error": error.message, **error.details})
         run.event("failure", message=error.message)
+        raise
+    except Stopped as stopped:
+        run.event("stop", signal=stopped.exit_code - 128)
         raise
     _finish(config, run, method, splits, time.perf_counter() - began)
     return method.deployed
@@ -137,6 +151,7 @@ def build_method(config: RunConfig, model: Classifier, source: Domain) -> Method
     surroundings = Surroundings(
         augment=augment,
         clean=source.images.split(CLEAN_CHUNK),
+        passes=steps_per_epoch(config.train, len(source)) * config.train.batch_size / len(source),
         load_model=lambda path: load_stored(model_folder(Path(path)))[0],
     )
     kind: type[Method] = implementation_of(config.method)
@@ -187,7 +202,7 @@ def match_classes(splits: Splits) -> Splits:
 
 def evaluated_domains(splits: Splits) -> dict[str, Domain]:
     """What the observed models are judged on: the source's validation images, and the targets."""
-    validation = {} if splits.validation is None else {SOURCE: splits.validation}
+    validation = {} if splits.validation is None else {VALIDATION: splits.validation}
     return {**validation, **splits.targets}
 
 
@@ -255,6 +270,22 @@ def _compare_data(old: Mapping[str, str], new: Mapping[str, str]) -> None:
             f"The data has changed since the run was started: {', '.join(changed)}.",
             hint="Restore the data, or start a new run in another --out folder.",
         )
+
+
+def _check_fit(model: Classifier, splits: Splits) -> None:
+    """Show the model one image of each domain before any work is done."""
+    was_training = model.training
+    for domain in (splits.train, *evaluated_domains(splits).values()):
+        try:
+            with torch.inference_mode():
+                model.eval()(domain.images[:1].to(model.head.weight.device))
+        except RuntimeError as error:
+            size = " x ".join(map(str, domain.image_size))
+            raise DataError(
+                f"The network cannot take the {size} images of '{domain.name}': {error}",
+                hint="Resize the images, or choose another --backbone.",
+            ) from error
+    model.train(was_training)
 
 
 def _check_batches(config: RunConfig, source: Domain) -> None:

@@ -28,6 +28,7 @@ try:
 except PeerdgError as error:
     print(error.exit_code, error.message, flush=True)
     sys.exit(error.exit_code)
+run.begin()
 print("won", flush=True)
 sys.stdin.readline()
 run.close()

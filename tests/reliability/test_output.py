@@ -23,6 +23,7 @@ NAMES = {
 def begin_run(out: Path, *, seed: int = 0, existing: Existing = "refuse") -> None:
     """Leave what a run leaves that was stopped right after its start."""
     run = RunFolder.open(out, resolve({"seed": seed}), existing=existing)
+    run.begin()
     run.event("start")
     run.close()
 
@@ -87,11 +88,22 @@ def test_a_folder_that_holds_a_run_is_refused_unless_asked(tmp_path: Path):
     assert b"seed = 1" in (out / "config.toml").read_bytes()
 
 
+def test_overwriting_waits_until_the_new_run_can_begin(tmp_path: Path):
+    begin_run(tmp_path)
+    (tmp_path / "done.json").write_text("{}")
+    config = (tmp_path / "config.toml").read_bytes()
+    command = peerdg("train", "digits", "--root=/nowhere", "--overwrite", f"--out={tmp_path}")
+    assert run(command, env=environment()).returncode == 5
+    assert (tmp_path / "done.json").exists()
+    assert (tmp_path / "config.toml").read_bytes() == config
+    assert RunFolder(tmp_path).done
+
+
 def test_overwriting_keeps_files_that_are_not_part_of_a_run(tmp_path: Path):
     begin_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "done.json").write_text("{}")
-    RunFolder.open(tmp_path, resolve(), existing="overwrite").close()
+    begin_run(tmp_path, existing="overwrite")
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert not (tmp_path / "done.json").exists()
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 import peerdg
-from peerdg.errors import DataError
+from peerdg.errors import ConfigError, DataError
 from peerdg.report.comparison import comparison_page, findings, write_comparison
 from peerdg.report.runs import by_variant, collect_runs, load_runs, read_run
 from peerdg.report.tables import Table, comparison, fluctuation_table, spread, targets_table
@@ -152,3 +152,46 @@ def test_a_foreign_file_is_refused(tmp_path):
     (tmp_path / "runs.json").write_text('{"a": 1}')
     with pytest.raises(DataError, match="does not hold the records"):
         load_runs(tmp_path / "runs.json")
+
+
+def test_one_point_does_not_fluctuate_but_is_not_called_steady_either(folder):
+    run = read_run(folder / "peer-0")
+    assert run.fluctuation("task", burn_in_periods=6) is None
+    assert run.fluctuation("task", burn_in_periods=5) is not None
+
+
+def test_fluctuation_counts_every_kth_epoch_however_often_was_evaluated(folder):
+    from dataclasses import replace
+
+    run = read_run(folder / "peer-0")
+    config = {**run.config, "peer": {**run.config["peer"], "k": 3}}
+    every_third = replace(run, config=config)
+    assert every_third.period == 3
+    assert every_third.fluctuation("task", burn_in_periods=0).mean.count == 2
+
+
+def test_the_same_seed_twice_counts_once(folder, runs):
+    assert all(len(g) == 2 for g in by_variant([*runs, *runs]).values())
+    assert len(collect_runs([folder, folder / "erm-0"])) == len(runs)
+
+
+def test_runs_with_other_targets_are_not_compared(runs, tmp_path):
+    splits = tiny_splits()
+    fewer = peerdg.Splits(splits.train, splits.validation, {"one": splits.targets["one"]})
+    other = peerdg.fit(
+        fewer, out=tmp_path / "run", model=tiny_classifier(), method="erm",
+        pretrain={"epochs": 0}, train={"epochs": 1, "batch_size": 8},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="different data or targets"):
+        write_comparison([*runs, read_run(other.path)], tmp_path, title="t")
+
+
+def test_runs_without_targets_have_a_page_without_figure(tmp_path):
+    splits = peerdg.Splits(tiny_splits().train, tiny_splits().validation, {})
+    run = peerdg.fit(
+        splits, out=tmp_path / "run", model=tiny_classifier(), method="erm",
+        pretrain={"epochs": 0}, train={"epochs": 1, "batch_size": 8},
+    )  # fmt: skip
+    page = write_comparison([read_run(run.path)], tmp_path, title="t")
+    assert "targets none" in page.read_text()
+    assert not (tmp_path / "accuracy.png").exists()

@@ -18,7 +18,7 @@ from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoin
 from peerdg.train.optim import make_optimizer
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import (
-    DISPLAY_ONLY,
+    MAY_CHANGE,
     AugmentSettings,
     PhaseSettings,
     RunConfig,
@@ -95,6 +95,7 @@ WHICH = {"benchmark": "digits-mini", "method": "erm", "budget": "quick"}
 @pytest.fixture
 def started(tmp_path: Path) -> Path:
     run = RunFolder.open(tmp_path / "run", resolve(START))
+    run.begin()
     run.event("start")
     run.close()
     return tmp_path / "run"
@@ -116,7 +117,7 @@ def test_a_changed_option_is_refused_with_its_old_and_new_value(started: Path, k
     new = WHICH.get(key) or another(old, OPTIONS[key])
     config = resolve(START, with_option(key, new))
     assert value_of(config, key) == new
-    if key in DISPLAY_ONLY:
+    if key in MAY_CHANGE:
         RunFolder.open(started, config, existing="resume").close()
         return
     with pytest.raises(ConfigError) as caught:

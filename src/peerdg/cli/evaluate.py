@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from peerdg.cli.console import console
+from peerdg.errors import ConfigError
 
 
 def evaluate(
@@ -30,6 +31,8 @@ def evaluate(
     from peerdg.train.settings import resolve
 
     model = api.load_model(run)
+    if data is None and not (run / "config.toml").is_file():
+        raise ConfigError(f"{run} is a model folder.", hint="Name the data set to evaluate it on.")
     started = read_run_config(run) if data is None else {"benchmark": data}
     given = {"root": root, "targets": list(target) if target else None}
     config = resolve(started, {k: v for k, v in given.items() if v is not None})

@@ -24,6 +24,7 @@ COMMANDS = {
             "peerdg train digits-mini --method peer --budget quick --out runs/first",
             "peerdg train digits --root ~/data/digits --target usps --target mnist-m --peer.k 5",
             "peerdg train --config runs/first/config.toml --seed 1 --out runs/second",
+            "peerdg config digits --budget quick   # values in brackets above are only defaults",
         ),
     ),
     "resume": ("Go on with an interrupted run.", ("peerdg resume runs/first",)),
@@ -96,6 +97,7 @@ def make_app() -> App:
 
 
 def _examples(lines: tuple[str, ...]) -> str:
+    """The end of a help page."""
     return "**Examples**\n\n" + "\n\n".join(f"`{line}`" for line in lines)
 
 

@@ -22,7 +22,7 @@ def runs(
         report: Folder for a report: report.md, accuracy.png, and runs.json with the records.
         title: Heading of the report.
     """
-    from peerdg.report.comparison import write_comparison
+    from peerdg.report.comparison import require_comparable, write_comparison
     from peerdg.report.runs import by_variant, collect_runs
     from peerdg.report.tables import comparison, runs_table, targets_table
 
@@ -35,6 +35,7 @@ def runs(
         return
     if not by_variant(found):
         raise ConfigError("No run is finished yet.", hint="`peerdg runs` shows how far they are.")
+    require_comparable(found)
     console.print(comparison(found).rich())
     console.print(targets_table(found).rich())
     if report is not None:

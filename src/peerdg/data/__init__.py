@@ -2,3 +2,5 @@
 
 May import: `errors`, `files`, `rng`, `config`, `_vision`. Knows nothing of models or training.
 """
+
+VALIDATION = "validation"  # how records call the source's own validation images

@@ -10,6 +10,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from peerdg.config import nearest
+from peerdg.data import VALIDATION
 from peerdg.errors import DataError
 
 
@@ -118,6 +119,19 @@ class Splits:
     train: Domain
     validation: Domain | None
     targets: Mapping[str, Domain]
+
+    def __post_init__(self) -> None:
+        if VALIDATION in self.targets:
+            raise DataError(
+                f"A target is called '{VALIDATION}', which records call the source's own images.",
+                hint="Give the target another name.",
+            )
+        for domain in (self.train, self.validation, *self.targets.values()):
+            if domain is not None and domain.image_size[0] != domain.image_size[1]:
+                raise DataError(
+                    f"Domain '{domain.name}' has images of {domain.image_size}, not squares.",
+                    hint="Crop or resize them.",
+                )
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peerdg.data import VALIDATION
+
 BURN_IN_PERIODS = 5  # the authors' earlier manuscript leaves out the first five periods
 WINDOW = 5
-SOURCE = "validation"
+MINIMUM = 2  # points, below which nothing can move
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def accuracy_series(
         if record.get("kind") != "evaluation" or record["model"] != model:
             continue
         period, rest = divmod(record["epoch"], every)
-        if rest == 0 and period > burn_in_periods and record["domain"] != SOURCE:
+        if rest == 0 and period > burn_in_periods and record["domain"] != VALIDATION:
             series.setdefault(record["domain"], []).append(record["accuracy"])
     return series
 
@@ -110,8 +112,8 @@ class RunFluctuation:
 
 
 def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | None:
-    """Fluctuation of every domain and of their average; None without any evaluation."""
-    if not series:
+    """Fluctuation of every domain and of their average; None with fewer than two points."""
+    if not series or min(map(len, series.values())) < MINIMUM:
         return None
     domains = {name: fluctuation(accuracy) for name, accuracy in series.items()}
     rows = [asdict(value) for value in domains.values()]

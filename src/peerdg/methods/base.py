@@ -43,11 +43,13 @@ class Surroundings:
     Args:
         augment: The augmentation G of the run.
         clean: All clean training images in order, in chunks.
+        passes: How often each of them is seen in an epoch, on average.
         load_model: Reads a classifier from a run or model folder, e.g. a teacher.
     """
 
     augment: Policy
     clean: Sequence[Tensor]
+    passes: float
     load_model: Callable[[str], Classifier]
 
 

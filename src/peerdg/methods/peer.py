@@ -1,6 +1,7 @@
 """PEER: parameter-space ensemble with entropy regularization (CVPR 2025), Algorithm 1."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -73,6 +74,8 @@ class PEER(Method):
         """Needs the augmentation, the clean images, and the teacher if one is named."""
         teacher = surroundings.load_model(settings.teacher) if settings.teacher else None
         augment, clean = surroundings.augment, surroundings.clean
+        if settings.k * surroundings.passes <= 1:  # computing all features would cost more
+            settings = replace(settings, cache_features=False)
         return cls(model, settings, augment=augment, clean=clean, teacher=teacher)
 
     @property

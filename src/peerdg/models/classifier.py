@@ -61,7 +61,8 @@ class Classifier(nn.Module):
     ) -> "Classifier":
         """Make a classifier of any network whose last linear layer gives the logits.
 
-        The layer becomes the head; what feeds it becomes the encoder. The module is copied.
+        The layer becomes the head; what feeds it becomes the encoder. Nothing may follow the layer,
+        no softmax either: its output must be the network's. The module is copied.
         """
         linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
         if not linears or linears[-1] == "":
@@ -94,7 +95,8 @@ class Classifier(nn.Module):
         dtype = self.head.weight.dtype
         if images.dtype == torch.uint8:
             images = images.to(dtype, memory_format=torch.channels_last).div_(255)
-        return (images - self.mean) / self.std if self._normalise else images.to(dtype)
+        images = images.to(dtype)
+        return (images - self.mean) / self.std if self._normalise else images
 
 
 def has_batch_statistics(module: nn.Module) -> bool:

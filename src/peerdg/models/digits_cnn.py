@@ -23,7 +23,7 @@ class DigitsCNN(nn.Module):
         self.fc1 = nn.Linear(2 * width * 5 * 5, 16 * width)
         self.fc2 = nn.Linear(16 * width, self.feature_dim)
 
-    def forward(self, x: Float[Tensor, "batch 3 32 32"]) -> Float[Tensor, "batch dim"]:
+    def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch dim"]:
         """H(x), non-negative."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # (batch, width, 14, 14)
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # (batch, 2 width, 5, 5)

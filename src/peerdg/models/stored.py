@@ -73,7 +73,13 @@ def load_stored(folder: Path, model: Classifier | None = None) -> tuple[Classifi
             raise DamagedError(f"{folder / DESCRIPTION} is not what was saved.")
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:
             raise DamagedError(f"{folder / WEIGHTS} is not what was saved.")
-        model = model or _build(description)
+        if model is None:
+            model = _build(description)
+        elif list(model.classes) != description["classes"]:
+            raise ConfigError(
+                f"The network for {folder} has the classes {', '.join(model.classes)}; the weights "
+                f"were trained with {', '.join(description['classes'])}.",
+            )
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedError(
@@ -126,7 +132,12 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         OutputError: If the disk does not take them.
     """
     # The format wants plain contiguous CPU tensors; channels-last weights are laid out anew.
-    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # Tied weights share memory, which the format refuses: the second one is copied.
+    ready: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        taken = {other.data_ptr() for other in ready.values()}
+        ready[name] = plain.clone() if plain.data_ptr() in taken else plain
     try:
         with usual_mode(path):
             save_file(ready, path)

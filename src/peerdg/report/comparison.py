@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.files import replace_atomically
 from peerdg.report.figures import accuracy_figure
@@ -17,8 +18,10 @@ FIGURE, PAGE, RECORDS = "accuracy.png", "report.md", "runs.json"
 
 def write_comparison(runs: Sequence[RunResult], folder: Path, *, title: str) -> Path:
     """Write `report.md`, its figure and the records behind both; returns the page."""
+    require_comparable(runs)
     save_runs(folder / RECORDS, runs)
-    accuracy_figure(runs, folder / FIGURE, title=title)
+    if next(iter(by_variant(runs).values()))[0].targets:
+        accuracy_figure(runs, folder / FIGURE, title=title)
     with replace_atomically(folder / PAGE) as temporary:
         temporary.write_text(comparison_page(runs, title=title), "utf-8")
     return folder / PAGE
@@ -60,6 +63,7 @@ def findings(groups: Mapping[str, Sequence[RunResult]]) -> list[str]:
     mean = {
         name: float(np.mean([run.target_mean(run.deployed) for run in group]))
         for name, group in groups.items()
+        if group[0].targets
     }
     said = [
         _compare(mean, better, worse, about)
@@ -72,6 +76,25 @@ def findings(groups: Mapping[str, Sequence[RunResult]]) -> list[str]:
         if better in mean and worse in mean
     ]
     return said + [_steadiness(name, group) for name, group in groups.items() if _has_task(group)]
+
+
+def require_comparable(runs: Sequence[RunResult]) -> None:
+    """Refuse to put results side by side that were measured on different data.
+
+    Raises:
+        ConfigError: If finished runs differ in their data set or their targets.
+    """
+    data = {
+        (group[0].config["benchmark"], *group[0].targets) for group in by_variant(runs).values()
+    }
+    if len(data) > 1:
+        found = "; ".join(
+            f"{name}: {', '.join(targets) or 'none'}" for name, *targets in sorted(data)
+        )
+        raise ConfigError(
+            f"These runs have different data or targets ({found}).",
+            hint="Compare those with the same targets only, by naming their folders.",
+        )
 
 
 def _compare(mean: Mapping[str, float], a: str, b: str, about: str) -> str:
@@ -109,8 +132,12 @@ def _conditions(groups: Mapping[str, Sequence[RunResult]]) -> str:
     config = run.config
     seeds = sorted({r.seed for group in groups.values() for r in group})
     training = config["train"]
+    schedules = {
+        repr([g[0].config[part] for part in ("pretrain", "train")]) for g in groups.values()
+    }
+    differ = "" if len(schedules) == 1 else "Schedules differ between rows; this is the first's. "
     return (
-        f"Data: {config['benchmark']}, targets {', '.join(run.targets)}. "
+        f"Data: {config['benchmark']}, targets {', '.join(run.targets) or 'none'}. {differ}"
         f"Backbone: {config['backbone']}. Budget: {config['budget']}, "
         f"{config['pretrain']['epochs']} + {training['epochs']} epochs, batch "
         f"{training['batch_size']}, {training['optimizer']} {training['lr']:g}, evaluated every "

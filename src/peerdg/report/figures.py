@@ -18,7 +18,7 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     """One panel per target: every method and seed, the mean over seeds drawn stronger."""
     pyplot = _pyplot()
     groups = by_variant(runs)
-    targets = next(iter(groups.values()))[0].targets
+    targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
     columns = min(2, len(targets))
     rows = -(-len(targets) // columns)
     figure, axes = pyplot.subplots(

@@ -1,23 +1,24 @@
 """Read run folders back: what was run, how it went."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from peerdg.data import VALIDATION
 from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
-    SOURCE,
     RunFluctuation,
     accuracy_series,
     run_fluctuation,
 )
 from peerdg.files import replace_atomically
 from peerdg.train.rundir import RunFolder, Status, read_run_config
-from peerdg.train.settings import DISPLAY_ONLY
+from peerdg.train.settings import MAY_CHANGE
 
 # The network that is trained, and the one that is deployed; the same but for PEER.
 TRAINED, DEPLOYED = ("proxy", "model"), ("task", "model")
@@ -49,7 +50,8 @@ class RunResult:
     @property
     def variant(self) -> str:
         """Everything but the seed that decides the result, as a comparable text."""
-        return repr([(k, v) for k, v in self.config.items() if k not in {*DISPLAY_ONLY, "seed"}])
+        ignored = {*MAY_CHANGE, "seed", "keep_snapshots"}
+        return repr([(k, v) for k, v in self.config.items() if k not in ignored])
 
     @property
     def seconds(self) -> float:
@@ -64,7 +66,7 @@ class RunResult:
     @property
     def targets(self) -> list[str]:
         """Target domains in the order they were evaluated."""
-        return [d for d in dict.fromkeys(r["domain"] for r in self.evaluations) if d != SOURCE]
+        return [d for d in dict.fromkeys(r["domain"] for r in self.evaluations) if d != VALIDATION]
 
     @property
     def models(self) -> list[str]:
@@ -74,12 +76,19 @@ class RunResult:
     @property
     def trained(self) -> str:
         """Name of the network that learns."""
-        return next(name for name in TRAINED if name in self.models)
+        return next((name for name in TRAINED if name in self.models), self.models[0])
 
     @property
     def deployed(self) -> str:
         """Name of the network that ships."""
-        return next(name for name in DEPLOYED if name in self.models)
+        return next((name for name in DEPLOYED if name in self.models), self.models[-1])
+
+    @property
+    def period(self) -> int:
+        """Epochs between the evaluations that count for fluctuation: k, where there is one."""
+        evaluated = int(self.config["evaluate_every"])
+        k = self.config.get(self.config["method"], {}).get("k", evaluated)
+        return math.lcm(int(k), evaluated)
 
     def final(self, model: str) -> dict[str, float]:
         """Last accuracy of `model` on each domain."""
@@ -97,7 +106,7 @@ class RunResult:
         series = accuracy_series(
             self.records,
             model=model,
-            every=self.config["evaluate_every"],
+            every=self.period,
             burn_in_periods=burn_in_periods,
         )
         return run_fluctuation(series)
@@ -105,18 +114,22 @@ class RunResult:
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:
     """Every run among or below `places`: run folders, and files written by `save_runs`."""
-    runs = []
+    runs, folders = [], {}
     for place in places:
         if place.is_file():
             runs += load_runs(place)
         else:
-            runs += [read_run(path) for path in find_runs(place)]
-    return runs
+            folders.update({path.resolve(): path for path in find_runs(place)})
+    return runs + [read_run(path) for path in folders.values()]
 
 
 def find_runs(folder: Path) -> list[Path]:
     """Every run folder at or below `folder`, sorted by path."""
-    return sorted(file.parent for file in folder.rglob("config.toml"))
+    return sorted(
+        file.parent
+        for file in folder.rglob("config.toml")
+        if (file.parent / "events.jsonl").exists()
+    )
 
 
 def read_run(path: Path) -> RunResult:
@@ -137,7 +150,7 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
         {
             "name": run.path.name,
             "status": run.status,
-            "config": {k: v for k, v in run.config.items() if k not in DISPLAY_ONLY},
+            "config": {k: v for k, v in run.config.items() if k not in MAY_CHANGE},
             "records": run.records,
             "events": [e for e in run.events if e.get("event") == "epoch"],
         }
@@ -166,10 +179,12 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     """Finished runs that differ only in their seed, under a readable name."""
     groups: dict[str, list[RunResult]] = {}
     for run in runs:
-        if run.status == "done" and run.evaluations:
-            groups.setdefault(run.variant, []).append(run)
+        group = groups.setdefault(run.variant, [])
+        # The same seed again is the same result again, not another sample.
+        if run.status == "done" and run.evaluations and run.seed not in {r.seed for r in group}:
+            group.append(run)
     named: dict[str, list[RunResult]] = {}
-    for group in groups.values():
+    for group in filter(None, groups.values()):
         name, number = group[0].method, 2
         while name in named:
             name, number = f"{group[0].method} ({number})", number + 1

@@ -8,7 +8,8 @@ import numpy as np
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, SOURCE
+from peerdg.data import VALIDATION
+from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.report.runs import RunResult, by_variant, read_run
 
 
@@ -46,7 +47,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTa
 def final_table(path: Path) -> RichTable:
     """Final accuracy of each observed model of one run on each domain."""
     run = read_run(path)
-    domains = [SOURCE, *run.targets] if SOURCE in run.final(run.deployed) else run.targets
+    domains = [VALIDATION, *run.targets] if VALIDATION in run.final(run.deployed) else run.targets
     rows = []
     for model in run.models:
         final = run.final(model)
@@ -63,7 +64,8 @@ def runs_table(runs: Sequence[RunResult]) -> RichTable:
     rows = []
     for run in runs:
         epochs = max((r["epoch"] for r in run.records if r.get("phase") == "train"), default=0)
-        mean = f"{run.target_mean(run.deployed):.1f}" if run.targets else "-"
+        whole = run.targets and run.status != "running"  # evaluations may be half written
+        mean = f"{run.target_mean(run.deployed):.1f}" if whole else "-"
         done = f"{epochs}/{run.config['train']['epochs']}"
         rows.append([str(run.path), run.config["benchmark"], run.method, str(run.seed),
                      run.status, done, mean])  # fmt: skip
@@ -79,7 +81,7 @@ def comparison(runs: Sequence[RunResult]) -> Table:
     """
     rows = []
     for name, group in by_variant(runs).items():
-        source = [final[SOURCE] for final in _finals(group) if SOURCE in final]
+        source = [final[VALIDATION] for final in _finals(group) if VALIDATION in final]
         rows.append(
             [
                 name,

@@ -71,12 +71,12 @@ def run_phase(
     if phase.evaluate_every and state.epoch == 0 and state.step == 0:
         keeper.record_evaluation(state, evaluate(method.observed), progress)
     while state.epoch < settings.epochs:
+        clock = time.perf_counter()
         method.train()
         started = method.start_epoch(state.epoch)
         rate = learning_rate(settings, state.epoch)
         set_learning_rate(state.optimizer, rate)
         order = epoch_order(settings, len(source), seed, phase.name, state.epoch)
-        clock = time.perf_counter()
         while state.step < steps:
             rows = order[state.step].to(source.labels.device)
             key = (phase.name, state.epoch, state.step)

@@ -3,7 +3,7 @@
     config.toml      everything that decides the run; `peerdg train --config` repeats it
     manifest.json    versions, data fingerprints, command
     metrics.jsonl    losses, policies, accuracies; equal to the last bit in a repeated run
-    events.jsonl     starts, stops, seconds, warnings
+    events.jsonl     starts, stops, seconds, failures
     checkpoint/      the newest two states, to resume from
     snapshots/       the proxy's weights at each evaluation, if asked for
     model/           the deployed model
@@ -55,7 +55,7 @@ class RunFolder:
         self._owner = path / "run.owner.json"
         self._lock_file = path / "run.lock"
         self._lock = FileLock(self._lock_file, timeout=0)
-        self._is_new = False  # whether this process made the run
+        self._config: RunConfig | None = None  # to be written by `begin`; None once it is
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
@@ -76,18 +76,25 @@ class RunFolder:
             raise
         return run
 
+    def begin(self) -> None:
+        """Start the run, now that everything it needs was found; an old one makes room for it."""
+        if self._config is None:
+            return
+        self._clear()
+        with replace_atomically(self.config_file) as temporary:
+            temporary.write_text(self._config.toml(), "utf-8")
+        self._config = None
+
     def close(self) -> None:
         """Let other processes have it; a folder in which nothing was begun is left as found."""
         self._owner.unlink(missing_ok=True)
-        if self._is_new and not self.events.path.exists():
-            for part in (self.config_file, self.manifest_file):
-                remove(part)
-        if self._is_new and not self.holds_run:
-            remove(self._lock_file)  # while it is held: a file released first may be someone's
+        if self.holds_run:
+            self._lock.release()
+            return
+        remove(self._lock_file)  # while it is held: a file released first may be someone's
         self._lock.release()
-        if self._is_new and not self.holds_run:
-            with contextlib.suppress(OSError):  # it was there before, with something in it
-                self.path.rmdir()
+        with contextlib.suppress(OSError):  # it was there before, with something in it
+            self.path.rmdir()
 
     @property
     def holds_run(self) -> bool:
@@ -96,8 +103,8 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """Whether that run is complete."""
-        return self.done_file.exists()
+        """Whether that run is complete, and not about to be replaced."""
+        return self.done_file.exists() and self._config is None
 
     def status(self) -> Status:
         """What the folder's files say about the run."""
@@ -177,14 +184,10 @@ class RunFolder:
                 f"{self.path} already holds a run ({self._progress()}).",
                 hint="Continue it with --resume, replace it with --overwrite, or change --out.",
             )
-        elif existing == "overwrite":
-            self._clear()
-        else:
+        elif existing == "resume":
             refuse_difference(read_toml(self.config_file), config)
             return
-        self._is_new = True
-        with replace_atomically(self.config_file) as temporary:
-            temporary.write_text(config.toml(), "utf-8")
+        self._config = config
 
     def _require_empty(self) -> None:
         # Temporary files are ours too: of a process killed at its start, or of one that just asks.

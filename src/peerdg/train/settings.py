@@ -118,12 +118,12 @@ class RunConfig:
     @property
     def hash(self) -> str:
         """Short name of everything that decides the result."""
-        text = json.dumps({k: v for k, v in self.tables().items() if k not in DISPLAY_ONLY})
+        text = json.dumps({k: v for k, v in self.tables().items() if k not in MAY_CHANGE})
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 # What may change between start and resume: where and how safely the run goes on, not what it does.
-DISPLAY_ONLY = {"device", "threads", "checkpoint_minutes", "root"}
+MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root"}
 _SECTIONS = {"pretrain": PhaseSettings, "train": PhaseSettings, "augment": AugmentSettings}
 _SCALARS = {f.name for f in fields(RunConfig)} - {*_SECTIONS, "data", "method_settings"}
 # Names from papers and other projects that people type; checked before similar spelling.
@@ -187,7 +187,7 @@ def refuse_difference(old: Mapping[str, Any], new: RunConfig) -> None:
     Raises:
         ConfigError: With every differing key, its old and its new value.
     """
-    changes = [c for c in difference(old, new.tables()) if c.key not in DISPLAY_ONLY]
+    changes = [c for c in difference(old, new.tables()) if c.key not in MAY_CHANGE]
     if changes:
         raise ConfigError(
             "This run was started with other options:\n  " + "\n  ".join(map(str, changes)),

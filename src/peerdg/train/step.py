@@ -50,7 +50,7 @@ def refuse_bad_weights(state: TrainState) -> None:
     name = list(weights)[finite.tolist().index(False)]
     raise NumericalError(
         f"The weight '{name}' is not finite after {state.phase} epoch {state.epoch + 1}.",
-        hint="Lower the learning rate (--train.lr).",
+        hint=f"Lower the learning rate (--{state.phase}.lr).",
         details=_position(state),
     )
 
@@ -59,10 +59,11 @@ def _not_finite(
     state: TrainState, rows: Tensor, terms: dict[str, Tensor], norm: Tensor
 ) -> NumericalError:
     what = "loss" if not torch.isfinite(terms["loss"]) else "gradient"
+    weight = ", or the regulariser's weight (--peer.w)" if "regulariser" in terms else ""
     when = f"{state.phase} epoch {state.epoch + 1}, step {state.step + 1}"
     return NumericalError(
         f"The {what} is not finite in {when}.",
-        hint="Lower the learning rate (--train.lr), or the regulariser's weight (--peer.w).",
+        hint=f"Lower the learning rate (--{state.phase}.lr){weight}.",
         details={
             **_position(state),
             "rows": rows.tolist(),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peerdg.config import option, validate
+from peerdg.errors import ConfigError
 
 IMPLEMENTED_BY = "peerdg.methods.peer:PEER"
 
@@ -49,3 +50,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.include_init and self.reset_proxy:
+            raise ConfigError(
+                "include_init and reset_proxy exclude each other: Algorithm 1 resets no proxy."
+            )
