@@ -141,6 +141,7 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
         ConfigError: For an unknown key (with the nearest one), a value of the wrong type or out of
             range, or a section that belongs to another method or data set.
     """
+    _refuse_two_budgets(layers)
     given = merge(*layers)
     data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
     method = _text(given, "method", RunConfig.method)
@@ -153,14 +154,34 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
     base = preset(data.name, budget)
     others = set(method_names()) - {method}
     values = merge({k: v for k, v in base.items() if k not in others}, given)
-    if "evaluate_every" not in given and "k" in given.get(method, {}):
-        values["evaluate_every"] = given[method]["k"]
+    values.update(_evaluation_period(layers, method))
     parts: dict[str, Any] = {}
     for key, kind in sections.items():
         parts[key] = build(kind, values.pop(key, {}), where=key)
     parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
     config = build(RunConfig, values, where="")
     return replace(config, **parts)
+
+
+def _evaluation_period(layers: tuple[Mapping[str, Any], ...], method: str) -> dict[str, Any]:
+    """`evaluate_every` follows k wherever k is given without it; a later layer wins."""
+    period: dict[str, Any] = {}
+    for layer in layers:
+        if "evaluate_every" in layer:
+            period = {"evaluate_every": layer["evaluate_every"]}
+        elif "k" in layer.get(method, {}):
+            period = {"evaluate_every": layer[method]["k"]}
+    return period
+
+
+def _refuse_two_budgets(layers: tuple[Mapping[str, Any], ...]) -> None:
+    """A file with every value of one budget would keep them under the name of the other."""
+    budgets = list(dict.fromkeys(layer["budget"] for layer in layers if "budget" in layer))
+    if len(budgets) > 1:
+        raise ConfigError(
+            f"The config file is for the budget '{budgets[0]}', not '{budgets[1]}'.",
+            hint="Leave --budget out, or start without the file.",
+        )
 
 
 def notes(config: RunConfig) -> list[str]:
