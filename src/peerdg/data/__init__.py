@@ -4,3 +4,9 @@ May import: `errors`, `files`, `rng`, `config`, `_vision`. Knows nothing of mode
 """
 
 VALIDATION = "validation"  # how records call the source's own validation images
+CRAFTED = "crafted:"  # begins the names of distorted copies of them, e.g. "crafted:blur"
+
+
+def is_target(domain: str) -> bool:
+    """Whether records mean a target by this name, and no kind of validation images."""
+    return domain != VALIDATION and not domain.startswith(CRAFTED)

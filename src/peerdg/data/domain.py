@@ -10,7 +10,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from peerdg.config import nearest
-from peerdg.data import VALIDATION
+from peerdg.data import is_target
 from peerdg.errors import DataError
 
 
@@ -121,9 +121,9 @@ class Splits:
     targets: Mapping[str, Domain]
 
     def __post_init__(self) -> None:
-        if VALIDATION in self.targets:
+        if reserved := [name for name in self.targets if not is_target(name)]:
             raise DataError(
-                f"A target is called '{VALIDATION}', which records call the source's own images.",
+                f"A target is called '{reserved[0]}', which records call the source's own images.",
                 hint="Give the target another name.",
             )
         for domain in (self.train, self.validation, *self.targets.values()):

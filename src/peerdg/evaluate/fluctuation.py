@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peerdg.data import VALIDATION
+from peerdg.data import is_target
 
 BURN_IN_PERIODS = 5  # the authors' earlier manuscript leaves out the first five periods
 WINDOW = 5
@@ -83,15 +83,15 @@ def accuracy_series(
 ) -> dict[str, list[float]]:
     """Per target domain, the accuracies of `model` after each period of `every` epochs.
 
-    The start (epoch 0), the source's own validation images, and the first `burn_in_periods`
-    periods are left out.
+    The start (epoch 0), the source's own validation images, whether clean or crafted, and the
+    first `burn_in_periods` periods are left out.
     """
     series: dict[str, list[float]] = {}
     for record in records:
         if record.get("kind") != "evaluation" or record["model"] != model:
             continue
         period, rest = divmod(record["epoch"], every)
-        if rest == 0 and period > burn_in_periods and record["domain"] != VALIDATION:
+        if rest == 0 and period > burn_in_periods and is_target(record["domain"]):
             series.setdefault(record["domain"], []).append(record["accuracy"])
     return series
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from peerdg.data import VALIDATION
+from peerdg.data import is_target
 from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
@@ -66,7 +66,7 @@ class RunResult:
     @property
     def targets(self) -> list[str]:
         """Target domains in the order they were evaluated."""
-        return [d for d in dict.fromkeys(r["domain"] for r in self.evaluations) if d != VALIDATION]
+        return list(filter(is_target, dict.fromkeys(r["domain"] for r in self.evaluations)))
 
     @property
     def models(self) -> list[str]:

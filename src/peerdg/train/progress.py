@@ -9,6 +9,8 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from torch import Tensor
 
+from peerdg.data import CRAFTED
+
 REFRESH_SECONDS = 0.5  # of the bar
 LINE_SECONDS = 30.0  # between lines where there is no terminal
 
@@ -108,8 +110,8 @@ class ConsoleProgress:
         """One line per observed model with its accuracy on each domain."""
         models = dict.fromkeys(record["model"] for record in records)
         for model in models:
-            domains = [r for r in records if r["model"] == model]
-            shown = "  ".join(f"{r['domain']} {r['accuracy']:.1f}" for r in domains)
+            accuracy = {r["domain"]: r["accuracy"] for r in records if r["model"] == model}
+            shown = "  ".join(f"{name} {value:.1f}" for name, value in _in_short(accuracy).items())
             self._say(f"epoch {epoch:>4}/{self._epochs}  {model:<6}{shown}")
 
     def end_phase(self) -> None:
@@ -131,3 +133,10 @@ class ConsoleProgress:
 
     def _say(self, text: str) -> None:
         self.console.print(f"{self.label}{text}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _in_short(accuracy: Mapping[str, float]) -> dict[str, float]:
+    """The domains, with one mean in place of the many families of crafted validation."""
+    crafted = [value for name, value in accuracy.items() if name.startswith(CRAFTED)]
+    mean = {CRAFTED.rstrip(":"): sum(crafted) / len(crafted)} if crafted else {}
+    return {k: v for k, v in accuracy.items() if not k.startswith(CRAFTED)} | mean

@@ -1,0 +1,56 @@
+"""Nothing that speaks of targets may count distorted validation images among them."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from peerdg.data import CRAFTED, VALIDATION, is_target
+from peerdg.data.domain import Splits
+from peerdg.errors import DataError
+from peerdg.evaluate.fluctuation import accuracy_series
+from peerdg.report.runs import RunResult
+from peerdg.train.progress import ConsoleProgress
+from tests.conftest import tiny_domain
+
+
+def records_of(accuracy: dict[str, float], *, epoch: int = 1) -> list[dict]:
+    return [
+        {"kind": "evaluation", "epoch": epoch, "model": "model", "domain": d, "accuracy": a}
+        for d, a in accuracy.items()
+    ]
+
+
+RECORDS = records_of(
+    {VALIDATION: 90.0, f"{CRAFTED}blur": 50.0, f"{CRAFTED}edges": 30.0, "art": 70.0}
+)
+
+
+def test_a_target_is_neither_validation_nor_crafted():
+    assert is_target("sketch") and is_target("crafted")
+    assert not is_target("validation") and not is_target("crafted:blur")
+
+
+def test_crafted_domains_have_no_part_in_fluctuation():
+    assert accuracy_series(RECORDS, model="model", every=1, burn_in_periods=0) == {"art": [70.0]}
+
+
+def test_crafted_domains_have_no_part_in_the_target_mean():
+    run = RunResult(Path("run"), {}, "done", RECORDS, [])
+    assert run.targets == ["art"]
+    assert run.target_mean("model") == 70.0
+
+
+def test_a_target_must_not_take_a_crafted_name():
+    with pytest.raises(DataError, match="called 'crafted:blur'"):
+        Splits(tiny_domain(), None, {"crafted:blur": tiny_domain()})
+
+
+def test_progress_shows_one_mean_for_all_crafted_domains():
+    text = io.StringIO()
+    progress = ConsoleProgress(Console(file=text, width=200))
+    progress.start_phase("train", epochs=1, steps=1, done=0)
+    progress.evaluated(1, RECORDS)
+    assert "validation 90.0  art 70.0  crafted 40.0" in text.getvalue()
+    assert "blur" not in text.getvalue()
