@@ -11,16 +11,15 @@ from cyclopts import Group, Parameter, Token, UnknownOptionError
 from peerdg.config import nearest, read_toml
 from peerdg.data.registry import BENCHMARKS
 from peerdg.methods.registry import method_names, settings_of
-from peerdg.train.settings import AugmentSettings, PhaseSettings, RunConfig, resolve
+from peerdg.train.settings import SECTIONS, RunConfig, resolve
 
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
 
 
 def _sections() -> dict[str, type[Any]]:
     """Every section a config may have, by name."""
-    shared = {"train": PhaseSettings, "pretrain": PhaseSettings, "augment": AugmentSettings}
     methods = {name: settings_of(name) for name in method_names()}
-    return {**shared, **methods, **{b.name: b.settings for b in BENCHMARKS.values()}}
+    return {**SECTIONS, **methods, **{b.name: b.settings for b in BENCHMARKS.values()}}
 
 
 def _optional(cls: type[Any], name: str) -> type[Any]:
@@ -43,7 +42,9 @@ def _make(name: str, made: list[Any]) -> type[Any]:
 def _flag(name: str, kind: Any, help: str, group: Group) -> tuple[str, Any, Any]:
     """A dataclass field that becomes a flag, None unless given."""
     whole = whole_number if kind in (int, int | None) else None
-    parameter = Parameter(help=help, group=group, negative_none=(), converter=whole)
+    parameter = Parameter(
+        help=help, group=group, negative_none=(), negative_iterable=(), converter=whole
+    )
     return name, Annotated[kind | None, parameter], field(default=None)
 
 

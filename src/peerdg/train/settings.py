@@ -81,6 +81,37 @@ class AugmentSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TransformSettings:
+    """What happens to every training image before anything else: the clean view x.
+
+    Evaluated images are only resized.
+    """
+
+    size: int | None = option(
+        None, "side of the images the network sees; default: as stored", at_least=8
+    )
+    crop: tuple[float, float] | None = option(
+        None, "random resized crop: smallest and largest part of the area; 1 1 is off", above=0, at_most=1
+    )
+    flip: float = option(
+        0.0, "probability of a left-right flip of a training image", at_least=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+        if self.crop is not None and (len(self.crop) != 2 or self.crop[0] > self.crop[1]):
+            raise ConfigError(
+                f"transform.crop is {list(self.crop)}; it must be a smallest and a largest part.",
+                hint="For example --transform.crop 0.8 1.0.",
+            )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether an image looks different at each visit."""
+        return self.crop not in (None, (1.0, 1.0)) or self.flip > 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that decides what a run computes."""
 
@@ -100,6 +131,7 @@ class RunConfig:
     data: Any = None
     pretrain: PhaseSettings = PhaseSettings()
     train: PhaseSettings = PhaseSettings()
+    transform: TransformSettings = TransformSettings()
     augment: AugmentSettings = AugmentSettings()
     method_settings: Any = None
 
@@ -124,8 +156,13 @@ class RunConfig:
 
 # What may change between start and resume: where and how safely the run goes on, not what it does.
 MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root"}
-_SECTIONS = {"pretrain": PhaseSettings, "train": PhaseSettings, "augment": AugmentSettings}
-_SCALARS = {f.name for f in fields(RunConfig)} - {*_SECTIONS, "data", "method_settings"}
+SECTIONS: dict[str, type[Any]] = {
+    "train": PhaseSettings,
+    "pretrain": PhaseSettings,
+    "transform": TransformSettings,
+    "augment": AugmentSettings,
+}
+_SCALARS = {f.name for f in fields(RunConfig)} - {*SECTIONS, "data", "method_settings"}
 # Names from papers and other projects that people type; checked before similar spelling.
 _ALIASES = {
     "weight": "peer.w", "lambda": "peer.lam", "period": "peer.k", "temperature": "peer.tau",
@@ -149,7 +186,7 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
     budget = _text(given, "budget", RunConfig.budget)
     if budget not in BUDGETS:
         raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
-    sections = {**_SECTIONS, method: method_kind, data.name: data.settings}
+    sections = {**SECTIONS, method: method_kind, data.name: data.settings}
     _check_keys(given, sections, method=method, data=data.name)
     base = preset(data.name, budget)
     others = set(method_names()) - {method}
