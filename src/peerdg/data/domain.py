@@ -1,9 +1,10 @@
 """A domain: all of its images as one uint8 tensor, their labels and the class names."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -11,12 +12,20 @@ from torch import Tensor
 
 from peerdg.config import nearest
 from peerdg.data import is_target
+from peerdg.data.digest import digest
 from peerdg.errors import DataError
+
+
+class BadImage(NamedTuple):
+    """A file that could not be used, and why."""
+
+    path: str
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Images of one style with their labels, wholly in memory.
+    """Images of one style with their labels, in memory or as a read-only map of a cache file.
 
     Args:
         name: How tables and records call it, e.g. `"sketch"`.
@@ -24,6 +33,8 @@ class Domain:
         images: RGB images of one size.
         labels: Class index of each image.
         paths: Where each image came from, if it came from a file.
+        hashes: SHA-256 of each of these files.
+        skipped: Files that were left out on the user's word, because they cannot be decoded.
     """
 
     name: str
@@ -31,6 +42,8 @@ class Domain:
     images: UInt8[Tensor, "n 3 h w"]
     labels: Int64[Tensor, " n"]
     paths: tuple[str, ...] | None = None
+    hashes: tuple[str, ...] | None = None
+    skipped: tuple[BadImage, ...] = ()
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -56,6 +69,10 @@ class Domain:
             )
         if self.paths is not None and len(self.paths) != len(images):
             raise DataError(f"Domain '{self.name}': {len(self.paths)} paths, {len(images)} images.")
+        if self.hashes is not None and len(self.hashes) != len(images):
+            raise DataError(
+                f"Domain '{self.name}': {len(self.hashes)} hashes, {len(images)} images."
+            )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -68,20 +85,26 @@ class Domain:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of what the domain contains: class names, labels and pixels, not its name."""
-        digest = hashlib.sha256(repr((self.classes, tuple(self.images.shape))).encode())
-        digest.update(self.labels.contiguous().numpy().data)
-        digest.update(self.images.contiguous().numpy().data)
-        return digest.hexdigest()
+        whole = hashlib.sha256(repr((self.classes, tuple(self.images.shape))).encode())
+        whole.update(self.labels.contiguous().numpy().data)
+        whole.update(self.images_digest.encode())
+        return whole.hexdigest()
+
+    @cached_property
+    def images_digest(self) -> str:
+        """SHA-256 of the pixels in blocks."""
+        return digest(self.images.contiguous().numpy().data)
 
     def subset(self, index: Tensor, *, name: str | None = None) -> "Domain":
         """The images at `index`, in that order."""
-        paths = None if self.paths is None else tuple(self.paths[i] for i in index.tolist())
+        rows = index.tolist()
         return replace(
             self,
             name=name or self.name,
             images=self.images[index],
             labels=self.labels[index],
-            paths=paths,
+            paths=self.paths and tuple(self.paths[row] for row in rows),
+            hashes=self.hashes and tuple(self.hashes[row] for row in rows),
         )
 
     def with_classes(self, classes: tuple[str, ...]) -> "Domain":
@@ -94,18 +117,29 @@ class Domain:
         """
         if self.classes == classes:
             return self
-        extra = [name for name in self.classes if name not in classes]
-        if extra:
-            guesses = ", ".join(
-                f"'{name}' ({_guess(nearest(name, classes))})" for name in extra[:5]
-            )
-            raise DataError(
-                f"Domain '{self.name}' has {len(extra)} of {len(self.classes)} classes that the "
-                f"source does not have: {guesses}.",
-                hint="Rename or remove these classes; classes are matched by name.",
-            )
-        position = torch.tensor([classes.index(name) for name in self.classes])
-        return replace(self, classes=classes, labels=position[self.labels])
+        position = class_positions(self.classes, classes, name=self.name)
+        other = replace(self, classes=classes, labels=torch.tensor(position)[self.labels])
+        if "images_digest" in self.__dict__:  # the pixels are the same, and may be many
+            other.__dict__["images_digest"] = self.images_digest
+        return other
+
+
+def class_positions(own: Sequence[str], classes: Sequence[str], *, name: str) -> list[int]:
+    """Where each of a domain's `own` class names stands in `classes`.
+
+    Raises:
+        DataError: If `classes` lacks one of them, with the nearest name.
+    """
+    position = {known: index for index, known in enumerate(classes)}
+    extra = [label for label in own if label not in position]
+    if extra:
+        guesses = ", ".join(f"'{label}' ({_guess(nearest(label, classes))})" for label in extra[:5])
+        raise DataError(
+            f"Domain '{name}' has {len(extra)} of {len(own)} classes that the source does not "
+            f"have: {guesses}.",
+            hint="Rename or remove these classes; classes are matched by name.",
+        )
+    return [position[label] for label in own]
 
 
 def _guess(name: str | None) -> str:
