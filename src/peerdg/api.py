@@ -32,6 +32,7 @@ def fit(
     existing: Existing = "refuse",
     progress: Progress | None = None,
     model: Classifier | None = None,
+    profile: bool = False,
     **options: Any,
 ) -> "Run":
     """Train on one domain and watch the others.
@@ -42,6 +43,7 @@ def fit(
         existing: What to do if `out` holds a run: `"refuse"`, `"resume"` or `"overwrite"`.
         progress: Is told what happens; default: silence.
         model: Your own classifier to train, in place of a named backbone.
+        profile: Measure where the time goes, and leave it in `profile.json`.
         options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`, and
             sections as dictionaries: `train={"epochs": 5}`, `peer={"k": 1}`.
 
@@ -59,7 +61,9 @@ def fit(
     config = resolve({"benchmark": name}, options)
     run = RunFolder.open(Path(out), config, existing=existing)
     try:
-        classifier = execute(config, run, progress or Silent(), splits=splits, model=model)
+        classifier = execute(
+            config, run, progress or Silent(), splits=splits, model=model, profile=profile
+        )
     finally:
         run.close()
     description = load_stored(run.model, classifier)[1]
@@ -147,12 +151,8 @@ class Model:
 
     def evaluate(self, domain: Domain) -> dict[str, Any]:
         """Images, correct answers, accuracy in percent and loss on `domain`, classes by name."""
-        side = (self.image_size, self.image_size)
-        if domain.image_size != side:
-            raise DataError(
-                f"Domain '{domain.name}' has images of {domain.image_size}, the model wants {side}."
-            )
-        return evaluate_domain(self.classifier, domain.with_classes(self.classes))
+        domain = domain.with_classes(self.classes)
+        return evaluate_domain(self.classifier, domain, size=self.image_size)
 
     def _tensor(self, image: ImageLike) -> torch.Tensor:
         """Any image as uint8 `[3, side, side]`."""

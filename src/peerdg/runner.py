@@ -6,12 +6,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from peerdg.augment.base import resize
 from peerdg.augment.policy import Policy
 from peerdg.data import VALIDATION
 from peerdg.data.domain import Domain, Splits
@@ -34,15 +35,16 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored, load_weights, save_model
 from peerdg.rng import seeded
 from peerdg.train.keeper import Keeper
-from peerdg.train.loop import Phase, run_phase
+from peerdg.train.loop import Evaluate, Phase, run_phase
+from peerdg.train.memory import keep_freed_memory
 from peerdg.train.order import steps_per_epoch
+from peerdg.train.profile import profiled
 from peerdg.train.progress import Progress
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import RunConfig, notes
 from peerdg.train.signals import stop_on_signals
+from peerdg.train.source import Source
 from peerdg.version import __version__
-
-CLEAN_CHUNK = 512  # images per pass when all clean images go through the task model
 
 
 def execute(
@@ -52,6 +54,7 @@ def execute(
     *,
     splits: Splits | None = None,
     model: Classifier | None = None,
+    profile: bool = False,
 ) -> Classifier:
     """Train what `config` describes, or go on with it, and leave the result in `run`.
 
@@ -61,6 +64,7 @@ def execute(
         progress: Is told what happens.
         splits: The data, for data sets that only exist in memory.
         model: The network to train, in place of `config.backbone`.
+        profile: Measure where the time goes, and leave it in `profile.json`.
 
     Returns:
         The deployed model.
@@ -78,18 +82,24 @@ def execute(
     with seeded(config.seed, "init", "model"):
         model = model or build_model(config, splits.train.classes)
     model.to(device)
-    _check_fit(model, splits)
+    if config.compile:
+        model.encoder.compile()
+    source = Source(splits.train, config.transform, device=device)
+    _check_fit(model, splits, source.size)
     run.check_space(_space_needed(model))
     run.begin()
     _check_manifest(config, run, splits)
     run.failure_file.unlink(missing_ok=True)
+    keep_freed_memory()
     keeper = Keeper(run, minutes=config.checkpoint_minutes, keep_snapshots=config.keep_snapshots)
     for problem in keeper.problems:
         warnings.warn(problem, PeerdgWarning, stacklevel=2)
         run.event("damaged", message=problem)
     run.event("resume" if keeper.resumes else "start", torch=torch.__version__)
+    evaluate = partial(evaluate_models, domains=evaluated_domains(splits), size=source.size)
     try:
-        method = _train(config, run, keeper, splits, model, progress)
+        with profiled(run.profile_file, device) if profile else nullcontext():
+            method = _train(config, keeper, source, evaluate, model, progress)
     except NumericalError as error:
         write_json(run.failure_file, {"error": error.message, **error.details})
         run.event("failure", message=error.message)
@@ -97,25 +107,26 @@ def execute(
     except Stopped as stopped:
         run.event("stop", signal=stopped.exit_code - 128)
         raise
-    _finish(config, run, method, splits, time.perf_counter() - began)
+    finally:
+        keeper.close()
+    _finish(config, run, method, source.size, time.perf_counter() - began)
     return method.deployed
 
 
 def _train(
     config: RunConfig,
-    run: RunFolder,
     keeper: Keeper,
-    splits: Splits,
+    source: Source,
+    evaluate: Evaluate,
     model: Classifier,
     progress: Progress,
 ) -> Method:
     """Pre-training, then the method; a resumed run enters where it left."""
-    source = _on_device(splits.train, model.head.weight.device)
-    evaluate = partial(evaluate_models, domains=evaluated_domains(splits))
+    bf16 = config.precision == "bf16"
     phases: list[tuple[Phase, Callable[[], Method]]] = []
     if config.pretrain.epochs:
-        phases.append((Phase("pretrain", config.pretrain, None), lambda: ERM(model)))
-    main = Phase("train", config.train, config.evaluate_every)
+        phases.append((Phase("pretrain", config.pretrain, None, bf16), lambda: ERM(model)))
+    main = Phase("train", config.train, config.evaluate_every, bf16)
     phases.append((main, lambda: build_method(config, model, source)))
     method: Method
     with stop_on_signals() as stop:
@@ -123,7 +134,7 @@ def _train(
             if keeper.is_past(phase.name):
                 continue
             with seeded(config.seed, "init", phase.name):
-                method = make().to(source.labels.device)
+                method = make().to(source.device)
             run_phase(
                 phase,
                 method,
@@ -137,7 +148,7 @@ def _train(
     return method
 
 
-def build_method(config: RunConfig, model: Classifier, source: Domain) -> Method:
+def build_method(config: RunConfig, model: Classifier, source: Source) -> Method:
     """The configured method around `model`."""
     settings = config.augment
     augment = Policy.named(
@@ -148,10 +159,11 @@ def build_method(config: RunConfig, model: Classifier, source: Domain) -> Method
         absolute_pixels=settings.absolute_pixels,
         seed=config.seed,
     )
+    seen = steps_per_epoch(config.train, len(source)) * config.train.batch_size
     surroundings = Surroundings(
         augment=augment,
-        clean=source.images.split(CLEAN_CHUNK),
-        passes=steps_per_epoch(config.train, len(source)) * config.train.batch_size / len(source),
+        clean=source.clean,
+        passes=seen / len(source) if source.repeats else 0,
         load_model=lambda path: load_stored(model_folder(Path(path)))[0],
     )
     kind: type[Method] = implementation_of(config.method)
@@ -211,10 +223,7 @@ def model_folder(path: Path) -> Path:
     return path / "model" if (path / "model").is_dir() else path
 
 
-def _finish(
-    config: RunConfig, run: RunFolder, method: Method, splits: Splits, seconds: float
-) -> None:
-    size = splits.train.image_size[0]
+def _finish(config: RunConfig, run: RunFolder, method: Method, size: int, seconds: float) -> None:
     digest = save_model(run.model, method.deployed, backbone=config.backbone, image_size=size)
     last = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
     final = [r for r in last if r["epoch"] == config.train.epochs]
@@ -272,18 +281,17 @@ def _compare_data(old: Mapping[str, str], new: Mapping[str, str]) -> None:
         )
 
 
-def _check_fit(model: Classifier, splits: Splits) -> None:
+def _check_fit(model: Classifier, splits: Splits, size: int) -> None:
     """Show the model one image of each domain before any work is done."""
     was_training = model.training
     for domain in (splits.train, *evaluated_domains(splits).values()):
         try:
             with torch.inference_mode():
-                model.eval()(domain.images[:1].to(model.head.weight.device))
+                model.eval()(resize(domain.images[:1].to(model.head.weight.device), size))
         except RuntimeError as error:
-            size = " x ".join(map(str, domain.image_size))
             raise DataError(
-                f"The network cannot take the {size} images of '{domain.name}': {error}",
-                hint="Resize the images, or choose another --backbone.",
+                f"The network cannot take the {size} x {size} images of '{domain.name}': {error}",
+                hint="Change --transform.size, or choose another --backbone.",
             ) from error
     model.train(was_training)
 
@@ -313,9 +321,3 @@ def _device(config: RunConfig) -> torch.device:
             hint="Use --device cpu, or leave it out.",
         ) from error
     return device
-
-
-def _on_device(domain: Domain, device: torch.device) -> Domain:
-    if device.type == "cpu":
-        return domain
-    return replace(domain, images=domain.images.to(device), labels=domain.labels.to(device))

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -195,3 +196,17 @@ def test_runs_without_targets_have_a_page_without_figure(tmp_path):
     page = write_comparison([read_run(run.path)], tmp_path, title="t")
     assert "targets none" in page.read_text()
     assert not (tmp_path / "accuracy.png").exists()
+
+
+def test_a_profiled_run_shows_where_its_time_went(runs):
+    run = runs[0]
+    profile = {"seconds": 4.0, "stages": {"augment": {"seconds": 1.0, "calls": 2},
+                                          "backward": {"seconds": 3.0, "calls": 2}}}  # fmt: skip
+    profiled = replace(run, profile=profile)
+    page = comparison_page([profiled], title="t")
+    rows = [line for line in page.splitlines() if line.startswith(("| augment", "| backward"))]
+    assert rows == [
+        "| backward | 3.00 | 75.0 % | 1500.00 |",
+        "| augment | 1.00 | 25.0 % | 500.00 |",
+    ]
+    assert "Where the time went" not in comparison_page([run], title="t")

@@ -15,16 +15,18 @@ from peerdg.data.domain import Splits
 from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
 from peerdg.methods.erm import ERM
 from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizer
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import (
     MAY_CHANGE,
-    AugmentSettings,
+    SECTIONS,
     PhaseSettings,
     RunConfig,
     notes,
     resolve,
 )
+from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 from peerdg.train.step import train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
@@ -43,9 +45,7 @@ def options() -> dict[str, Any]:
     config = resolve(START)
     sections = {
         "": RunConfig,
-        "pretrain.": PhaseSettings,
-        "train.": PhaseSettings,
-        "augment.": AugmentSettings,
+        **{f"{name}.": kind for name, kind in SECTIONS.items()},
         "peer.": type(config.method_settings),
         "digits.": type(config.data),
     }
@@ -77,10 +77,10 @@ def another(old: Any, hint: Any) -> Any:
     if kind is bool:
         return not old
     if kind is tuple:
-        return ["svhn"]
+        return [0.5, 0.75] if get_args(kinds[0])[0] is float else ["svhn"]
     if kind is str:
         return "other"
-    return 3 if old is None else kind(old + 1) if kind is int else old / 2 + 0.125
+    return 9 if old is None else kind(old + 1) if kind is int else old / 2 + 0.125
 
 
 def with_option(key: str, value: Any) -> dict[str, Any]:
@@ -270,15 +270,16 @@ def test_a_finished_run_is_not_overwritten_by_accident(tmp_path: Path):
 def test_a_state_goes_on_from_disk_as_it_does_in_memory(
     tmp_path: Path, optimizer: Literal["adam", "sgd"], layout: torch.memory_format
 ):
-    settings, source = PhaseSettings(optimizer=optimizer, lr=0.1), tiny_domain()
+    settings, source = PhaseSettings(optimizer=optimizer, lr=0.1), Source(tiny_domain())
 
     def fresh() -> TrainState:
         method = ERM(tiny_classifier().to(memory_format=layout))
         return TrainState("train", method, make_optimizer(method, settings))
 
     def step(state: TrainState, number: int) -> None:
-        rows = torch.arange(8) + number
-        state.add_terms(train_step(state, source, rows, seed=0, key=("train", 0, number)))
+        rows, key = torch.arange(8) + number, ("train", 0, number)
+        terms = train_step(state, source, rows, guard=Guard(state), seed=0, key=key)
+        state.add_terms(terms)
         state.step += 1
 
     whole = fresh()

@@ -20,18 +20,21 @@ VARIANTS = [
     ("peer", {"regulariser": "info-nce", "average": False}),
     ("peer", {"include_init": True, "views": "both_same"}),
     ("peer", {"reset_proxy": True, "head": "none"}),
+    ("peer", {"transform": {"size": 10, "crop": (0.5, 1.0), "flip": 0.5}}),
 ]
 
 
 def options(method: str, settings: dict) -> dict:
-    k = {} if method == "erm" else {"k": 2}
+    own = {} if method == "erm" else {"k": 2}
+    own |= {name: value for name, value in settings.items() if name != "transform"}
     return {
         "method": method,
         "pretrain": {"epochs": 1, "batch_size": 8},
         "train": {"epochs": EPOCHS, "batch_size": 8, "lr": 0.01},
         "evaluate_every": 1,
         "checkpoint_minutes": 0.0,
-        **({method: {**k, **settings}} if {**k, **settings} else {}),
+        "transform": settings.get("transform", {}),
+        **({method: own} if own else {}),
     }
 
 

@@ -10,6 +10,7 @@ from peerdg.augment.randaugment import RandAugment
 from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.rng import generator_for
+from peerdg.stages import stage
 
 Range = tuple[int, int]
 
@@ -113,6 +114,7 @@ class Policy:
         self.augment = self._augmentation(num_ops, magnitude)
         return {"num_ops": num_ops, "magnitude": magnitude}
 
+    @stage("augment")
     def __call__(
         self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
     ) -> UInt8[Tensor, "b 3 h w"]:

@@ -19,6 +19,7 @@ def train(
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     resume: bool = False,
     overwrite: bool = False,
+    profile: bool = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
     common: CommonFlags | None = None,
     options: Options | None = None,
@@ -29,6 +30,7 @@ def train(
         out: Run folder; default: runs/DATA-METHOD-SEED.
         resume: Go on with the run in this folder.
         overwrite: Replace the run in this folder.
+        profile: Measure where the time goes; the report shows it by stage.
         quiet: No progress.
     """
     if resume and overwrite:
@@ -36,22 +38,34 @@ def train(
     config = config_from_flags(data, common or CommonFlags(), options)
     out = out or Path("runs") / f"{config.benchmark}-{config.method}-{config.seed}"
     existing: Existing = "resume" if resume else "overwrite" if overwrite else "refuse"
-    run_and_report(config, out, existing, quiet=quiet)
+    run_and_report(config, out, existing, quiet=quiet, profile=profile)
 
 
-def run_and_report(config: RunConfig, out: Path, existing: Existing, *, quiet: bool) -> None:
+def run_and_report(
+    config: RunConfig, out: Path, existing: Existing, *, quiet: bool, profile: bool = False
+) -> None:
     """Train into `out`, then say how it went and what to do with the result."""
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.", markup=False)
-    train_into(config, out, existing, quiet=quiet)
+    train_into(config, out, existing, quiet=quiet, profile=profile)
+    from peerdg.report.profile import profile_table
+    from peerdg.report.runs import read_run
     from peerdg.report.tables import final_table
 
     console.print(final_table(out))
+    if profile:
+        console.print(profile_table(read_run(out)).rich())
     console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE", markup=False)
 
 
 def train_into(
-    config: RunConfig, out: Path, existing: Existing, *, quiet: bool = False, label: str = ""
+    config: RunConfig,
+    out: Path,
+    existing: Existing,
+    *,
+    quiet: bool = False,
+    label: str = "",
+    profile: bool = False,
 ) -> None:
     """Train into the run folder `out`, showing progress unless `quiet`."""
     run = RunFolder.open(out, config, existing=existing)  # before torch: refusals are instant
@@ -61,7 +75,7 @@ def train_into(
 
         progress = Silent() if quiet else ConsoleProgress(error_console, label)
         try:
-            execute(config, run, progress)
+            execute(config, run, progress, profile=profile)
         finally:
             progress.end_phase()
     finally:

@@ -6,26 +6,34 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from peerdg.augment.base import resize
 from peerdg.data.domain import Domain
-from peerdg.models.classifier import Classifier
-
-BATCH = 256  # larger ones are slower on a CPU: their activations leave the cache
+from peerdg.models.classifier import Classifier, images_per_pass
 
 
 @torch.inference_mode()
-def evaluate_domain(model: Classifier, domain: Domain) -> dict[str, Any]:
+def evaluate_domain(
+    model: Classifier, domain: Domain, *, size: int | None = None
+) -> dict[str, Any]:
     """Images, correct answers, accuracy in percent and mean cross-entropy on a domain.
 
     Accuracy is correct over total of the whole domain, never a mean of batch accuracies.
+
+    Args:
+        model: The classifier.
+        domain: Images with labels in the model's class order.
+        size: Side to which images are resized; None leaves them as they are.
     """
+    size = size or domain.image_size[0]
+    batch = images_per_pass(size)
     device = model.head.weight.device
     correct = torch.zeros((), dtype=torch.int64, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
-    for images, labels in zip(domain.images.split(BATCH), domain.labels.split(BATCH), strict=True):
+    for images, labels in zip(domain.images.split(batch), domain.labels.split(batch), strict=True):
         labels = labels.to(device)
-        logits = model(images.to(device))
+        logits = model(resize(images.to(device), size))
         correct += (logits.argmax(1) == labels).sum()
         loss += F.cross_entropy(logits, labels, reduction="sum")
     model.train(was_training)
@@ -39,11 +47,11 @@ def evaluate_domain(model: Classifier, domain: Domain) -> dict[str, Any]:
 
 
 def evaluate_models(
-    models: Mapping[str, Classifier], domains: Mapping[str, Domain]
+    models: Mapping[str, Classifier], domains: Mapping[str, Domain], *, size: int | None = None
 ) -> list[dict[str, Any]]:
     """One record for each model on each domain."""
     return [
-        {"model": name, "domain": domain, **evaluate_domain(model, images)}
+        {"model": name, "domain": domain, **evaluate_domain(model, images, size=size)}
         for name, model in models.items()
         for domain, images in domains.items()
     ]

@@ -3,9 +3,12 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from peerdg.losses.precision import in_full_precision
+
 EPS = 1e-5
 
 
+@in_full_precision
 def barlow_twins(
     z_a: Float[Tensor, "batch dim"], z_b: Float[Tensor, "batch dim"], *, lam: float = 5e-3
 ) -> Float[Tensor, ""]:

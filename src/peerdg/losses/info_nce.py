@@ -5,7 +5,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from peerdg.losses.precision import in_full_precision
 
+
+@in_full_precision
 def info_nce(
     z_a: Float[Tensor, "batch dim"], z_b: Float[Tensor, "batch dim"], *, tau: float = 0.1
 ) -> Float[Tensor, ""]:

@@ -1,7 +1,7 @@
 """What every method offers, to our loop or to yours."""
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -43,12 +43,13 @@ class Surroundings:
     Args:
         augment: The augmentation G of the run.
         clean: All clean training images in order, in chunks.
-        passes: How often each of them is seen in an epoch, on average.
+        passes: How often each of them is seen in an epoch, on average; 0 if no image ever looks
+            the same again.
         load_model: Reads a classifier from a run or model folder, e.g. a teacher.
     """
 
     augment: Policy
-    clean: Sequence[Tensor]
+    clean: Iterable[Tensor]
     passes: float
     load_model: Callable[[str], Classifier]
 

@@ -18,6 +18,7 @@ from peerdg.methods.views import both_views
 from peerdg.models.averaging import SnapshotAverage
 from peerdg.models.classifier import Classifier
 from peerdg.models.projection import projection_head
+from peerdg.stages import stage
 
 
 class PEER(Method):
@@ -137,6 +138,7 @@ class PEER(Method):
             self.teacher.eval()
         return self
 
+    @stage("regulariser")
     def _regulariser(self, batch: Batch, x_bar: Tensor, h: Tensor, h_bar: Tensor) -> Tensor:
         """BT or InfoNCE between the regulator's and the proxy's projected features."""
         match self.settings.views:
@@ -162,6 +164,7 @@ class PEER(Method):
             return self._features[1][batch.index]
         return self._regulator_features(batch.images)
 
+    @stage("task features")
     @torch.no_grad()
     def _regulator_features(self, images: Tensor) -> Tensor:
         return self.regulator.features(images)

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from peerdg.models.classifier import Classifier, has_batch_statistics
+from peerdg.stages import stage
 
 
+@stage("forward")
 def both_views(
     model: Classifier, x: Tensor, x_bar: Tensor, *, joint: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -102,3 +102,11 @@ class Classifier(nn.Module):
 def has_batch_statistics(module: nn.Module) -> bool:
     """Whether the output for one image depends on the other images of its batch in training."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+
+
+def images_per_pass(side: int) -> int:
+    """Images in one pass without gradients, for images of this side.
+
+    With more of them the activations leave a CPU's cache, and each image takes longer.
+    """
+    return 256 if side <= 64 else 32

@@ -10,6 +10,7 @@ from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.files import replace_atomically
 from peerdg.report.figures import accuracy_figure
+from peerdg.report.profile import profile_section
 from peerdg.report.runs import RunResult, by_variant, save_runs
 from peerdg.report.tables import comparison, fluctuation_table, targets_table
 
@@ -55,6 +56,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         "## Fluctuation, all periods",
         "",
         fluctuation_table(runs, burn_in_periods=0).markdown(),
+        *profile_section(runs),
     ])  # fmt: skip
 
 

@@ -33,6 +33,7 @@ class RunResult:
     status: Status
     records: list[dict[str, Any]]
     events: list[dict[str, Any]]
+    profile: dict[str, Any] | None = None
 
     @property
     def method(self) -> str:
@@ -141,7 +142,17 @@ def read_run(path: Path) -> RunResult:
         status=run.status(),
         records=run.metrics.read(),
         events=run.events.read(),
+        profile=_read_profile(run.profile_file),
     )
+
+
+def _read_profile(path: Path) -> dict[str, Any] | None:
+    """Seconds by stage, if they were measured; a damaged file is no reason to lose the rest."""
+    try:
+        profile: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return profile if {"seconds", "stages"} <= profile.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
@@ -153,6 +164,7 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
             "config": {k: v for k, v in run.config.items() if k not in MAY_CHANGE},
             "records": run.records,
             "events": [e for e in run.events if e.get("event") == "epoch"],
+            "profile": run.profile,
         }
         for run in runs
     ]

@@ -3,9 +3,13 @@
 import time
 from typing import Any
 
+from torch import Tensor
+
 from peerdg.errors import DamagedError
 from peerdg.files import replace_atomically
 from peerdg.models.stored import save_tensors
+from peerdg.stages import stage
+from peerdg.train.background import Background
 from peerdg.train.checkpoint import (
     Checkpoint,
     load_newest,
@@ -36,6 +40,7 @@ class Keeper:
         self.seconds = minutes * 60
         self.keep_snapshots = keep_snapshots
         self._saved_at = time.monotonic()
+        self._background = Background()
         remove_leftovers(run.path)
         self._pending, damaged = load_newest(run.checkpoints)
         self.problems = [f"{problem} The one before it is used." for problem in damaged]
@@ -59,16 +64,40 @@ class Keeper:
             state.restore(self._pending.tensors, self._pending.state)
             self._pending = None
 
-    def save_if_due(self, state: TrainState, *, last: bool = False) -> None:
-        """Save if the interval has passed or the phase is over."""
-        if last or time.monotonic() - self._saved_at >= self.seconds:
-            self.save(state)
+    @property
+    def is_due(self) -> bool:
+        """Whether the interval has passed since the last checkpoint."""
+        return time.monotonic() - self._saved_at >= self.seconds
 
-    def save(self, state: TrainState) -> None:
-        """Write a checkpoint now."""
+    @stage("checkpoint")
+    def save(self, state: TrainState, *, wait: bool = False) -> None:
+        """Take the state as it is now; it is written while training goes on.
+
+        Args:
+            state: What to save.
+            wait: Return only when it is safely on disk.
+
+        Raises:
+            OutputError: If this checkpoint (with `wait`) or the one before could not be written.
+        """
         plain = {**state.plain(), "metrics_bytes": self.run.metrics.size()}
-        save_checkpoint(self.run.checkpoints, _number(state), state.tensors(), plain)
+        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in state.tensors().items()}
+        self._background.start(self._write, _number(state), tensors, plain)
         self._saved_at = time.monotonic()
+        if wait:
+            self._background.wait()
+
+    def close(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            OutputError: If the last checkpoint could not be written.
+        """
+        self._background.close()
+
+    def _write(self, number: int, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+        self.run.metrics.sync()  # first: a checkpoint must not know of records that are not there
+        save_checkpoint(self.run.checkpoints, number, tensors, plain)
 
     def record_epoch(self, state: TrainState, values: dict[str, Any], seconds: float) -> None:
         """Write the mean loss terms of the epoch that just ended."""

@@ -5,18 +5,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from peerdg.data.domain import Domain
 from peerdg.errors import Stopped
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier
+from peerdg.stages import stage
+from peerdg.train.guard import Guard
 from peerdg.train.keeper import Keeper
 from peerdg.train.optim import learning_rate, make_optimizer, set_learning_rate
 from peerdg.train.order import epoch_order, steps_per_epoch
 from peerdg.train.progress import Progress
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.signals import StopRequest
+from peerdg.train.source import Source
 from peerdg.train.state import TrainState
-from peerdg.train.step import refuse_bad_weights, train_step
+from peerdg.train.step import train_step
 
 Evaluate = Callable[[Mapping[str, Classifier]], list[dict[str, Any]]]
 
@@ -29,17 +31,19 @@ class Phase:
         name: `"pretrain"` or `"train"`; its random streams carry it.
         settings: Schedule and optimizer.
         evaluate_every: Epochs between evaluations; None for a phase that is not evaluated.
+        bf16: Whether the loss is computed in bfloat16 where that is safe.
     """
 
     name: str
     settings: PhaseSettings
     evaluate_every: int | None
+    bf16: bool = False
 
 
 def run_phase(
     phase: Phase,
     method: Method,
-    source: Domain,
+    source: Source,
     *,
     seed: int,
     evaluate: Evaluate,
@@ -66,38 +70,47 @@ def run_phase(
     settings = phase.settings
     steps = steps_per_epoch(settings, len(source))
     state = TrainState(phase.name, method, make_optimizer(method, settings))
+    guard = Guard(state)
     keeper.restore(state)
     progress.start_phase(phase.name, epochs=settings.epochs, steps=steps, done=state.epoch)
     if phase.evaluate_every and state.epoch == 0 and state.step == 0:
-        keeper.record_evaluation(state, evaluate(method.observed), progress)
+        _evaluate(state, evaluate, keeper, progress)
     while state.epoch < settings.epochs:
         clock = time.perf_counter()
         method.train()
-        started = method.start_epoch(state.epoch)
+        with stage("start of epoch"):
+            started = method.start_epoch(state.epoch)
         rate = learning_rate(settings, state.epoch)
         set_learning_rate(state.optimizer, rate)
         order = epoch_order(settings, len(source), seed, phase.name, state.epoch)
         while state.step < steps:
-            rows = order[state.step].to(source.labels.device)
+            rows = order[state.step].to(source.device)
             key = (phase.name, state.epoch, state.step)
-            terms = train_step(state, source, rows, seed=seed, key=key)
+            terms = train_step(
+                state, source, rows, guard=guard, seed=seed, key=key, bf16=phase.bf16
+            )
             state.add_terms(terms)
             state.step += 1
             progress.step(state.epoch, state.step, images=len(rows), terms=terms)
             if state.step < steps:  # a finished epoch is concluded before it is saved
-                keeper.save_if_due(state)
-                _stop_if_asked(stop, keeper, state)
-        refuse_bad_weights(state)
-        ended = method.end_epoch(state.epoch)
+                _save_if_due(stop, keeper, state, guard)
+        guard.check_weights()
+        with stage("end of epoch"):
+            ended = method.end_epoch(state.epoch)
         if ended.pop("reset_optimizer", False):
             state.optimizer.state.clear()
         keeper.record_epoch(state, {"lr": rate, **started, **ended}, time.perf_counter() - clock)
         state.epoch, state.step = state.epoch + 1, 0
         if is_due(phase, state.epoch):
-            keeper.record_evaluation(state, evaluate(method.observed), progress)
-        keeper.save_if_due(state, last=state.epoch == settings.epochs)
-        _stop_if_asked(stop, keeper, state)
+            _evaluate(state, evaluate, keeper, progress)
+        _save_if_due(stop, keeper, state, guard, last=state.epoch == settings.epochs)
     progress.end_phase()
+
+
+def _evaluate(state: TrainState, evaluate: Evaluate, keeper: Keeper, progress: Progress) -> None:
+    with stage("evaluation"):
+        records = evaluate(state.method.observed)
+    keeper.record_evaluation(state, records, progress)
 
 
 def is_due(phase: Phase, epochs: int) -> bool:
@@ -107,7 +120,13 @@ def is_due(phase: Phase, epochs: int) -> bool:
     return epochs % phase.evaluate_every == 0 or epochs == phase.settings.epochs
 
 
-def _stop_if_asked(stop: StopRequest, keeper: Keeper, state: TrainState) -> None:
-    if stop.signal_number is not None:
-        keeper.save(state)
-        raise Stopped(keeper.how_to_resume(state), signal_number=stop.signal_number)
+def _save_if_due(
+    stop: StopRequest, keeper: Keeper, state: TrainState, guard: Guard, *, last: bool = False
+) -> None:
+    """Save if the interval has passed, the phase is over, or a signal asks to stop; then stop."""
+    asked = stop.signal_number
+    if keeper.is_due or last or asked is not None:
+        guard.check()
+        keeper.save(state, wait=last or asked is not None)
+    if asked is not None:
+        raise Stopped(keeper.how_to_resume(state), signal_number=asked)

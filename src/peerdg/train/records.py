@@ -26,12 +26,14 @@ class JsonLines:
             file.write(line.encode())
 
     def size(self) -> int:
-        """Length in bytes, once everything is safely on disk."""
-        if not self.path.exists():
-            return 0
-        with writing(self.path), self.path.open("rb") as file:
-            os.fsync(file.fileno())
-            return file.seek(0, os.SEEK_END)
+        """Length in bytes."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def sync(self) -> None:
+        """Return once everything is safely on disk."""
+        if self.path.exists():
+            with writing(self.path), self.path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def cut(self, size: int | None = None) -> None:
         """Drop what follows `size` bytes, and in any case the first torn line and what follows."""

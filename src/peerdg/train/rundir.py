@@ -7,6 +7,7 @@
     checkpoint/      the newest two states, to resume from
     snapshots/       the proxy's weights at each evaluation, if asked for
     model/           the deployed model
+    profile.json     where the time went, if asked for
     done.json        the run is complete; or failure.json, why it is not
 
 Its status is computed, never stored: lock held means running, `done.json` means done, anything
@@ -50,6 +51,7 @@ class RunFolder:
         self.model = path / "model"
         self.done_file = path / "done.json"
         self.failure_file = path / "failure.json"
+        self.profile_file = path / "profile.json"
         self.metrics = JsonLines(path / "metrics.jsonl")
         self.events = JsonLines(path / "events.jsonl")
         self._owner = path / "run.owner.json"
@@ -203,7 +205,7 @@ class RunFolder:
         for part in (
             self.done_file, self.failure_file, self.metrics.path, self.events.path,
             self.checkpoints, self.snapshots, self.model, self.manifest_file,
-            self.path / "report.md",
+            self.profile_file, self.path / "report.md",
         ):  # fmt: skip
             remove(part)
         remove(self.config_file)  # last: until here the folder still says that it holds a run

@@ -91,7 +91,10 @@ class TransformSettings:
         None, "side of the images the network sees; default: as stored", at_least=8
     )
     crop: tuple[float, float] | None = option(
-        None, "random resized crop: smallest and largest part of the area; 1 1 is off", above=0, at_most=1
+        None,
+        "random resized crop: smallest and largest part of the area; 1 1 is off",
+        above=0,
+        at_most=1,
     )
     flip: float = option(
         0.0, "probability of a left-right flip of a training image", at_least=0, at_most=1
@@ -125,6 +128,10 @@ class RunConfig:
     seed: int = option(0, "seed of all randomness", at_least=0)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     threads: int | None = option(None, "CPU threads; default: all", at_least=1)
+    precision: Literal["float32", "bf16"] = option(
+        "float32", "bf16: forward pass in bfloat16, weights in float32"
+    )
+    compile: bool = option(False, "torch.compile the network; needs a C++ compiler on a CPU")
     evaluate_every: int = option(10, "epochs between evaluations; default: k", at_least=1)
     checkpoint_minutes: float = option(1.0, "at most this much work is lost", at_least=0)
     keep_snapshots: bool = option(False, "keep the proxy's weights at every evaluation")

@@ -1,0 +1,23 @@
+"""Losses whose sums need float32, also where the network runs in bfloat16."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def in_full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compute `loss` outside of autocast, its half-precision arguments widened to float32."""
+
+    @functools.wraps(loss)
+    def computed(z_a: Tensor, z_b: Tensor, **options: Any) -> Tensor:
+        with torch.autocast(z_a.device.type, enabled=False):
+            return loss(_widened(z_a), _widened(z_b), **options)
+
+    return computed
+
+
+def _widened(z: Tensor) -> Tensor:
+    return z.float() if z.dtype in (torch.bfloat16, torch.float16) else z

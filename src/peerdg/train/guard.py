@@ -1,0 +1,109 @@
+"""Nothing that is not finite reaches a weight, and the device is not kept waiting to know it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from peerdg.errors import NumericalError
+from peerdg.train.state import TrainState
+
+EVERY = 50  # steps between two looks at a device that runs ahead of the program
+
+
+class _Seen(NamedTuple):
+    step: int
+    rows: Tensor
+    terms: dict[str, Tensor]
+    norm: Tensor
+
+
+class Guard:
+    """Refuses every update from the first loss or gradient on that is not finite.
+
+    On a CPU each step is looked at before its update. Elsewhere reading a value would stop the
+    device, so it refuses by itself: fused optimizers skip their update while `found_inf` is 1, and
+    once set it stays. So the weights are those before the first bad step whenever it is noticed,
+    which is every `EVERY` steps, before every checkpoint and at the end of the epoch.
+
+    Args:
+        state: What is trained.
+        every: Steps between two looks.
+    """
+
+    def __init__(self, state: TrainState, *, every: int | None = None) -> None:
+        self.state = state
+        device = next(state.method.parameters()).device
+        self.every = every or (1 if device.type == "cpu" else EVERY)
+        self._bad = torch.zeros((), device=device)
+        self._seen: list[_Seen] = []
+
+    def inspect(self, rows: Tensor, terms: dict[str, Tensor]) -> None:
+        """Look at a step's loss and gradients, before its update.
+
+        Raises:
+            NumericalError: If this step or one since the last look was not finite.
+        """
+        gradients = [p.grad for p in self.state.method.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self._bad = torch.maximum(self._bad, (~_finite(terms, norm)).float())
+        self._seen.append(_Seen(self.state.step, rows, terms, norm))
+        if self.every > 1:
+            self.state.optimizer.found_inf = self._bad  # type: ignore[attr-defined]
+        if len(self._seen) >= self.every:
+            self.check()
+
+    def check(self) -> None:
+        """Wait for the device and see whether all steps so far were finite.
+
+        Raises:
+            NumericalError: If not; it tells of the first that was not.
+        """
+        seen, self._seen = self._seen, []
+        if self._bad:
+            raise self._error(next(s for s in seen if not _finite(s.terms, s.norm)))
+
+    def check_weights(self) -> None:
+        """Check the weights too: a step can overflow, and after the last one no loss would tell.
+
+        Raises:
+            NumericalError: If a step so far or a weight is not finite.
+        """
+        self.check()
+        state = self.state
+        weights = {k: v for k, v in state.method.state_dict().items() if v.is_floating_point()}
+        finite = torch.stack([torch.isfinite(value).all() for value in weights.values()])
+        if finite.all():
+            return
+        name = list(weights)[finite.tolist().index(False)]
+        raise NumericalError(
+            f"The weight '{name}' is not finite after {state.phase} epoch {state.epoch + 1}.",
+            hint=f"Lower the learning rate (--{state.phase}.lr).",
+            details=self._position(state.step),
+        )
+
+    def _error(self, seen: _Seen) -> NumericalError:
+        phase = self.state.phase
+        what = "loss" if not torch.isfinite(seen.terms["loss"]) else "gradient"
+        weight = ", or the regulariser's weight (--peer.w)" if "regulariser" in seen.terms else ""
+        when = f"{phase} epoch {self.state.epoch + 1}, step {seen.step + 1}"
+        return NumericalError(
+            f"The {what} is not finite in {when}.",
+            hint=f"Lower the learning rate (--{phase}.lr){weight}.",
+            details={
+                **self._position(seen.step),
+                "rows": seen.rows.tolist(),
+                # As text: JSON has no NaN.
+                "terms": {name: str(float(value)) for name, value in seen.terms.items()},
+                "gradient_norm": str(float(seen.norm)),
+            },
+        )
+
+    def _position(self, step: int) -> dict[str, object]:
+        """Where it happened, and at which rate."""
+        rate = self.state.optimizer.param_groups[0]["lr"]
+        return {"phase": self.state.phase, "epoch": self.state.epoch, "step": step, "lr": rate}
+
+
+def _finite(terms: dict[str, Tensor], norm: Tensor) -> Tensor:
+    return torch.isfinite(terms["loss"] + norm)

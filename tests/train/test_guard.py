@@ -1,0 +1,72 @@
+import pytest
+import torch
+
+from peerdg.errors import NumericalError
+from peerdg.methods.erm import ERM
+from peerdg.train.guard import Guard
+from peerdg.train.optim import make_optimizer
+from peerdg.train.settings import PhaseSettings
+from peerdg.train.source import Source
+from peerdg.train.state import TrainState
+from peerdg.train.step import train_step
+from tests.conftest import tiny_classifier, tiny_domain
+
+
+def fresh(optimizer: str) -> TrainState:
+    method = ERM(tiny_classifier())
+    settings = PhaseSettings(optimizer=optimizer, lr=0.1)  # type: ignore[arg-type]
+    return TrainState("train", method, make_optimizer(method, settings))
+
+
+def steps(state: TrainState, guard: Guard, count: int) -> None:
+    source = Source(tiny_domain())
+    for number in range(count):
+        rows, key = torch.arange(8), ("train", 0, number)
+        train_step(state, source, rows, guard=guard, seed=0, key=key)
+        state.step += 1
+
+
+def spoil(state: TrainState, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the loss of one step infinite."""
+    loss = type(state.method).loss
+
+    def wrong(method, batch):
+        terms = loss(method, batch)
+        return {**terms, "loss": terms["loss"] * (float("inf") if state.step == step else 1)}
+
+    monkeypatch.setattr(type(state.method), "loss", wrong)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_noticed_late_the_weights_are_still_those_before_the_bad_step(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+):
+    """What a GPU run does: it looks every 6th step, and step 2 was bad."""
+    before = fresh(optimizer)
+    steps(before, Guard(before), 2)
+    state = fresh(optimizer)
+    spoil(state, 2, monkeypatch)
+    with pytest.raises(NumericalError, match="step 3") as caught:
+        steps(state, Guard(state, every=6), 6)
+    assert caught.value.details["step"] == 2
+    for name, value in before.method.state_dict().items():
+        assert torch.equal(state.method.state_dict()[name], value), name
+
+
+def test_looking_rarely_trains_the_same(monkeypatch: pytest.MonkeyPatch):
+    often, rarely = fresh("adam"), fresh("adam")
+    steps(often, Guard(often), 5)
+    guard = Guard(rarely, every=100)
+    steps(rarely, guard, 5)
+    guard.check_weights()
+    for name, value in often.tensors().items():
+        assert torch.equal(rarely.tensors()[name], value), name
+
+
+def test_a_bad_step_is_noticed_before_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
+    state = fresh("adam")
+    spoil(state, 1, monkeypatch)
+    guard = Guard(state, every=100)
+    steps(state, guard, 3)
+    with pytest.raises(NumericalError, match="step 2"):
+        guard.check()

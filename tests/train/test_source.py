@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+import peerdg
+from peerdg.augment.base import resize
+from peerdg.errors import ConfigError
+from peerdg.train.settings import TransformSettings
+from peerdg.train.source import Source
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+
+RANDOM = {"size": 16, "crop": (0.5, 1.0), "flip": 0.5}
+
+
+def batch(source: Source, *, seed: int = 0, step: int = 0):
+    return source.batch(torch.arange(8), seed=seed, key=("train", 0, step))
+
+
+def test_without_a_transform_a_batch_is_the_stored_images():
+    domain = tiny_domain()
+    got = batch(Source(domain))
+    assert torch.equal(got.images, domain.images[:8])
+    assert torch.equal(got.labels, domain.labels[:8])
+    assert got.index is not None
+
+
+def test_a_random_view_is_new_at_each_step_and_the_same_at_a_repeated_one():
+    source = Source(tiny_domain(), TransformSettings(**RANDOM))
+    first = batch(source).images
+    assert first.shape == (8, 3, 16, 16)
+    assert torch.equal(batch(source).images, first)
+    assert not torch.equal(batch(source, step=1).images, first)
+    assert not torch.equal(batch(source, seed=1).images, first)
+
+
+def test_a_random_view_is_not_to_be_remembered():
+    assert batch(Source(tiny_domain(), TransformSettings(**RANDOM))).index is None
+    assert batch(Source(tiny_domain(), TransformSettings(size=16))).index is not None
+
+
+def test_clean_images_are_only_resized_and_can_be_had_again():
+    domain = tiny_domain(n=40)
+    source = Source(domain, TransformSettings(**RANDOM))
+    whole = resize(domain.images, 16)
+    clean = source.clean
+    assert torch.equal(torch.cat(list(clean)), whole)
+    assert torch.equal(torch.cat(list(clean)), whole)
+
+
+@pytest.mark.parametrize("crop", [(0.9, 0.8), (0.5,), (0.0, 1.0), (0.5, 1.5)])
+def test_an_impossible_crop_is_refused(crop: tuple[float, ...]):
+    with pytest.raises(ConfigError, match="crop"):
+        TransformSettings(crop=crop)  # type: ignore[arg-type]
+
+
+def test_evaluated_images_have_the_size_the_network_sees(tmp_path: Path):
+    run = peerdg.fit(
+        tiny_splits(),
+        out=tmp_path,
+        model=tiny_classifier(),
+        method="erm",
+        transform={"size": 16},
+        pretrain={"epochs": 0},
+        train={"epochs": 1, "batch_size": 8},
+    )
+    target = tiny_splits().targets["one"]
+    logits = run.model.classifier(resize(target.images, 16))
+    expected = 100 * (logits.argmax(1) == target.labels).double().mean()
+    assert run.accuracy["model"]["one"] == pytest.approx(float(expected))
