@@ -1,66 +1,125 @@
-"""Any image file becomes an upright RGB image, or an error that names the file and the reason."""
+"""Any image file becomes an upright RGB image, or an error that names the file and the reason.
 
+Colour profiles are ignored, as in every published training pipeline: the stored values are taken
+as they are.
+"""
+
+import contextlib
 import io
+import stat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from peerdg.errors import DataError
 
 # Named one by one, because Pillow's full list has formats that start other programs (EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .dib .gif .tif .tiff .ppm .pgm .pbm .pnm"
+    .split()
+)  # fmt: skip
 PIXEL_LIMIT = 50_000_000
+SIDE_LIMIT = 32_767
+FILE_LIMIT = 512 * 2**20  # more than 50 million pixels need in any format
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_KNOWN = f"Known formats: {', '.join(FORMATS)}."
 
 
-def decode_image(source: Path | bytes | Image.Image, *, name: str | None = None) -> Image.Image:
+class UnusableImage(DataError):
+    """An image that cannot be used, with the reason on its own for lists of many files."""
+
+    def __init__(self, name: str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"Cannot decode {name}: {reason}.", hint=hint)
+        self.reason = reason
+
+
+class Decoded(NamedTuple):
+    """An upright RGB image, and whether its file holds further frames or pages."""
+
+    image: Image.Image
+    several_frames: bool
+
+
+def decode_image(
+    source: Path | bytes | Image.Image, *, name: str | None = None, pixel_limit: int = PIXEL_LIMIT
+) -> Image.Image:
     """An upright 8-bit RGB image.
 
-    The EXIF orientation is applied, transparency is laid on white, 16-bit grey is scaled from
-    0..65535 to 0..255, and of an animation the first frame is taken.
+    The EXIF orientation is applied, transparency is laid on white, 16-bit values are scaled from
+    their range to 0..255, and of an animation the first frame is taken.
 
     Args:
         source: A file, its content, or an image that is already open.
         name: What to call it in an error; a path's own name if not given.
+        pixel_limit: Refuse images of more pixels, by their header.
 
     Raises:
-        DataError: If it cannot be read, is not an image of `FORMATS`, is damaged, has more than
-            `PIXEL_LIMIT` pixels, or has float values.
+        UnusableImage: If it cannot be read, is not an image of `FORMATS`, is damaged, is too
+            large, or has values whose black and white are not known.
     """
+    return decode(source, name=name, pixel_limit=pixel_limit).image
+
+
+def decode(
+    source: Path | bytes | Image.Image, *, name: str | None = None, pixel_limit: int = PIXEL_LIMIT
+) -> Decoded:
+    """`decode_image`, and whether there is more in the file than its first frame."""
     name = name or (str(source) if isinstance(source, Path) else "the image")
     if isinstance(source, Image.Image):
-        return _to_rgb(source, name)
-    with _open(source, name) as image:
-        return _to_rgb(image, name)
+        return Decoded(_to_rgb(source, name, pixel_limit), False)
+    content = read_content(source, name) if isinstance(source, Path) else source
+    with open_header(content, name) as image:
+        return Decoded(_to_rgb(image, name, pixel_limit), _has_further_frames(image))
 
 
-def _open(source: Path | bytes, name: str) -> Image.Image:
-    """Read the header only; the pixels stay compressed until the size has been checked."""
+def read_content(path: Path, name: str | None = None) -> bytes:
+    """The bytes of an image file; a pipe or a device, which could block for ever, is refused."""
+    name = name or str(path)
     try:
-        content = source.read_bytes() if isinstance(source, Path) else source
-    except OSError as error:
-        raise DataError(f"Cannot read {name}: {error.strerror or error}.") from error
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UnusableImage(name, "it is not a file")
+        if status.st_size > FILE_LIMIT:
+            size = f"{status.st_size / 2**20:,.0f} MB"
+            raise UnusableImage(name, f"it has {size}, more than any image within the limits")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise UnusableImage(name, getattr(error, "strerror", None) or str(error)) from error
+
+
+def open_header(content: bytes, name: str) -> Image.Image:
+    """Size and mode are known; the pixels stay compressed until the size has been checked."""
     if not content:
-        raise DataError(f"Cannot decode {name}: the file is empty.")
+        raise UnusableImage(name, "the file is empty")
     try:
         return Image.open(io.BytesIO(content), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _too_large(name, "far more than") from error
+        raise _too_large(name, "far more pixels than", PIXEL_LIMIT) from error
     except UnidentifiedImageError as error:
-        raise DataError(
-            f"Cannot decode {name}: it is not an image in a known format.",
-            hint=f"Known formats: {', '.join(FORMATS)}.",
-        ) from error
+        raise _foreign(name, content) from error
     except Exception as error:  # a damaged header surfaces as almost any type
         raise _damaged(name, error) from error
 
 
-def _to_rgb(image: Image.Image, name: str) -> Image.Image:
-    if image.width * image.height > PIXEL_LIMIT:
-        raise _too_large(name, f"{image.width} x {image.height} pixels, more than")
-    if image.mode == "F":
-        raise DataError(
-            f"Cannot decode {name}: its pixels are floats, whose black and white are not known.",
+def _to_rgb(image: Image.Image, name: str, pixel_limit: int) -> Image.Image:
+    _check_size(image, name, pixel_limit)
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        kind = "floats" if image.mode == "F" else "32-bit integers"
+        raise UnusableImage(
+            name,
+            f"its pixels are {kind}, whose black and white are not known",
             hint="Save it as an 8-bit or 16-bit image.",
         )
     try:
@@ -69,9 +128,7 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         if image.mode == "I" or image.mode.startswith("I;16"):
             image = _scale_16_bit(image, name)
         if image.has_transparency_data:
-            image = image.convert("RGBA")
-            white = Image.new("RGBA", image.size, "white")
-            image = Image.alpha_composite(white, image)
+            return _on_white(image)
         return image.convert("RGB")
     except DataError:
         raise
@@ -79,32 +136,75 @@ def _to_rgb(image: Image.Image, name: str) -> Image.Image:
         raise _damaged(name, error) from error
 
 
+def _check_size(image: Image.Image, name: str, pixel_limit: int) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise UnusableImage(name, f"it has {width} x {height} pixels")
+    if width * height > pixel_limit:
+        raise _too_large(name, f"{width} x {height} pixels, more than", pixel_limit)
+    if max(width, height) > SIDE_LIMIT:
+        raise UnusableImage(
+            name,
+            f"it has {width} x {height} pixels; the longest side may have {SIDE_LIMIT:,}",
+            hint="Cut or scale it first.",
+        )
+
+
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # broken EXIF beside sound pixels: then nothing says how to turn it
-        return image
+    orientation: object = None
+    with contextlib.suppress(Exception):  # broken EXIF beside sound pixels: then nothing says how
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
 
 
 def _scale_16_bit(image: Image.Image, name: str) -> Image.Image:
-    """16-bit grey over its whole range, where Pillow's own conversion clips at 255."""
-    values = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 65_535:
-        raise DataError(
-            f"Cannot decode {name}: its values run from {values.min()} to {values.max()}, "
-            "which is neither 8-bit nor 16-bit grey.",
+    """Deep grey over its whole range, where Pillow's own conversion clips at 255."""
+    values = np.asarray(image)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 65_535:
+        raise UnusableImage(
+            name,
+            f"its values run from {low} to {high}, which is neither 8-bit nor 16-bit grey",
             hint="Save it as an 8-bit or 16-bit image.",
         )
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    scaled = values.astype(np.uint32)
+    scaled += 128
+    scaled //= 257
+    return Image.fromarray(scaled.astype(np.uint8))
 
 
-def _too_large(name: str, amount: str) -> DataError:
-    return DataError(
-        f"Refused {name}: it has {amount} the limit of {PIXEL_LIMIT // 1_000_000} million pixels.",
+def _on_white(image: Image.Image) -> Image.Image:
+    image = image if image.mode in ("RGBA", "LA") else image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image.convert("RGB"), mask=image.getchannel("A"))
+    return white
+
+
+def _has_further_frames(image: Image.Image) -> bool:
+    if image.format == "MPO":  # a photo with its own preview
+        return False
+    with contextlib.suppress(Exception):  # damage after the first frame does not concern us
+        return bool(getattr(image, "is_animated", False))
+    return False
+
+
+def _foreign(name: str, content: bytes) -> UnusableImage:
+    brand = content[8:12] if content[4:8] == b"ftyp" else b""
+    if brand in (b"heic", b"heix", b"mif1", b"msf1", b"hevc", b"avif", b"avis"):
+        kind = "an AVIF" if brand.startswith(b"avi") else "a HEIC"
+        return UnusableImage(name, f"it is {kind} image", hint="Save it as JPEG or PNG.")
+    return UnusableImage(name, "it is not an image in a known format", hint=_KNOWN)
+
+
+def _too_large(name: str, amount: str, pixel_limit: int) -> UnusableImage:
+    return UnusableImage(
+        name,
+        f"it has {amount} the limit of {pixel_limit / 1e6:g} million",
         hint="Scale it down first; models see a few hundred pixels on each side.",
     )
 
 
-def _damaged(name: str, error: Exception) -> DataError:
+def _damaged(name: str, error: Exception) -> UnusableImage:
     reason = str(error).rstrip(".") or type(error).__name__
-    return DataError(f"Cannot decode {name}: the file is damaged ({reason}).")
+    return UnusableImage(name, f"the file is damaged ({reason})")
