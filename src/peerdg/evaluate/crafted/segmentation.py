@@ -1,0 +1,159 @@
+"""Areas of one colour: superpixels and Voronoi cells."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peerdg.evaluate.crafted.operation import Operation, between, pixels
+from peerdg.evaluate.crafted.pixels import Picture, Random, size_of
+
+Labels = NDArray[np.int64]
+"""The number of each pixel's area: [h, w]."""
+Points = NDArray[np.float32]
+"""Places as (y, x): [n, 2]."""
+Line = NDArray[np.floating]
+
+_TILE = 32
+
+
+def superpixels(
+    image: Picture, rng: Random, *, side: float, compactness: float, share: float
+) -> Picture:
+    """Areas of similar colour."""
+    return flatten(image, slic(image, side, compactness), share, rng)
+
+
+def random_cells(image: Picture, rng: Random, *, side: float, share: float) -> Picture:
+    """Voronoi cells of points anywhere."""
+    height, width = size_of(image)
+    count = max(1, round(height * width / side**2))
+    points = (rng.random((count, 2)) * (height, width)).astype(np.float32)
+    return flatten(image, nearest_point(height, width, points), share, rng)
+
+
+def regular_cells(image: Picture, rng: Random, *, side: float, share: float) -> Picture:
+    """A mosaic of squares."""
+    height, width = size_of(image)
+    rows, columns = (max(1, round(n / side)) for n in (height, width))
+    y, x = np.arange(height) * rows // height, np.arange(width) * columns // width
+    return flatten(image, y[:, None] * columns + x[None], share, rng)
+
+
+def loose_cells(image: Picture, rng: Random, *, side: float, lost: float, share: float) -> Picture:
+    """A mosaic of squares of which some were lost, so that their neighbours grew."""
+    points = grid_points(*size_of(image), side)
+    kept = rng.random(len(points)) >= lost
+    kept[rng.integers(len(points))] = True
+    return flatten(image, nearest_point(*size_of(image), points[kept]), share, rng)
+
+
+def flatten(image: Picture, labels: Labels, share: float, rng: Random) -> Picture:
+    """Paint a share of all areas in their mean colour."""
+    count = int(labels.max()) + 1
+    flat = labels.ravel()
+    size = np.maximum(np.bincount(flat, minlength=count), 1)
+    sums = [np.bincount(flat, image[..., c].ravel(), count) for c in range(3)]
+    mean = (np.stack(sums, axis=1) / size[:, None]).astype(np.float32)
+    painted = rng.random(count) < share
+    return np.where(painted[labels][..., None], mean[labels], image)
+
+
+def grid_points(height: int, width: int, side: float) -> Points:
+    """The centres of squares that cover the image."""
+    rows, columns = (
+        (np.arange(n) + 0.5) * length / n
+        for length, n in ((s, max(1, round(s / side))) for s in (height, width))
+    )
+    return (
+        np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1)
+        .reshape(-1, 2)
+        .astype(np.float32)
+    )
+
+
+def nearest_point(height: int, width: int, points: Points) -> Labels:
+    """Which point each pixel is nearest to, tile by tile among the points around the tile."""
+    labels = np.empty((height, width), dtype=np.int64)
+    margin = 3 * math.sqrt(height * width / len(points))
+    for top in range(0, height, _TILE):
+        for left in range(0, width, _TILE):
+            rows = np.arange(top, min(top + _TILE, height)) + 0.5
+            columns = np.arange(left, min(left + _TILE, width)) + 0.5
+            labels[top : top + _TILE, left : left + _TILE] = _nearest(rows, columns, points, margin)
+    return labels
+
+
+def _nearest(rows: Line, columns: Line, points: Points, margin: float) -> Labels:
+    """The nearest point of each pixel of a tile; points beyond the margin count if needed."""
+    low, high = (np.array([line[end] for line in (rows, columns)]) for end in (0, -1))
+    near = np.flatnonzero(((points > low - margin) & (points < high + margin)).all(axis=1))
+    if len(near) == 0:
+        near = np.arange(len(points))
+    y, x = points[near].T
+    # (rows, columns, points)
+    distance = ((rows[:, None] - y) ** 2)[:, None] + (columns[:, None] - x) ** 2
+    if len(near) < len(points) and float(distance.min(axis=2).max()) > margin**2:
+        return _nearest(rows, columns, points, 2 * margin)
+    return np.asarray(near[distance.argmin(axis=2)])
+
+
+def slic(image: Picture, side: float, compactness: float, *, rounds: int = 5) -> Labels:
+    """Simple linear iterative clustering (Achanta et al. 2012), in RGB.
+
+    k-means over colour and place, where each pixel chooses among the nine areas that started
+    around it, so the cost does not depend on their number.
+
+    Args:
+        image: The picture.
+        side: Of the squares to start from.
+        compactness: How many levels of colour a distance of `side` pixels is worth.
+        rounds: Iterations.
+    """
+    height, width = size_of(image)
+    rows, columns = (max(1, round(n / side)) for n in (height, width))
+    y, x = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+    weight = compactness / side
+    features = np.concatenate([image, weight * y[..., None], weight * x[..., None]], axis=2)
+    features = features.reshape(-1, 5).astype(np.float32)
+    row, column = (y * rows // height).ravel(), (x * columns // width).ravel()
+    around = [
+        np.clip(row + down, 0, rows - 1) * columns + np.clip(column + right, 0, columns - 1)
+        for down in (-1, 0, 1)
+        for right in (-1, 0, 1)
+    ]
+    candidates = np.stack(around)  # (9, pixels)
+    labels = row * columns + column
+    for _ in range(rounds):
+        size = np.maximum(np.bincount(labels, minlength=rows * columns), 1)
+        sums = [np.bincount(labels, features[:, i], rows * columns) for i in range(5)]
+        centres = (np.stack(sums, axis=1) / size[:, None]).astype(np.float32)
+        distance = np.stack([_squared_distance(features, centres[c]) for c in candidates])
+        labels = np.take_along_axis(candidates, distance.argmin(0)[None], axis=0)[0]
+    return labels.reshape(height, width)
+
+
+def _squared_distance(a: Picture, b: Picture) -> Picture:
+    difference = a - b
+    return np.asarray(np.einsum("ij,ij->i", difference, difference))
+
+
+_SHARE = between(0.8, 1)
+
+FAMILY = (
+    Operation(
+        "superpixels",
+        superpixels,
+        {"side": pixels(24, 36), "compactness": between(40, 80), "share": _SHARE},
+        smallest=64,
+    ),
+    Operation("random cells", random_cells, {"side": pixels(8, 13, at_least=1.6), "share": _SHARE}),
+    Operation(
+        "regular cells", regular_cells, {"side": pixels(8, 13, at_least=1.6), "share": _SHARE}
+    ),
+    Operation(
+        "loose cells",
+        loose_cells,
+        {"side": pixels(8, 12, at_least=1.5), "lost": between(0.1, 0.4), "share": _SHARE},
+    ),
+)

@@ -1,0 +1,229 @@
+import numpy as np
+import pytest
+import torch
+
+from peerdg.data.domain import Domain
+from peerdg.errors import ConfigError
+from peerdg.evaluate.accuracy import evaluate_domain
+from peerdg.evaluate.crafted import sets
+from peerdg.evaluate.crafted.operation import (
+    UNCHANGED,
+    Operation,
+    between,
+    distort,
+    either,
+    pixels,
+    signed,
+    whole,
+)
+from peerdg.evaluate.crafted.overlap import (
+    DISJOINT,
+    FAMILIES,
+    FOLDS,
+    RANDAUGMENT,
+    overlap_free,
+    two_fold_score,
+)
+from peerdg.evaluate.crafted.sets import craft, crafted_domains
+from tests.conftest import tiny_classifier
+
+OPERATIONS = [
+    pytest.param(family, operation, id=f"{family}: {operation.name}")
+    for family in FAMILIES
+    for operation in sets.operations(family)
+]
+
+
+def photo(side: int, *, seed: int = 0) -> np.ndarray:
+    """Discs of random colours on a colour gradient with some texture, as float32."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:side, :side] / side
+    image = np.stack([200 * y, 120 + 60 * x, 220 - 150 * y], axis=-1)
+    for cy, cx, radius, *color in rng.random((6, 6)):
+        inside = np.hypot(y - cy, x - cx) < 0.1 + 0.15 * radius
+        image[inside] = np.array(color) * 255
+    image += rng.normal(0, 6, image.shape)
+    return np.clip(np.rint(image), 0, 255).astype(np.float32)
+
+
+def digit(side: int = 32) -> np.ndarray:
+    """A soft grey ring on black."""
+    y, x = np.mgrid[:side, :side] - (side - 1) / 2
+    ring = np.clip(3 - np.abs(np.hypot(y, 1.4 * x) - side / 3.5), 0, 1) * 255
+    return np.rint(ring)[..., None].repeat(3, axis=2).astype(np.float32)
+
+
+def domain(n: int = 8, *, side: int = 32) -> Domain:
+    images = np.stack([photo(side, seed=i) for i in range(n)]).astype(np.uint8)
+    tensor = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    return Domain("validation", ("a", "b", "c"), tensor, torch.arange(n) % 3)
+
+
+def change(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(np.float64(a) - np.float64(b)).mean())
+
+
+@pytest.mark.parametrize(("family", "operation"), OPERATIONS)
+def test_every_operation_distorts_a_photo_and_leaves_its_argument_alone(family, operation):
+    image = photo(96)
+    before = image.copy()
+    for seed in range(3):
+        result = operation(image, np.random.default_rng(seed))
+        assert result.shape == image.shape and result.dtype == np.float32
+        assert result.min() >= 0 and result.max() <= 255  # which NaN would not pass either
+        assert np.array_equal(result, np.rint(result))
+        assert change(result, image) > 2
+        assert result.std() > 3  # something is left to see
+    assert np.array_equal(image, before)
+
+
+@pytest.mark.parametrize(("family", "operation"), OPERATIONS)
+@pytest.mark.parametrize("size", [(8, 8), (20, 31)])
+def test_every_operation_takes_small_and_oblong_images(family, operation, size):
+    image = photo(40)[: size[0], : size[1]]
+    assert operation(image, np.random.default_rng(0)).shape == image.shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_without_content_is_no_problem(family):
+    black = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
+    assert craft(black, family).shape == black.shape
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"artistic"}))
+def test_grey_digits_are_changed_by_every_family_although_some_operations_cannot(family):
+    image = digit()
+    for seed in range(20):
+        result = distort(image, sets.operations(family), np.random.default_rng(seed))
+        assert change(result, image) >= UNCHANGED
+
+
+def test_an_operation_without_effect_on_the_image_makes_room_for_the_next():
+    nothing = Operation("nothing", lambda image, rng: image)
+    invert = Operation("invert", lambda image, rng: 255 - image)
+    for seed in range(6):
+        result = distort(digit(), [nothing, nothing, invert], np.random.default_rng(seed))
+        assert np.array_equal(result, 255 - digit())
+
+
+def test_if_nothing_has_an_effect_the_strongest_counts():
+    steps = [Operation(str(n), lambda image, rng, n=n: image + n) for n in (1, 3, 2)]
+    grey = np.full((8, 8, 3), 100, dtype=np.float32)
+    assert distort(grey, steps, np.random.default_rng(0)).max() == 103
+
+
+def test_small_images_do_not_draw_what_would_leave_nothing_to_see():
+    jigsaw = Operation("jigsaw", lambda image, rng: 255 - image, smallest=64)
+    dim = Operation("dim", lambda image, rng: image / 2)
+    table = [jigsaw, dim]
+    for seed in range(6):
+        drawn = distort(digit(32), table, np.random.default_rng(seed))
+        assert drawn.max() <= 128
+    large = [distort(digit(64), table, np.random.default_rng(s)).max() for s in range(6)]
+    assert max(large) == 255
+
+
+def test_strengths_stay_in_their_ranges_and_lengths_follow_the_size_of_the_image():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        assert 2 <= between(2, 3)(rng, 1) <= 3
+        assert whole(1, 2)(rng, 1) in (1, 2)
+        assert 50 <= abs(signed(between(50, 60))(rng, 1)) <= 60
+        assert not 0.3 < either(between(0.1, 0.3), between(1.8, 2))(rng, 1) < 1.8
+        assert 1 <= pixels(10, 20)(rng, 0.1) <= 2
+        assert pixels(10, 20, at_least=3)(rng, 0.1) == 3
+    assert {whole(1, 2)(rng, 1) for _ in range(50)} == {1, 2}
+    assert {np.sign(signed(between(1, 2))(rng, 1)) for _ in range(50)} == {-1, 1}
+
+
+def test_the_sets_are_the_same_every_time_and_others_with_another_seed():
+    images = domain().images
+    for family in FAMILIES:
+        first = craft(images, family)
+        assert torch.equal(first, craft(images, family))
+        assert not torch.equal(first, craft(images, family, seed=1))
+
+
+def test_a_copy_depends_on_the_position_of_its_image_and_on_no_other_image():
+    images = domain().images
+    assert torch.equal(craft(images, "weather")[:3], craft(images[:3], "weather"))
+    same = images[:1].repeat(6, 1, 1, 1)
+    assert len({tuple(image.flatten().tolist()) for image in craft(same, "arithmetic")}) > 1
+
+
+def test_crafted_domains_keep_labels_classes_and_order():
+    validation = domain()
+    crafted = crafted_domains(validation)
+    assert list(crafted) == [f"crafted:{family}" for family in FAMILIES]
+    for name, copy in crafted.items():
+        assert copy.name == name
+        assert copy.classes == validation.classes
+        assert torch.equal(copy.labels, validation.labels)
+        assert copy.images.shape == validation.images.shape
+        assert copy.images.dtype == torch.uint8
+        assert change(copy.images.numpy(), validation.images.numpy()) > UNCHANGED
+
+
+def test_chosen_families_come_in_the_usual_order_and_unknown_ones_are_refused():
+    assert list(crafted_domains(domain(2), families=["edges", "blur"])) == [
+        "crafted:blur", "crafted:edges",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="Unknown family") as error:
+        crafted_domains(domain(2), families=["blurr"])
+    assert "blur" in str(error.value.hint)
+
+
+def test_the_sets_are_made_once_per_content_family_and_seed(monkeypatch):
+    validation = domain(4)
+    first = crafted_domains(validation, seed=7, families=["blur"])
+    made = []
+
+    def count(images, family, *, seed):
+        made.append(family)
+        return craft(images, family, seed=seed)
+
+    monkeypatch.setattr(sets, "craft", count)
+    again = crafted_domains(domain(4), seed=7, families=["blur"])
+    assert made == []
+    assert torch.equal(first["crafted:blur"].images, again["crafted:blur"].images)
+    crafted_domains(validation, seed=8, families=["blur"])
+    crafted_domains(domain(5), seed=7, families=["blur"])
+    crafted_domains(validation, seed=7, families=["edges"])
+    assert made == ["blur", "blur", "edges"]
+
+
+def test_a_constant_classifier_has_the_share_of_its_class_in_every_family():
+    model = tiny_classifier()
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+    crafted = crafted_domains(domain(8))
+    assert {evaluate_domain(model, copy)["accuracy"] for copy in crafted.values()} == {100 * 3 / 8}
+
+
+def test_six_families_are_free_of_randaugment():
+    assert DISJOINT == ("artistic", "blur", "convolutional", "edges", "segmentation", "weather")
+    assert not set(DISJOINT) & RANDAUGMENT
+    assert overlap_free(["weather", "blur"], ["blur"]) == ("weather",)
+    assert overlap_free(FAMILIES, FAMILIES) == ()
+    assert overlap_free(FAMILIES, ()) == FAMILIES
+    with pytest.raises(ConfigError, match="Unknown family"):
+        overlap_free(FAMILIES, ["fog"])
+
+
+def test_the_two_folds_never_judge_on_what_they_train_and_cover_all():
+    for fold in FOLDS:
+        assert not set(fold.train) & set(fold.validate)
+        assert set(fold.train) | set(fold.validate) == set(FAMILIES)
+    assert set(FOLDS[0].validate) | set(FOLDS[1].validate) == set(FAMILIES)
+
+
+def test_the_two_fold_score_is_the_mean_of_ten_honest_values():
+    first = dict.fromkeys(FOLDS[0].validate, 60.0)
+    second = dict.fromkeys(FOLDS[1].validate, 30.0) | {"blur": 80.0}
+    assert two_fold_score(first, second) == pytest.approx((5 * 60 + 4 * 30 + 80) / 10)
+    with pytest.raises(ConfigError, match="cannot be judged on blur"):
+        two_fold_score(first | {"blur": 90.0}, second)
+    del first["edges"]
+    with pytest.raises(ConfigError, match="lacks the accuracy on edges"):
+        two_fold_score(first, second)
