@@ -1,0 +1,55 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerdg.data.split import stratified
+from peerdg.errors import ConfigError
+
+LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=200)
+
+
+@given(LABELS, st.floats(0, 0.99), st.integers(0, 3))
+def test_every_row_is_in_one_part_and_every_class_can_be_learnt(labels, fraction, seed):
+    labels = torch.tensor(labels)
+    train, validation = stratified(labels, fraction, seed)
+    assert sorted([*train.tolist(), *validation.tolist()]) == list(range(len(labels)))
+    assert set(labels[train].tolist()) == set(labels.tolist())
+
+
+@given(LABELS, st.floats(0, 0.5))
+def test_each_class_gives_its_share_to_within_one_image(labels, fraction):
+    labels = torch.tensor(labels)
+    _, validation = stratified(labels, fraction, 0)
+    for label in labels.unique():
+        size = int((labels == label).sum())
+        given_away = int((labels[validation] == label).sum())
+        assert given_away <= size - 1
+        if size > 1:
+            assert abs(given_away - fraction * size) < 1 + 1e-9
+
+
+def test_small_classes_together_give_the_share_that_none_could_give_alone():
+    labels = torch.arange(40) // 4  # ten classes of four images: a tenth of each is 0.4 images
+    _, validation = stratified(labels, 0.1, 0)
+    assert len(validation) == 4
+    assert len(labels[validation].unique()) == 4
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
+    labels = torch.arange(100) % 5
+    first, again, other = (stratified(labels, 0.2, seed)[1] for seed in (1, 1, 2))
+    assert first.tolist() == again.tolist() != other.tolist()
+
+
+def test_images_added_to_one_class_leave_the_draw_of_the_classes_before_it_alone():
+    labels = torch.tensor([0] * 10 + [1] * 10)
+    longer = torch.tensor([0] * 10 + [1] * 30)
+    before, after = (stratified(x, 0.2, 0)[1] for x in (labels, longer))
+    assert [row for row in after.tolist() if row < 10] == [r for r in before.tolist() if r < 10]
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
+def test_refuses_a_share_that_leaves_nothing_to_learn(fraction):
+    with pytest.raises(ConfigError, match="validation share"):
+        stratified(torch.arange(4), fraction, 0)
