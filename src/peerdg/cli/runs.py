@@ -18,12 +18,14 @@ def runs(
 
     Args:
         places: Run folders, folders that contain them, or the runs.json of a report.
-        compare: One row per method: mean and standard deviation over seeds, and fluctuation.
+        compare: One row per method: mean and standard deviation over seeds, fluctuation, and
+            the regret of each rule of model selection.
         report: Folder for a report: report.md, accuracy.png, and runs.json with the records.
         title: Heading of the report.
     """
     from peerdg.report.comparison import require_comparable, write_comparison
     from peerdg.report.runs import by_variant, collect_runs
+    from peerdg.report.selection import selection_table
     from peerdg.report.tables import comparison, runs_table, targets_table
 
     found = collect_runs(places)
@@ -38,6 +40,8 @@ def runs(
     require_comparable(found)
     console.print(comparison(found).rich())
     console.print(targets_table(found).rich())
+    if any(run.targets for run in found):
+        console.print(selection_table(found).rich())
     if report is not None:
         page = write_comparison(found, report, title=title)
         console.print(f"Report: {page}", markup=False)

@@ -12,6 +12,7 @@ from peerdg.files import replace_atomically
 from peerdg.report.figures import accuracy_figure
 from peerdg.report.profile import profile_section
 from peerdg.report.runs import RunResult, by_variant, save_runs
+from peerdg.report.selection import selection_section
 from peerdg.report.tables import comparison, fluctuation_table, targets_table
 
 FIGURE, PAGE, RECORDS = "accuracy.png", "report.md", "runs.json"
@@ -56,6 +57,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         "## Fluctuation, all periods",
         "",
         fluctuation_table(runs, burn_in_periods=0).markdown(),
+        *selection_section(runs),
         *profile_section(runs),
     ])  # fmt: skip
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from peerdg.data import is_target
+from peerdg.data import CRAFTED, is_target
 from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
@@ -68,6 +68,12 @@ class RunResult:
     def targets(self) -> list[str]:
         """Target domains in the order they were evaluated."""
         return list(filter(is_target, dict.fromkeys(r["domain"] for r in self.evaluations)))
+
+    @property
+    def crafted(self) -> list[str]:
+        """Crafted validation domains in the order they were evaluated."""
+        domains = dict.fromkeys(r["domain"] for r in self.evaluations)
+        return [domain for domain in domains if domain.startswith(CRAFTED)]
 
     @property
     def models(self) -> list[str]:

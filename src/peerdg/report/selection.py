@@ -1,0 +1,118 @@
+"""What each rule of model selection would have chosen, and what that cost on the targets."""
+
+from collections.abc import Sequence
+
+from peerdg.data import CRAFTED, VALIDATION
+from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
+from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
+from peerdg.report.runs import RunResult, by_variant
+from peerdg.report.tables import Table, spread
+
+ORACLE = "oracle (sees targets)"
+
+
+def selection_table(runs: Sequence[RunResult]) -> Table:
+    """Target mean of the deployed model under each rule beside its regret, over seeds."""
+    chosen = {
+        name: [c for run in group if (c := choices(run))]
+        for name, group in by_variant(runs).items()
+    }
+    rules = [rule for rule in RULES if any(rule in c for group in chosen.values() for c in group)]
+    columns = ["target mean by selection"]
+    for rule in rules:
+        columns += [ORACLE] if rule == "oracle" else [rule, "regret"]
+    rows = []
+    for name, group in chosen.items():
+        cells = [name]
+        for rule in rules:
+            of_rule = [c[rule] for c in group if rule in c]
+            cells.append(spread([c.target for c in of_rule if c.target is not None]))
+            if rule != "oracle":
+                cells.append(spread([c.regret for c in of_rule if c.regret is not None]))
+        rows.append(cells)
+    return Table(columns, rows)
+
+
+def choices_table(runs: Sequence[RunResult]) -> Table:
+    """Epoch, score, target mean and regret of every rule in every run."""
+    rows = [
+        [f"{name}, seed {run.seed}", ORACLE if rule == "oracle" else rule, *_cells(choice)]
+        for name, group in by_variant(runs).items()
+        for run in group
+        for rule, choice in choices(run).items()
+    ]
+    return Table(["run", "rule", "epoch", "score", "target mean", "regret"], rows)
+
+
+def crafted_table(runs: Sequence[RunResult]) -> Table:
+    """Source validation, crafted validation and each family at the last epoch, over seeds."""
+    groups = by_variant(runs)
+    finals = {n: [run.final(run.deployed) for run in group] for n, group in groups.items()}
+    evaluated = {domain for group in finals.values() for final in group for domain in final}
+    families = [family for family in FAMILIES if CRAFTED + family in evaluated]
+    rows = []
+    for name, group in finals.items():
+        clean = spread([final[VALIDATION] for final in group if VALIDATION in final])
+        means = [_crafted_means(group, chosen) for chosen in (DISJOINT, FAMILIES)]
+        each = [_crafted_means(group, (family,)) for family in families]
+        rows.append([name, clean, *map(spread, means), *map(spread, each)])
+    return Table(["accuracy %", "source val", "crafted val", "all families", *families], rows)
+
+
+def selection_section(runs: Sequence[RunResult]) -> list[str]:
+    """The part of a report about model selection."""
+    has_targets = any(run.targets for run in runs)
+    lines = ["## Model selection", ""]
+    if has_targets:
+        lines += [selection_table(runs).markdown()]
+    lines += [*(f"- {rule}: {meaning}." for rule, meaning in RULES.items()), ""]
+    lines += [f"- {sentence}" for sentence in settings_findings(runs)]
+    if any(run.crafted for run in runs):
+        lines += [
+            "",
+            "Crafted validation at the last epoch; `crafted val` is the mean over the families "
+            f"that RandAugment does not train on ({', '.join(DISJOINT)}), as far as they were "
+            "evaluated, and is what `crafted-val` selects by:",
+            "",
+            crafted_table(runs).markdown(),
+        ]
+    return [*lines, "### Chosen epochs", "", choices_table(runs).markdown()]
+
+
+def settings_findings(runs: Sequence[RunResult]) -> list[str]:
+    """Which of several settings of one method crafted validation prefers at the last epoch."""
+    by_method: dict[str, dict[str, list[Trajectory]]] = {}
+    for name, group in by_variant(runs).items():
+        if all(run.crafted for run in group):
+            found = [Trajectory.of(run.records, model=run.deployed) for run in group]
+            by_method.setdefault(group[0].method, {})[name] = found
+    said = []
+    for variants in by_method.values():
+        evaluated = {
+            (run.scored_by("crafted-val"), run.targets) for g in variants.values() for run in g
+        }
+        if len(variants) < 2 or len(evaluated) > 1 or not next(iter(evaluated))[0]:
+            continue  # scores of different images cannot be compared
+        choice = select_variant(variants)
+        cost = "" if choice.regret is None else f"; its regret is {choice.regret:.1f} points"
+        said.append(
+            f"of {', '.join(variants)}, crafted validation prefers {choice.variant} "
+            f"({choice.scores[choice.variant]:.1f}){cost}."
+        )
+    return said
+
+
+def choices(run: RunResult) -> dict[Rule, Choice]:
+    """What each rule chooses for the deployed model of a run."""
+    return select(run.records, model=run.deployed)
+
+
+def _cells(choice: Choice) -> list[str]:
+    numbers = (choice.score, choice.target, choice.regret)
+    return [str(choice.epoch), *("-" if n is None else f"{n:.1f}" for n in numbers)]
+
+
+def _crafted_means(finals: Sequence[dict[str, float]], families: Sequence[str]) -> list[float]:
+    """Per run, the mean over the families that were evaluated."""
+    found = [[f[CRAFTED + name] for name in families if CRAFTED + name in f] for f in finals]
+    return [sum(values) / len(values) for values in found if values]
