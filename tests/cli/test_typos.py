@@ -150,7 +150,7 @@ def test_a_config_file_that_is_not_there_or_not_text_is_refused(
 
 
 def test_a_misspelt_target_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]):
-    said = ask(["train", "digits-mini", "--target", "mnistm", "--out", "run"], capsys)
+    said = ask(["train", "digits-mini", "--target", "mnist-n", "--out", "run"], capsys)
     assert "'mnist-m'" in said
     said = ask(["train", "digits-mini", "--backbone", "digit-cnn", "--out", "other"], capsys)
     assert "'digits-cnn'" in said

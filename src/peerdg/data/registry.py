@@ -4,85 +4,30 @@ Free of torch, so that listing and checking names costs nothing. Adding a benchm
 its module under `benchmarks/` and its entry here.
 """
 
-import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 from peerdg.config import did_you_mean
-from peerdg.data.settings import DigitsMiniSettings, DigitsSettings, OwnDataSettings
+from peerdg.data.benchmark import Benchmark
+from peerdg.data.settings import (
+    DigitsMiniSettings,
+    DigitsSettings,
+    OfficeHomeSettings,
+    OwnDataSettings,
+    PacsSettings,
+    TerraSettings,
+    VlcsSettings,
+)
 from peerdg.errors import ConfigError
 
-if TYPE_CHECKING:
-    from peerdg.data.check import DomainReport
-    from peerdg.data.domain import Splits
-
-_Channels = tuple[float, float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Benchmark:
-    """A published protocol: its domains, classes, image size and where the files come from.
-
-    Args:
-        name: Its name on the command line and in records.
-        title: One line for `peerdg data list`.
-        source: The paper's source domain.
-        targets: The paper's target domains, in the order of its tables.
-        classes: Class names in label order.
-        image_size: Side of the square images.
-        mean: Per-channel mean that the model subtracts, on the scale 0..1.
-        std: Per-channel scale that the model divides by.
-        settings: The dataclass of its protocol switches.
-        module: Module with `load(settings, root=, targets=)` and `verify(root)`.
-        needs_root: Whether the user must say where the files are.
-        licence: Licence of the data, in a few words.
-        obtain: Where each domain's files can be had.
-        listed: Whether users can choose it by name.
-    """
-
-    name: str
-    title: str
-    source: str
-    targets: tuple[str, ...]
-    classes: tuple[str, ...]
-    image_size: int
-    mean: _Channels
-    std: _Channels
-    settings: type[Any]
-    module: str
-    needs_root: bool
-    licence: str
-    obtain: str
-    listed: bool = True
-
-    def load(
-        self, settings: Any, *, root: Path | None, targets: Sequence[str] | None = None
-    ) -> "Splits":
-        """Train, validation and target domains; `targets=None` takes every one that is present."""
-        for name in targets or ():
-            if name not in self.targets:
-                raise ConfigError(
-                    f"{self.name} has no target domain '{name}'.",
-                    hint=did_you_mean(name, self.targets),
-                )
-        load: Callable[..., Splits] = importlib.import_module(self.module).load
-        return load(settings, root=root, targets=targets)
-
-    def normalisation(self, settings: Any) -> tuple[_Channels, _Channels]:
-        """Mean and scale that the model applies to values 0..1, as the settings ask for."""
-        if getattr(settings, "values", "unit") == "centred":
-            return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-        return self.mean, self.std
-
-    def verify(self, root: Path | None) -> "list[DomainReport]":
-        """What is found of each domain under `root`, and what is missing."""
-        verify: Callable[..., list[DomainReport]] = importlib.import_module(self.module).verify
-        return verify(root)
-
-
 _DIGITS = tuple("0123456789")
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_OFFICE_HOME_CLASSES = tuple(
+    "Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair "
+    "Clipboards Computer Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet "
+    "Flipflops Flowers Folder Fork Glasses Hammer Helmet Kettle Keyboard Knives Lamp_Shade Laptop "
+    "Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes Printer "
+    "Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon "
+    "TV Table Telephone ToothBrush Toys Trash_Can Webcam".split()
+)
 
 BENCHMARKS = {
     benchmark.name: benchmark
@@ -116,6 +61,87 @@ BENCHMARKS = {
             needs_root=True,
             licence="per set; `peerdg data verify digits --root DIR` names each",
             obtain="`peerdg data verify digits --root DIR` says what is missing and where it is",
+        ),
+        Benchmark(
+            name="pacs",
+            title="photo to art painting, cartoon and sketch; 7 classes, 9,991 images",
+            source="photo",
+            targets=("art_painting", "cartoon", "sketch"),
+            classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+            image_size=224,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            settings=PacsSettings,
+            module="peerdg.data.benchmarks.pacs",
+            needs_root=True,
+            licence="CC BY 4.0 according to the PEER paper; research use",
+            obtain=(
+                "https://dali-dl.github.io/project_iccv2017.html (Li et al., ICCV 2017); PACS.zip "
+                "of DomainBed and pacs.zip of Dassl hold the same images"
+            ),
+        ),
+        Benchmark(
+            name="office-home",
+            title="real world to art, clipart and product; 65 classes, 15,588 images",
+            source="real_world",
+            targets=("art", "clipart", "product"),
+            classes=_OFFICE_HOME_CLASSES,
+            image_size=224,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            settings=OfficeHomeSettings,
+            module="peerdg.data.benchmarks.office_home",
+            needs_root=True,
+            licence="custom: non-commercial research and education",
+            obtain=(
+                "https://www.hemanthdv.org/officeHomeDataset.html (Venkateswara et al., CVPR "
+                "2017): OfficeHomeDataset_10072016.zip"
+            ),
+            aliases={"real_world": ("real",)},
+        ),
+        Benchmark(
+            name="vlcs",
+            title="PASCAL VOC to LabelMe, Caltech and SUN; 5 classes, 10,729 images",
+            source="voc2007",
+            targets=("labelme", "caltech", "sun09"),
+            classes=("bird", "car", "chair", "dog", "person"),
+            image_size=224,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            settings=VlcsSettings,
+            module="peerdg.data.benchmarks.vlcs",
+            needs_root=True,
+            licence="that of its four origins: research use",
+            obtain=(
+                "https://github.com/belaalb/G2DM#download-vlcs (with split folders; Fang et al., "
+                "ICCV 2013), or VLCS.tar.gz of DomainBed (without)"
+            ),
+            aliases={
+                "voc2007": ("pascal", "voc", "pascal voc", "pascal voc 2007"),
+                "caltech": ("caltech101",),
+                "sun09": ("sun",),
+            },
+        ),
+        Benchmark(
+            name="terra",
+            title="Terra Incognita, camera traps: location 100 to 38, 43 and 46; 10 classes",
+            source="location_100",
+            targets=("location_38", "location_43", "location_46"),
+            classes=tuple(
+                "bird bobcat cat coyote dog empty opossum rabbit raccoon squirrel".split()
+            ),
+            image_size=224,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            settings=TerraSettings,
+            module="peerdg.data.benchmarks.terra",
+            needs_root=True,
+            licence="CDLA-Permissive-1.0",
+            obtain=(
+                "https://lila.science/datasets/caltech-camera-traps (Beery et al., ECCV 2018): "
+                "eccv_18_all_images_sm.tar.gz and the labels caltech_camera_traps.json.zip"
+            ),
+            aliases={f"location_{n}": (f"L{n}",) for n in ("100", "38", "43", "46")},
         ),
         Benchmark(
             name="own-data",

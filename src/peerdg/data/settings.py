@@ -38,6 +38,80 @@ class DigitsSettings:
     )
 
 
+_SPLIT_SEED = "seed of the random partition: DomainBed's trial seed"
+_TEST_80 = "target images: all, or the 80 % that DomainBed tests on (random)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacsSettings:
+    """Switches of PACS; the defaults are the protocol of its authors, L2D and Dassl."""
+
+    source: Literal["photo", "art_painting", "cartoon", "sketch"] = option(
+        "photo", "domain to learn on; all others that are there are targets"
+    )
+    release: Literal["tree", "hdf5"] = option(
+        "tree", "folders of images, or the authors' hdf5 files, which AdvST uses"
+    )
+    split: Literal["official", "random"] = option(
+        "official", "train and validation: the authors' kfold lists, or DomainBed's random 80/20"
+    )
+    test: Literal["all", "random"] = option("all", _TEST_80)
+    split_seed: int = option(0, _SPLIT_SEED, at_least=0)
+    lists: str | None = option(None, "folder with the kfold lists; default: in the usual places")
+    drop_dubious: bool = option(
+        False, "leave out sketch/dog/n02103406_4068-1.png, which Dassl counts as an error"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfficeHomeSettings:
+    """Switches of Office-Home, which has no split by its authors."""
+
+    source: Literal["art", "clipart", "product", "real_world"] = option(
+        "real_world", "domain to learn on; all others that are there are targets"
+    )
+    split: Literal["random", "folders", "none"] = option(
+        "random",
+        "train and validation: DomainBed's random 80/20, Dassl's train and val folders, or "
+        "everything to train and nothing to validate (L2D)",
+    )
+    test: Literal["all", "random"] = option("all", _TEST_80)
+    split_seed: int = option(0, _SPLIT_SEED, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlcsSettings:
+    """Switches of VLCS; the defaults are Dassl's protocol, to which PEER refers for data."""
+
+    source: Literal["voc2007", "labelme", "caltech", "sun09"] = option(
+        "voc2007", "domain to learn on; all others that are there are targets"
+    )
+    split: Literal["official", "random"] = option(
+        "official", "train and validation: the 70 % of the split folders, or DomainBed's 80/20"
+    )
+    validation: Literal["crossval", "tenth"] = option(
+        "crossval", "of the official 70 %: the crossval folder (Dassl), or a random tenth (JigenDG)"
+    )
+    test: Literal["official", "all", "random"] = option(
+        "official", "target images: the 30 % of the test folders, all, or DomainBed's 80 % (random)"
+    )
+    split_seed: int = option(0, _SPLIT_SEED, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerraSettings:
+    """Switches of Terra Incognita in DomainBed's selection of four locations."""
+
+    source: Literal["location_100", "location_38", "location_43", "location_46"] = option(
+        "location_100", "location to learn on; all others that are there are targets"
+    )
+    split: Literal["random", "none"] = option(
+        "random", "train and validation: DomainBed's random 80/20, or everything to train"
+    )
+    test: Literal["all", "random"] = option("all", _TEST_80)
+    split_seed: int = option(0, _SPLIT_SEED, at_least=0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnDataSettings:
     """Domains given from Python have no switches."""

@@ -6,7 +6,6 @@ a file that is damaged or of another kind. None of them opens a pickle.
 
 import bz2
 import gzip
-import re
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from peerdg.data.benchmark import fold
 from peerdg.data.decode import decode_image
 from peerdg.errors import ConfigError, DataError
 
@@ -47,12 +47,8 @@ def _entries(place: Path, name: str) -> list[Path]:
         entries = sorted(place.iterdir())
     except OSError as error:
         raise DataError(f"Cannot read the folder {place}: {error.strerror}.") from error
-    same = [entry for entry in entries if _plain(entry.name) == _plain(name)]
+    same = [entry for entry in entries if fold(entry.name) == fold(name)]
     return [entry for entry in same if entry.is_dir() == name.endswith("/")]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def read_idx(files: Sequence[Path]) -> Digits:

@@ -1,0 +1,103 @@
+"""VLCS: five classes in PASCAL VOC 2007, LabelMe, Caltech 101 and SUN 09.
+
+Two releases: one with train, crossval and test folders (70 and 30 percent; the classes are called
+0 to 4), or all of it once more in a folder `full` where a file's name starts with its split; and
+DomainBed's, which has class names and no splits.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from peerdg.data.benchmarks.layout import Layout
+from peerdg.data.benchmarks.published import (
+    Place,
+    Rows,
+    count_report,
+    load_published,
+    verify_published,
+)
+from peerdg.data.check import DomainReport, check_root
+from peerdg.data.domain import Splits
+from peerdg.data.registry import BENCHMARKS
+from peerdg.data.settings import VlcsSettings
+from peerdg.errors import DataError
+
+_CLASSES = BENCHMARKS["vlcs"].classes
+
+LAYOUT = Layout(
+    info=BENCHMARKS["vlcs"],
+    counts={"caltech": (1415,), "labelme": (2656,), "sun09": (3282,), "voc2007": (3376,)},
+    wrappers=("VLCS",),
+    class_folders={str(label): name for label, name in enumerate(_CLASSES)},
+    split_folders=("train", "crossval", "test"),
+    whole_folder="full",
+)
+# For learning (train and crossval) and for test.
+_PARTS = {
+    "caltech": (991, 424), "labelme": (1859, 797), "sun09": (2297, 985), "voc2007": (2363, 1013)
+}  # fmt: skip
+_TENTH = 0.1
+
+
+def load(
+    settings: VlcsSettings, *, root: Path | None, targets: Sequence[str] | None = None
+) -> Splits:
+    """The chosen source and targets; see `load_published`."""
+    return load_published(
+        LAYOUT,
+        root,
+        source=settings.source,
+        targets=targets,
+        learn=partial(_learn, settings),
+        judge=partial(_judge, settings),
+    )
+
+
+def verify(root: Path | None) -> list[DomainReport]:
+    """What is there of every domain, and of its splits where it has any."""
+    return verify_published(LAYOUT, check_root(root), _verify_splits)
+
+
+def _learn(settings: VlcsSettings, place: Place) -> tuple[Rows, Rows | None]:
+    if settings.split == "random":
+        return place.random(settings.split_seed)
+    learning = _official(place, "train", "crossval")
+    if settings.validation == "tenth":
+        part = place._replace(items=[place.items[row] for row in learning])
+        kept, tenth = part.random(settings.split_seed, fraction=_TENTH)
+        return [learning[row] for row in kept], [learning[row] for row in tenth]
+    crossval = place.in_folder("crossval")
+    if not crossval:
+        raise DataError(
+            f"{place.folder} has no crossval images to validate on.",
+            hint="Choose --vlcs.validation tenth.",
+        )
+    return place.in_folder("train"), crossval
+
+
+def _judge(settings: VlcsSettings, place: Place) -> Rows:
+    if settings.test == "random":
+        return place.random(settings.split_seed)[0]
+    return place.everything if settings.test == "all" else _official(place, "test")
+
+
+def _official(place: Place, *splits: str) -> list[int]:
+    rows = place.in_folder(*splits)
+    if not rows:
+        raise DataError(
+            f"{place.folder} has no {splits[0]} folder, so the published 70/30 split is not known.",
+            hint="Choose --vlcs.split random --vlcs.test all, or get the release with splits.",
+        )
+    return rows
+
+
+def _verify_splits(place: Place) -> list[DomainReport]:
+    learning, test = place.in_folder("train", "crossval"), place.in_folder("test")
+    if not learning and not test:
+        return []
+    expected = _PARTS[place.name]
+    return [
+        count_report(place, "train + crossval", len(learning), expected[0]),
+        count_report(place, "test", len(test), expected[1]),
+    ]

@@ -1,0 +1,54 @@
+"""Small files in the layouts in which PACS, Office-Home, VLCS and Terra Incognita are published."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def colour_of(domain: str, label: int, number: int) -> tuple[int, int, int]:
+    """The one colour of an image, from which a test reads what the image is."""
+    return sum(domain.encode()) % 256, 20 * label + 5, 10 * number + 5
+
+
+def write_image(path: Path, colour: tuple[int, int, int], *, side: int = 8) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (side, side), colour).save(path)
+
+
+def write_domain(
+    folder: Path, domain: str, classes, *, each: int = 5, prefix: str = "", first: int = 0
+) -> None:
+    """`each` PNG images of every class; `classes` are folder names in label order."""
+    for label, name in enumerate(classes):
+        for number in range(first, first + each):
+            path = folder / name / f"{prefix}{number:02d}.png"
+            write_image(path, colour_of(domain, label, number))
+
+
+def labels_by_colour(domain) -> list[int]:
+    """The label that each image's colour stands for."""
+    return ((domain.images[:, 1].float().mean((1, 2)) - 5) / 20).round().long().tolist()
+
+
+def numbers_of(domain) -> list[int]:
+    """The number of each image within its class."""
+    return ((domain.images[:, 2].float().mean((1, 2)) - 5) / 10).round().long().tolist()
+
+
+def expect(monkeypatch, module, **counts) -> None:
+    """Let the module's set have these published numbers of images."""
+    published = {name: (counts.get(name, 0),) for name in module.LAYOUT.counts}
+    monkeypatch.setattr(module, "LAYOUT", replace(module.LAYOUT, counts=published))
+
+
+def domainbed_split(count: int, seed: int, position: int) -> tuple[list[int], list[int]]:
+    """DomainBed's partition, after its published code: kept and held-out rows."""
+    text = f"({seed}, {position})"
+    state = np.random.RandomState(int(hashlib.md5(text.encode()).hexdigest(), 16) % (2**31))
+    keys = list(range(count))
+    state.shuffle(keys)
+    held = int(count * 0.2)
+    return sorted(keys[held:]), sorted(keys[:held])
