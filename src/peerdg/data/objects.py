@@ -1,0 +1,224 @@
+"""Data that is already in Python becomes a `Domain`: tensors, arrays, datasets of other libraries.
+
+Datasets are recognised by what they can do, not by their type, so neither torchvision nor
+Hugging Face's `datasets` is imported here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from peerdg.data.decode import decode_image
+from peerdg.data.domain import Domain
+from peerdg.data.images import SIDE, to_pixels
+from peerdg.data.progress import listener
+from peerdg.errors import DataError
+
+_Pairs = Callable[[], Iterator[tuple[Any, int]]]
+_ALLOWED = (
+    "Give a Domain, a pair (images, labels) of tensors or arrays, a dataset whose items are "
+    "(image, label), or a Hugging Face dataset with an image and a label column."
+)
+
+
+def as_domain(
+    data: Any,
+    *,
+    name: str = "source",
+    classes: Sequence[str] | None = None,
+    size: int | None = None,
+) -> Domain:
+    """`data` as a domain.
+
+    Args:
+        data: A `Domain`; a pair `(images, labels)` of tensors or arrays; a dataset with a length
+            whose items are `(image, label)`, such as torchvision's; or a Hugging Face dataset.
+        name: The domain's name; a `Domain` keeps its own.
+        classes: Class names in label order; default: what the dataset says, else the numbers.
+        size: Side of the square images; None keeps images that share one square size of at most
+            256 pixels, and makes all others 256. Pairs of tensors are never resized.
+
+    Raises:
+        DataError: If it is none of these, or an image or label cannot be used.
+    """
+    if isinstance(data, Domain):
+        return data
+    if isinstance(data, Mapping) and not _is_hugging_face(data):
+        parts = ", ".join(map(str, list(data)[:5]))
+        raise DataError(
+            f"A collection of several data sets was given ({parts}).",
+            hint="Give one of them, e.g. data['train'].",
+        )
+    if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[0]):
+        return _from_arrays(data[0], data[1], name, classes)
+    if _is_hugging_face(data):
+        pairs, known = _hugging_face_pairs(data, name)
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        pairs, known = _dataset_pairs(data, name), _class_names(data)
+    else:
+        raise DataError(f"A {type(data).__name__} cannot become a domain.", hint=_ALLOWED)
+    if len(data) == 0:
+        raise DataError(f"Domain '{name}' has no images.")
+    return _from_pairs(pairs, len(data), name, classes or known, size)
+
+
+def _from_arrays(images: Any, labels: Any, name: str, classes: Sequence[str] | None) -> Domain:
+    """Images `[N, 3, H, W]`, `[N, H, W, 3]` or `[N, H, W]`, 0..255 or 0..1."""
+    pixels = _tensor(images)
+    if pixels.ndim == 3:
+        pixels = pixels.unsqueeze(1)  # grey
+    if pixels.ndim == 4 and pixels.shape[1] not in (1, 3) and pixels.shape[3] in (1, 3):
+        pixels = pixels.permute(0, 3, 1, 2)
+    if pixels.ndim == 4 and pixels.shape[1] == 1:
+        pixels = pixels.expand(-1, 3, -1, -1)
+    numbers = _tensor(labels)
+    if numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise DataError(f"Domain '{name}': labels are {numbers.dtype}, not whole numbers.")
+    numbers = numbers.long().flatten()
+    return Domain(
+        name=name,
+        classes=_names(classes, numbers),
+        images=_as_bytes(pixels, name).contiguous(),
+        labels=numbers.contiguous(),
+    )
+
+
+def _from_pairs(
+    pairs: _Pairs, count: int, name: str, classes: Sequence[str] | None, size: int | None
+) -> Domain:
+    """One image after the other, straight into the tensor that will hold them all."""
+    told = listener()
+    side = _common_size(pairs, name) if size is None else size
+    images = np.empty((count, 3, side, side), np.uint8)
+    labels = torch.empty(count, dtype=torch.int64)
+    for row, (image, label) in enumerate(pairs()):
+        images[row] = to_pixels(_picture(image, f"image {row} of '{name}'"), side)
+        labels[row] = label
+        told("decoding", row + 1, count)
+    return Domain(name, _names(classes, labels), torch.from_numpy(images), labels)
+
+
+def _common_size(pairs: _Pairs, name: str) -> int:
+    """The one small square size that all images share, or 256; stops at the first other size."""
+    first: tuple[int, int] | None = None
+    for row, (image, _) in enumerate(pairs()):
+        size = _picture(image, f"image {row} of '{name}'").size
+        first = first or size
+        if size != first or size[0] != size[1] or size[0] > SIDE:
+            return SIDE
+    return first[0] if first else SIDE
+
+
+def _picture(image: Any, name: str) -> Image.Image:
+    """Whatever a dataset calls an image, upright and RGB."""
+    if isinstance(image, Mapping):  # Hugging Face, undecoded
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, str):
+        image = Path(image)
+    if isinstance(image, Image.Image | Path | bytes):
+        return decode_image(image, name=name)
+    if _is_array(image):
+        pixels = _tensor(image)
+        if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
+            pixels = pixels.permute(1, 2, 0)
+        if pixels.ndim == 3 and pixels.shape[2] == 1:
+            pixels = pixels.squeeze(2)
+        if pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)):
+            return decode_image(Image.fromarray(_as_bytes(pixels, name).numpy()), name=name)
+    raise DataError(f"{name} is a {_described(image)}.", hint="Give PIL images or uint8 tensors.")
+
+
+def _as_bytes(pixels: Tensor, name: str) -> Tensor:
+    if pixels.dtype == torch.uint8:
+        return pixels
+    if pixels.is_floating_point() and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 1:
+        return (pixels * 255).round().to(torch.uint8)
+    raise DataError(
+        f"{name}: values are {pixels.dtype} and not within 0..1.",
+        hint="Give uint8 values 0..255 or floats 0..1; leave normalisation to the model.",
+    )
+
+
+def _dataset_pairs(data: Any, name: str) -> _Pairs:
+    def pairs() -> Iterator[tuple[Any, int]]:
+        for row in range(len(data)):
+            item = data[row]
+            if not isinstance(item, tuple | list) or len(item) < 2:
+                raise DataError(f"Item {row} of '{name}' is a {_described(item)}.", hint=_ALLOWED)
+            yield item[0], _whole_number(item[1], f"label {row} of '{name}'")
+
+    return pairs
+
+
+def _hugging_face_pairs(data: Any, name: str) -> tuple[_Pairs, Sequence[str] | None]:
+    kinds = {column: type(kind).__name__ for column, kind in data.features.items()}
+    image = _column(kinds, "Image", ("image", "img", "picture"), name)
+    label = _column(kinds, "ClassLabel", ("label", "labels", "class", "target"), name)
+
+    def pairs() -> Iterator[tuple[Any, int]]:
+        for row in range(len(data)):
+            item = data[row]
+            yield item[image], _whole_number(item[label], f"label {row} of '{name}'")
+
+    names = getattr(data.features[label], "names", None)
+    return pairs, names
+
+
+def _column(kinds: Mapping[str, str], kind: str, names: Sequence[str], domain: str) -> str:
+    """The one column of that kind, else one with a usual name."""
+    found = [column for column, there in kinds.items() if there == kind]
+    found = found if len(found) == 1 else [n for n in names if n in (found or kinds)]
+    if not found:
+        raise DataError(
+            f"'{domain}' has no column of type {kind}; its columns are {', '.join(kinds)}.",
+            hint=f"Rename the right one to '{names[0]}'.",
+        )
+    return found[0]
+
+
+def _class_names(data: Any) -> Sequence[str] | None:
+    """`.classes` of a dataset, or of the one that a `Subset` is part of."""
+    while data is not None:
+        names = getattr(data, "classes", None)
+        if names is not None:
+            return [str(known) for known in names]
+        data = getattr(data, "dataset", None)
+    return None
+
+
+def _names(classes: Sequence[str] | None, labels: Tensor) -> tuple[str, ...]:
+    if classes is not None:
+        return tuple(classes)
+    return tuple(map(str, range(int(labels.max()) + 1))) if labels.numel() else ()
+
+
+def _whole_number(label: Any, name: str) -> int:
+    if isinstance(label, Tensor | np.ndarray | np.generic) and np.prod(label.shape) == 1:
+        label = label.item()
+    if isinstance(label, bool) or not isinstance(label, int):
+        raise DataError(f"{name} is {label!r:.60}, not a whole number.")
+    return label
+
+
+def _tensor(values: Any) -> Tensor:
+    if isinstance(values, np.ndarray):  # torch takes neither read-only nor reversed arrays
+        values = np.require(values, requirements=["C", "W"])
+    return torch.as_tensor(values).detach().cpu()
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _is_hugging_face(data: Any) -> bool:
+    return hasattr(data, "column_names") and isinstance(getattr(data, "features", None), Mapping)
+
+
+def _described(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    return f"{type(value).__name__}{shape}"
