@@ -1,43 +1,33 @@
-"""Run every benchmark, print a table with ratios, write `results/benchmarks/latest.json`."""
+"""`python -m benchmarks [NAME...]`: measure, print, keep the results, write the table of the docs.
 
-import json
-import platform
-from dataclasses import asdict
-from pathlib import Path
+Without names everything is measured, one benchmark after the other, each in its own process; that
+takes about a quarter of an hour on two cores. Nothing else should run meanwhile.
+"""
 
-import torch
+import importlib
+import subprocess
+import sys
 
-from benchmarks import randaugment, step
-from benchmarks.measure import Timing
+from benchmarks.table import show, write_page
+from peerdg.train.hardware import use_huge_pages
 
-
-def show(title: str, timings: dict[str, Timing], *, floor: str) -> None:
-    """One block: each contender's time, and its ratio to the floor."""
-    print(f"\n{title}")
-    for name, timing in timings.items():
-        ratio = timing.median / timings[floor].median
-        print(f"  {name:<22}{timing}   {ratio:6.2f} x {floor}")
+NAMES = ("epoch", "photos", "augmentation", "evaluation", "startup", "scaling", "folder")
 
 
 def main() -> None:
-    """Measure, print, save."""
-    threads = torch.get_num_threads()
-    print(f"torch {torch.__version__}, {threads} threads, {platform.processor() or 'CPU'}")
-    results = {"Digits CNN step, batch 128": step.measure()}
-    show("Digits CNN step, batch 128", results["Digits CNN step, batch 128"], floor="bare step")
-    for size, batch in ((32, 128), (224, 16)):
-        title = f"RandAugment, {size} px, {batch} images"
-        results[title] = randaugment.measure(size, batch)
-        show(title, results[title], floor="peerdg, batched")
-    record = {
-        "torch": torch.__version__,
-        "threads": threads,
-        "platform": platform.platform(),
-        "seconds": {t: {n: asdict(v) for n, v in r.items()} for t, r in results.items()},
-    }
-    path = Path("results/benchmarks/latest.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    """Measure the benchmarks named on the command line, or all."""
+    names = sys.argv[1:] or NAMES
+    if unknown := [name for name in names if name not in NAMES]:
+        sys.exit(f"Unknown benchmark '{unknown[0]}'. Known: {', '.join(NAMES)}.")
+    use_huge_pages()  # as the command does
+    for name in names:
+        if len(names) > 1:
+            subprocess.run([sys.executable, "-m", "benchmarks", name], check=True)
+        else:
+            found = importlib.import_module(f"benchmarks.{name}").run()
+            print(show(found))
+            found.save()
+    write_page()
 
 
 if __name__ == "__main__":

@@ -32,11 +32,13 @@ from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
-from peerdg.models.stored import load_stored, load_weights, save_model
+from peerdg.models.names import check_backbone, has_normalisation
+from peerdg.models.pretrained import initialise
+from peerdg.models.stored import load_stored, save_model
 from peerdg.rng import seeded
+from peerdg.train.hardware import has_bf16
 from peerdg.train.keeper import Keeper
 from peerdg.train.loop import Evaluate, Phase, run_phase
-from peerdg.train.memory import keep_freed_memory
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.profile import profiled
 from peerdg.train.progress import Progress
@@ -76,7 +78,7 @@ def execute(
     began = time.perf_counter()
     device = _device(config)
     splits = splits or load_splits(config)
-    for note in notes(config):
+    for note in (*notes(config), *_precision_notes(config, device)):
         warnings.warn(note, PeerdgWarning, stacklevel=2)
     _check_batches(config, splits.train)
     with seeded(config.seed, "init", "model"):
@@ -90,7 +92,6 @@ def execute(
     run.begin()
     _check_manifest(config, run, splits)
     run.failure_file.unlink(missing_ok=True)
-    keep_freed_memory()
     keeper = Keeper(run, minutes=config.checkpoint_minutes, keep_snapshots=config.keep_snapshots)
     for problem in keeper.problems:
         warnings.warn(problem, PeerdgWarning, stacklevel=2)
@@ -170,26 +171,26 @@ def build_method(config: RunConfig, model: Classifier, source: Source) -> Method
     return kind.build(model, config.method_settings, surroundings)
 
 
-def build_model(config: RunConfig, classes: tuple[str, ...]) -> Classifier:
-    """The configured network, with its initial weights."""
-    mean, std = benchmark(config.benchmark).normalisation(config.data)
+def build_model(
+    config: RunConfig, classes: tuple[str, ...], *, note: Callable[[str], None] | None = None
+) -> Classifier:
+    """The configured network, with its initial weights.
+
+    Args:
+        config: The run's description.
+        classes: Class names in label order.
+        note: Is told in a sentence which weights were loaded.
+    """
+    check_backbone(config.backbone, config.weights)
+    mean, std = None, None  # the backbone's: its weights expect no other
+    if not has_normalisation(config.backbone):
+        mean, std = benchmark(config.benchmark).normalisation(config.data)
     model = build_classifier(config.backbone, classes=classes, mean=mean, std=std)
-    if config.weights == "imagenet":
-        raise ConfigError(
-            f"There are no ImageNet weights for {config.backbone}.", hint="Use --weights none."
-        )
-    if config.weights != "none":
-        path = Path(config.weights)
-        weights, own = load_weights(path), model.state_dict()
-        missing, unknown = own.keys() - weights.keys(), weights.keys() - own.keys()
-        wrong = [k for k in own.keys() & weights.keys() if own[k].shape != weights[k].shape]
-        if missing or unknown or wrong:
-            raise ConfigError(
-                f"{path} does not fit {config.backbone}: {len(missing)} weights are missing, "
-                f"{len(unknown)} are unknown, {len(wrong)} have another shape.",
-                hint="Give weights of the same backbone and number of classes.",
-            )
-        model.load_state_dict(weights)
+    report = initialise(model, config.backbone, config.weights)
+    if report.unused:  # perhaps the weights of a larger relative of the network
+        warnings.warn(str(report), PeerdgWarning, stacklevel=2)
+    elif note is not None:
+        note(str(report))
     return model
 
 
@@ -305,6 +306,15 @@ def _check_batches(config: RunConfig, source: Domain) -> None:
 def _space_needed(model: Classifier) -> int:
     """Three checkpoints of proxy, task model and two moments."""
     return 3 * 4 * sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _precision_notes(config: RunConfig, device: torch.device) -> list[str]:
+    if config.precision == "float32" or has_bf16(device):
+        return []
+    return [
+        f"{str(device).upper()} has no bfloat16 arithmetic here; --precision bf16 is emulated and "
+        "can be ten times slower. Use --precision float32."
+    ]
 
 
 def _device(config: RunConfig) -> torch.device:

@@ -14,6 +14,7 @@ from peerdg.methods.randaugment import RandAug
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.settings.randaugment import Settings as RandAugSettings
 from peerdg.models.averaging import recalibrate
+from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier, tiny_domain
 
@@ -130,6 +131,31 @@ def test_cached_and_recomputed_task_features_give_bitwise_equal_training(views):
     assert recomputed._features is None
     assert torch.equal(weights(cached.proxy), weights(recomputed.proxy))
     assert torch.equal(weights(cached.task), weights(recomputed.task))
+
+
+def test_cached_and_recomputed_features_give_bitwise_equal_training_of_the_digits_cnn():
+    """Not only of a tiny network: kernels may choose another order of sums for another batch."""
+    images = torch.randint(0, 256, (96, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.arange(96) % 10
+    trained = []
+    for cached in (True, False):
+        torch.manual_seed(0)
+        model = build_classifier("digits-cnn", classes=tuple("0123456789"))
+        settings = Settings(k=1, cache_features=cached)
+        peer = PEER(model, settings, augment=Policy(seed=3), clean=images.split(40))
+        adam = torch.optim.Adam([p for p in peer.parameters() if p.requires_grad], lr=1e-3)
+        for epoch in range(3):
+            peer.start_epoch(epoch)
+            for step, rows in enumerate(torch.arange(96).split(32)):
+                batch = Batch(images[rows], labels[rows], index=rows, seed=10 * epoch + step)
+                adam.zero_grad()
+                peer.loss(batch)["loss"].backward()
+                adam.step()
+            peer.end_epoch(epoch)
+        assert (peer._features is not None) == cached
+        trained.append(peer)
+    for name, value in trained[0].state_dict().items():
+        assert torch.equal(value, trained[1].state_dict()[name]), name
 
 
 def test_cached_features_are_renewed_with_the_task_model():

@@ -1,0 +1,144 @@
+"""What takes turns in the benchmarks of the training step: the floor, PEER, and the reference."""
+
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from peerdg.augment.policy import Policy
+from peerdg.data.domain import Domain
+from peerdg.methods.peer import PEER
+from peerdg.methods.settings.peer import Settings
+from peerdg.models.backbones import build_classifier
+from peerdg.train.guard import Guard
+from peerdg.train.optim import make_optimizer
+from peerdg.train.order import epoch_order
+from peerdg.train.settings import PhaseSettings, TransformSettings
+from peerdg.train.source import Source
+from peerdg.train.state import TrainState
+from peerdg.train.step import train_step
+
+
+def random_domain(images: int, side: int, classes: int = 10) -> Domain:
+    """Images without meaning, as stored."""
+    generator = torch.Generator().manual_seed(0)
+    return Domain(
+        "random",
+        tuple(map(str, range(classes))),
+        torch.randint(0, 256, (images, 3, side, side), dtype=torch.uint8, generator=generator),
+        torch.randint(classes, (images,), generator=generator),
+    )
+
+
+class Floor:
+    """The bare step: forward, backward and fused Adam on two views already in memory.
+
+    Args:
+        backbone: The network.
+        batch: Images per view.
+        side: Their side.
+        task_forward: Also the task model's forward pass on one view, which PEER cannot avoid when
+            the clean view is random.
+    """
+
+    def __init__(self, backbone: str, batch: int, side: int, *, task_forward: bool = False) -> None:
+        self.model = build_classifier(backbone, classes=tuple("0123456789"))
+        self.task = build_classifier(backbone, classes=tuple("0123456789")).eval()
+        self.adam = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
+        views = torch.rand(2 * batch, 3, side, side)
+        self.views = views.to(memory_format=torch.channels_last)
+        self.labels = torch.randint(10, (2 * batch,))
+        self.task_forward = task_forward
+        self.model.train()
+
+    def step(self) -> None:
+        """One step."""
+        self.adam.zero_grad()
+        if self.task_forward:
+            with torch.no_grad():
+                self.task.features(self.views[: len(self.views) // 2])
+        F.cross_entropy(self.model(self.views), self.labels).backward()
+        self.adam.step()
+
+
+class Trained:
+    """PEER as `peerdg train` runs it, without evaluation.
+
+    Args:
+        domain: The source.
+        backbone: The network.
+        batch: Images per step.
+        num_ops: Operations of the augmentation.
+        transform: The base transform.
+        head: Layers and width of the projection head.
+        k: Epochs of a period.
+    """
+
+    def __init__(
+        self,
+        domain: Domain,
+        backbone: str,
+        batch: int,
+        *,
+        num_ops: int = 2,
+        transform: TransformSettings | None = None,
+        head: tuple[int, int] = (2, 128),
+        k: int = 10,
+    ) -> None:
+        self.source = Source(domain, transform)
+        settings = Settings(k=k, head_layers=head[0], head_dim=head[1])
+        policy = Policy.named("fixed", num_ops=num_ops, magnitude=9)
+        model = build_classifier(backbone, classes=domain.classes)
+        clean = self.source.clean if self.source.repeats else None
+        self.method = PEER(model, settings, augment=policy, clean=clean)
+        self.method.train()
+        self.method.start_epoch(0)
+        self.phase = PhaseSettings(batch_size=batch)
+        self.state = TrainState("train", self.method, make_optimizer(self.method, self.phase))
+        self.guard = Guard(self.state)
+        self.order: list[Tensor] = epoch_order(self.phase, len(domain), 0, "train", 0)
+
+    def step(self) -> None:
+        """One step."""
+        number = self.state.step
+        rows, key = self.order[number % len(self.order)], ("train", 0, number)
+        terms = train_step(self.state, self.source, rows, guard=self.guard, seed=0, key=key)
+        self.state.add_terms(terms)
+        self.state.step += 1
+
+    def refresh(self) -> None:
+        """What PEER does once in k epochs: snapshot, average, features of all clean images."""
+        self.method.end_epoch(self.method.settings.k * (int(self.method.average.count) + 1) - 1)
+        self.method.start_epoch(0)
+
+
+class ReferenceProcess:
+    """The reference loop in a process of its own, so that nothing of ours helps or hinders it."""
+
+    def __init__(self, steps: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.reference", str(steps)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def epoch(self) -> None:
+        """One pass; returns when it is done."""
+        assert self.process.stdin is not None  # noqa: S101  (narrows the type)
+        assert self.process.stdout is not None  # noqa: S101  (narrows the type)
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.process.stdout.readline()
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
+
+def flops(step: Floor) -> float:
+    """Floating-point operations of a step, counted by torch."""
+    with FlopCounterMode(display=False) as counter:
+        step.step()
+    return float(counter.get_total_flops())

@@ -1,0 +1,83 @@
+"""A whole epoch of PEER on Digits against its floor and against a plain reference loop.
+
+Contenders take turns in blocks of steps. What PEER does once in k epochs is measured by itself and
+added in its share.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.contenders import Floor, ReferenceProcess, Trained, flops, random_domain
+from benchmarks.measure import Rounds, rounds
+from benchmarks.record import Found, Row, milliseconds, ratio
+
+IMAGES, BATCH, K, BLOCK, SGEMM = 10_000, 128, 10, 12, 2048
+STEPS = IMAGES // BATCH
+
+
+def run(repeats: int = 24, blocks: int = 7) -> Found:
+    """Measure: single steps taking turns, then whole blocks against the reference."""
+    domain = random_domain(IMAGES, 32)
+    floor = Floor("digits-cnn", BATCH, 32)
+    two, four = (Trained(domain, "digits-cnn", BATCH, num_ops=n, k=K) for n in (2, 4))
+    a = torch.randn(SGEMM, SGEMM)
+    steps = rounds(
+        {"sgemm": lambda: a @ a, "floor": floor.step, "peer": two.step, "peer4": four.step},
+        repeats=repeats,
+    )
+    refresh = rounds({"refresh": two.refresh}, repeats=3)["refresh"]
+    reference = ReferenceProcess(BLOCK)
+    contenders = {"reference": reference.epoch, "peer": lambda: _block(two.step)}
+    against = rounds(contenders, repeats=blocks)
+    reference.close()
+    share = refresh.median / (K * STEPS)  # of each step, in what a period does once
+    return Found(
+        "epoch",
+        "An epoch on Digits",
+        f"{IMAGES:,} images of 32 px, Digits CNN, batch {BATCH}, k = {K}, operations of magnitude "
+        f"9; {repeats} steps each, taking turns, and {blocks} blocks of {BLOCK} steps against the "
+        "reference loop. The floor is forward, backward and fused Adam on two views already in "
+        "memory; an epoch of PEER has its share of what is done once in k epochs. Ratios are taken "
+        "within each turn.",
+        [
+            milliseconds("bare step (floor)", steps["floor"]),
+            milliseconds("PEER step", steps["peer"]),
+            milliseconds(f"snapshot and task features, once in {K} epochs", refresh),
+            Row("PEER epoch", f"{STEPS * (steps['peer'].median + share):.1f} s"),
+            *_floor_rows(steps, share),
+            ratio(
+                "reference loop / PEER epoch",
+                against.plus("epoch", of="peer", seconds=BLOCK * share).ratio("reference", "epoch"),
+                "at least 1.6",
+            ),
+            *_speed_rows(steps, share, flops(floor)),
+        ],
+        raw={"steps": steps.seconds, "blocks": against.seconds, "refresh": refresh.median},
+    )
+
+
+def _block(step: Callable[[], None]) -> None:
+    for _ in range(BLOCK):
+        step()
+
+
+def _floor_rows(steps: Rounds, share: float) -> list[Row]:
+    steps = steps.plus("two", of="peer", seconds=share).plus("four", of="peer4", seconds=share)
+    return [
+        ratio("PEER epoch / floor, 2 operations", steps.ratio("two", "floor"), "at most 1.05"),
+        ratio("PEER epoch / floor, 4 operations", steps.ratio("four", "floor")),
+    ]
+
+
+def _speed_rows(steps: Rounds, share: float, operations: float) -> list[Row]:
+    """`operations` are the floating-point operations of a bare step."""
+    peak = 2 * SGEMM**3 / steps["sgemm"].median
+    bare = operations / steps["floor"].median
+    peer = operations / (steps["peer"].median + share)
+    return [
+        Row(f"sgemm peak, {SGEMM} x {SGEMM}", f"{peak / 1e9:.0f} GFLOPS"),
+        Row("bare step", f"{bare / 1e9:.0f} GFLOPS", f"{operations / 1e9:.1f} GFLOP each"),
+        Row("bare step / sgemm peak", f"{bare / peak:.2f}", "", "at least 0.65"),
+        Row("PEER, counting the bare step's operations", f"{peer / 1e9:.0f} GFLOPS"),
+    ]
