@@ -7,7 +7,9 @@ from tests.conftest import tiny_classifier, tiny_domain
 
 
 def test_counts_equal_a_plain_loop_over_images(monkeypatch):
-    monkeypatch.setattr(accuracy, "images_per_pass", lambda side: 7)  # an uneven last batch must count in full
+    monkeypatch.setattr(
+        accuracy, "images_per_pass", lambda side: 7
+    )  # an uneven last batch must count in full
     model, domain = tiny_classifier(), tiny_domain(n=24)
     correct, loss = 0, 0.0
     model.eval()
