@@ -103,7 +103,8 @@ def _read_parquet(file: Path) -> Iterator[_Row]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ConfigError(
-            f"Reading {file.name} needs pyarrow.", hint="pip install pyarrow, or give a CSV list."
+            f"Reading {file.name} needs pyarrow.",
+            hint="pip install 'peerdg[parquet]', or give a CSV list.",
         ) from error
     try:
         table = parquet.read_table(file)
