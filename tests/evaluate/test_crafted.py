@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -227,3 +229,13 @@ def test_the_two_fold_score_is_the_mean_of_ten_honest_values():
     del first["edges"]
     with pytest.raises(ConfigError, match="lacks the accuracy on edges"):
         two_fold_score(first, second)
+
+
+def test_the_documentation_lists_every_operation_of_every_family():
+    page = Path(__file__).parents[2] / "docs" / "crafted-validation.md"
+    for family in FAMILIES:
+        row = next(
+            line for line in page.read_text().splitlines() if line.startswith(f"| {family} |")
+        )
+        listed = row.split("|")[2].strip().split(", ")
+        assert listed == [operation.name for operation in sets.operations(family)]

@@ -65,7 +65,7 @@ def selection_section(runs: Sequence[RunResult]) -> list[str]:
     lines = ["## Model selection", ""]
     if has_targets:
         lines += [selection_table(runs).markdown()]
-    lines += [*(f"- {rule}: {meaning}." for rule, meaning in RULES.items()), ""]
+    lines += [f"- {rule}: {meaning}." for rule, meaning in RULES.items()]
     lines += [f"- {sentence}" for sentence in settings_findings(runs)]
     if any(run.crafted for run in runs):
         lines += [
@@ -76,7 +76,7 @@ def selection_section(runs: Sequence[RunResult]) -> list[str]:
             "",
             crafted_table(runs).markdown(),
         ]
-    return [*lines, "### Chosen epochs", "", choices_table(runs).markdown()]
+    return [*lines, "", "### Chosen epochs", "", choices_table(runs).markdown()]
 
 
 def settings_findings(runs: Sequence[RunResult]) -> list[str]:
