@@ -33,7 +33,7 @@ def test_normalisation_is_part_of_the_model():
 def test_any_network_with_a_last_linear_layer_becomes_a_classifier():
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 2))
-    model = Classifier.from_module(body, classes=("cat", "dog"))
+    model = Classifier.from_module(body, classes=("cat", "dog"), image_size=2)
     x = torch.rand(5, 3, 2, 2)
     assert model.feature_dim == 6
     torch.testing.assert_close(model(x), body(x))
@@ -43,6 +43,71 @@ def test_any_network_with_a_last_linear_layer_becomes_a_classifier():
 def test_a_network_without_linear_head_is_refused():
     with pytest.raises(ConfigError, match="no linear layer"):
         Classifier.from_module(nn.Conv2d(3, 2, 1), classes=("a", "b"))
+
+
+class Odd(nn.Module):
+    """Layers declared in another order than they are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Linear(6, 2)
+        self.body = nn.Linear(12, 6)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.logits(self.body(x.flatten(1)).relu())
+
+
+def test_the_head_is_the_layer_that_gives_the_output_not_the_one_declared_last():
+    network = Odd()
+    model = Classifier.from_module(network, classes=("a", "b"), image_size=2)
+    assert torch.equal(model.head.weight, network.logits.weight)
+    x = torch.rand(5, 3, 2, 2)
+    torch.testing.assert_close(model(x), network(x))
+
+
+@pytest.mark.parametrize(
+    "last", [nn.Softmax(1), nn.ReLU(), nn.ReLU(inplace=True), nn.Linear(2, 2).requires_grad_(False)]
+)
+def test_a_network_with_something_after_its_last_layer_is_refused(last):
+    body = nn.Sequential(nn.Flatten(), nn.Linear(12, 2), last)
+    if isinstance(last, nn.Linear):
+        body.append(nn.LogSoftmax(1))
+    with pytest.raises(ConfigError, match="something follows") as error:
+        Classifier.from_module(body, classes=("a", "b"), image_size=2)
+    assert "logits" in str(error.value)
+
+
+def test_a_network_of_a_usual_image_size_is_tried_without_saying_the_size():
+    body = nn.Sequential(nn.Conv2d(3, 4, 28), nn.Flatten(), nn.Linear(4, 2))
+    assert Classifier.from_module(body, classes=("a", "b")).feature_dim == 4
+
+
+def test_a_network_of_another_image_size_asks_for_it():
+    body = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(ConfigError, match="image_size="):
+        Classifier.from_module(body, classes=("a", "b"))
+
+
+def test_a_network_with_several_outputs_is_refused():
+    class Two(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x), x
+
+    with pytest.raises(ConfigError, match="not a batch of logits"):
+        Classifier.from_module(
+            Two(nn.Flatten(), nn.Linear(12, 2)), classes=("a", "b"), image_size=2
+        )
+
+
+def test_looking_at_a_network_leaves_it_as_it_was():
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(3600, 2))
+    body[1].eval()
+    before = {name: value.clone() for name, value in body.state_dict().items()}
+    model = Classifier.from_module(body, classes=("a", "b"))
+    assert all(torch.equal(value, before[name]) for name, value in body.state_dict().items())
+    assert [part.training for part in model.encoder] == [True, False, True, True]
+    assert not any(part._forward_hooks for part in model.modules())
 
 
 def test_a_head_that_does_not_fit_the_classes_is_refused():

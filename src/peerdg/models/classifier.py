@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from peerdg.errors import ConfigError
+from peerdg.errors import ConfigError, DataError
+from peerdg.models.last_layer import find_last_layer
 
 
 class Classifier(nn.Module):
@@ -23,6 +24,7 @@ class Classifier(nn.Module):
         classes: Class names in the order of the logits.
         mean: Per-channel mean to subtract, on the scale 0..1.
         std: Per-channel scale to divide by.
+        image_size: Side of the only images it takes; None if it takes any.
     """
 
     mean: Tensor
@@ -36,6 +38,7 @@ class Classifier(nn.Module):
         classes: Sequence[str],
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
+        image_size: int | None = None,
     ) -> None:
         super().__init__()
         if head.out_features != len(classes):
@@ -45,6 +48,7 @@ class Classifier(nn.Module):
         self.encoder = encoder
         self.head = head
         self.classes = tuple(classes)
+        self.image_size = image_size
         # Not persistent: they are configuration, stored as text beside the weights.
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
@@ -58,21 +62,28 @@ class Classifier(nn.Module):
         classes: Sequence[str],
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
+        image_size: int | None = None,
     ) -> "Classifier":
         """Make a classifier of any network whose last linear layer gives the logits.
 
         The layer becomes the head; what feeds it becomes the encoder. Nothing may follow the layer,
-        no softmax either: its output must be the network's. The module is copied.
+        no softmax either: a few random images are shown to the network to make sure that the
+        layer's output is the network's. The module is copied.
+
+        Args:
+            module: The network, from images `[B, 3, H, W]` to logits.
+            classes: Class names in the order of the logits.
+            mean: Per-channel mean to subtract, on the scale 0..1.
+            std: Per-channel scale to divide by.
+            image_size: Side of images it takes, where it does not take one of the usual sizes.
+
+        Raises:
+            ConfigError: If no linear layer gives the network's output.
         """
-        linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-        if not linears or linears[-1] == "":
-            raise ConfigError(
-                f"{type(module).__name__} has no linear layer after its features.",
-                hint="Build peerdg.Classifier(encoder, head, classes=...) from its two parts.",
-            )
         encoder = copy.deepcopy(module)
-        head = encoder.get_submodule(linears[-1])
-        encoder.set_submodule(linears[-1], nn.Identity())
+        name = find_last_layer(encoder, image_size)
+        head = encoder.get_submodule(name)
+        encoder.set_submodule(name, nn.Identity())
         assert isinstance(head, nn.Linear)  # noqa: S101  (narrows the type; found as a Linear above)
         return cls(encoder, head, classes=classes, mean=mean, std=std)
 
@@ -92,7 +103,13 @@ class Classifier(nn.Module):
         return logits
 
     def _prepare(self, images: Tensor) -> Tensor:
-        dtype = self.head.weight.dtype
+        size, dtype = self.image_size, self.head.weight.dtype
+        if size is not None and images.shape[-2:] != (size, size):
+            raise DataError(
+                f"This network takes images of {size} x {size} pixels only, "
+                f"not {images.shape[-2]} x {images.shape[-1]}.",
+                hint=f"Resize the images to {size} pixels, or choose another --backbone.",
+            )
         if images.dtype == torch.uint8:
             images = images.to(dtype, memory_format=torch.channels_last).div_(255)
         images = images.to(dtype)

@@ -1,0 +1,105 @@
+"""Which backbones there are and what each needs of an image. Free of torch.
+
+So the command line can complete, list and check names before anything heavy is imported.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from peerdg.config import did_you_mean
+from peerdg.errors import ConfigError
+
+Channels = tuple[float, float, float]
+
+TIMM = "timm:"  # what stands before the name of a timm model
+IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_V1 = "IMAGENET1K_V1"  # the weights that the domain generalization literature starts from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backbone:
+    """One network.
+
+    Args:
+        title: One line for lists.
+        image_size: Side of the images it was designed for.
+        fixed_size: Whether it takes no other size.
+        normalisation: Mean and scale of its inputs; None takes those of the data set.
+        last_layer: What its last layer is called in files of the whole network; it is not used.
+        imagenet: The name of torchvision's weights that `--weights imagenet` stands for.
+    """
+
+    title: str
+    image_size: int = 224
+    fixed_size: bool = False
+    normalisation: tuple[Channels, Channels] | None = IMAGENET
+    last_layer: tuple[str, ...] = ("fc",)
+    imagenet: str | None = _V1
+
+
+BACKBONES: dict[str, Backbone] = {
+    "digits-cnn": Backbone(
+        title="two convolutions, two linear layers; the network of the Digits papers",
+        image_size=32,
+        normalisation=None,
+        last_layer=("fc3",),
+        imagenet=None,
+    ),
+    "digits-cnn-half": Backbone(
+        title="the same with half the width, a quarter of the arithmetic",
+        image_size=32,
+        normalisation=None,
+        last_layer=("fc3",),
+        imagenet=None,
+    ),
+    "alexnet": Backbone(title="torchvision's AlexNet, 4096 features", last_layer=("classifier.6",)),
+    "caffenet": Backbone(
+        title="AlexNet as trained with Caffe: groups, local response norm, 4096 features",
+        image_size=227,
+        last_layer=("classifier.fc8", "class_classifier", "jigsaw_classifier"),
+        imagenet=None,
+    ),
+    "squeezenet1_1": Backbone(
+        title="SqueezeNet 1.1, 512 features, 0.7 million weights", last_layer=("classifier.1",)
+    ),
+    "resnet18": Backbone(title="ResNet-18, 512 features"),
+    "resnet50": Backbone(title="ResNet-50, 2048 features"),
+    "vit_b_16": Backbone(
+        title="vision transformer ViT-B/16, 768 features, 224 pixels only",
+        fixed_size=True,
+        last_layer=("heads",),
+    ),
+    "regnet_y_16gf": Backbone(title="RegNetY-16GF, 3024 features, 81 million weights"),
+}
+
+
+def check_backbone(name: str, weights: str = "none") -> None:
+    """Refuse a backbone that cannot be built, or one without the ImageNet weights asked for.
+
+    Whether timm knows the name after `timm:` is only seen when the model is built.
+
+    Raises:
+        ConfigError: With the nearest name, or what to install.
+    """
+    if name.startswith(TIMM):
+        if find_spec("timm") is None:
+            raise ConfigError(
+                f"The backbone '{name}' needs timm, which is not installed.",
+                hint="Install the extra: pip install 'peerdg[timm]'.",
+            )
+        return
+    if name not in BACKBONES:
+        hint = did_you_mean(name, BACKBONES)
+        raise ConfigError(
+            f"Unknown backbone '{name}'.", hint=f"{hint} Or timm:NAME for any model of timm."
+        )
+    if weights == "imagenet" and BACKBONES[name].imagenet is None:
+        raise ConfigError(
+            f"There are no ImageNet weights for {name}.",
+            hint="Use --weights none, or give a file with --weights FILE.",
+        )
+
+
+def has_normalisation(name: str) -> bool:
+    """Whether the backbone's weights expect a mean and scale of their own."""
+    return name.startswith(TIMM) or BACKBONES[name].normalisation is not None

@@ -1,0 +1,81 @@
+"""A machine without a network is answered at once: which file is missing, and where it belongs."""
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from peerdg.cli.main import run
+from peerdg.errors import ConfigError
+from peerdg.models.names import BACKBONES
+from peerdg.models.pretrained import initialise
+from tests.models.files import build
+
+SECONDS = 5.0
+
+
+def refused(*_, **__):
+    raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+@pytest.fixture(params=["no name server", "a name server that never answers"])
+def offline(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """No name is resolved, and nothing is in the caches."""
+    released = threading.Event()
+
+    def hangs(*_, **__):
+        released.wait(60)
+        refused()
+
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", hangs if "never" in request.param else refused)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    yield tmp_path / "torch" / "hub" / "checkpoints"
+    released.set()
+
+
+def test_absent_weights_are_refused_within_seconds_with_the_file_and_its_place(offline):
+    model = build("resnet18", classes=2)
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as error:
+        initialise(model, "resnet18", "imagenet")
+    assert time.monotonic() - began < SECONDS
+    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in error.value.message
+    assert str(offline / "resnet18-f37072fd.pth") in error.value.hint
+    assert "--weights none" in error.value.hint
+    assert error.value.exit_code == 2
+    assert not offline.exists() or not list(offline.iterdir())
+
+
+def test_absent_weights_of_timm_are_refused_within_seconds(offline):
+    pytest.importorskip("timm")
+    model = build("timm:convnext_atto", classes=2)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"huggingface[.]co/timm/convnext_atto") as error:
+        initialise(model, "timm:convnext_atto", "imagenet")
+    assert time.monotonic() - began < SECONDS
+    assert "--weights none" in error.value.hint
+
+
+def test_the_command_ends_with_code_2(offline, tmp_path, capsys):
+    out = tmp_path / "run"
+    command = ["train", "digits-mini", "--backbone", "resnet18", "--weights", "imagenet"]
+    assert run([*command, "--digits-mini.train", "300", "--out", str(out)], debug=False) == 2
+    said = capsys.readouterr().err
+    assert "resnet18-f37072fd.pth" in said
+    assert "--weights none" in said
+    assert not out.exists() or not list(out.glob("model*"))
+
+
+def test_nothing_is_downloaded_unless_asked(monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket, "socket", never)
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    for name in (n for n, b in BACKBONES.items() if b.imagenet and n.startswith("squeeze")):
+        assert initialise(build(name, classes=2), name, "none").loaded == 0
