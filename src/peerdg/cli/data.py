@@ -43,7 +43,7 @@ def show_data(
     from peerdg.data.sheet import contact_sheet
     from peerdg.files import replace_atomically
 
-    splits = _load(name, root)
+    splits = load_data(name, root)
     domains = [splits.train, *splits.targets.values()]
     sheet = contact_sheet(domains)
     with replace_atomically(output) as temporary:
@@ -54,8 +54,9 @@ def show_data(
 def verify_data(name: str, /, *, root: Root = None) -> None:
     """Say for each domain what is there, what is missing, and where to get it.
 
-    Ends with code 5 if anything is damaged or the source domain is missing; missing targets are
-    reported, but one can work with what one has.
+    Ends with code 5 if anything is damaged, or there is nothing to learn on: the source domain is
+    missing, or every domain where any can be the source. Other missing domains are reported, but
+    one can work with what one has.
 
     Args:
         name: The data set.
@@ -63,7 +64,8 @@ def verify_data(name: str, /, *, root: Root = None) -> None:
     from peerdg.report.tables import plain_table
 
     data = benchmark(name)
-    _require_root(name, root)
+    if data.needs_root:
+        require_root(name, root)
     reports = data.verify(root)
     rows = [
         [f"{r.domain} {r.split}", r.status, _number(r.count), _number(r.expected),
@@ -81,36 +83,29 @@ def verify_data(name: str, /, *, root: Root = None) -> None:
     damaged = [r.domain for r in reports if r.status not in ("found", "missing")]
     if damaged:
         raise DataError(f"{name}: damaged or unexpected: {', '.join(damaged)}.")
-    needed = [r for r in reports if r.domain == data.source and not r.optional]
-    if any(r.status == "missing" for r in needed):
+    missing = [r.domain for r in reports if r.status == "missing" and not r.optional]
+    if hasattr(data.settings, "source"):  # any domain can be the source
+        if reports and all(r.status == "missing" for r in reports):
+            raise DataError(f"{name}: none of its domains is under {root}.")
+    elif data.source in missing:
         raise DataError(f"{name}: the source domain '{data.source}' is missing.")
 
 
-def prepare_data(name: str, /, *, root: Root = None) -> None:
-    """Decode a data set into the cache, so that the next training starts at once.
-
-    Args:
-        name: The data set.
-    """
-    from peerdg.data.cache import cache_folder
-
-    splits = _load(name, root)
-    for domain in (splits.train, *splits.targets.values()):
-        console.print(f"{domain.name}: {len(domain)} images", markup=False)
-    console.print(f"Ready in {cache_folder()}", markup=False, soft_wrap=True)
-
-
-def _load(name: str, root: Path | None) -> "Splits":
+def load_data(name: str, root: Path | None) -> "Splits":
+    """The set with its default switches."""
     data = benchmark(name)
-    _require_root(name, root)
+    if data.needs_root:
+        require_root(name, root)
     return data.load(data.settings(), root=root)
 
 
-def _require_root(name: str, root: Path | None) -> None:
-    if benchmark(name).needs_root and root is None:
+def require_root(name: str, root: Path | None) -> Path:
+    """The folder that the user gave, or an error that asks for it."""
+    if root is None:
         raise ConfigError(
             f"{name} needs the folder with its files.", hint="Give it with --root DIR."
         )
+    return root
 
 
 def _number(count: int | None) -> str:

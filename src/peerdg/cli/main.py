@@ -65,8 +65,11 @@ DATA_COMMANDS = {
         ("peerdg data verify digits --root ~/data/digits",),
     ),
     "prepare": (
-        "Decode a data set into the cache.",
-        ("peerdg data prepare digits --root ~/data/digits",),
+        "Unpack a data set's archives, or decode it into the cache.",
+        (
+            "peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS",
+            "peerdg data prepare digits --root ~/data/digits",
+        ),
     ),
 }
 
@@ -91,7 +94,8 @@ def make_app() -> App:
         help_epilogue=_examples(("peerdg data list",)),
     )
     for name, (summary, lines) in DATA_COMMANDS.items():
-        path = f"peerdg.cli.data:{name}_data"
+        module = "prepare" if name == "prepare" else "data"
+        path = f"peerdg.cli.{module}:{name}_data"
         data.command(path, name=name, help=summary, help_epilogue=_examples(lines))
     app.command(data)
     return app

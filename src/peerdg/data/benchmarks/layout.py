@@ -5,7 +5,7 @@ Names are compared without regard to case and separators: `Real World`, `real_wo
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,9 @@ class Layout:
         split_folders: Folders that may stand between a domain and its classes.
         whole_folder: A further one with the images of all splits, where each file's name starts
             with its split; it counts only where the others are not.
+        loose: Files that belong to the set beside its domains: a pattern of lower-case names, and
+            the folder under the root where they are expected.
+        arrange: Sorts what archives hold into folders of domains, where they have none.
     """
 
     info: Benchmark
@@ -38,6 +41,8 @@ class Layout:
     class_folders: Mapping[str, str] = field(default_factory=dict)
     split_folders: tuple[str, ...] = ()
     whole_folder: str | None = None
+    loose: Mapping[str, str] = field(default_factory=dict)
+    arrange: Callable[[Sequence[Path]], None] | None = None
 
 
 class Item(NamedTuple):

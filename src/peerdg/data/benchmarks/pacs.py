@@ -31,6 +31,7 @@ LAYOUT = Layout(
         "art_painting": (2048,), "cartoon": (2344,), "photo": (1670,), "sketch": (3929,)
     },
     wrappers=("PACS", "kfold", "images", "pacs_data"),
+    loose={"*_kfold.txt": "splits", "*.hdf5": "hdf5"},
 )  # fmt: skip
 # Images in the authors' lists for training and validation; the test list has all.
 LISTED = {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from peerdg.data.benchmarks.layout import Layout
 from peerdg.data.benchmarks.published import Place, Rows, load_published, verify_published
+from peerdg.data.benchmarks.terra_labels import arrange
 from peerdg.data.check import DomainReport, check_root
 from peerdg.data.domain import Splits
 from peerdg.data.registry import BENCHMARKS
@@ -24,6 +25,7 @@ LAYOUT = Layout(
         "location_46": (5883, 6122),
     },
     wrappers=("terra_incognita", "TerraIncognita", "terra", "terra_inc"),
+    arrange=arrange,
 )
 
 
