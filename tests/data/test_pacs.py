@@ -195,6 +195,14 @@ def test_a_list_that_names_missing_files_says_which_and_how_many(tmp_path):
         load(root)
 
 
+def test_a_damaged_image_is_named_with_where_to_get_it_again(tmp_path):
+    root = write_pacs(tmp_path / "PACS", ("photo", "sketch"))
+    (root / "sketch" / "dog" / "02.png").write_bytes(b"\x89PNG cut short")
+    with pytest.raises(DataError, match=r"1 of 35 images of 'sketch'.*\n.*02\.png") as caught:
+        load(root)
+    assert "Get the files again from https://" in caught.value.hint
+
+
 def test_lists_that_share_files_are_refused(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     lists = tmp_path / "PACS_splits"

@@ -93,8 +93,11 @@ def names(archive: Path, *, limits: Limits | None = None) -> Iterator[str]:
 
 
 def _entries(archive: Path, limits: Limits) -> Iterator[Entry]:
-    with archive.open("rb") as file:
-        head = file.read(4)
+    try:
+        with archive.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise DamagedError(f"Cannot read {archive}: {error.strerror or error}.") from error
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return read_zip(archive, limits)
     if is_packed(archive) or looks_like_tar(archive):

@@ -113,13 +113,15 @@ def _place(layout: Layout, name: str, folder: Path, keep: Callable[[Item], bool]
 
 
 def _read(place: Place, root: Path, *, skip_bad: bool = False) -> Domain:
-    return read_images(
-        [ImageFile(item.path, item.label) for item in place.items],
-        name=place.name,
-        classes=place.layout.info.classes,
-        root=root,
-        skip_bad=skip_bad,
-    )
+    files = [ImageFile(item.path, item.label) for item in place.items]
+    info = place.layout.info
+    try:
+        return read_images(
+            files, name=place.name, classes=info.classes, root=root, skip_bad=skip_bad
+        )
+    except DataError as error:
+        hint = f"Get the files again from {info.obtain}"
+        raise DataError(error.message, hint=hint) from error
 
 
 def missing(layout: Layout, name: str, root: Path, found: dict[str, Path]) -> DataError:
