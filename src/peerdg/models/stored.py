@@ -3,11 +3,13 @@
 Files of `model/`:
 
 * `model.safetensors`: the weights
-* `model.json`: backbone, class names, normalisation, image size, checksums
+* `model.json`: backbone, class names, normalisation, image sizes, how it was trained, checksums
+* `MODEL_CARD.md`: the same for a person, written by `peerdg.export.card`; nothing reads it
 """
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,26 @@ FORMAT = 1
 OWN = "own"  # the backbone's name of a network that the user brought
 
 
-def save_model(folder: Path, model: Classifier, *, backbone: str, image_size: int) -> str:
-    """Write `model` as a folder that `load_stored` reads; returns the SHA-256 of its weights."""
+def save_model(
+    folder: Path,
+    model: Classifier,
+    *,
+    backbone: str,
+    image_size: int,
+    stored_size: int | None = None,
+    training: Mapping[str, Any] | None = None,
+) -> str:
+    """Write `model` as a folder that `load_stored` reads; returns the SHA-256 of its weights.
+
+    Args:
+        folder: The folder to make.
+        model: The network with its class names and normalisation.
+        backbone: Its name, or `OWN`.
+        image_size: Side of the images that the network sees.
+        stored_size: Side of the squares that files are decoded to before they are resized to
+            `image_size`, as those it learnt from were; None if it is the same.
+        training: Where the model comes from and how good it is, as plain values, for its card.
+    """
     with replace_atomically(folder) as temporary:
         temporary.mkdir()
         save_tensors(temporary / WEIGHTS, model.state_dict())
@@ -40,6 +60,8 @@ def save_model(folder: Path, model: Classifier, *, backbone: str, image_size: in
             "mean": model.mean.flatten().tolist(),
             "std": model.std.flatten().tolist(),
             "image_size": image_size,
+            "stored_size": stored_size or image_size,
+            "training": dict(training or {}),
             "weights_sha256": digest,
             "peerdg": __version__,
             "torch": torch.__version__,
@@ -81,6 +103,8 @@ def load_stored(folder: Path, model: Classifier | None = None) -> tuple[Classifi
                 f"were trained with {', '.join(description['classes'])}.",
             )
         model.load_state_dict(load_file(folder / WEIGHTS))
+        description.setdefault("stored_size", description["image_size"])
+        description.setdefault("training", {})
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedError(
             f"The model in {folder} is damaged: {error}.", hint="Copy it again from its origin."
