@@ -4,11 +4,11 @@ import hashlib
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from peerdg.errors import DataError, PeerdgWarning
 SIDE = 256  # of images that do not share one small square size
 _RECIPE = 1  # raise it when the same file is decoded to other pixels
 _BATCH = 16
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class ImageFile(NamedTuple):
@@ -177,7 +179,7 @@ def _decode_all(
     frames: list[int] = []
     told("decoding", 0, len(files))
     starts = range(0, len(files), _BATCH)
-    with closing(_in_parallel(task, starts)) as batches, warnings.catch_warnings():
+    with closing(in_parallel(task, starts)) as batches, warnings.catch_warnings():
         # Pillow warns of odd metadata and of large images; both are ours to judge.
         warnings.simplefilter("ignore")
         for start, batch in zip(starts, batches, strict=True):
@@ -239,16 +241,14 @@ def to_pixels(image: Image.Image, side: int) -> NDArray[np.uint8]:
     return np.asarray(image).transpose(2, 0, 1)
 
 
-def _in_parallel(
-    task: Callable[[int], _Batch], starts: Sequence[int]
-) -> Generator[_Batch, None, None]:
+def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None, None]:
     """The results in order; only a few are computed ahead, so memory does not grow."""
     workers = cores()
-    ahead: deque[Future[_Batch]] = deque()
+    ahead: deque[Future[B]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
     try:
-        for start in starts:
-            ahead.append(pool.submit(task, start))
+        for item in items:
+            ahead.append(pool.submit(task, item))
             if len(ahead) > 3 * workers:
                 yield ahead.popleft().result()
         while ahead:
