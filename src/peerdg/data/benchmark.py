@@ -37,6 +37,7 @@ class Benchmark:
         obtain: Where each domain's files can be had.
         listed: Whether users can choose it by name.
         aliases: Other names of domains, beside different case and separators.
+        any_target: Whether targets are the user's own folders and lists.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Benchmark:
     obtain: str
     listed: bool = True
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    any_target: bool = False
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -78,6 +80,8 @@ class Benchmark:
         return load(settings, root=root, targets=chosen)
 
     def _target(self, name: str, others: Sequence[str]) -> str:
+        if self.any_target:
+            return name
         found = self.find_domain(name)
         if found is None or found not in others:
             raise ConfigError(

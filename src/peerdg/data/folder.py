@@ -12,7 +12,6 @@ from peerdg.data.listing import (
     Item,
     Listing,
     Problem,
-    class_problems,
     examples,
     in_order,
     readable,
@@ -160,17 +159,13 @@ def _listing(root: Path, found: _Found, depth: int) -> Listing:
         path = Path(os.path.join(base, *parts, name))
         domain = readable(parts[0]) if depth == 2 else None
         items.append(Item(path, readable(parts[depth - 1]), domain))
-    problems = [
-        *_empty_folders(root, found, depth),
-        *_link_problems(root, found),
-        *class_problems(items, str(root)),
-    ]
+    problems = [*_empty_folders(root, found, depth), *_link_problems(root, found)]
     if misplaced:
         where = "a class folder" if depth == 1 else "the class folder of a domain"
         message = f"{len(misplaced)} images are not in {where}: {examples(misplaced)}."
         problems.append(Problem("note", message, "They are ignored; move them if they matter."))
     ignored = sorted(readable(name) for name in (*found.ignored, *misplaced))
-    return Listing(root, tuple(items), tuple(ignored), tuple(problems))
+    return Listing(root, tuple(items), root, tuple(ignored), tuple(problems))
 
 
 def _empty_folders(root: Path, found: _Found, depth: int) -> list[Problem]:

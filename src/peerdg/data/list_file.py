@@ -12,9 +12,7 @@ from peerdg.data.listing import (
     SPLIT_NAMES,
     Item,
     Listing,
-    Problem,
     Split,
-    class_problems,
     readable,
 )
 from peerdg.errors import ConfigError, DataError
@@ -60,8 +58,7 @@ def read_list(file: Path) -> Listing:
     items = [_item(file, row, columns) for row in rows]
     _refuse_missing(file, rows, items)
     _refuse_contradictions(file, rows, items)
-    problems: list[Problem] = class_problems(items, str(file))
-    return Listing(file.parent, tuple(items), (), tuple(problems))
+    return Listing(file.parent, tuple(items), file)
 
 
 def _read_csv(file: Path) -> Iterator[_Row]:

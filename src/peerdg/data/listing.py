@@ -3,7 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -53,14 +53,21 @@ class Listing:
     Args:
         root: The folder that paths are shown relative to.
         items: The images, sorted.
+        origin: What to call it in messages: the folder, or the list file.
         ignored: Files that were passed over because of their type or place, relative to `root`.
-        problems: What was found wrong.
+        structure: What is wrong with the files' places.
     """
 
     root: Path
     items: tuple[Item, ...]
+    origin: Path
     ignored: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    structure: tuple[Problem, ...] = ()
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """All that is wrong: with the places of files, and with the classes of these images."""
+        return (*self.structure, *class_problems(self.items, str(self.origin)))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -85,7 +92,7 @@ class Listing:
             for item in self.items
             if domain in (None, item.domain) and split in (None, item.split)
         )
-        return Listing(self.root, items, self.ignored, self.problems)
+        return replace(self, items=items)
 
     def files(self, classes: Sequence[str], *, name: str) -> list[ImageFile]:
         """The images with labels that index into `classes`, matched by name.
@@ -109,7 +116,7 @@ class Listing:
             return self
         if len(found) == 1:
             raise DataError(found[0].message, hint=found[0].remedy)
-        lines = [f"{self.root} cannot be used as it is:"]
+        lines = [f"{self.origin} cannot be used as it is:"]
         lines += [f"  {problem.message} {problem.remedy}" for problem in found]
         raise DataError("\n".join(lines))
 

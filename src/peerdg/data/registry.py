@@ -17,6 +17,7 @@ from peerdg.data.settings import (
 )
 from peerdg.errors import ConfigError
 
+OWN_DATA = "own-data"  # a user's folder or list of images, or domains given from Python
 _DIGITS = tuple("0123456789")
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -144,8 +145,8 @@ BENCHMARKS = {
             aliases={f"location_{n}": (f"L{n}",) for n in ("100", "38", "43", "46")},
         ),
         Benchmark(
-            name="own-data",
-            title="domains given from Python",
+            name=OWN_DATA,
+            title="your own images: a folder, a list, or domains given from Python",
             source="source",
             targets=(),
             classes=(),
@@ -156,8 +157,9 @@ BENCHMARKS = {
             module="peerdg.data.benchmarks.own_data",
             needs_root=False,
             licence="yours",
-            obtain="peerdg.fit(Splits(...), out=...)",
+            obtain="peerdg train FOLDER, or peerdg.fit(Splits(...), out=...)",
             listed=False,
+            any_target=True,
         ),
     )
 }

@@ -114,4 +114,25 @@ class TerraSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDataSettings:
-    """Domains given from Python have no switches."""
+    """How a folder or list of your own images is read; domains given from Python ignore it."""
+
+    domain: str | None = option(None, "domain to learn on, if the folder or list has several")
+    layout: Literal["auto", "classes", "domains"] = option(
+        "auto", "what the first level of folders is, where looking does not tell"
+    )
+    validation_fraction: float = option(
+        0.1, "share of the images of each class held out for validation", at_least=0, at_most=0.9
+    )
+    validation_folder: str | None = option(
+        None, "folder or list of validation images; nothing is then held out"
+    )
+    split_seed: int = option(0, "seed of the draw of validation images", at_least=0)
+    size: int | None = option(
+        None,
+        "side of the square images; default: kept if all share one square size of at most 256, "
+        "else 256",
+        at_least=8,
+        at_most=1024,
+    )
+    skip_bad_images: bool = option(False, "leave out, and record, images that cannot be decoded")
+    megapixels: float = option(50.0, "refuse images of more million pixels", above=0, at_most=178)

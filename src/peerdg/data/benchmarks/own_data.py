@@ -1,22 +1,194 @@
-"""Domains given from Python: they exist only in the process that made them."""
+"""A user's own images: one folder or list to learn on, others to be judged on.
 
-from collections.abc import Sequence
+Which images are held out is drawn once, from its own seed, so that runs with different seeds
+learn from the same images and share one cache entry.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from peerdg.config import did_you_mean
+from peerdg.data import is_target
 from peerdg.data.check import DomainReport
-from peerdg.data.domain import Splits
-from peerdg.errors import ConfigError
+from peerdg.data.domain import Domain, Splits
+from peerdg.data.duplicates import describe, find_duplicates
+from peerdg.data.find import find_images
+from peerdg.data.folder import Layout
+from peerdg.data.folder_check import check_folders
+from peerdg.data.images import read_images, select
+from peerdg.data.listing import Listing
+from peerdg.data.settings import OwnDataSettings
+from peerdg.data.split import stratified
+from peerdg.errors import ConfigError, PeerdgWarning
 
 
-def load(settings: Any, *, root: Path | None, targets: Sequence[str] | None = None) -> Splits:
-    """Refuse: only `peerdg.fit(Splits(...))` has them."""
-    raise ConfigError(
-        "This run was trained on domains given from Python.",
-        hint="Go on with it from Python: peerdg.fit(splits, out=..., existing='resume').",
-    )
+def load(
+    settings: OwnDataSettings, *, root: Path | None, targets: Sequence[str] | None = None
+) -> Splits:
+    """The images under `root` to learn on, some of them held out, and the targets.
+
+    Args:
+        settings: How to read them.
+        root: A folder (`class/*.jpg` or `domain/class/*.jpg`) or a list of images.
+        targets: Folders, lists, or names of other domains of `root`; None takes all other domains
+            of `root` and, if there is one, its test split.
+
+    Raises:
+        ConfigError: If nothing says which domain to learn on, or a target is not known.
+        DataError: If the images cannot be used as they are.
+    """
+    if root is None:
+        raise ConfigError(
+            "This run was trained on domains given from Python.",
+            hint="Go on with it from Python: peerdg.fit(splits, out=..., existing='resume').",
+        )
+    listing = find_images(root, layout=settings.layout)
+    source = source_of(listing, settings, root)
+    others = _others(listing, source)
+    chosen = others if targets is None else _targets(targets, others, settings.layout)
+    classes = source.require(training=True).classes
+    for name, part in chosen.items():  # a wrong class is found before anything is decoded
+        part.require(training=False).files(classes, name=name)
+    train, validation = _train_and_validation(source, settings, classes)
+    own = replace(settings, size=train.image_size[0])
+    loaded = {name: _read(part, own, classes, name) for name, part in chosen.items()}
+    splits = Splits(train=train, validation=validation, targets=loaded)
+    _warn_of_duplicates(splits)
+    return splits
+
+
+def read_targets(
+    paths: Sequence[str], *, classes: Sequence[str], settings: OwnDataSettings
+) -> dict[str, Domain]:
+    """Folders and lists to judge a model on that was trained elsewhere.
+
+    Args:
+        paths: The folders and lists; one with several domains gives several.
+        classes: The model's class names.
+        settings: `size` should be the model's; layout, skip_bad_images and megapixels count too.
+
+    Raises:
+        DataError: If they have a class that the model does not know, or cannot be read.
+    """
+    found = _targets(paths, {}, settings.layout)
+    for name, part in found.items():
+        part.require(training=False).files(classes, name=name)
+    return {name: _read(part, settings, tuple(classes), name) for name, part in found.items()}
 
 
 def verify(root: Path | None) -> list[DomainReport]:
-    """Nothing on disk, nothing to report."""
-    return []
+    """One report for each domain under `root`: what is there and what is wrong."""
+    return [] if root is None else check_folders([root]).domains()
+
+
+def source_of(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
+    """The images of the domain to learn on."""
+    domains = listing.domains
+    if settings.domain is None:
+        if len(domains) > 1:
+            raise ConfigError(
+                f"{root} has {len(domains)} domains: {', '.join(domains)}.",
+                hint=f"Say which one to learn on, e.g. --own-data.domain {domains[0]}.",
+            )
+        return listing
+    by_name = {domain.casefold(): domain for domain in domains}
+    if settings.domain.casefold() not in by_name:
+        there = did_you_mean(settings.domain, domains) if domains else "It has no domains."
+        raise ConfigError(f"{root} has no domain '{settings.domain}'.", hint=there)
+    return listing.part(domain=by_name[settings.domain.casefold()])
+
+
+def _others(listing: Listing, source: Listing) -> dict[str, Listing]:
+    """What else of the same folder or list a model can be judged on."""
+    others = {
+        name: listing.part(domain=name) for name in listing.domains if name not in source.domains
+    }
+    if "test" in source.splits:
+        others["test"] = source.part(split="test")
+    return others
+
+
+def _targets(
+    targets: Sequence[str], others: Mapping[str, Listing], layout: Layout
+) -> dict[str, Listing]:
+    found: dict[str, Listing] = {}
+    by_name = {name.casefold(): name for name in others}
+    for target in targets:
+        path = Path(target).expanduser()
+        if target.casefold() in by_name:
+            name = by_name[target.casefold()]
+            found[name] = others[name]
+        elif not path.exists():
+            hint = did_you_mean(target, others) if others else "Give a folder or a list."
+            raise ConfigError(f"The target '{target}' is neither there nor a domain.", hint=hint)
+        else:
+            listing = find_images(path, layout=layout)
+            parts = {name: listing.part(domain=name) for name in listing.domains}
+            for name, part in (parts or {_stem(path): listing}).items():
+                found[_free_name(name, path, found)] = part
+    return found
+
+
+def _train_and_validation(
+    source: Listing, settings: OwnDataSettings, classes: tuple[str, ...]
+) -> tuple[Domain, Domain | None]:
+    name = source.domains[0] if source.domains else _stem(source.root)
+    learn, validate = source, None
+    if source.splits:
+        items = tuple(item for item in source.items if item.split in (None, "train"))
+        learn = replace(source, items=items)
+        if "validation" in source.splits:
+            validate = source.part(split="validation")
+    if settings.validation_folder is not None:
+        validate = find_images(Path(settings.validation_folder), layout=settings.layout)
+        validate = validate.require(training=False)
+    whole = _read(learn, settings, classes, name)
+    if validate is not None:
+        own = replace(settings, size=whole.image_size[0])
+        return whole, _read(validate, own, classes, f"{name}-validation")
+    kept, held_out = stratified(whole.labels, settings.validation_fraction, settings.split_seed)
+    if len(held_out) == 0:
+        return whole, None
+    return select(whole, kept), select(whole, held_out, name=f"{name}-validation")
+
+
+def _read(part: Listing, settings: OwnDataSettings, classes: tuple[str, ...], name: str) -> Domain:
+    return read_images(
+        part.files(classes, name=name),
+        name=name,
+        classes=classes,
+        size=settings.size,
+        root=part.root,
+        skip_bad=settings.skip_bad_images,
+        pixel_limit=int(settings.megapixels * 1e6),
+    )
+
+
+def _stem(path: Path) -> str:
+    return path.resolve().stem or "images"
+
+
+def _free_name(name: str, path: Path, taken: Mapping[str, Listing]) -> str:
+    """A name that no other target has and that records do not use for something else."""
+    candidates = [name, f"{path.resolve().name}-{name}", f"{path.resolve().parent.name}-{name}"]
+    candidates += [f"{name}-{number}" for number in range(2, len(taken) + 3)]
+    return next(c for c in candidates if c not in taken and is_target(c))
+
+
+def _warn_of_duplicates(splits: Splits) -> None:
+    """Row by row of the decoded pixels: what was learnt must not be what is judged on."""
+    parts = {"train": splits.train}
+    if splits.validation is not None:
+        parts["validation"] = splits.validation
+    for name, domain in splits.targets.items():
+        parts[f"target {name}" if name in parts else name] = domain
+    crossing = [d for d in find_duplicates(parts) if d.first.part != d.second.part]
+    if crossing:
+        warnings.warn(
+            f"{len(crossing):,} images are in two parts of the data: {describe(crossing)}. "
+            "Accuracy on them says nothing about unseen images.",
+            PeerdgWarning,
+            stacklevel=3,
+        )

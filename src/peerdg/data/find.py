@@ -1,0 +1,40 @@
+"""A path that a user typed becomes a listing: a folder of images, or a list file."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from peerdg.data.folder import Layout, survey
+from peerdg.data.list_file import SUFFIXES, read_list
+from peerdg.data.listing import SPLIT_NAMES, Listing
+from peerdg.errors import DataError
+
+
+def find_images(path: Path, *, layout: Layout = "auto") -> Listing:
+    """What is in a folder or a list, with all that is wrong with it.
+
+    A folder whose first level is called train, val, test and the like has splits, not domains.
+
+    Raises:
+        DataError: If there is nothing of the kind.
+    """
+    path = path.expanduser()
+    if path.is_dir():
+        return _with_splits(survey(path, layout=layout))
+    if not path.exists():
+        raise DataError(f"There is no folder or list {path}.", hint="Check the path.")
+    if path.suffix.lower() in SUFFIXES:
+        return read_list(path)
+    raise DataError(
+        f"{path} is neither a folder of images nor a list.",
+        hint=f"Lists are files of type {' '.join(sorted(SUFFIXES))}.",
+    )
+
+
+def _with_splits(listing: Listing) -> Listing:
+    splits = {domain: SPLIT_NAMES.get(domain.lower()) for domain in listing.domains}
+    if "train" not in splits.values() or None in splits.values():
+        return listing
+    items = tuple(
+        item._replace(domain=None, split=splits[item.domain or ""]) for item in listing.items
+    )
+    return replace(listing, items=items)

@@ -1,0 +1,183 @@
+"""Decode every image of any folder or list once and say all that is wrong, with a remedy each."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peerdg.data.bad_images import SHOWN, write_list
+from peerdg.data.check import DomainReport
+from peerdg.data.decode import PIXEL_LIMIT
+from peerdg.data.domain import Domain
+from peerdg.data.duplicates import Duplicate, describe, find_duplicates
+from peerdg.data.file_index import facts_of
+from peerdg.data.find import find_images
+from peerdg.data.folder import Layout
+from peerdg.data.images import read_images, shown_path
+from peerdg.data.listing import Listing, Problem, examples
+from peerdg.data.progress import listener
+
+_NEAR_EMPTY = 5  # images below which a class can hardly be learnt or judged
+_USUAL = {
+    ".jpg": "JPEG", ".jpeg": "JPEG", ".jpe": "JPEG", ".jfif": "JPEG", ".png": "PNG",
+    ".webp": "WEBP", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What was found.
+
+    Args:
+        parts: The images of each domain or split that could be decoded.
+        counts: How many files each of them has.
+        problems: All that a person should know, errors first.
+        ignored: Files that were passed over.
+    """
+
+    parts: dict[str, Domain]
+    counts: dict[str, int]
+    problems: tuple[Problem, ...]
+    ignored: tuple[str, ...]
+
+    @property
+    def errors(self) -> list[Problem]:
+        """What must be put right before training."""
+        return [problem for problem in self.problems if problem.severity != "note"]
+
+    def domains(self) -> list[DomainReport]:
+        """One report for each part, in the form that benchmarks have."""
+        return [
+            DomainReport(
+                domain=name,
+                split="all",
+                status="damaged" if self.counts[name] != len(domain) else "found",
+                expected=self.counts[name],
+                count=len(domain),
+                checksum=domain.fingerprint[:16],
+                problems=tuple(f"{bad.path}: {bad.reason}." for bad in domain.skipped),
+                obtain="your own files",
+                licence="yours",
+            )
+            for name, domain in self.parts.items()
+        ]
+
+
+def check_folders(
+    paths: Sequence[Path], *, layout: Layout = "auto", pixel_limit: int = PIXEL_LIMIT
+) -> FolderReport:
+    """Decode everything in some folders or lists, and compare all images with each other.
+
+    Raises:
+        DataError: If a path has no images, or nothing says which class they belong to.
+    """
+    parts: dict[str, Domain] = {}
+    counts: dict[str, int] = {}
+    problems: list[Problem] = []
+    ignored: list[str] = []
+    for path in paths:
+        listing = find_images(path, layout=layout)
+        problems += [*listing.problems, *_format_problems(listing)]
+        ignored += listing.ignored
+        for name, part in _parts(listing).items():
+            key = f"{path.name}/{name}" if name and len(paths) > 1 else name or path.name
+            counts[key] = len(part.items)
+            parts[key] = _decode(part, key, pixel_limit)
+    for name, domain in parts.items():
+        problems += _bad_files(name, domain, counts[name])
+        problems += _small_classes(name, domain)
+    problems += _duplicate_problems(find_duplicates(parts))
+    if ignored:
+        message = f"{len(ignored):,} files of other types are ignored: {examples(ignored)}."
+        problems.append(Problem("note", message, "Save them as JPEG or PNG if they are images."))
+    problems.sort(key=lambda problem: problem.severity == "note")
+    return FolderReport(parts, counts, tuple(problems), tuple(ignored))
+
+
+def _parts(listing: Listing) -> dict[str, Listing]:
+    if listing.domains:
+        return {name: listing.part(domain=name) for name in listing.domains}
+    if listing.splits:
+        return {split: listing.part(split=split) for split in listing.splits}
+    return {"": listing}
+
+
+def _decode(part: Listing, name: str, pixel_limit: int) -> Domain:
+    classes = part.classes
+    return read_images(
+        part.files(classes, name=name),
+        name=name,
+        classes=classes,
+        root=part.root,
+        skip_bad=True,
+        pixel_limit=pixel_limit,
+    )
+
+
+def _bad_files(name: str, domain: Domain, count: int) -> list[Problem]:
+    bad = domain.skipped
+    if not bad:
+        return []
+    lines = [f"{len(bad):,} of {count:,} images of '{name}' cannot be used:"]
+    lines += [f"  {path}: {reason}" for path, reason in bad[:SHOWN]]
+    if len(bad) > SHOWN:
+        lines.append(f"  ... all of them in {write_list(bad)}")
+    remedy = "Repair or remove them, or leave them out with skip_bad_images."
+    return [Problem("error", "\n".join(lines), remedy)]
+
+
+def _small_classes(name: str, domain: Domain) -> list[Problem]:
+    counts = torch.bincount(domain.labels, minlength=len(domain.classes)).tolist()
+    small = [
+        f"{label} ({count})"
+        for label, count in zip(domain.classes, counts, strict=True)
+        if 1 < count < _NEAR_EMPTY or count == 0
+    ]
+    if not small:
+        return []
+    message = f"{len(small)} classes of '{name}' have fewer than {_NEAR_EMPTY} images: "
+    return [Problem("note", message + f"{examples(small)}.", "Add images if you can.")]
+
+
+def _format_problems(listing: Listing) -> list[Problem]:
+    """Files whose content is of another type than their name says, and many sizes."""
+    facts = facts_of([item.path for item in listing.items], listener())
+    renamed = [
+        f"{shown_path(item.path, listing.root)} ({fact.format})"
+        for item, fact in zip(listing.items, facts, strict=True)
+        if fact.format and _USUAL.get(item.path.suffix.lower(), fact.format) != _plain(fact.format)
+    ]
+    problems = []
+    if renamed:
+        message = f"{len(renamed):,} files are of another type than their name says: "
+        remedy = "They are decoded by their content; other programs may refuse them."
+        problems.append(Problem("note", message + f"{examples(renamed)}.", remedy))
+    sizes = Counter(f"{fact.width} x {fact.height}" for fact in facts if fact.width)
+    if len(sizes) > 1:
+        common = ", ".join(f"{size} ({count:,})" for size, count in sizes.most_common(3))
+        message = f"{listing.root} has images of {len(sizes):,} sizes, most often {common}."
+        problems.append(Problem("note", message, "All are resized to one square, by default 256."))
+    return problems
+
+
+def _plain(format: str) -> str:
+    return "JPEG" if format == "MPO" else format  # a JPEG file with a second picture behind it
+
+
+def _duplicate_problems(found: Sequence[Duplicate]) -> list[Problem]:
+    """Copies, by what they spoil."""
+    contradictory = [d for d in found if d.first.label != d.second.label]
+    crossing = [d for d in found if d.first.part != d.second.part and d not in contradictory]
+    within = [d for d in found if d.first.part == d.second.part and d not in contradictory]
+    kinds = (
+        (contradictory, "images are in two classes", "Keep each in the class it belongs to."),
+        (crossing, "images are in two parts", "Remove them from one, or accuracy is flattered."),
+        (within, "images are there twice", "Remove the copies, which may land in validation."),
+    )
+    return [
+        Problem("note", f"{len(pairs):,} {what}: {describe(pairs)}.", remedy)
+        for pairs, what, remedy in kinds
+        if pairs
+    ]
