@@ -1,0 +1,135 @@
+"""From an image to its class probabilities: one way for a single file and for a whole folder.
+
+An image is decoded to an upright RGB square of the size that the model's training images were
+stored at (Pillow's bilinear filter, antialiased), and this square is resized to what the network
+sees, as in every evaluation. So the answer for a file does not depend on how one asks.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from peerdg.augment.base import resize
+from peerdg.data.decode import PIXEL_LIMIT, UnusableImage, decode_image
+from peerdg.data.images import in_parallel, to_pixels
+from peerdg.models.classifier import Classifier, images_per_pass
+
+_GROUP = 16  # files that one thread decodes before it asks for more
+_MOST_WAITING = 4  # times a pass of good images: so many bad ones are not held back any longer
+
+
+class Answers(NamedTuple):
+    """What a model says of several images.
+
+    Args:
+        labels: The most probable class of each, int64 `[n]`.
+        probabilities: Of all classes, `[n, classes]`.
+    """
+
+    labels: Tensor
+    probabilities: Tensor
+
+
+class FilePrediction(NamedTuple):
+    """What a model says of a file, or why it cannot say anything.
+
+    Args:
+        path: The file.
+        label: Its most probable class; None if it cannot be decoded.
+        probability: The probability of that class.
+        probabilities: Of all classes, `[classes]`.
+        error: Why it cannot be decoded; None if it was.
+    """
+
+    path: Path
+    label: str | None = None
+    probability: float | None = None
+    probabilities: Tensor | None = None
+    error: str | None = None
+
+
+@torch.inference_mode()
+def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
+    """The model's answers for a uint8 batch `[n, 3, h, w]`, resized to what it sees."""
+    logits = model(resize(images.to(model.head.weight.device), size))
+    return Answers(logits.argmax(1).cpu(), logits.softmax(1).cpu())
+
+
+def predict_files(
+    model: Classifier,
+    paths: Iterable[Path],
+    *,
+    size: int,
+    stored_size: int,
+    pixel_limit: int = PIXEL_LIMIT,
+) -> Iterator[FilePrediction]:
+    """Predictions for any number of files, in their order, with memory for a few batches.
+
+    Threads decode ahead of the network, no more than a few batches.
+
+    Args:
+        model: The classifier, in eval mode.
+        paths: The files; taken as they are needed.
+        size: Side of the images that the network sees.
+        stored_size: Side of the squares that files are decoded to.
+        pixel_limit: Files with more pixels are not decoded.
+    """
+    task = partial(_decode_group, side=stored_size, pixel_limit=pixel_limit)
+    batch = images_per_pass(size)
+    waiting: list[_Decoded] = []
+    good = 0
+    with closing(in_parallel(task, _groups(paths))) as groups:
+        for group in groups:
+            for decoded in group:
+                waiting.append(decoded)
+                good += decoded.pixels is not None
+                if good == batch or len(waiting) == _MOST_WAITING * batch:
+                    yield from _predict(model, waiting, size)
+                    waiting, good = [], 0
+    yield from _predict(model, waiting, size)
+
+
+class _Decoded(NamedTuple):
+    path: Path
+    pixels: NDArray[np.uint8] | None
+    error: str | None = None
+
+
+def _groups(paths: Iterable[Path]) -> Iterator[list[Path]]:
+    left = iter(paths)
+    while group := list(islice(left, _GROUP)):
+        yield group
+
+
+def _decode_group(paths: list[Path], *, side: int, pixel_limit: int) -> list[_Decoded]:
+    found = []
+    for path in paths:
+        try:
+            image = decode_image(path, pixel_limit=pixel_limit)
+        except UnusableImage as error:
+            found.append(_Decoded(path, None, error.reason))
+        else:
+            found.append(_Decoded(path, to_pixels(image, side)))
+    return found
+
+
+def _predict(model: Classifier, decoded: list[_Decoded], size: int) -> Iterator[FilePrediction]:
+    pixels = [item.pixels for item in decoded if item.pixels is not None]
+    rows: Iterator[tuple[int, Tensor]] = iter(())
+    if pixels:
+        labels, probabilities = answer(model, torch.from_numpy(np.stack(pixels)), size=size)
+        rows = zip(labels.tolist(), probabilities, strict=True)
+    for item in decoded:
+        if item.pixels is None:
+            yield FilePrediction(item.path, error=item.error)
+        else:
+            label, row = next(rows)
+            yield FilePrediction(item.path, model.classes[label], float(row[label]), row)
