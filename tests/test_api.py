@@ -6,9 +6,12 @@ import torch
 from PIL import Image
 
 import peerdg
+from peerdg.data import CRAFTED
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError, PeerdgWarning
+from peerdg.evaluate.crafted.overlap import DISJOINT
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
+CRAFTED_DISJOINT = [CRAFTED + family for family in DISJOINT]
 SHORT = {
     "pretrain": {"epochs": 1, "batch_size": 8},
     "train": {"epochs": 2, "batch_size": 8, "lr": 0.01},
@@ -41,7 +44,7 @@ def test_fit_leaves_a_complete_run_folder(run):
 
 def test_fit_reports_accuracy_of_proxy_and_task_on_every_domain(run):
     assert set(run.accuracy) == {"proxy", "task"}
-    assert list(run.accuracy["task"]) == ["validation", "one", "two"]
+    assert list(run.accuracy["task"]) == ["validation", "one", "two", *CRAFTED_DISJOINT]
 
 
 def test_the_records_name_losses_policies_and_evaluations(run):
@@ -118,10 +121,10 @@ def test_all_methods_with_one_seed_start_from_the_same_pretrained_weights(tmp_pa
     assert starts[0] == starts[1] == starts[2]
 
 
-def test_a_run_without_targets_reports_source_validation_only(tmp_path):
+def test_a_run_without_targets_reports_source_and_crafted_validation(tmp_path):
     splits = peerdg.Splits(train=tiny_domain(), validation=tiny_domain(seed=1), targets={})
     run = peerdg.fit(splits, out=tmp_path, model=tiny_classifier(), **SHORT)
-    assert list(run.accuracy["task"]) == ["validation"]
+    assert list(run.accuracy["task"]) == ["validation", *CRAFTED_DISJOINT]
 
 
 def test_snapshots_are_kept_on_request(tmp_path):
@@ -203,7 +206,7 @@ def test_images_the_network_cannot_take_are_refused_before_anything_is_written(t
     out = tmp_path / "run"
     with pytest.raises(DataError, match="cannot take the 28 x 28 images"):
         peerdg.fit(splits, out=out, train={"batch_size": 4}, pretrain={"batch_size": 4},
-                   **{"peer": {"k": 1}})  # fmt: skip
+                   transform={"size": 28}, peer={"k": 1})  # fmt: skip
     assert not out.exists()
 
 

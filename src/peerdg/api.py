@@ -1,6 +1,6 @@
 """What a Python user calls: `fit` and `load_model`, and what they give back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,24 @@ from PIL import Image
 
 from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain, Splits
+from peerdg.data.images import to_pixels
+from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import DataError
 from peerdg.evaluate.accuracy import evaluate_domain
-from peerdg.models.classifier import Classifier
+from peerdg.evaluate.predictions import Answers, FilePrediction, answer, predict_files
+from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, load_stored
 from peerdg.runner import execute, match_classes, model_folder
+from peerdg.train.own import resolve_own
 from peerdg.train.progress import Progress, Silent
 from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import RunConfig, resolve
 
 ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor
-BATCH = 256
 
 
 def fit(
-    data: str | Splits = "digits-mini",
+    data: str | Path | Splits = "digits-mini",
     *,
     out: str | Path,
     existing: Existing = "refuse",
@@ -38,7 +41,7 @@ def fit(
     """Train on one domain and watch the others.
 
     Args:
-        data: Name of a benchmark, or domains in memory.
+        data: Name of a benchmark; a folder or list of your own images; or domains in memory.
         out: The run folder to make.
         existing: What to do if `out` holds a run: `"refuse"`, `"resume"` or `"overwrite"`.
         progress: Is told what happens; default: silence.
@@ -55,10 +58,13 @@ def fit(
         >>> run.model.predict("digit.png")
     """
     splits = match_classes(data) if isinstance(data, Splits) else None
-    name = "own-data" if isinstance(data, Splits) else data
     if model is not None:
         options["backbone"] = OWN
-    config = resolve({"benchmark": name}, options)
+    if isinstance(data, str) and data in BENCHMARKS and data != OWN_DATA:
+        config = resolve({"benchmark": data}, options)
+    else:
+        root = {} if splits is not None else {"root": str(data)}
+        config, _ = resolve_own({**root, **options}, splits)
     run = RunFolder.open(Path(out), config, existing=existing)
     try:
         classifier = execute(
@@ -67,7 +73,7 @@ def fit(
     finally:
         run.close()
     description = load_stored(run.model, classifier)[1]
-    return Run(Path(out), config, Model(classifier, description["image_size"]))
+    return Run(Path(out), config, _model(classifier, description))
 
 
 @dataclass(frozen=True)
@@ -110,14 +116,28 @@ class Prediction:
 class Model:
     """A classifier that takes images in any usual form.
 
+    Every image, whatever its form, first becomes a square of `stored_size`, as the images that the
+    model learnt from, and is then resized to `image_size`.
+
     Args:
         classifier: The network with its class names and normalisation.
-        image_size: Side to which other images are resized.
+        image_size: Side of the images that the network sees.
+        stored_size: Side of the squares that images are decoded to; None if it is the same.
+        description: What is stored beside the weights, for exports and the model card.
     """
 
-    def __init__(self, classifier: Classifier, image_size: int) -> None:
+    def __init__(
+        self,
+        classifier: Classifier,
+        image_size: int,
+        *,
+        stored_size: int | None = None,
+        description: Mapping[str, Any] | None = None,
+    ) -> None:
         self.classifier = classifier.eval()
         self.image_size = image_size
+        self.stored_size = stored_size or image_size
+        self.description = dict(description or {})
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -133,39 +153,50 @@ class Model:
                 of single images.
         """
         single = _is_single(images)
+        several: Iterable[ImageLike] = [images] if single else images  # type: ignore[list-item, assignment]
         found = [
-            Prediction(self.classes[int(row.argmax())], float(row.max()))
-            for row in self.probabilities([images] if single else images)  # type: ignore[list-item, arg-type]
+            Prediction(self.classes[label], float(row[label]))
+            for labels, probabilities in self._answers(several)
+            for label, row in zip(labels.tolist(), probabilities, strict=True)
         ]
         return found[0] if single else found
 
-    @torch.inference_mode()
     def probabilities(self, images: Iterable[ImageLike]) -> torch.Tensor:
         """Class probabilities `[N, classes]` of several images."""
-        device = self.classifier.head.weight.device
-        rows = [
-            self.classifier(torch.stack(chunk).to(device)).softmax(1).cpu()
-            for chunk in _chunks((self._tensor(image) for image in images), BATCH)
-        ]
+        rows = [probabilities for _, probabilities in self._answers(images)]
         return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
+
+    def predict_files(self, paths: Iterable[str | Path]) -> Iterator[FilePrediction]:
+        """Predictions for any number of files in constant memory, in their order.
+
+        A file that cannot be decoded gives a prediction with its `error`.
+        """
+        return predict_files(
+            self.classifier,
+            map(Path, paths),
+            size=self.image_size,
+            stored_size=self.stored_size,
+        )
 
     def evaluate(self, domain: Domain) -> dict[str, Any]:
         """Images, correct answers, accuracy in percent and loss on `domain`, classes by name."""
         domain = domain.with_classes(self.classes)
         return evaluate_domain(self.classifier, domain, size=self.image_size)
 
-    def _tensor(self, image: ImageLike) -> torch.Tensor:
-        """Any image as uint8 `[3, side, side]`."""
+    def _answers(self, images: Iterable[ImageLike]) -> Iterator[Answers]:
+        pixels = (self._pixels(image) for image in images)
+        for chunk in _chunks(pixels, images_per_pass(self.image_size)):
+            yield answer(self.classifier, torch.stack(chunk), size=self.image_size)
+
+    def _pixels(self, image: ImageLike) -> torch.Tensor:
+        """Any image as a uint8 square `[3, stored_size, stored_size]`."""
         if isinstance(image, torch.Tensor):
             image = image.detach().cpu().numpy()
             image = image.transpose(1, 2, 0) if image.ndim == 3 else image
         if isinstance(image, np.ndarray):
             image = Image.fromarray(_as_uint8(image))
         rgb = decode_image(image if isinstance(image, Image.Image) else Path(image))
-        side = (self.image_size, self.image_size)
-        if rgb.size != side:
-            rgb = rgb.resize(side, Image.Resampling.LANCZOS)
-        return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
+        return torch.from_numpy(to_pixels(rgb, self.stored_size).copy())
 
 
 def load_model(path: str | Path, *, network: Classifier | None = None) -> Model:
@@ -178,7 +209,16 @@ def load_model(path: str | Path, *, network: Classifier | None = None) -> Model:
         network: The network the weights belong to, if you trained one of your own.
     """
     classifier, description = load_stored(model_folder(Path(path)), network)
-    return Model(classifier, description["image_size"])
+    return _model(classifier, description)
+
+
+def _model(classifier: Classifier, description: Mapping[str, Any]) -> Model:
+    return Model(
+        classifier,
+        description["image_size"],
+        stored_size=description["stored_size"],
+        description=description,
+    )
 
 
 def _is_single(images: Any) -> bool:

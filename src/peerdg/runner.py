@@ -1,11 +1,8 @@
 """Put one run together: data, model, method, loop, evaluation, run folder."""
 
-import json
-import platform
-import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,16 +13,18 @@ from peerdg.augment.base import resize
 from peerdg.augment.policy import Policy
 from peerdg.data import VALIDATION
 from peerdg.data.domain import Domain, Splits
+from peerdg.data.progress import showing
 from peerdg.data.registry import benchmark
 from peerdg.errors import (
     ConfigError,
-    DamagedError,
     DataError,
     NumericalError,
     PeerdgWarning,
     Stopped,
 )
 from peerdg.evaluate.accuracy import evaluate_models
+from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
+from peerdg.evaluate.crafted.sets import crafted_domains
 from peerdg.files import write_json
 from peerdg.methods.base import Method, Surroundings
 from peerdg.methods.erm import ERM
@@ -39,6 +38,7 @@ from peerdg.rng import seeded
 from peerdg.train.hardware import has_bf16
 from peerdg.train.keeper import Keeper
 from peerdg.train.loop import Evaluate, Phase, run_phase
+from peerdg.train.manifest import check_manifest
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.profile import profiled
 from peerdg.train.progress import Progress
@@ -46,7 +46,6 @@ from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import RunConfig, notes
 from peerdg.train.signals import stop_on_signals
 from peerdg.train.source import Source
-from peerdg.version import __version__
 
 
 def execute(
@@ -73,16 +72,20 @@ def execute(
     """
     if run.done:
         if splits is not None:
-            _check_manifest(config, run, splits)
+            check_manifest(config, run, splits)
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
     device = _device(config)
-    splits = splits or load_splits(config)
+    with showing(progress.reading):
+        splits = splits or load_splits(config)
+        domains = judged_on(config, splits)
+    for sentence in _describe(config, splits):
+        progress.note(sentence)
     for note in (*notes(config), *_precision_notes(config, device)):
         warnings.warn(note, PeerdgWarning, stacklevel=2)
     _check_batches(config, splits.train)
     with seeded(config.seed, "init", "model"):
-        model = model or build_model(config, splits.train.classes)
+        model = model or build_model(config, splits.train.classes, note=progress.note)
     model.to(device)
     if config.compile:
         model.encoder.compile()
@@ -90,14 +93,14 @@ def execute(
     _check_fit(model, splits, source.size)
     run.check_space(_space_needed(model))
     run.begin()
-    _check_manifest(config, run, splits)
+    check_manifest(config, run, splits)
     run.failure_file.unlink(missing_ok=True)
     keeper = Keeper(run, minutes=config.checkpoint_minutes, keep_snapshots=config.keep_snapshots)
     for problem in keeper.problems:
         warnings.warn(problem, PeerdgWarning, stacklevel=2)
         run.event("damaged", message=problem)
     run.event("resume" if keeper.resumes else "start", torch=torch.__version__)
-    evaluate = partial(evaluate_models, domains=evaluated_domains(splits), size=source.size)
+    evaluate = partial(evaluate_models, domains=domains, size=source.size)
     try:
         with profiled(run.profile_file, device) if profile else nullcontext():
             method = _train(config, keeper, source, evaluate, model, progress)
@@ -219,6 +222,18 @@ def evaluated_domains(splits: Splits) -> dict[str, Domain]:
     return {**validation, **splits.targets}
 
 
+def judged_on(config: RunConfig, splits: Splits) -> dict[str, Domain]:
+    """`evaluated_domains`, and distorted copies of validation images if the run wants them."""
+    domains = evaluated_domains(splits)
+    if config.crafted == "off" or splits.validation is None:
+        return domains
+    sample = splits.validation
+    if 0 < config.crafted_images < len(sample):  # spread over all of them: they may be sorted
+        sample = sample.subset(torch.linspace(0, len(sample) - 1, config.crafted_images).long())
+    families = DISJOINT if config.crafted == "disjoint" else FAMILIES
+    return {**domains, **crafted_domains(sample, families=families)}
+
+
 def model_folder(path: Path) -> Path:
     """The model of a run folder, or the folder itself if it is a model folder."""
     return path / "model" if (path / "model").is_dir() else path
@@ -238,48 +253,19 @@ def _finish(config: RunConfig, run: RunFolder, method: Method, size: int, second
     )
 
 
-def _check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
-    """Write the manifest, or compare the data with the one that is there."""
-    path = run.manifest_file
-    if not path.exists():
-        manifest = {
-            "command": sys.argv,
-            "config_hash": config.hash,
-            "seed": config.seed,
-            "data": splits.fingerprint,
-            "images": {"train": len(splits.train)}
-            | {name: len(domain) for name, domain in evaluated_domains(splits).items()},
-            "peerdg": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-        }
-        write_json(path, manifest)
-        return
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-        data, version = dict(manifest["data"]), manifest["torch"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError(
-            f"{path} is damaged: {error!r}.", hint="Restore it, or start anew with --overwrite."
-        ) from error
-    _compare_data(data, splits.fingerprint)
-    if version != torch.__version__:
-        message = (
-            f"The run was started with torch {version}, this is {torch.__version__}: "
-            "it goes on, but not bit for bit as if it had not been interrupted."
-        )
-        warnings.warn(message, PeerdgWarning, stacklevel=3)
-        run.event("other_version", message=message)
-
-
-def _compare_data(old: Mapping[str, str], new: Mapping[str, str]) -> None:
-    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    if changed:
-        raise ConfigError(
-            f"The data has changed since the run was started: {', '.join(changed)}.",
-            hint="Restore the data, or start a new run in another --out folder.",
-        )
+def _describe(config: RunConfig, splits: Splits) -> list[str]:
+    """What a person should know about data that no paper describes."""
+    if config.benchmark != "own-data" or config.root is None:
+        return []
+    classes, held_out = splits.train.classes, splits.validation
+    names = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
+    said = [f"{len(splits.train):,} images of {len(classes)} classes to learn: {names}."]
+    if held_out is not None:
+        option = "--own-data.validation-fraction or --own-data.validation-folder"
+        said.append(f"{len(held_out):,} images for validation ({option}).")
+    if not splits.targets:
+        said.append("No target: judged on validation images and their distorted copies (--target).")
+    return said
 
 
 def _check_fit(model: Classifier, splits: Splits, size: int) -> None:

@@ -12,6 +12,7 @@ from peerdg.api import Run
 from peerdg.errors import PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.train.hardware import has_bf16, use_huge_pages
+from peerdg.train.progress import Silent
 from tests.conftest import tiny_classifier, tiny_splits
 
 OPTIONS = {"pretrain": {"epochs": 1, "batch_size": 8}, "evaluate_every": 1}
@@ -37,11 +38,7 @@ def test_no_tensor_is_left_behind_by_a_period(tmp_path: Path):
     """Snapshots, features, records: what 12 periods hold is what 5 hold (4 policies are kept)."""
     sizes = []
 
-    class Count:
-        def start_phase(self, *args, **kwargs) -> None: ...
-        def step(self, *args, **kwargs) -> None: ...
-        def end_phase(self) -> None: ...
-
+    class Count(Silent):
         def evaluated(self, epoch: int, records) -> None:
             gc.collect()
             alive = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]

@@ -1,6 +1,6 @@
 """Flags from dataclasses: every option of `RunConfig` becomes a flag that is None unless given."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
 from peerdg.config import nearest, read_toml
-from peerdg.data.registry import BENCHMARKS
+from peerdg.data.registry import BENCHMARKS, OWN_DATA
+from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.train.settings import SECTIONS, RunConfig, resolve
 
@@ -108,17 +109,55 @@ class CommonFlags:
     ] = None
 
 
-def config_from_flags(data: str | None, common: CommonFlags, options: Any) -> RunConfig:
-    """Preset, then the config file, then the flags that were given."""
+def config_from_flags(
+    data: str | None,
+    common: CommonFlags,
+    options: Any,
+    *,
+    note: Callable[[str], None] = lambda text: None,
+) -> RunConfig:
+    """Preset, then the config file, then the flags that were given.
+
+    Args:
+        data: Name of a data set, or a folder or list of images.
+        common: Shorthands.
+        options: All other flags.
+        note: Is told what was chosen for a folder or list, and why.
+    """
     file = read_toml(common.config) if common.config else {}
     given = given_options(options)
     if data is not None:
-        given["benchmark"] = data
+        given |= which_data(data)
     if common.target:
         given["targets"] = list(common.target)
     if common.epochs is not None:
         given.setdefault("train", {})["epochs"] = common.epochs
-    return resolve(file, given)
+    if given.get("benchmark") != OWN_DATA or file:
+        return resolve(file, given)
+    from peerdg.train.own import resolve_own  # looks at images, so it imports torch
+
+    config, choices = resolve_own(given)
+    for line in choices.explain(config.tables()):
+        note(line)
+    return config
+
+
+def which_data(data: str) -> dict[str, Any]:
+    """A data set by name, or a folder or list by its path.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if data in BENCHMARKS:
+        return {"benchmark": data}
+    if Path(data).expanduser().exists():
+        return {"benchmark": OWN_DATA, "root": data}
+    listed = [name for name, known in BENCHMARKS.items() if known.listed]
+    guess = nearest(data, listed)
+    raise ConfigError(
+        f"'{data}' is neither a data set nor a folder or list of images.",
+        hint=f"Did you mean '{guess}'?" if guess else f"Data sets: {', '.join(listed)}.",
+    )
 
 
 def given_options(options: Any) -> dict[str, Any]:

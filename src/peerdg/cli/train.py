@@ -7,13 +7,19 @@ from cyclopts import Parameter
 
 from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import CommonFlags, Options, config_from_flags
+from peerdg.data.registry import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import RunConfig
 
+DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
+
 
 def train(
-    data: Annotated[str | None, Parameter(help="data set; `peerdg data list` shows them")] = None,
+    data: Annotated[
+        str | None,
+        DATA,
+    ] = None,
     /,
     *,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
@@ -35,10 +41,17 @@ def train(
     """
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other.")
-    config = config_from_flags(data, common or CommonFlags(), options)
-    out = out or Path("runs") / f"{config.benchmark}-{config.method}-{config.seed}"
+    note = (lambda text: None) if quiet else say
+    config = config_from_flags(data, common or CommonFlags(), options, note=note)
+    name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
+    out = out or Path("runs") / f"{name or OWN_DATA}-{config.method}-{config.seed}"
     existing: Existing = "resume" if resume else "overwrite" if overwrite else "refuse"
     run_and_report(config, out, existing, quiet=quiet, profile=profile)
+
+
+def say(text: str) -> None:
+    """A line beside the progress."""
+    error_console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def run_and_report(

@@ -10,6 +10,7 @@ from rich.progress import Progress as Bar
 from torch import Tensor
 
 from peerdg.data import CRAFTED
+from peerdg.train.reading import ReadingBar
 
 REFRESH_SECONDS = 0.5  # of the bar
 LINE_SECONDS = 30.0  # between lines where there is no terminal
@@ -17,6 +18,14 @@ LINE_SECONDS = 30.0  # between lines where there is no terminal
 
 class Progress(Protocol):
     """Is told what happens in a run."""
+
+    def note(self, text: str) -> None:
+        """Something was found or decided that a person may want to know."""
+        ...
+
+    def reading(self, what: str, done: int, total: int) -> None:
+        """So many of the files are read."""
+        ...
 
     def start_phase(self, name: str, *, epochs: int, steps: int, done: int) -> None:
         """A phase begins, or goes on after `done` epochs."""
@@ -37,6 +46,12 @@ class Progress(Protocol):
 
 class Silent:
     """Says nothing."""
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+    def reading(self, what: str, done: int, total: int) -> None:
+        """Say nothing."""
 
     def start_phase(self, name: str, *, epochs: int, steps: int, done: int) -> None:
         """Say nothing."""
@@ -63,6 +78,15 @@ class ConsoleProgress:
         self.console = console
         self.label = label
         self._bar: Bar | None = None
+        self._reading = ReadingBar(console, label)
+
+    def note(self, text: str) -> None:
+        """One line."""
+        self._say(text)
+
+    def reading(self, what: str, done: int, total: int) -> None:
+        """A bar while files are read."""
+        self._reading(what, done, total)
 
     def start_phase(self, name: str, *, epochs: int, steps: int, done: int) -> None:
         """Show a bar over all steps of the phase."""
@@ -116,6 +140,7 @@ class ConsoleProgress:
 
     def end_phase(self) -> None:
         """Take the bar away."""
+        self._reading.close()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

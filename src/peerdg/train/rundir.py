@@ -2,6 +2,7 @@
 
     config.toml      everything that decides the run; `peerdg train --config` repeats it
     manifest.json    versions, data fingerprints, command
+    files.json       the hash of every image file
     metrics.jsonl    losses, policies, accuracies; equal to the last bit in a repeated run
     events.jsonl     starts, stops, seconds, failures
     checkpoint/      the newest two states, to resume from
@@ -46,6 +47,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.toml"
         self.manifest_file = path / "manifest.json"
+        self.files_file = path / "files.json"
         self.checkpoints = path / "checkpoint"
         self.snapshots = path / "snapshots"
         self.model = path / "model"
@@ -204,7 +206,7 @@ class RunFolder:
     def _clear(self) -> None:
         for part in (
             self.done_file, self.failure_file, self.metrics.path, self.events.path,
-            self.checkpoints, self.snapshots, self.model, self.manifest_file,
+            self.checkpoints, self.snapshots, self.model, self.manifest_file, self.files_file,
             self.profile_file, self.path / "report.md",
         ):  # fmt: skip
             remove(part)

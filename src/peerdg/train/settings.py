@@ -25,6 +25,7 @@ from peerdg.config import (
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
+from peerdg.train.choices import Choices
 from peerdg.train.presets import BUDGETS, preset
 
 
@@ -134,6 +135,13 @@ class RunConfig:
     compile: bool = option(False, "torch.compile the network; needs a C++ compiler on a CPU")
     evaluate_every: int = option(10, "epochs between evaluations; default: k", at_least=1)
     checkpoint_minutes: float = option(1.0, "at most this much work is lost", at_least=0)
+    crafted: Literal["disjoint", "all", "off"] = option(
+        "disjoint",
+        "crafted validation: families that RandAugment does not overlap, all ten, or off",
+    )
+    crafted_images: int = option(
+        500, "validation images that are crafted, at most; 0 takes all", at_least=0
+    )
     keep_snapshots: bool = option(False, "keep the proxy's weights at every evaluation")
     data: Any = None
     pretrain: PhaseSettings = PhaseSettings()
@@ -178,8 +186,12 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def resolve(*layers: Mapping[str, Any]) -> RunConfig:
+def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunConfig:
     """A complete `RunConfig` from defaults, the preset and `layers`; later layers win.
+
+    Args:
+        layers: Nested plain values, from a config file, flags or Python.
+        choices: What the data decides, in place of the data set's preset.
 
     Raises:
         ConfigError: For an unknown key (with the nearest one), a value of the wrong type or out of
@@ -195,7 +207,7 @@ def resolve(*layers: Mapping[str, Any]) -> RunConfig:
         raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
     sections = {**SECTIONS, method: method_kind, data.name: data.settings}
     _check_keys(given, sections, method=method, data=data.name)
-    base = preset(data.name, budget)
+    base = preset(data.name, budget) if choices is None else choices.base(budget)
     others = set(method_names()) - {method}
     values = merge({k: v for k, v in base.items() if k not in others}, given)
     values.update(_evaluation_period(layers, method))

@@ -1,0 +1,82 @@
+"""`manifest.json` and `files.json`: what a run was started with, and whether it still is so."""
+
+import json
+import platform
+import sys
+import warnings
+from collections.abc import Mapping
+
+import torch
+
+from peerdg.data import VALIDATION
+from peerdg.data.changes import contents_of, describe_changes
+from peerdg.data.domain import Splits
+from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
+from peerdg.files import write_json
+from peerdg.train.rundir import RunFolder
+from peerdg.train.settings import RunConfig
+from peerdg.version import __version__
+
+
+def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
+    """Write the manifest, or compare data and versions with the one that is there.
+
+    Raises:
+        ConfigError: If the data is not what the run was started with; it names the files.
+        DamagedError: If the manifest cannot be read.
+    """
+    if not run.manifest_file.exists():
+        write_json(run.files_file, contents_of(splits))
+        write_json(run.manifest_file, _manifest(config, splits))
+        return
+    path = run.manifest_file
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+        data, version = dict(manifest["data"]), manifest["torch"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedError(
+            f"{path} is damaged: {error!r}.", hint="Restore it, or start anew with --overwrite."
+        ) from error
+    _compare_data(data, run, splits)
+    if version != torch.__version__:
+        message = (
+            f"The run was started with torch {version}, this is {torch.__version__}: "
+            "it goes on, but not bit for bit as if it had not been interrupted."
+        )
+        warnings.warn(message, PeerdgWarning, stacklevel=3)
+        run.event("other_version", message=message)
+
+
+def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
+    validation = {} if splits.validation is None else {VALIDATION: splits.validation}
+    parts = {"train": splits.train, **validation, **splits.targets}
+    return {
+        "command": sys.argv,
+        "config_hash": config.hash,
+        "seed": config.seed,
+        "data": splits.fingerprint,
+        "images": {name: len(domain) for name, domain in parts.items()},
+        "skipped": {
+            name: [bad._asdict() for bad in d.skipped] for name, d in parts.items() if d.skipped
+        },
+        "peerdg": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def _compare_data(old: Mapping[str, str], run: RunFolder, splits: Splits) -> None:
+    new = splits.fingerprint
+    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    if not changed:
+        return
+    try:
+        files = describe_changes(json.loads(run.files_file.read_text("utf-8")), contents_of(splits))
+    except (OSError, ValueError, AttributeError):  # then the parts are all that can be named
+        files = []
+    raise ConfigError(
+        f"The data has changed since the run was started: {', '.join(changed)}."
+        + "".join(f"\n  {line}" for line in files),
+        hint="Restore the data, or start a new run: another --out folder, or --overwrite.",
+    )
