@@ -1,21 +1,19 @@
-import io
+import os
 import struct
+import time
+import tracemalloc
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from peerdg.data.decode import FORMATS, decode_image
+from peerdg.data.decode import FORMATS, UnusableImage, decode, decode_image
 from peerdg.errors import DataError
+from tests.data.image_files import encode, picture
+from tests.data.odd_files import TABLE, frames, mpo
 
 COLOURS = np.array([[[250, 10, 20], [10, 250, 20]], [[10, 20, 250], [250, 250, 10]]], np.uint8)
-
-
-def encode(image: Image.Image, format: str = "PNG", **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 def pixels(source) -> list:
@@ -36,11 +34,121 @@ def test_reads_a_path_and_an_open_image(tmp_path):
     assert pixels(Image.fromarray(COLOURS)) == COLOURS.tolist()
 
 
-def test_turns_the_image_as_its_exif_says():
+def lossless(image: Image.Image, format: str, **options) -> bytes:
+    return encode(image, format, **({"lossless": True} if format == "WEBP" else {}), **options)
+
+
+# For each orientation: what the camera did to the upright image before it stored it.
+STORED = {
+    1: lambda x: x,
+    2: lambda x: x[:, ::-1],
+    3: lambda x: x[::-1, ::-1],
+    4: lambda x: x[::-1],
+    5: lambda x: x.transpose(1, 0, 2),
+    6: lambda x: np.rot90(x, 1),
+    7: lambda x: x[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda x: np.rot90(x, -1),
+}
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", STORED)
+def test_every_orientation_is_turned_upright_to_the_pixel(format, orientation):
+    upright = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    stored = Image.fromarray(np.ascontiguousarray(STORED[orientation](upright)))
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
-    wide = Image.new("RGB", (20, 10))
-    assert decode_image(encode(wide, "JPEG", exif=exif)).size == (10, 20)
+    exif[0x0112] = orientation
+    assert pixels(lossless(stored, format, exif=exif)) == upright.tolist()
+
+
+@pytest.mark.parametrize("orientation", STORED)
+def test_every_orientation_of_a_jpeg_is_turned_upright(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = picture(3, (30, 20))
+    plain = np.asarray(decode_image(encode(stored, "JPEG")))
+    turned = np.asarray(decode_image(encode(stored, "JPEG", exif=exif)))
+    assert np.array_equal(STORED[orientation](turned), plain)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 4711])
+def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(COLOURS)
+    assert pixels(encode(image, exif=exif)) == COLOURS.tolist()
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's, of odd metadata
+@pytest.mark.parametrize("odd", TABLE, ids=lambda odd: odd.kind)
+def test_every_odd_file_comes_out_as_the_table_says(odd, tmp_path):
+    file = tmp_path / f"odd{odd.suffix}"
+    file.write_bytes(odd.make())
+    if odd.reason is not None:
+        with pytest.raises(UnusableImage, match=odd.reason) as caught:
+            decode_image(file)
+        assert str(file) in caught.value.message
+        return
+    image = decode_image(file)
+    expected = np.asarray(odd.expected.convert("RGB")).astype(float)
+    found = np.asarray(image).astype(float)
+    assert (image.mode, found.shape) == ("RGB", expected.shape)
+    assert abs(found.mean((0, 1)) - expected.mean((0, 1))).max() <= odd.tolerance
+    if odd.tolerance == 0:
+        assert np.array_equal(found, expected)
+
+
+def test_the_table_has_forty_kinds():
+    assert len({odd.kind for odd in TABLE}) == len(TABLE) >= 40
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("odd", [odd for odd in TABLE if "limit" in (odd.reason or "")])
+def test_a_bomb_is_refused_without_unpacking_it(odd):
+    content = odd.make()
+    tracemalloc.start()
+    began = time.perf_counter()
+    with pytest.raises(UnusableImage):
+        decode_image(content)
+    seconds = time.perf_counter() - began
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert seconds < 1  # a few ms; unpacking would take many seconds
+
+
+def test_the_limit_of_pixels_can_be_changed():
+    content = encode(Image.new("L", (200, 100)))
+    assert decode_image(content, pixel_limit=20_000).size == (200, 100)
+    with pytest.raises(UnusableImage, match=r"200 x 100 pixels, more than the limit of 0\.019999"):
+        decode_image(content, pixel_limit=19_999)
+
+
+@pytest.mark.parametrize(
+    ("format", "options"), [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {})]
+)
+def test_further_frames_are_noticed(format, options):
+    assert decode(frames(format, **options)).several_frames
+    assert not decode(encode(picture(), format)).several_frames
+
+
+def test_the_preview_behind_a_photo_is_no_further_frame():
+    assert not decode(mpo()).several_frames
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(UnusableImage, match="not a file"):
+        decode_image(tmp_path / "pipe.jpg")
+
+
+def test_a_folder_and_a_huge_file_are_refused(tmp_path):
+    with pytest.raises(UnusableImage, match="not a file"):
+        decode_image(tmp_path)
+    with (tmp_path / "a.tif").open("wb") as file:
+        file.truncate(600 * 2**20)  # takes no room on the disk
+    with pytest.raises(UnusableImage, match="600 MB"):
+        decode_image(tmp_path / "a.tif")
 
 
 def test_lays_transparency_on_white():

@@ -34,6 +34,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_BITS_PER_SAMPLE = 258
 _KNOWN = f"Known formats: {', '.join(FORMATS)}."
 
 
@@ -124,9 +125,13 @@ def _to_rgb(image: Image.Image, name: str, pixel_limit: int) -> Image.Image:
         )
     try:
         image.load()
-        image = _upright(image)
+        turn, top = _turn(image), _top_value(image)  # before anything makes a copy without them
+        if (image.format, image.mode) == ("JPEG", "CMYK") and "adobe" not in image.info:
+            # Pillow takes every CMYK JPEG for inverted; only those with Adobe's marker are.
+            image = Image.eval(image, lambda value: 255 - value)
+        image = image if turn is None else image.transpose(turn)
         if image.mode == "I" or image.mode.startswith("I;16"):
-            image = _scale_16_bit(image, name)
+            image = _scale_deep_grey(image, name, top)
         if image.has_transparency_data:
             return _on_white(image)
         return image.convert("RGB")
@@ -150,27 +155,37 @@ def _check_size(image: Image.Image, name: str, pixel_limit: int) -> None:
         )
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What makes the image upright, if its EXIF data says that it is not."""
     orientation: object = None
     with contextlib.suppress(Exception):  # broken EXIF beside sound pixels: then nothing says how
         orientation = image.getexif().get(ExifTags.Base.Orientation)
-    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else image.transpose(turn)
+    return _TURNS.get(orientation) if isinstance(orientation, int) else None
 
 
-def _scale_16_bit(image: Image.Image, name: str) -> Image.Image:
-    """Deep grey over its whole range, where Pillow's own conversion clips at 255."""
+def _top_value(image: Image.Image) -> int:
+    """What white is in an image of more than 8 bits: some TIFF files have only 12 of 16."""
+    with contextlib.suppress(Exception):
+        (bits,) = image.tag_v2[_BITS_PER_SAMPLE]  # type: ignore[attr-defined]
+        if bits == 12:
+            return 4095
+    return 65_535
+
+
+def _scale_deep_grey(image: Image.Image, name: str, top: int) -> Image.Image:
+    """More than 8 bits over their whole range, where Pillow's own conversion clips at 255."""
     values = np.asarray(image)
     low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 65_535:
+    if low < 0 or high > top:
         raise UnusableImage(
             name,
             f"its values run from {low} to {high}, which is neither 8-bit nor 16-bit grey",
             hint="Save it as an 8-bit or 16-bit image.",
         )
     scaled = values.astype(np.uint32)
-    scaled += 128
-    scaled //= 257
+    scaled *= 255
+    scaled += top // 2
+    scaled //= top
     return Image.fromarray(scaled.astype(np.uint8))
 
 

@@ -1,0 +1,269 @@
+"""Forty-odd kinds of odd and bad image files, how each is made, and what must come of it."""
+
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, ImageCms, PngImagePlugin
+
+from tests.data.image_files import encode, picture
+
+PICTURE = picture(7, (40, 30))
+GREY = PICTURE.convert("L")
+RED = Image.new("RGB", (1, 1), "red")
+
+
+@dataclass(frozen=True)
+class Odd:
+    """One kind of file.
+
+    Args:
+        kind: What it is.
+        make: Gives its content.
+        reason: What the refusal must say; None if it is an image.
+        expected: What the image must look like, each mean colour within `tolerance`.
+        tolerance: In steps of 255; 0 means equal pixel by pixel.
+        suffix: Of its name.
+    """
+
+    kind: str
+    make: Callable[[], bytes]
+    reason: str | None = None
+    expected: Image.Image | None = None
+    tolerance: float = 2
+    suffix: str = ".png"
+
+
+def chunk(kind: bytes, body: bytes, checksum: int | None = None) -> bytes:
+    checksum = zlib.crc32(kind + body) if checksum is None else checksum
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", checksum)
+
+
+def png(width: int, height: int, *more: bytes, depth: int = 8, colour: int = 2, data=b"") -> bytes:
+    """A PNG file from its parts; `data` are the filtered rows."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    body = chunk(b"IDAT", zlib.compress(data))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(more) + body + chunk(b"IEND", b"")
+    )
+
+
+def deep_png(colour: int, values: np.ndarray) -> bytes:
+    """16 bits per channel: grey 0, RGB 2, grey and alpha 4, RGBA 6."""
+    height, width = values.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return png(width, height, depth=16, colour=colour, data=rows)
+
+
+def zero_bomb(width: int, height: int) -> bytes:
+    """A real PNG of black pixels: some kilobytes that decode to gigabytes."""
+    packer = zlib.compressobj(9)
+    row = bytes(1 + width // 8 + 1)  # one bit per pixel keeps the making cheap
+    data = b"".join(packer.compress(row) for _ in range(min(height, 2000))) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data)
+
+
+def gif_bomb(width: int, height: int) -> bytes:
+    content = bytearray(encode(Image.new("P", (8, 8)), "GIF"))
+    content[6:10] = struct.pack("<HH", width, height)
+    return bytes(content)
+
+
+def bmp_header(width: int, height: int) -> bytes:
+    content = bytearray(encode(Image.new("RGB", (4, 4)), "BMP"))
+    content[18:26] = struct.pack("<ii", width, height)
+    return bytes(content)
+
+
+def jpeg_of_size(width: int, height: int) -> bytes:
+    content = encode(PICTURE, "JPEG")
+    at = content.index(b"\xff\xc0") + 5
+    return content[:at] + struct.pack(">HH", height, width) + content[at + 4 :]
+
+
+def damaged_middle(content: bytes, count: int = 60) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes(count) + content[middle + count :]
+
+
+def frames(format: str, count: int = 3, **options) -> bytes:
+    more = [Image.new("RGB", PICTURE.size, (index % 256, 0, 200)) for index in range(count - 1)]
+    return encode(PICTURE, format, save_all=True, append_images=more, **options)
+
+
+def inverted_adobe_cmyk() -> bytes:
+    """As Photoshop writes it: CMYK in a JPEG with every value inverted, and an Adobe marker."""
+    return encode(PICTURE.convert("CMYK"), "JPEG", quality=100, subsampling=0)
+
+
+def plain_cmyk_jpeg() -> bytes:
+    """The same values without Adobe's marker, so not inverted."""
+    content = encode(Image.eval(PICTURE.convert("CMYK"), lambda v: 255 - v), "JPEG", quality=100)
+    at = content.index(b"\xff\xee")
+    length = struct.unpack(">H", content[at + 2 : at + 4])[0]
+    return content[:at] + content[at + 2 + length :]
+
+
+def palette(transparent: bool) -> bytes:
+    image = PICTURE.quantize(16)
+    return encode(image, transparency=0) if transparent else encode(image)
+
+
+def palette_on_white() -> Image.Image:
+    image = PICTURE.quantize(16)
+    pixels = np.array(image.convert("RGB"))
+    pixels[np.asarray(image) == 0] = 255
+    return Image.fromarray(pixels)
+
+
+def with_alpha(image: Image.Image, alpha: int) -> Image.Image:
+    image = image.copy()
+    image.putalpha(alpha)
+    return image
+
+
+def on_white(image: Image.Image, alpha: int) -> Image.Image:
+    white = Image.new("RGB", image.size, "white")
+    return Image.blend(white, image.convert("RGB"), alpha / 255)
+
+
+def broken_exif() -> bytes:
+    return encode(PICTURE, "JPEG", quality=95, exif=b"Exif\0\0MM\0*\0\0\0\xff" + bytes(range(200)))
+
+
+def text_chunk_bomb(kind: bytes) -> bytes:
+    packed = zlib.compress(bytes(200 * 2**20), 9)  # 200 MB of text in 200 kB
+    middle = b"\0\1\0\0\0" if kind == b"iTXt" else b"\0\0"
+    rows = b"".join(b"\0" + row.tobytes() for row in np.asarray(PICTURE))
+    return png(40, 30, chunk(kind, b"name" + middle + packed), data=rows)
+
+
+def profile() -> bytes:
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def mpo() -> bytes:
+    return encode(PICTURE, "MPO", save_all=True, append_images=[Image.new("RGB", (40, 30))])
+
+
+def wrong_checksum(kind: bytes) -> bytes:
+    content = bytearray(encode(PICTURE))
+    at = content.index(kind)
+    length = struct.unpack(">I", content[at - 4 : at])[0]
+    content[at + 4 + length] ^= 0xFF
+    return bytes(content)
+
+
+def tiff(image: Image.Image, **options) -> bytes:
+    return encode(image, "TIFF", **options)
+
+
+def twelve_bit_tiff() -> bytes:
+    """Grey of 12 bits, two values in three bytes, as some cameras and microscopes write it."""
+    values = np.asarray(GREY).astype(np.uint32) * 4095 // 255
+    pairs = (values[:, ::2] << 12 | values[:, 1::2]).ravel()
+    data = b"".join(int(pair).to_bytes(3, "big") for pair in pairs)
+    fields = {256: 40, 257: 30, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 30, 279: len(data)}
+    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in fields.items())
+    return (
+        b"II*\0" + struct.pack("<I", 8 + len(data)) + data
+        + struct.pack("<H", len(fields)) + directory + bytes(4)
+    )  # fmt: skip
+
+
+def png_with_text() -> bytes:
+    text = PngImagePlugin.PngInfo()
+    for number in range(500):
+        text.add_text(f"key{number}", "value" * 20)
+    return encode(PICTURE, pnginfo=text)
+
+
+DEEP = np.asarray(PICTURE).astype(np.uint16) * 257
+DEEP_GREY = np.asarray(GREY).astype(np.uint16) * 257
+NOISE = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8).tobytes()
+HEIC = b"\0\0\0\x18ftypheic" + bytes(200)
+
+TABLE = [
+    # Not images at all
+    Odd("zero bytes", lambda: b"", "empty"),
+    Odd("one byte", lambda: b"\xff", "not an image", suffix=".jpg"),
+    Odd("random bytes", lambda: NOISE, "not an image"),
+    Odd("text called .jpg", lambda: b"hello, world\n" * 50, "not an image", suffix=".jpg"),
+    Odd("web page called .jpg", lambda: b"<!DOCTYPE html><html>404", "not an image", suffix=".jpg"),
+    Odd("HEIC called .jpg", lambda: HEIC, "a HEIC image", suffix=".jpg"),
+    Odd("AVIF called .png", lambda: HEIC.replace(b"heic", b"avif"), "an AVIF image"),
+    Odd("PDF", lambda: b"%PDF-1.7\n" + NOISE, "not an image"),
+    Odd("PostScript", lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+    Odd("ZIP", lambda: b"PK\3\4" + NOISE, "not an image"),
+    Odd("SVG", lambda: b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not an image"),
+    # Cut short or damaged
+    Odd("truncated JPEG", lambda: encode(PICTURE, "JPEG")[:500], "damaged", suffix=".jpg"),
+    Odd("JPEG without its end", lambda: encode(PICTURE, "JPEG")[:-200], "damaged", suffix=".jpg"),
+    Odd("truncated PNG", lambda: encode(PICTURE)[:-200], "damaged"),
+    Odd("PNG signature only", lambda: encode(PICTURE)[:8], "damaged|not an image"),
+    Odd("truncated WebP", lambda: encode(PICTURE, "WEBP")[:150], "damaged|not an image"),
+    Odd("truncated TIFF", lambda: tiff(PICTURE)[:900], "damaged|not an image"),
+    Odd("PNG with a hole", lambda: damaged_middle(encode(PICTURE)), "damaged"),
+    Odd("PNG, wrong checksum of the header", lambda: wrong_checksum(b"IHDR"), "damaged|not an im"),
+    Odd("zero width PNG", lambda: png(0, 5), "damaged|not an image|0 x 5"),
+    Odd("zero height BMP", lambda: bmp_header(4, 0), "damaged|not an image|4 x 0"),
+    Odd("PNG without pixels", lambda: png(40, 30), "damaged"),
+    # Too large
+    Odd("100 megapixels", lambda: zero_bomb(10_000, 10_000), "limit of 50 million"),
+    Odd("1 gigapixel", lambda: zero_bomb(32_000, 32_000), "limit of 50 million"),
+    Odd("4 gigapixel GIF", lambda: gif_bomb(65_535, 65_535), "limit of 50 million"),
+    Odd("2 gigapixel BMP", lambda: bmp_header(2**15, 2**16), "limit of 50 million"),
+    Odd("4 gigapixel JPEG", lambda: jpeg_of_size(65_000, 65_000), "limit of 50 million"),
+    Odd("60,000 x 1", lambda: encode(Image.new("L", (60_000, 1))), "longest side"),
+    Odd("1 x 60,000", lambda: encode(Image.new("1", (1, 60_000))), "longest side"),
+    Odd("zTXt bomb", lambda: text_chunk_bomb(b"zTXt"), "too large"),
+    Odd("iTXt bomb", lambda: text_chunk_bomb(b"iTXt"), "too large"),
+    Odd("iCCP bomb", lambda: text_chunk_bomb(b"iCCP"), "too large"),
+    # Other kinds of pixels
+    Odd("32-bit float", lambda: tiff(GREY.convert("F")), "floats"),
+    Odd("32-bit integers", lambda: tiff(GREY.convert("I")), "32-bit integers"),
+    Odd("CMYK TIFF", lambda: tiff(PICTURE.convert("CMYK")), expected=PICTURE),
+    Odd("CMYK JPEG by Adobe", inverted_adobe_cmyk, expected=PICTURE, suffix=".jpg"),
+    Odd("CMYK JPEG, not inverted", plain_cmyk_jpeg, expected=PICTURE, suffix=".jpg"),
+    Odd("16-bit grey PNG", lambda: deep_png(0, DEEP_GREY), expected=GREY, tolerance=0),
+    Odd("16-bit grey TIFF", lambda: tiff(Image.fromarray(DEEP_GREY)), expected=GREY, tolerance=0),
+    Odd("12-bit grey TIFF", twelve_bit_tiff, expected=GREY, tolerance=1),
+    Odd("16-bit grey PPM", lambda: encode(Image.fromarray(DEEP_GREY), "PPM"), expected=GREY),
+    Odd("16-bit RGB PNG", lambda: deep_png(2, DEEP), expected=PICTURE, tolerance=0),
+    Odd("palette", lambda: palette(False), expected=PICTURE.quantize(16), tolerance=0),
+    Odd("palette with transparency", lambda: palette(True), expected=palette_on_white()),
+    Odd("1-bit", lambda: encode(GREY.convert("1")), expected=GREY.convert("1"), tolerance=0),
+    Odd("grey", lambda: encode(GREY), expected=GREY, tolerance=0),
+    Odd("grey JPEG", lambda: encode(GREY, "JPEG", quality=95), expected=GREY, suffix=".jpg"),
+    Odd("grey and alpha", lambda: encode(with_alpha(GREY, 100)), expected=on_white(GREY, 100)),
+    Odd("RGBA", lambda: encode(with_alpha(PICTURE, 100)), expected=on_white(PICTURE, 100)),
+    Odd("wholly transparent", lambda: encode(with_alpha(PICTURE, 0)), expected=on_white(GREY, 0)),
+    Odd("colour profile", lambda: encode(PICTURE, icc_profile=profile()), expected=PICTURE),
+    Odd("damaged profile", lambda: encode(PICTURE, icc_profile=NOISE[:500]), expected=PICTURE),
+    Odd("YCbCr TIFF", lambda: tiff(PICTURE.convert("YCbCr")), expected=PICTURE),
+    Odd("one pixel", lambda: encode(Image.new("RGB", (1, 1), "red")), expected=RED, tolerance=0),
+    # Odd files with a sound picture
+    Odd("PNG called .jpg", lambda: encode(PICTURE), expected=PICTURE, tolerance=0, suffix=".jpg"),
+    Odd("JPEG called .png", lambda: encode(PICTURE, "JPEG", quality=95), expected=PICTURE),
+    Odd("animated GIF", lambda: frames("GIF"), expected=PICTURE),
+    Odd("animated WebP", lambda: frames("WEBP", lossless=True), expected=PICTURE, tolerance=0),
+    Odd("animated PNG", lambda: frames("PNG"), expected=PICTURE, tolerance=0),
+    Odd("TIFF of several pages", lambda: frames("TIFF"), expected=PICTURE, tolerance=0),
+    Odd("2,000 frames", lambda: frames("GIF", 2000), expected=PICTURE),
+    Odd("second frame damaged", lambda: frames("GIF")[:-30], expected=PICTURE),
+    Odd("JPEG with junk behind", lambda: encode(PICTURE, "JPEG", quality=95) + NOISE * 20,
+        expected=PICTURE, suffix=".jpg"),
+    Odd("PNG with junk behind", lambda: encode(PICTURE) + NOISE, expected=PICTURE, tolerance=0),
+    Odd("progressive JPEG", lambda: encode(PICTURE, "JPEG", quality=95, progressive=True),
+        expected=PICTURE, suffix=".jpg"),
+    Odd("MPO", mpo, expected=PICTURE, suffix=".jpg"),
+    Odd("broken EXIF", broken_exif, expected=PICTURE, suffix=".jpg"),
+    Odd("PNG, wrong checksum of the end", lambda: wrong_checksum(b"IEND"), expected=PICTURE),
+    Odd("500 text chunks", png_with_text, expected=PICTURE, tolerance=0),
+    Odd("interlaced GIF", lambda: encode(PICTURE.quantize(256), "GIF", interlace=True),
+        expected=PICTURE),
+    Odd("PPM as text", lambda: b"P3 1 1 255 255 0 0", expected=RED, tolerance=0),
+]  # fmt: skip
