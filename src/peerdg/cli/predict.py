@@ -1,17 +1,19 @@
 """`peerdg predict`: what a trained model sees in images."""
 
-import csv
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from peerdg.cli.console import error_console
-from peerdg.errors import DataError
-from peerdg.files import replace_atomically
+from peerdg.errors import DataError, Stopped
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+if TYPE_CHECKING:
+    from peerdg.report.prediction_file import PredictionWriter
 
 
 def predict(
@@ -20,51 +22,92 @@ def predict(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    all_classes: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    strict: Annotated[bool, Parameter(negative=())] = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=())] = False,
 ) -> None:
-    """Class and probability of each image, as CSV.
+    """Class and probability of each image, as CSV or JSON lines.
+
+    Any number of images takes the same memory. An image that cannot be decoded gives a row with
+    the reason in its last column; if none can be, or with --strict any cannot, the command ends
+    with code 5. Until all rows are there they stand in FILE.partial, also after Ctrl-C.
 
     Args:
         run: Run folder or model folder.
         images: Image files, or folders of them.
-        output: CSV file to write; default: standard output.
+        output: File to write, JSON lines if it ends in .jsonl, else CSV; default: CSV on standard
+            output.
+        all_classes: The probability of every class, not only of the most probable one.
+        strict: End with code 5 if any image cannot be decoded; the rows are written all the same.
+        quiet: No progress.
     """
+    total = _count(images)
     from peerdg import api
+    from peerdg.report.prediction_file import PredictionWriter, partial_path, prediction_file
+    from peerdg.train.reading import ReadingBar
 
-    paths = _expand(images)
     model = api.load_model(run)
-    predictions = model.predict(paths)
-    rows = [
-        [str(p), q.label, f"{q.probability:.4f}"] for p, q in zip(paths, predictions, strict=True)
-    ]
-    if output is None:
-        _write(sys.stdout, rows)
-        return
+    bar = ReadingBar(error_console)
     with (
-        replace_atomically(output) as temporary,
-        temporary.open("w", newline="", encoding="utf-8") as file,
-    ):
-        _write(file, rows)
-    error_console.print(f"{len(rows)} predictions in {output}", markup=False)
+        nullcontext(PredictionWriter(sys.stdout, model.classes, all_classes=all_classes))
+        if output is None
+        else prediction_file(output, model.classes, all_classes=all_classes)
+    ) as writer:
+        try:
+            for prediction in model.predict_files(_files(images)):
+                writer.write(prediction)
+                if not quiet:
+                    bar("predicting", writer.rows, total)
+        except KeyboardInterrupt as stop:
+            place = "" if output is None else f" They are in {partial_path(output)}."
+            said = f"Stopped after {writer.rows:,} of {total:,} predictions.{place}"
+            raise Stopped(said, signal_number=signal.SIGINT) from stop
+        finally:
+            bar.close()
+    if output is not None:
+        said = f"{writer.rows:,} predictions in {output}"
+        error_console.print(said, markup=False, soft_wrap=True)
+    _report_bad(writer, strict=strict)
 
 
-def _expand(images: tuple[Path, ...]) -> list[Path]:
-    paths: list[Path] = []
+def _count(images: tuple[Path, ...]) -> int:
+    """How many there are; names are read once for it, so that the time left can be shown."""
+    if not images:
+        raise DataError("No image was given.", hint="Name image files or a folder of them.")
+    from peerdg.data.walk import image_files
+
+    total = 0
     for path in images:
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+            found = sum(1 for _ in image_files(path))
             if not found:
                 raise DataError(f"There are no images in {path}.")
-            paths += found
+            total += found
         elif path.is_file():
-            paths.append(path)
+            total += 1
         else:
             raise DataError(f"There is no image {path}.", hint="Check the path.")
-    if not paths:
-        raise DataError("No image was given.", hint="Name image files or a folder of them.")
-    return paths
+    return total
 
 
-def _write(file: object, rows: list[list[str]]) -> None:
-    writer = csv.writer(file)  # type: ignore[arg-type]
-    writer.writerow(["image", "label", "probability"])
-    writer.writerows(rows)
+def _files(images: tuple[Path, ...]) -> Iterator[Path]:
+    from peerdg.data.walk import image_files
+
+    for path in images:
+        if path.is_dir():
+            yield from image_files(path)
+        else:
+            yield path
+
+
+def _report_bad(writer: "PredictionWriter", *, strict: bool) -> None:
+    """Say what could not be decoded; an error if it was all, or if any is too much."""
+    if not writer.bad:
+        return
+    lines = [f"{writer.bad:,} of {writer.rows:,} images cannot be used:"]
+    lines += [f"  {path}: {reason}" for path, reason in writer.bad_examples]
+    if writer.bad > len(writer.bad_examples):
+        lines.append("  ...")
+    if strict or writer.bad == writer.rows:
+        raise DataError("\n".join(lines), hint="Repair or remove them.")
+    error_console.print("\n".join(lines), markup=False, soft_wrap=True)
