@@ -267,4 +267,4 @@ def _note_frames(paths: Sequence[str]) -> None:
 
 
 def _digest(values: Sequence[object]) -> str:
-    return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()
+    return hashlib.sha256(repr(list(values)).encode()).hexdigest()
