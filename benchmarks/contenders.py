@@ -89,11 +89,12 @@ class Trained:
         k: int = 10,
     ) -> None:
         self.source = Source(domain, transform)
-        settings = Settings(k=k, head_layers=head[0], head_dim=head[1])
+        settings = Settings(
+            k=k, head_layers=head[0], head_dim=head[1], cache_features=self.source.repeats
+        )
         policy = Policy.named("fixed", num_ops=num_ops, magnitude=9)
         model = build_classifier(backbone, classes=domain.classes)
-        clean = self.source.clean if self.source.repeats else None
-        self.method = PEER(model, settings, augment=policy, clean=clean)
+        self.method = PEER(model, settings, augment=policy, clean=self.source.clean)
         self.method.train()
         self.method.start_epoch(0)
         self.phase = PhaseSettings(batch_size=batch)

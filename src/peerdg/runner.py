@@ -32,7 +32,7 @@ from peerdg.methods.registry import implementation_of
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.names import check_backbone, has_normalisation
-from peerdg.models.pretrained import initialise
+from peerdg.models.pretrained import initialise, weights_file
 from peerdg.models.stored import load_stored, save_model
 from peerdg.rng import seeded
 from peerdg.train.hardware import has_bf16
@@ -76,6 +76,8 @@ def execute(
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
     device = _device(config)
+    if model is None:
+        weights_file(config.backbone, config.weights)  # missing ones are told of before any work
     with showing(progress.reading):
         splits = splits or load_splits(config)
         domains = judged_on(config, splits)

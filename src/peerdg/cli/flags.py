@@ -137,8 +137,10 @@ def config_from_flags(
     from peerdg.train.own import resolve_own  # looks at images, so it imports torch
 
     config, choices = resolve_own(given)
-    for line in choices.explain(config.tables()):
-        note(line)
+    if lines := choices.explain(config.tables()):
+        note("Chosen for your images; each line begins with the option that changes it:")
+    for line in lines:
+        note(f"  {line}")
     return config
 
 

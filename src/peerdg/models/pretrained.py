@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from peerdg.errors import ConfigError, DamagedError
+from peerdg.errors import ConfigError, DamagedError, DataError
 from peerdg.models.classifier import Classifier
 from peerdg.models.download import imagenet_file
 from peerdg.models.names import BACKBONES, TIMM
@@ -60,6 +60,22 @@ class LoadReport:
         return text
 
 
+def weights_file(backbone: str, weights: str) -> Path | None:
+    """The file with the initial weights, fetched if need be; None for `"none"`.
+
+    Raises:
+        ConfigError: If the published weights cannot be had.
+        DataError: If there is no such file.
+    """
+    if weights == "none":
+        return None
+    if weights == "imagenet":
+        return hub_file(backbone) if backbone.startswith(TIMM) else imagenet_file(backbone)
+    if not Path(weights).is_file():
+        raise DataError(f"There is no weights file {weights}.", hint="Check --weights.")
+    return Path(weights)
+
+
 def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
     """Give `model` its initial weights, in place.
 
@@ -74,12 +90,9 @@ def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
         DataError: If there is no such file.
         DamagedError: If the file is damaged, or holds anything but tensors of finite numbers.
     """
-    if weights == "none":
+    path = weights_file(backbone, weights)
+    if path is None:
         return LoadReport(source="none", loaded=0, total=len(_encoder_names(model)))
-    if weights == "imagenet":
-        path = hub_file(backbone) if backbone.startswith(TIMM) else imagenet_file(backbone)
-    else:
-        path = Path(weights)
     tensors = load_weights(path)
     _check_finite(tensors, path)
     if _is_own(tensors):

@@ -22,11 +22,11 @@ from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
 from peerdg.files import replace_atomically, sha256, usual_mode
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
+from peerdg.models.names import OWN as OWN
 from peerdg.version import __version__
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 FORMAT = 1
-OWN = "own"  # the backbone's name of a network that the user brought
 
 
 def save_model(

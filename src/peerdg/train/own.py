@@ -9,7 +9,7 @@ from peerdg.data.domain import Splits
 from peerdg.data.glance import glance
 from peerdg.data.registry import OWN_DATA
 from peerdg.data.settings import OwnDataSettings
-from peerdg.models.stored import OWN
+from peerdg.models.names import OWN
 from peerdg.train.choices import Choices, choose
 from peerdg.train.settings import RunConfig, resolve
 

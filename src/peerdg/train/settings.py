@@ -25,6 +25,7 @@ from peerdg.config import (
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
+from peerdg.models.names import OWN, check_backbone
 from peerdg.train.choices import Choices
 from peerdg.train.presets import BUDGETS, preset
 
@@ -124,7 +125,7 @@ class RunConfig:
     targets: tuple[str, ...] | None = option(None, "target domains; default: all that are there")
     method: str = option("peer", "training method")
     backbone: str = option("digits-cnn", "network")
-    weights: str = option("none", "initial weights: none, or a .safetensors or .pth file")
+    weights: str = option("none", "initial weights: none, imagenet, or a .safetensors or .pth file")
     budget: str = option("standard", "preset: quick, standard or paper")
     seed: int = option(0, "seed of all randomness", at_least=0)
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
@@ -216,6 +217,8 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
         parts[key] = build(kind, values.pop(key, {}), where=key)
     parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
     config = build(RunConfig, values, where="")
+    if config.backbone != OWN:
+        check_backbone(config.backbone, config.weights)
     return replace(config, **parts)
 
 
