@@ -16,6 +16,7 @@ from peerdg.data.images import to_pixels
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import DataError
 from peerdg.evaluate.accuracy import evaluate_domain
+from peerdg.evaluate.detail import WORST, Detail, evaluate_in_detail
 from peerdg.evaluate.predictions import Answers, FilePrediction, answer, predict_files
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, load_stored
@@ -156,14 +157,14 @@ class Model:
         several: Iterable[ImageLike] = [images] if single else images  # type: ignore[list-item, assignment]
         found = [
             Prediction(self.classes[label], float(row[label]))
-            for labels, probabilities in self._answers(several)
-            for label, row in zip(labels.tolist(), probabilities, strict=True)
+            for answers in self._answers(several)
+            for label, row in zip(answers.labels.tolist(), answers.probabilities, strict=True)
         ]
         return found[0] if single else found
 
     def probabilities(self, images: Iterable[ImageLike]) -> torch.Tensor:
         """Class probabilities `[N, classes]` of several images."""
-        rows = [probabilities for _, probabilities in self._answers(images)]
+        rows = [answers.probabilities for answers in self._answers(images)]
         return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
 
     def predict_files(self, paths: Iterable[str | Path]) -> Iterator[FilePrediction]:
@@ -182,6 +183,11 @@ class Model:
         """Images, correct answers, accuracy in percent and loss on `domain`, classes by name."""
         domain = domain.with_classes(self.classes)
         return evaluate_domain(self.classifier, domain, size=self.image_size)
+
+    def evaluate_in_detail(self, domain: Domain, *, worst: int = WORST) -> Detail:
+        """`evaluate`, and by class, confusion, calibration, and the `worst` mistakes."""
+        domain = domain.with_classes(self.classes)
+        return evaluate_in_detail(self.classifier, domain, size=self.image_size, worst=worst)
 
     def _answers(self, images: Iterable[ImageLike]) -> Iterator[Answers]:
         pixels = (self._pixels(image) for image in images)

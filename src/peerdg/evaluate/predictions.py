@@ -32,10 +32,12 @@ class Answers(NamedTuple):
     Args:
         labels: The most probable class of each, int64 `[n]`.
         probabilities: Of all classes, `[n, classes]`.
+        log_probabilities: Their logarithms, exact also where a probability is rounded to 0.
     """
 
     labels: Tensor
     probabilities: Tensor
+    log_probabilities: Tensor
 
 
 class FilePrediction(NamedTuple):
@@ -60,7 +62,7 @@ class FilePrediction(NamedTuple):
 def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
     """The model's answers for a uint8 batch `[n, 3, h, w]`, resized to what it sees."""
     logits = model(resize(images.to(model.head.weight.device), size))
-    return Answers(logits.argmax(1).cpu(), logits.softmax(1).cpu())
+    return Answers(logits.argmax(1).cpu(), logits.softmax(1).cpu(), logits.log_softmax(1).cpu())
 
 
 def predict_files(
@@ -125,8 +127,8 @@ def _predict(model: Classifier, decoded: list[_Decoded], size: int) -> Iterator[
     pixels = [item.pixels for item in decoded if item.pixels is not None]
     rows: Iterator[tuple[int, Tensor]] = iter(())
     if pixels:
-        labels, probabilities = answer(model, torch.from_numpy(np.stack(pixels)), size=size)
-        rows = zip(labels.tolist(), probabilities, strict=True)
+        found = answer(model, torch.from_numpy(np.stack(pixels)), size=size)
+        rows = zip(found.labels.tolist(), found.probabilities, strict=True)
     for item in decoded:
         if item.pixels is None:
             yield FilePrediction(item.path, error=item.error)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.report.escape import markdown_text, visible
 from peerdg.report.runs import RunResult, by_variant, read_run
 
 
@@ -24,15 +25,16 @@ class Table:
         """For the terminal."""
         table = RichTable(box=None, pad_edge=False)
         for number, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if number == 0 else "right")
+            table.add_column(Text(visible(column)), justify="left" if number == 0 else "right")
         for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
+            table.add_row(*(Text(visible(cell)) for cell in row))
         return table
 
     def markdown(self) -> str:
         """For a report."""
         rule = ["---"] + ["--:"] * (len(self.columns) - 1)
-        lines = [self.columns, rule, *([_escape(cell) for cell in row] for row in self.rows)]
+        names = [markdown_text(column) for column in self.columns]
+        lines = [names, rule, *([markdown_text(cell) for cell in row] for row in self.rows)]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
@@ -141,7 +143,3 @@ def _fluctuation(group: Sequence[RunResult], which: str) -> str:
         return "-"
     found = [run.fluctuation(getattr(run, which), burn_in_periods=BURN_IN_PERIODS) for run in group]
     return spread([f.mean.var for f in found if f is not None], digits=2)
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,108 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerdg.evaluate import detail
+from peerdg.evaluate.accuracy import evaluate_domain
+from peerdg.evaluate.calibration import calibration
+from peerdg.evaluate.detail import evaluate_in_detail
+from tests.conftest import tiny_classifier, tiny_domain
+
+
+def test_counts_equal_a_plain_loop_over_images(monkeypatch):
+    monkeypatch.setattr(detail, "images_per_pass", lambda side: 7)
+    model, domain = tiny_classifier(classes=4).eval(), tiny_domain(n=30, classes=4)
+    confusion = np.zeros((4, 4), int)
+    loss = 0.0
+    for image, label in zip(domain.images, domain.labels, strict=True):
+        logits = model(image[None]).detach()
+        confusion[label, logits.argmax()] += 1
+        loss += float(F.cross_entropy(logits, label[None]))
+    found = evaluate_in_detail(model, domain)
+    assert found.confusion.tolist() == confusion.tolist()
+    assert found.loss == pytest.approx(loss / 30, abs=1e-5)
+    assert found.n == 30
+    assert [c.n for c in found.classes] == confusion.sum(1).tolist()
+    assert [c.correct for c in found.classes] == confusion.diagonal().tolist()
+    assert [c.predicted for c in found.classes] == confusion.sum(0).tolist()
+    expected = np.mean(100 * confusion.diagonal() / confusion.sum(1))
+    assert found.class_accuracy == pytest.approx(expected)
+
+
+def test_agrees_with_the_evaluation_of_training_and_leaves_the_mode():
+    model, domain = tiny_classifier(batch_norm=True, dropout=0.5).train(), tiny_domain()
+    found, record = evaluate_in_detail(model, domain), evaluate_domain(model, domain)
+    assert (found.n, found.correct, found.accuracy) == (
+        record["n"], record["correct"], record["accuracy"],
+    )  # fmt: skip
+    assert found.loss == pytest.approx(record["loss"], rel=1e-6)
+    assert model.training
+
+
+def test_the_worst_mistakes_are_the_surest_wrong_answers():
+    model, domain = tiny_classifier().eval(), tiny_domain(n=40, seed=3)
+    with torch.no_grad():
+        model.head.bias[1] += 2  # so that there are mistakes of all sizes
+        shares = model(domain.images).softmax(1)
+    wrong = [
+        (float(row.max()), index)
+        for index, row in enumerate(shares)
+        if row.argmax() != domain.labels[index]
+    ]
+    assert len(wrong) > 5
+    expected = [index for _, index in sorted(wrong, key=lambda pair: (-pair[0], pair[1]))][:5]
+    found = evaluate_in_detail(model, domain, worst=5).worst
+    assert [mistake.row for mistake in found] == expected
+    for mistake in found:
+        row = shares[mistake.row]
+        assert mistake.predicted == model.classes[int(row.argmax())] != mistake.true
+        assert mistake.true == domain.classes[int(domain.labels[mistake.row])]
+        assert mistake.probability == pytest.approx(float(row.max()), abs=1e-6)
+        true = float(row[domain.labels[mistake.row]])
+        assert mistake.true_probability == pytest.approx(true, abs=1e-6)
+
+
+def test_a_class_is_most_often_taken_for_the_largest_entry_beside_the_diagonal():
+    confusion = torch.tensor([[9, 1, 3], [0, 4, 0], [2, 2, 0]])
+    found = detail._by_class(("a", "b", "c"), confusion)
+    assert [c.confused_with for c in found] == ["c", None, "a"]
+
+
+def test_everything_can_be_written_as_json():
+    found = evaluate_in_detail(tiny_classifier(), tiny_domain())
+    assert json.loads(json.dumps(found.plain())) == found.plain()
+
+
+def test_calibration_error_of_a_hand_computed_case():
+    confidence = torch.tensor([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
+    correct = torch.tensor([True, True, False, False, True, True])
+    # Four images: right 0.5, sure 0.95; two images: right 1, sure 0.55.
+    expected = 4 / 6 * abs(0.5 - 0.95) + 2 / 6 * abs(1 - 0.55)
+    assert calibration(confidence, correct, bins=10).error == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():
+    confidence = torch.full((10,), 0.7, dtype=torch.float64)
+    assert calibration(confidence, torch.arange(10) < 7).error == pytest.approx(0, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), min_size=1, max_size=60))
+def test_calibration_equals_the_definition_bin_by_bin(answers):
+    bins = 15
+    error = 0.0
+    for m in range(bins):
+        low, high = m / bins, (m + 1) / bins
+        inside = [(c, r) for c, r in answers if low < c <= high or (m == 0 and c == 0)]
+        if inside:
+            sure, right = np.mean([c for c, _ in inside]), np.mean([r for _, r in inside])
+            error += len(inside) / len(answers) * abs(right - sure)
+    confidence = torch.tensor([c for c, _ in answers], dtype=torch.float64)
+    found = calibration(confidence, torch.tensor([r for _, r in answers]), bins=bins)
+    assert found.error == pytest.approx(error, abs=1e-9)
+    assert sum(part.n for part in found.bins) == len(answers)
+    assert len(found.bins) == bins
