@@ -1,7 +1,7 @@
 """The reference is torchvision itself, called as its RandAugment calls it, image by image.
 
 Color, contrast and sharpness end in a multiply-add, which torchvision rounds once, except on a CPU
-for the last values of a row that do not fill a vector register (see `curves.fused_add`). For
+for the last values of a row that do not fill a vector register (see `pixels.fused_add`). For
 these three, `without_remainder` gives torchvision an equivalent image whose rows fill the
 registers, and the comparison is exact for every size.
 """
@@ -18,8 +18,8 @@ from PIL import Image, ImageDraw
 import peerdg.augment
 from peerdg._vision import transforms
 from peerdg.augment import operations as op
-from peerdg.augment.curves import grey
 from peerdg.augment.geometry import CUTOUT_COLOUR
+from peerdg.augment.pixels import grey
 
 TORCHVISION = transforms.RandAugment()
 FUNCTIONS = {

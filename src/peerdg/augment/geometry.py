@@ -10,7 +10,9 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
-from torch.nn.functional import grid_sample
+from torch.nn.functional import grid_sample, pad
+
+from peerdg.augment.pixels import portions
 
 Matrix = Callable[[Float64[Tensor, " b"], int, int], Float64[Tensor, "b 2 3"]]
 """From (strength, height, width) to the map from output to source coordinates, centre (0, 0)."""
@@ -39,7 +41,14 @@ class Warp:
     ) -> UInt8[Tensor, "b 3 h w"]:
         """Warp each image with its own strength."""
         height, width = images.shape[-2:]
-        return move_pixels(images, sources(self.matrix(strength, height, width), height, width))
+        own = sources(self.matrix(strength, height, width), height, width)
+        numbers = torch.arange(len(images), device=images.device)
+        return move_pixels(
+            images.contiguous(),
+            own,
+            numbers,
+            torch.empty(images.shape, dtype=torch.uint8, device=images.device),
+        )
 
 
 def sources(
@@ -75,13 +84,18 @@ def sources(
 
 
 def move_pixels(
-    images: UInt8[Tensor, "b 3 h w"], source: Int64[Tensor, "b pixels"]
+    images: UInt8[Tensor, "b 3 h w"],
+    sources: Int64[Tensor, "k pixels"],
+    numbers: Int64[Tensor, " b"],
+    out: UInt8[Tensor, "b 3 h w"],
 ) -> UInt8[Tensor, "b 3 h w"]:
-    """Fill each image from its own pixels, numbered as by `sources`."""
-    batch, channels = images.shape[:2]
-    # Pixel number 0 is the black one that stands for everything outside the image.
-    numbered = torch.cat((images.new_zeros(batch, channels, 1), images.flatten(2)), dim=2)
-    return numbered.gather(2, source.unsqueeze(1).expand(-1, channels, -1)).view(images.shape)
+    """Fill each image from its own pixels: image i as row `numbers[i]` of `sources` says."""
+    for pixels, number, moved in portions(images.flatten(2), numbers, out.flatten(2)):
+        # Pixel number 0 is the black one that stands for everything outside the image.
+        numbered = pad(pixels, (1, 0))
+        index = sources.index_select(0, number).unsqueeze(1)
+        torch.gather(numbered, 2, index.expand(pixels.shape), out=moved)
+    return out
 
 
 def _matrix(rows: list[list[Tensor]]) -> Float64[Tensor, "b 2 3"]:
