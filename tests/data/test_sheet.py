@@ -44,3 +44,10 @@ def test_writes_the_name_of_each_domain():
 def test_any_class_name_fits(name):
     sheet = contact_sheet([make_domain(classes=(name, "b", "c"))], per_class=1, cell=16)
     assert sheet.width == 320
+
+
+def test_of_thousands_of_classes_the_first_hundred_are_shown():
+    labels = tuple(range(300))
+    domain = make_domain(classes=tuple(map(str, labels)), labels=labels)
+    sheet = contact_sheet([domain], per_class=1, cell=8)
+    assert count_red(sheet) == 100 * 8 * 8

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from peerdg.cli.console import console
+from peerdg.cli.folders import is_folder, read_folders, verify_folders
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError, DataError
 
@@ -37,31 +38,43 @@ def show_data(
     """Write a contact sheet with images of every domain and class.
 
     Args:
-        name: The data set.
+        name: The data set, or a folder or list of your own images.
         output: The PNG file to write.
     """
     from peerdg.data.sheet import contact_sheet
     from peerdg.files import replace_atomically
 
-    splits = load_data(name, root)
-    domains = [splits.train, *splits.targets.values()]
+    if is_folder(name):
+        domains = list(read_folders([Path(name)]).parts.values())
+    else:
+        splits = load_data(name, root)
+        domains = [splits.train, *splits.targets.values()]
     sheet = contact_sheet(domains)
     with replace_atomically(output) as temporary:
         sheet.save(temporary, format="PNG")
     console.print(f"{len(domains)} domains in {output}", markup=False)
 
 
-def verify_data(name: str, /, *, root: Root = None) -> None:
+def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
     """Say for each domain what is there, what is missing, and where to get it.
+
+    Of your own folders and lists every image is decoded once and compared with all others.
 
     Ends with code 5 if anything is damaged, or there is nothing to learn on: the source domain is
     missing, or every domain where any can be the source. Other missing domains are reported, but
     one can work with what one has.
 
     Args:
-        name: The data set.
+        name: The data set, or a folder or list of your own images.
+        folders: More folders and lists, to find images that are in two of them.
     """
     from peerdg.report.tables import plain_table
+
+    if is_folder(name):
+        verify_folders([Path(name), *folders])
+        return
+    if folders:
+        raise ConfigError(f"{name} is a data set; it cannot be verified together with folders.")
 
     data = benchmark(name)
     if data.needs_root:

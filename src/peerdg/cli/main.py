@@ -61,8 +61,11 @@ DATA_COMMANDS = {
         ("peerdg data show digits-mini -o sheet.png",),
     ),
     "verify": (
-        "Say what of a data set is there, and what is missing.",
-        ("peerdg data verify digits --root ~/data/digits",),
+        "Say what of a data set is there, and what is missing or wrong.",
+        (
+            "peerdg data verify digits --root ~/data/digits",
+            "peerdg data verify photos/ sketches/",
+        ),
     ),
     "prepare": (
         "Unpack a data set's archives, or decode it into the cache.",
@@ -70,6 +73,10 @@ DATA_COMMANDS = {
             "peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS",
             "peerdg data prepare digits --root ~/data/digits",
         ),
+    ),
+    "cache": (
+        "Show or clear the cache of decoded images.",
+        ("peerdg data cache", "peerdg data cache --clear"),
     ),
 }
 
@@ -94,7 +101,7 @@ def make_app() -> App:
         help_epilogue=_examples(("peerdg data list",)),
     )
     for name, (summary, lines) in DATA_COMMANDS.items():
-        module = "prepare" if name == "prepare" else "data"
+        module = name if name in ("prepare", "cache") else "data"
         path = f"peerdg.cli.{module}:{name}_data"
         data.command(path, name=name, help=summary, help_epilogue=_examples(lines))
     app.command(data)

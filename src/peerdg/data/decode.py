@@ -134,6 +134,8 @@ def _to_rgb(image: Image.Image, name: str, pixel_limit: int) -> Image.Image:
             image = _scale_deep_grey(image, name, top)
         if image.has_transparency_data:
             return _on_white(image)
+        if (image.format, image.mode) == ("JPEG", "RGB"):
+            return image  # by far the most frequent kind needs no copy
         return image.convert("RGB")
     except DataError:
         raise

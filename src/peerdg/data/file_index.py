@@ -48,10 +48,18 @@ _Stamp = tuple[int, int, int]
 _Known = dict[str, tuple[_Stamp, FileFacts]]
 
 
-def facts_of(files: Sequence[Path], progress: Progress) -> list[FileFacts]:
-    """The facts of each file, in order; only new and changed files are read."""
+def facts_of(
+    files: Sequence[Path], progress: Progress, *, root: Path | None = None
+) -> list[FileFacts]:
+    """The facts of each file, in order; only new and changed files are read.
+
+    Args:
+        files: The files.
+        progress: Is told how far it has come.
+        root: The folder they are remembered under; default: the one that holds them all.
+    """
     names = [os.path.abspath(file) for file in files]
-    index = _index_file(names)
+    index = _index_file(names, root)
     known = _load(index)
     stamps = [_stamp(name) for name in names]
     found: dict[str, FileFacts] = {}
@@ -114,7 +122,7 @@ def _stamp(name: str) -> _Stamp | None:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _index_file(names: Sequence[str]) -> Path | None:
+def _index_file(names: Sequence[str], root: Path | None) -> Path | None:
     """One index for each folder that was read."""
     folder = cache_folder()
     if folder is None:
@@ -123,6 +131,8 @@ def _index_file(names: Sequence[str]) -> Path | None:
         place = os.path.commonpath([os.path.dirname(name) for name in names])
     except ValueError:  # on several drives
         place = ""
+    if root is not None:
+        place = os.path.abspath(root)
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
     return folder / FOLDER / f"{digest}.json"
 

@@ -143,7 +143,7 @@ def _small_classes(name: str, domain: Domain) -> list[Problem]:
 
 def _format_problems(listing: Listing) -> list[Problem]:
     """Files whose content is of another type than their name says, and many sizes."""
-    facts = facts_of([item.path for item in listing.items], listener())
+    facts = facts_of([item.path for item in listing.items], listener(), root=listing.root)
     renamed = [
         f"{shown_path(item.path, listing.root)} ({fact.format})"
         for item, fact in zip(listing.items, facts, strict=True)

@@ -74,7 +74,7 @@ def read_images(
     if not files:
         raise DataError(f"Domain '{name}' has no images.")
     told = listener(progress)
-    facts = facts_of([file.path for file in files], told)
+    facts = facts_of([file.path for file in files], told, root=root)
     side = automatic_size(facts) if size is None else size
     shown = [shown_path(file.path, root) for file in files]
 

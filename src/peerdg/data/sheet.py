@@ -9,10 +9,13 @@ from peerdg.data.domain import Domain
 _GAP = 2
 _TITLE = 30
 _HEADER = 16
+_MOST_CLASSES = 100  # columns; a sheet of thousands cannot be opened
 
 
 def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 64) -> Image.Image:
     """One block per domain, one column per class, the first `per_class` images of each class.
+
+    Of more than 100 classes the first 100 are shown.
 
     Args:
         domains: What to show, from top to bottom.
@@ -21,7 +24,7 @@ def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 
     """
     step = cell + _GAP
     block = _TITLE + _HEADER + per_class * step + _GAP
-    columns = max(len(domain.classes) for domain in domains)
+    columns = min(max(len(domain.classes) for domain in domains), _MOST_CLASSES)
     sheet = Image.new("RGB", (max(columns * step + _GAP, 320), block * len(domains)), "white")
     for position, domain in enumerate(domains):
         _draw_block(sheet, domain, position * block, per_class, cell)
@@ -30,21 +33,25 @@ def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 
 
 def _draw_block(sheet: Image.Image, domain: Domain, top: int, per_class: int, cell: int) -> None:
     draw = ImageDraw.Draw(sheet)
-    title = f"{domain.name} ({len(domain):,} images)"
+    title = f"{domain.name} ({len(domain):,} images"
+    if len(domain.classes) > _MOST_CLASSES:
+        title += f", {_MOST_CLASSES} of {len(domain.classes):,} classes"
+    title += ")"
     draw.text((_GAP, top + 6), title, fill="black", font=ImageFont.load_default(18))
     small = ImageFont.load_default(11)
     first_row = top + _TITLE + _HEADER
-    for column, name in enumerate(domain.classes):
+    for column, name in enumerate(domain.classes[:_MOST_CLASSES]):
         left = _GAP + column * (cell + _GAP)
         while name and draw.textlength(name, font=small) > cell:
             name = name[:-1]
         draw.text((left, top + _TITLE), name, fill="black", font=small)
         members = (domain.labels == column).nonzero().flatten()[:per_class].tolist()
         for row, index in enumerate(members):
-            sheet.paste(_tile(domain, index, cell), (left, first_row + row * (cell + _GAP)))
+            sheet.paste(tile(domain, index, cell), (left, first_row + row * (cell + _GAP)))
 
 
-def _tile(domain: Domain, index: int, cell: int) -> Image.Image:
+def tile(domain: Domain, index: int, cell: int) -> Image.Image:
+    """One image of a domain as a square of side `cell`."""
     image = Image.fromarray(domain.images[index].permute(1, 2, 0).contiguous().numpy())
     smaller = max(image.size) <= cell
     return image.resize(

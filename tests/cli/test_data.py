@@ -1,0 +1,98 @@
+"""`peerdg data verify`, `show` and `cache` on a user's own images."""
+
+import pytest
+from PIL import Image
+
+from peerdg.cli.main import run
+from tests.data.image_files import make_tree, write_picture
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEERDG_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return make_tree(tmp_path / "photos", "cat", "dog", count=6)
+
+
+def peerdg(*arguments) -> int:
+    return run([str(argument) for argument in arguments], debug=False)
+
+
+def test_a_sound_folder_is_verified_with_code_0(photos, capsys):
+    assert peerdg("data", "verify", photos) == 0
+    output = capsys.readouterr().out
+    assert "photos" in output
+    assert "Everything can be decoded." in output
+
+
+def test_every_problem_of_a_folder_is_shown_with_its_remedy_and_code_5(photos, capsys):
+    (photos / "cat/bad.jpg").write_text("no image")
+    (photos / "horse").mkdir()
+    assert peerdg("data", "verify", photos) == 5
+    shown = capsys.readouterr()
+    assert "cat/bad.jpg: it is not an image in a known format" in shown.out
+    assert "no images in the class horse" in shown.out
+    assert "Add images, or remove the folder." in shown.out
+    assert "2 problems must be put right" in shown.err
+
+
+def test_images_in_two_folders_are_found_when_both_are_named(photos, tmp_path, capsys):
+    other = make_tree(tmp_path / "others", "cat", count=6)
+    assert peerdg("data", "verify", photos, other) == 5  # one class cannot be trained on
+    assert "6 images are in two parts: photos: cat/0.png = others: cat/0.png" in (
+        capsys.readouterr().out.replace("\n", " ")
+    )
+
+
+def test_a_folder_that_is_not_there_gives_the_nearest_data_set(capsys):
+    assert peerdg("data", "verify", "digit") == 2
+    assert "'digits'" in capsys.readouterr().err
+
+
+def test_a_data_set_and_a_folder_cannot_be_verified_together(photos, capsys):
+    assert peerdg("data", "verify", "digits-mini", photos) == 2
+    assert "together" in capsys.readouterr().err
+
+
+def test_a_contact_sheet_of_a_folder_is_written(photos, tmp_path):
+    assert peerdg("data", "show", photos, "-o", tmp_path / "sheet.png") == 0
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width >= 320
+
+
+def test_the_cache_shows_what_was_decoded_and_can_be_cleared(photos, folder, capsys):
+    peerdg("data", "verify", photos)
+    capsys.readouterr()
+    assert peerdg("data", "cache") == 0
+    output = capsys.readouterr().out
+    assert "photos" in output
+    assert "1 entries, " in output
+    assert str(folder) in output.replace("\n", "")
+    assert peerdg("data", "cache", "--clear", "photo") == 2
+    assert "Did you mean 'photos'?" in capsys.readouterr().err
+    assert peerdg("data", "cache", "--clear", "photos") == 0
+    assert list(folder.glob("*.safetensors")) == []
+    assert peerdg("data", "cache", "--clear") == 0
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_verifying_decodes_for_the_training_that_follows(photos, monkeypatch):
+    from peerdg.data import images
+    from peerdg.data.benchmarks import own_data
+    from peerdg.data.settings import OwnDataSettings
+
+    peerdg("data", "verify", photos)
+    monkeypatch.setattr(images, "decode", None)
+    splits = own_data.load(OwnDataSettings(), root=photos)
+    assert len(splits.train) + len(splits.validation) == 12
+
+
+def test_odd_names_are_shown_as_they_are(tmp_path, capsys):
+    root = make_tree(tmp_path / "[red]über[", "cat", "dog", count=2)
+    write_picture(root / "cat" / "[bold]x.png", 50)
+    assert peerdg("data", "verify", root) == 0
+    assert "[red]über[" in capsys.readouterr().out
