@@ -1,44 +1,170 @@
-"""`peerdg evaluate`: accuracy of a trained model on other domains."""
+"""`peerdg evaluate`: how good a trained model is on other images."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
-from peerdg.cli.console import console
+from peerdg.cli.console import console, error_console
+from peerdg.cli.flags import which_data
+from peerdg.data.registry import OWN_DATA
 from peerdg.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peerdg.api import Model
+    from peerdg.data.domain import Domain
+    from peerdg.evaluate.detail import Detail
+
+_DATA = "folders or lists of labelled images, or a data set by name; default: the run's own data"
 
 
 def evaluate(
     run: Path,
-    data: Annotated[str | None, Parameter(help="data set; default: the run's own")] = None,
+    data: Annotated[tuple[str, ...], Parameter(help=_DATA)] = (),
     /,
     *,
-    root: Annotated[str | None, Parameter(help="folder with the data set's files")] = None,
+    root: Annotated[str | None, Parameter(help="folder with a named data set's files")] = None,
     target: Annotated[
         tuple[str, ...] | None,
-        Parameter(help="target domain; repeat it for several", negative_iterable=()),
+        Parameter(
+            help="target domain of a named data set; repeat it for several", negative_iterable=()
+        ),
     ] = None,
+    json_file: Annotated[Path | None, Parameter(name="--json")] = None,
+    report: Path | None = None,
+    worst: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 12,
+    layout: Literal["auto", "classes", "domains"] = "auto",
+    skip_bad_images: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Accuracy of a run's deployed model on every domain of a data set.
+    """Accuracy, by class too, confusion matrix, calibration error and worst mistakes.
+
+    Classes are matched by name. A folder may lack classes of the model; one that the model does
+    not know ends the command with code 5.
 
     Args:
         run: Run folder or model folder.
+        json_file: Write everything into this JSON file, too.
+        report: Write a page with a confusion matrix and the worst mistakes into this folder.
+        worst: How many of the most confident mistakes to show.
+        layout: What the first level of a folder is, where looking does not tell.
+        skip_bad_images: Leave out images that cannot be decoded, and count them.
     """
-    from peerdg import api, runner
-    from peerdg.report.tables import plain_table
+    if (root or target) and any(which_data(name)["benchmark"] == OWN_DATA for name in data):
+        raise ConfigError(
+            "--root and --target belong to a data set by name, not to a folder or list.",
+            hint="Give the folders of all targets one after the other.",
+        )
+    from peerdg import api
+    from peerdg.data.progress import showing
+    from peerdg.train.reading import ReadingBar
+
+    if report is not None:
+        from peerdg.report.figures import pyplot
+
+        pyplot()  # what is not installed is missed before the work, not after it
+    model = api.load_model(run)
+    bar = ReadingBar(error_console)
+    with showing(bar):
+        domains = _named_domains(run, data, root, target)
+        own = [name for name in data if which_data(name)["benchmark"] == OWN_DATA]
+        domains.update(_own_domains(model, own, domains, layout, skip_bad_images))
+    bar.close()
+    domains = {
+        name: replace(domain.with_classes(model.classes), name=name)
+        for name, domain in domains.items()
+    }
+    details = [model.evaluate_in_detail(domain, worst=worst) for domain in domains.values()]
+    _print(details)
+    _write(model, details, domains, json_file, report)
+
+
+def _named_domains(
+    run: Path, data: tuple[str, ...], root: str | None, target: tuple[str, ...] | None
+) -> "dict[str, Domain]":
+    """Every domain of the data sets that are named, or of the run's own."""
+    from peerdg import runner
     from peerdg.train.rundir import read_run_config
     from peerdg.train.settings import resolve
 
-    model = api.load_model(run)
-    if data is None and not (run / "config.toml").is_file():
-        raise ConfigError(f"{run} is a model folder.", hint="Name the data set to evaluate it on.")
-    started = read_run_config(run) if data is None else {"benchmark": data}
+    chosen: list[Mapping[str, Any]] = [which_data(name) for name in data]
+    if not data:
+        if not (run / "config.toml").is_file():
+            raise ConfigError(
+                f"{run} is a model folder.", hint="Name the images to evaluate it on."
+            )
+        chosen = [read_run_config(run)]
     given = {"root": root, "targets": list(target) if target else None}
-    config = resolve(started, {k: v for k, v in given.items() if v is not None})
-    domains = runner.evaluated_domains(runner.load_splits(config))
-    rows = []
-    for name, domain in domains.items():
-        result = model.evaluate(domain)
-        rows.append([name, f"{result['n']}", f"{result['accuracy']:.2f}", f"{result['loss']:.4f}"])
-    console.print(plain_table(["domain", "images", "accuracy %", "loss"], rows))
+    given = {key: value for key, value in given.items() if value is not None}
+    found: dict[str, Domain] = {}
+    for started in chosen:
+        if data and started["benchmark"] == OWN_DATA:
+            continue
+        splits = runner.load_splits(resolve(started, given))
+        for name, domain in runner.evaluated_domains(splits).items():
+            found[f"{started['benchmark']}-{name}" if name in found else name] = domain
+    return found
+
+
+def _own_domains(
+    model: "Model",
+    paths: list[str],
+    taken: "Mapping[str, Domain]",
+    layout: Literal["auto", "classes", "domains"],
+    skip_bad_images: bool,
+) -> "dict[str, Domain]":
+    """The user's folders and lists, decoded to the size of the model's training images."""
+    from peerdg.data.benchmarks.own_data import read_targets
+    from peerdg.data.settings import OwnDataSettings
+
+    if not paths:
+        return {}
+    settings = OwnDataSettings(
+        size=model.stored_size, layout=layout, skip_bad_images=skip_bad_images
+    )
+    found = read_targets(paths, classes=model.classes, settings=settings)
+    return {f"own-{name}" if name in taken else name: domain for name, domain in found.items()}
+
+
+def _print(details: "list[Detail]") -> None:
+    """Each domain in detail, then all of them in short, which is what a person looks for first."""
+    from peerdg.report import evaluation
+    from peerdg.report.escape import visible
+
+    for detail in details:
+        console.print(visible(detail.domain), style="bold", markup=False)
+        for text in evaluation.remarks(detail):
+            console.print(visible(text), markup=False, soft_wrap=True)
+        tables = [evaluation.class_table(detail), evaluation.confusion_table(detail)]
+        if detail.worst:
+            tables.append(evaluation.mistakes_table(detail))
+        for table in tables:
+            if table is not None:
+                console.print(table.rich(), "")
+    console.print(evaluation.summary_table(details).rich())
+
+
+def _write(
+    model: "Model",
+    details: "list[Detail]",
+    domains: "Mapping[str, Domain]",
+    json_file: Path | None,
+    report: Path | None,
+) -> None:
+    from peerdg.evaluate.calibration import BINS
+    from peerdg.files import write_json
+    from peerdg.report.evaluation import write_evaluation
+    from peerdg.version import __version__
+
+    if json_file is not None:
+        stored = ("backbone", "classes", "image_size", "stored_size", "weights_sha256")
+        about = {key: model.description[key] for key in stored}
+        results = [detail.plain() for detail in details]
+        record = {"model": about, "calibration_bins": BINS, "domains": results}
+        write_json(json_file, {**record, "peerdg": __version__})
+    if report is not None:
+        backbone = model.description["backbone"]
+        title = f"{backbone}, {len(model.classes)} classes, on {len(details)} domains"
+        page = write_evaluation(details, domains, report, title=title)
+        console.print(f"Report in {page}", markup=False, soft_wrap=True)

@@ -16,12 +16,12 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#0
 
 def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
     """One panel per target: every method and seed, the mean over seeds drawn stronger."""
-    pyplot = _pyplot()
+    plot = pyplot()
     groups = by_variant(runs)
     targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
     columns = min(2, len(targets))
     rows = -(-len(targets) // columns)
-    figure, axes = pyplot.subplots(
+    figure, axes = plot.subplots(
         rows, columns, figsize=(5.2 * columns, 3.4 * rows), squeeze=False, sharex=True
     )
     lines = _lines(groups)
@@ -44,7 +44,7 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     with replace_atomically(path) as temporary:
         figure.savefig(temporary, dpi=130, format="png")
-    pyplot.close(figure)
+    plot.close(figure)
 
 
 def _lines(groups: dict[str, list[RunResult]]) -> list[tuple[str, str, str, list[RunResult], str]]:
@@ -82,7 +82,12 @@ def _draw(
     axis.plot(epochs, np.mean(curves, axis=0), style, color=colour, linewidth=2, label=label)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Matplotlib's pyplot, drawing into files only.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -90,6 +95,6 @@ def _pyplot() -> Any:
             "Plots need matplotlib.", hint="Install it with: pip install 'peerdg[plots]'"
         ) from error
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plot
 
-    return pyplot
+    return plot

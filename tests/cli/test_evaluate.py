@@ -1,0 +1,131 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import peerdg
+from peerdg.cli.main import run
+from peerdg.data.walk import image_files
+from tests.cli.stored_models import CLASSES, save_photos, save_small_model
+from tests.conftest import tiny_classifier, tiny_splits
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small_model(tmp_path_factory.mktemp("stored") / "model")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_photos(tmp_path_factory.mktemp("photos") / "sketches", per_class=4)
+
+
+def evaluate(*arguments: object) -> int:
+    return run(["evaluate", *map(str, arguments)], debug=False)
+
+
+def test_says_what_predict_says_about_each_file(model: Path, photos: Path, tmp_path: Path):
+    out = tmp_path / "result.json"
+    assert evaluate(model, photos, "--json", out, "--worst", 100) == 0
+    (found,) = json.loads(out.read_text())["domains"]
+    predicted = {
+        p.path.relative_to(photos).as_posix(): p
+        for p in peerdg.load_model(model).predict_files(image_files(photos))
+    }
+    wrong = {name for name, p in predicted.items() if p.label != Path(name).parent.name}
+    assert {mistake["path"] for mistake in found["worst"]} == wrong
+    for mistake in found["worst"]:
+        prediction = predicted[mistake["path"]]
+        assert mistake["predicted"] == prediction.label
+        assert mistake["probability"] == prediction.probability  # to the last bit
+        assert mistake["true"] == Path(mistake["path"]).parent.name
+    assert found["accuracy"] == 100 * (1 - len(wrong) / len(predicted))
+    matrix = torch.tensor(found["confusion"])
+    for name, prediction in predicted.items():
+        true, answer = CLASSES.index(Path(name).parent.name), CLASSES.index(prediction.label)
+        matrix[true, answer] -= 1
+    assert not matrix.any()
+
+
+def test_prints_every_number_a_person_asks_for(
+    model: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert evaluate(model, photos) == 0
+    said = capsys.readouterr().out
+    for word in ("sketches", "accuracy %", "class mean %", "calibration error %", *CLASSES,
+                 "mostly taken for", "true \\ predicted", "worst mistakes"):  # fmt: skip
+        assert word in said
+
+
+def test_several_folders_are_judged_one_by_one(model: Path, photos: Path, tmp_path: Path):
+    other = save_photos(tmp_path / "other", per_class=2, seed=9)
+    out = tmp_path / "result.json"
+    assert evaluate(model, photos, other, "--json", out) == 0
+    assert [(d["domain"], d["n"]) for d in json.loads(out.read_text())["domains"]] == [
+        ("sketches", 12), ("other", 6),
+    ]  # fmt: skip
+
+
+def test_the_report_has_tables_a_matrix_and_the_images_of_the_mistakes(
+    model: Path, photos: Path, tmp_path: Path
+):
+    folder = tmp_path / "report"
+    assert evaluate(model, photos, "--report", folder, "--worst", 8) == 0
+    page = (folder / "evaluation.md").read_text()
+    pictures = sorted(path.name for path in folder.glob("*.png"))
+    assert pictures == ["confusion-1.png", "mistakes-1.png"]
+    assert all(f"({name})" in page for name in pictures)
+    assert "| horse | 4 |" in page
+    for name in pictures:
+        with Image.open(folder / name) as picture:
+            assert picture.width > 300
+
+
+HOSTILE = ("<script>x</script>", "$\\frac{", "a|b", "[x](http://evil.example)", "\u202egnp", "😀")
+
+
+def test_hostile_class_names_stay_text_in_the_report(tmp_path: Path):
+    model = save_small_model(tmp_path / "model", classes=HOSTILE)
+    table = tmp_path / "list.csv"
+    lines = ["path,label"]
+    for number, name in enumerate(HOSTILE):
+        Image.new("RGB", (30, 20), (9 * number, 0, 0)).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{name}")
+    table.write_text("\n".join(lines), "utf-8")
+    folder = tmp_path / "report"
+    assert evaluate(model, table, "--report", folder) == 0
+    page = (folder / "evaluation.md").read_text()
+    assert "<script" not in page
+    assert "](http:" not in page
+    assert "\u202e" not in page
+    assert "a\\|b" in page
+
+
+def test_bad_images_are_refused_unless_they_may_be_skipped(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = save_photos(tmp_path / "photos", per_class=2)
+    (folder / "dog/0.png").write_bytes(b"no image")
+    assert evaluate(model, folder) == 5
+    assert "dog/0.png" in capsys.readouterr().err
+    assert evaluate(model, folder, "--skip-bad-images") == 0
+    said = capsys.readouterr().out
+    assert "1 files were left out" in said
+
+
+def test_options_of_named_data_sets_do_not_go_with_folders(model: Path, photos: Path):
+    assert evaluate(model, photos, "--root", "x") == 2
+    assert evaluate(model) == 2  # a model folder has no data of its own
+    assert evaluate(model, "no-such-folder") == 2
+
+
+def test_the_runs_own_targets_give_the_recorded_accuracy(tmp_path: Path):
+    splits = tiny_splits()
+    options = {"pretrain": {"epochs": 1, "batch_size": 8}, "peer": {"k": 1},
+               "train": {"epochs": 1, "batch_size": 8}}  # fmt: skip
+    done = peerdg.fit(splits, out=tmp_path / "run", model=tiny_classifier(), **options)
+    for name, domain in splits.targets.items():
+        detail = done.model.evaluate_in_detail(domain)
+        assert detail.accuracy == done.accuracy["task"][name]

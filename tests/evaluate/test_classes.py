@@ -1,0 +1,94 @@
+"""A test folder with missing, extra or renamed classes, matched by name through the model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import peerdg
+from peerdg.cli.main import run
+from peerdg.data.benchmarks.own_data import read_targets
+from peerdg.data.settings import OwnDataSettings
+from peerdg.errors import DataError
+from tests.cli.stored_models import save_photos, save_small_model
+
+CLASSES = ("zebra", "cat", "horse", "dog")  # not in alphabetical order
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small_model(tmp_path_factory.mktemp("stored") / "model", classes=CLASSES)
+
+
+def by_hand(model: Path, folder: Path) -> tuple[int, int]:
+    """Right answers and images: each file asked for on its own, its folder is its class."""
+    loaded = peerdg.load_model(model)
+    files = sorted(folder.rglob("*.png"))
+    right = sum(loaded.predict(path).label == path.parent.name for path in files)
+    return right, len(files)
+
+
+def evaluated(model: Path, folder: Path, tmp_path: Path) -> dict:
+    out = tmp_path / "result.json"
+    assert run(["evaluate", str(model), str(folder), "--json", str(out)], debug=False) == 0
+    (domain,) = json.loads(out.read_text())["domains"]
+    return domain
+
+
+def test_all_classes_in_another_order_than_the_folders(model: Path, tmp_path: Path):
+    folder = save_photos(tmp_path / "photos", classes=sorted(CLASSES), per_class=6, seed=2)
+    right, n = by_hand(model, folder)
+    assert 0 < right < n
+    found = evaluated(model, folder, tmp_path)
+    assert (found["correct"], found["n"]) == (right, n)
+    assert found["accuracy"] == 100 * right / n
+    assert [c["name"] for c in found["classes"]] == list(CLASSES)
+
+
+def test_missing_classes_are_allowed_and_shown(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = save_photos(tmp_path / "photos", classes=("dog", "zebra"), per_class=8, seed=4)
+    right, n = by_hand(model, folder)
+    found = evaluated(model, folder, tmp_path)
+    assert (found["correct"], found["n"]) == (right, n)
+    assert found["missing"] == ["cat", "horse"]
+    counts = {c["name"]: (c["n"], c["accuracy"]) for c in found["classes"]}
+    assert counts["cat"] == counts["horse"] == (0, None)
+    known = [share for count, share in counts.values() if count]
+    assert found["mean_class_accuracy"] == pytest.approx(sum(known) / 2)
+    assert "No images of: cat, horse" in capsys.readouterr().out
+
+
+def test_extra_classes_are_refused_with_the_nearest_names(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = save_photos(tmp_path / "photos", classes=("cat", "dogs", "Zebra", "violin"))
+    assert run(["evaluate", str(model), str(folder)], debug=False) == 5
+    said = capsys.readouterr()
+    assert "'dogs' (did you mean 'dog'?)" in said.err
+    assert "'Zebra' (did you mean 'zebra'?)" in said.err
+    assert "'violin' (nothing similar in the source)" in said.err
+    assert said.out == ""
+
+
+def test_an_extra_class_is_found_before_anything_is_decoded(model: Path, tmp_path: Path):
+    folder = save_photos(tmp_path / "photos", classes=("cat", "violin"))
+    (folder / "cat/0.png").write_bytes(b"damaged")
+    with pytest.raises(DataError, match="violin"):
+        read_targets([str(folder)], classes=CLASSES, settings=OwnDataSettings(size=40))
+
+
+def test_the_same_image_counts_for_the_class_it_lies_in(model: Path, tmp_path: Path):
+    """Renaming the folder of every image to what the model says makes it always right."""
+    loaded = peerdg.load_model(model)
+    folder = save_photos(tmp_path / "photos", classes=CLASSES, per_class=4, seed=5)
+    sorted_by_model = tmp_path / "sorted"
+    for number, path in enumerate(sorted(folder.rglob("*.png"))):
+        place = sorted_by_model / loaded.predict(path).label
+        place.mkdir(parents=True, exist_ok=True)
+        Image.open(path).save(place / f"{number}.png")
+    found = evaluated(model, sorted_by_model, tmp_path)
+    assert found["accuracy"] == found["mean_class_accuracy"] == 100
+    assert found["worst"] == []
