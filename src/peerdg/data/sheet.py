@@ -52,7 +52,6 @@ def _draw_block(sheet: Image.Image, domain: Domain, top: int, per_class: int, ce
 
 def tile(domain: Domain, index: int, cell: int) -> Image.Image:
     """One image of a domain as a square of side `cell`."""
-    """One image of a domain as a square of side `cell`."""
     image = Image.fromarray(domain.images[index].permute(1, 2, 0).contiguous().numpy())
     smaller = max(image.size) <= cell
     return image.resize(
