@@ -25,7 +25,7 @@ def save_small_model(
         torch.manual_seed(0)
         model = build_classifier("digits-cnn-half", classes=classes)
         # Far from uniform, so that a wrong pixel would show.
-        torch.nn.init.normal_(model.head.weight, std=2.0)
+        torch.nn.init.normal_(model.head.weight, std=8.0)
     save_model(
         folder,
         model,
@@ -46,6 +46,8 @@ def save_photos(
         (folder / name).mkdir(parents=True)
         for number in range(per_class):
             height, width = draw.integers(20, 90), draw.integers(91, 150)
-            pixels = draw.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+            # Few colours each, so that a model finds them different from each other.
+            colours = Image.fromarray(draw.integers(0, 256, (2, 2, 3), dtype=np.uint8))
+            picture = colours.resize((int(width), int(height)), Image.Resampling.BICUBIC)
+            picture.save(folder / name / f"{number}.png")
     return folder
