@@ -18,7 +18,8 @@ from PIL import Image, ImageDraw
 import peerdg.augment
 from peerdg._vision import transforms
 from peerdg.augment import operations as op
-from peerdg.augment.geometry import CUTOUT_COLOUR
+from peerdg.augment.curves import FixedCurve
+from peerdg.augment.geometry import CUTOUT_COLOUR, move_rows, row_starts, sources
 from peerdg.augment.pixels import grey
 
 TORCHVISION = transforms.RandAugment()
@@ -39,6 +40,7 @@ FUNCTIONS = {
     "Equalize": op.equalize,
     "Invert": op.invert,
 }
+FIXED = [name for name, function in FUNCTIONS.items() if isinstance(function, FixedCurve)]
 MULTIPLY_ADD = ("Color", "Contrast", "Sharpness")
 SIZES = [(1, 1), (2, 5), (3, 3), (4, 7), (16, 16), (28, 28), (32, 32), (33, 47)]
 VECTOR = 32  # float32 values in the two registers that the widest CPU loop fills at a time
@@ -144,6 +146,40 @@ def test_quarter_turns_equal_torchvisions_exact_ones(angle):
     images = make_images(3, 9, 9)
     strengths = torch.full((len(images),), angle, dtype=torch.float64)
     assert torch.equal(op.rotate(images, strengths), expected("Rotate", images, strengths))
+
+
+@pytest.mark.parametrize("name", [*FIXED, "SolarizeAdd"])
+def test_a_fixed_curve_is_the_same_with_and_without_its_table(name):
+    function = FUNCTIONS.get(name, op.solarize_add)
+    strengths = {
+        "SolarizeAdd": torch.linspace(0, 110, 31, dtype=torch.float64),
+        "Solarize": torch.linspace(0, 256 / 255, 301, dtype=torch.float64),
+        "Posterize": torch.arange(9, dtype=torch.float64),
+    }.get(name, torch.linspace(-0.99, 0.99, 199, dtype=torch.float64))
+    every_value = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    images = every_value.expand(len(strengths), 3, -1, -1).contiguous()
+    directly = function.apply_directly(images, strengths, torch.empty_like(images))
+    assert torch.equal(directly, function(images, strengths))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 8), (8, 3), (64, 64), (70, 31)])
+@pytest.mark.parametrize("name", ["ShearX", "TranslateX", "TranslateY"])
+def test_maps_that_shift_rows_move_rows_as_they_move_pixels(name, size):
+    strengths = all_strengths(name, *size)
+    images = make_images(7, *size)[:1].expand(len(strengths), -1, -1, -1).contiguous()
+    source = sources(FUNCTIONS[name].matrix(strengths, *size), *size)
+    starts, faithful = row_starts(source, *size)
+    # Rounding may bend a row of a shear; that is noticed.
+    assert faithful.float().mean() > 0.5 if name == "ShearX" else faithful.all()
+    moved = move_rows(images, starts, torch.arange(len(images)), torch.empty_like(images))
+    assert torch.equal(moved[faithful], FUNCTIONS[name](images, strengths)[faithful])
+
+
+def test_a_map_that_bends_or_mixes_rows_is_not_taken_for_a_shift():
+    for name in ("ShearY", "Rotate"):
+        strength = all_strengths(name, 32, 32)[[9, 30]]
+        source = sources(FUNCTIONS[name].matrix(strength, 32, 32), 32, 32)
+        assert not row_starts(source, 32, 32)[1].any()
 
 
 @pytest.mark.parametrize("name", MULTIPLY_ADD)

@@ -1,4 +1,5 @@
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerdg._vision import transforms
-from peerdg.augment import randaugment
+from peerdg.augment import pixels, randaugment
 from peerdg.augment.curves import Curve, FixedCurve
 from peerdg.augment.geometry import Warp
 from peerdg.augment.randaugment import TABLES, RandAugment, Scale
@@ -102,6 +103,38 @@ def test_a_batch_equals_its_images_one_by_one(name, seed, size, magnitude, num_o
     augment = RandAugment(num_ops, magnitude, operations=name, absolute_pixels=absolute)
     images = batch(24, *size)
     assert torch.equal(augment(images, seeded(seed)), one_by_one(augment, images, seeded(seed)))
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (97, 130), (400, 450)])
+def test_large_images_and_large_batches_equal_their_images_one_by_one(name, height, width):
+    # Beyond the sizes from which on other paths are taken and batches are cut into portions.
+    augment = RandAugment(3, 13, operations=name)
+    images = batch(60 if height < 200 else 8, height, width)
+    assert torch.equal(augment(images, seeded(3)), one_by_one(augment, images, seeded(3)))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_batch_that_is_cut_into_portions_gives_the_same_images(name, monkeypatch):
+    augment = RandAugment(3, operations=name)
+    whole = augment(batch(64), seeded(4))
+    monkeypatch.setattr(pixels, "PORTION", 3000)
+    monkeypatch.setattr(pixels, "LARGE", 100)
+    assert torch.equal(augment(batch(64), seeded(4)), whole)
+    first = augment(batch(64), seeded(5))
+    kept = first.clone()
+    augment(batch(64), seeded(6))
+    assert torch.equal(first, kept)  # no result lies in memory that is used again
+
+
+def test_two_threads_do_not_disturb_each_other(monkeypatch):
+    monkeypatch.setattr(pixels, "LARGE", 100)
+    augment, images = RandAugment(3), batch(64)
+    seeds = range(12)
+    alone = [augment(images, seeded(seed)) for seed in seeds]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda seed: augment(images, seeded(seed)), seeds))
+    assert all(map(torch.equal, together, alone))
 
 
 @pytest.mark.parametrize("name", SETS)

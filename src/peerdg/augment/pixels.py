@@ -12,7 +12,7 @@ PORTION = 2**19
 """Values that are processed at a time; see `portions`."""
 
 LARGE = 2**18
-"""Values from which on memory is kept; see `convert`."""
+"""Values from which on memory is kept; see `scratch`."""
 
 # torchvision's weights of green and blue (Rec. 601), as float32 holds them.
 _GREEN, _BLUE = 0.5870000123977661, 0.11400000005960464
@@ -46,22 +46,29 @@ def portions(images: Tensor, *others: Tensor) -> Iterable[tuple[Tensor, ...]]:
     return zip(*(tensor.split(step) for tensor in (images, *others)), strict=True)
 
 
-def convert(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """A copy of another type, for passing values: the next large one of the name overwrites it.
+def scratch(name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor for passing values; the next large one of its name overwrites it.
 
     On a CPU the memory of large ones is kept, for each thread. New memory is cleared by the
     system, page by page, when it is first touched, and for large tensors that happens again at
     every call; it takes longer than the arithmetic. Other devices keep freed memory anyway.
     """
-    size = tensor.numel()
-    if size < LARGE or tensor.device.type != "cpu":
-        return tensor.to(dtype)
+    size = like.numel()
+    if size < LARGE or like.device.type != "cpu":
+        return torch.empty(like.shape, dtype=dtype, device=like.device)
     buffers: dict[str, Tensor] = _kept.__dict__
     buffer = buffers.get(name)
     if buffer is None or buffer.shape[0] < size:
         with torch.inference_mode(False):  # so that it may be written to in either mode
-            buffer = buffers[name] = torch.empty(size, dtype=dtype, device=tensor.device)
-    return buffer[:size].view(tensor.shape).copy_(tensor)
+            buffer = buffers[name] = torch.empty(size, dtype=dtype, device=like.device)
+    return buffer[:size].view(like.shape)
+
+
+def convert(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """A copy of another type, in `scratch` memory."""
+    if tensor.numel() < LARGE:
+        return tensor.to(dtype)
+    return scratch(name, tensor, dtype).copy_(tensor)
 
 
 def grey(images: UInt8[Tensor, "b 3 h w"]) -> Float32[Tensor, "b h w"]:

@@ -2,7 +2,8 @@
 
 At 32 x 32 pixels the time goes into the number of calls, not into pixels. So the operations of a
 kind share their steps: one `gather` for all warps, one look-up for all curves. Whatever depends
-on the strength and the size of the images only is made once.
+on the strength and the size of the images only is made once. For large images the pixels count,
+and what can be done without `gather` takes a path of its own.
 """
 
 from collections.abc import Iterator
@@ -16,12 +17,15 @@ from torch import Tensor
 
 from peerdg.augment.blends import Blend
 from peerdg.augment.curves import Curve, FixedCurve, look_up, whole
-from peerdg.augment.geometry import Warp, move_pixels, sources
+from peerdg.augment.geometry import Warp, move_pixels, move_rows, row_starts, sources
 from peerdg.augment.pixels import Weights
 from peerdg.augment.table import TABLES, Operation, Scale
 
 KINDS = (Warp, FixedCurve, Curve, Blend)
 """The kinds of operations that are processed together, in the order of a plan; others follow."""
+
+LARGE_IMAGE = 64 * 64
+"""Pixels from which on an image is large."""
 
 Function = TypeVar("Function", FixedCurve, Curve, Blend)
 
@@ -45,6 +49,9 @@ class Plan(NamedTuple):
     strength: Float64[Tensor, " rows"]
     weights: Weights  # of all rows, for those that mix
     source: Int64[Tensor, "warps pixels"]
+    starts: Int64[Tensor, "warps h"]
+    shifts: int  # so many operations only shift rows, and are done so; they are the first
+    direct: bool  # fixed curves are computed instead of looked up
     curve: UInt8[Tensor, "warps_and_fixed_curves 1 256"]
 
     def numbers(
@@ -67,11 +74,10 @@ class Plan(NamedTuple):
         )
         for kind, group in groupby(self._parts(numbers), key=_shared_kind):
             parts = list(group)
-            span = slice(parts[0].images.start, parts[-1].images.stop)
             if kind == KINDS.index(Warp):
-                move_pixels(images[span], self.source, row[span], result[span])
+                self._apply_warps(parts, images, row, result)
             elif kind == KINDS.index(Curve):
-                self._apply_curves(parts, images, row[span], weights, result[span])
+                self._apply_curves(parts, images, row, weights, result)
             elif kind == KINDS.index(Blend):
                 for function, part in _functions(parts, Blend):
                     function.apply(images[part], weights.part(part), result[part])
@@ -94,52 +100,80 @@ class Plan(NamedTuple):
                 yield Part(operation, slice(start, stop))
             start = stop
 
+    def _apply_warps(self, parts: list[Part], images: Tensor, row: Tensor, out: Tensor) -> None:
+        shifting = self.operations[: self.shifts]
+        if shifted := [part for part in parts if part.operation in shifting]:
+            span = _span(shifted)
+            move_rows(images[span], self.starts, row[span], out[span])
+        if moved := parts[len(shifted) :]:
+            span = _span(moved)
+            move_pixels(images[span], self.source, row[span], out[span])
+
     def _apply_curves(
         self, parts: list[Part], images: Tensor, row: Tensor, weights: Weights, out: Tensor
     ) -> None:
+        if self.direct:
+            for function, part in _functions(parts, FixedCurve):
+                strength = self.strength.index_select(0, row[part])
+                function.apply_directly(images[part], strength, out[part])
+            parts = [part for part in parts if isinstance(part.operation.function, Curve)]
         tables = []
         # Fixed curves come first.
-        if fixed := [part for _, part in _functions(parts, FixedCurve)]:
-            count = fixed[-1].stop - fixed[0].start
-            tables.append(self.curve.index_select(0, row[:count]).expand(-1, 3, -1))
+        if fixed := [part for part in parts if isinstance(part.operation.function, FixedCurve)]:
+            tables.append(self.curve.index_select(0, row[_span(fixed)]).expand(-1, 3, -1))
         if measured := [
             function.table(images[part], weights.part(part)).expand(-1, 3, -1)
             for function, part in _functions(parts, Curve)
         ]:
             tables.append(whole(torch.cat(measured)))
-        pixels = images[parts[0].images.start : parts[-1].images.stop].flatten(2)
-        look_up(torch.cat(tables), pixels, out.flatten(2))
+        if tables:
+            span = _span(parts)
+            look_up(torch.cat(tables), images[span].flatten(2), out[span].flatten(2))
 
 
 # A run has one size of images and one magnitude at a time; a second one is for validation.
 @lru_cache(maxsize=4)
 def make_plan(operations: str, scale: Scale, device: torch.device) -> Plan:
     """The plan for one set of operations, for images of one size on one device."""
-    table = TABLES[operations]
-    places = sorted(range(len(table)), key=lambda place: _kind(table[place]))
-    rows = tuple(table[place] for place in places)
-    strength = torch.tensor(
-        [
-            sign * row.strength(scale)
-            for row in rows
-            for sign in ((1.0, -1.0) if row.signed else (1.0, 1.0))
-        ],
-        dtype=torch.float64,
-        device="cpu",
-    )
-    both = list(zip([row.function for row in rows], strength.view(-1, 2), strict=True))
     size = scale.height, scale.width
-    matrices = [f.matrix(s, *size) for f, s in both if isinstance(f, Warp)]
+    large = scale.height * scale.width >= LARGE_IMAGE
+
+    def both(operation: Operation) -> Tensor:
+        strength = operation.strength(scale)
+        signs = (strength, -strength if operation.signed else strength)
+        return torch.tensor(signs, dtype=torch.float64, device="cpu")
+
+    def order(operation: Operation) -> tuple[int, bool]:
+        return _kind(operation), large and not _shifts(operation, both(operation), *size)
+
+    table = TABLES[operations]
+    places = sorted(range(len(table)), key=lambda place: order(table[place]))
+    rows = tuple(table[place] for place in places)
+    strengths = [(row.function, both(row)) for row in rows]
+    strength = torch.cat([values for _, values in strengths])
+    matrices = [f.matrix(s, *size) for f, s in strengths if isinstance(f, Warp)]
     curves = [torch.zeros(2 * len(matrices), 1, 256, dtype=torch.uint8, device="cpu")]
-    curves += [f.table(s) for f, s in both if isinstance(f, FixedCurve)]
+    curves += [f.table(s) for f, s in strengths if isinstance(f, FixedCurve)]
+    source = sources(torch.cat(matrices), *size)
     return Plan(
         operations=rows,
         rank=torch.tensor(places, device="cpu").argsort(),
         strength=strength.to(device),
         weights=Weights(*(weight.to(device) for weight in Weights.of(strength))),
-        source=sources(torch.cat(matrices).to(device), *size),
+        source=source.to(device),
+        starts=row_starts(source, *size)[0].to(device),
+        shifts=sum(order(row) == (KINDS.index(Warp), False) for row in rows) if large else 0,
+        direct=large,
         curve=torch.cat(curves).to(device),
     )
+
+
+def _shifts(operation: Operation, strength: Tensor, height: int, width: int) -> bool:
+    """Whether an operation, with either sign, moves whole rows only."""
+    if not isinstance(operation.function, Warp):
+        return False
+    source = sources(operation.function.matrix(strength, height, width), height, width)
+    return bool(row_starts(source, height, width)[1].all())
 
 
 def _kind(operation: Operation) -> int:
@@ -160,3 +194,7 @@ def _functions(parts: list[Part], kind: type[Function]) -> list[tuple[Function, 
         for operation, images in parts
         if isinstance(operation.function, kind)
     ]
+
+
+def _span(parts: list[Part]) -> slice:
+    return slice(parts[0].images.start, parts[-1].images.stop)
