@@ -29,7 +29,7 @@ def test_every_bad_file_is_listed_with_its_reason_and_a_remedy(photos):
     assert "2 of 14 images of 'photos'" in problem.message
     assert "cat/empty.png: the file is empty" in problem.message
     assert "dog/text.jpg: it is not an image in a known format" in problem.message
-    assert "skip_bad_images" in problem.remedy
+    assert "skip-bad-images" in problem.remedy
 
 
 def test_copies_are_named_by_what_they_spoil(photos, tmp_path):

@@ -194,7 +194,7 @@ def test_all_bad_images_are_in_one_error(root):
         "cat/bad02.jpg: it is not an image in a known format",
     ):
         assert line in caught.value.message
-    assert "skip_bad_images" in caught.value.hint
+    assert "skip-bad-images" in caught.value.hint
 
 
 def test_of_many_bad_images_twenty_are_shown_and_all_are_in_a_file(root, folder):

@@ -13,6 +13,7 @@ from peerdg.files import replace_atomically
 
 SHOWN = 20
 FOLDER = "bad-images"
+REMEDY = "Repair or remove them; of your own images --own-data.skip-bad-images leaves them out."
 
 
 def refuse(bad: Sequence[BadImage], *, count: int, name: str = "") -> NoReturn:
@@ -28,10 +29,7 @@ def refuse(bad: Sequence[BadImage], *, count: int, name: str = "") -> NoReturn:
     lines += [f"  {path}: {reason}" for path, reason in bad[:SHOWN]]
     if len(bad) > SHOWN:
         lines.append(f"  ... all of them in {write_list(bad)}")
-    raise DataError(
-        "\n".join(lines),
-        hint="Repair or remove them, or leave them out with skip_bad_images.",
-    )
+    raise DataError("\n".join(lines), hint=REMEDY)
 
 
 def write_list(bad: Sequence[BadImage]) -> Path:

@@ -222,5 +222,5 @@ def _unclear(root: Path, tops: list[str], names: tuple[str, ...]) -> DataError:
     return DataError(
         f"{root} can be read in two ways: classes {examples(tops)} with folders inside, "
         f"or domains {examples(tops)} with classes {examples(names)}.",
-        hint="Say which with layout 'classes' or 'domains'.",
+        hint="Say which with --own-data.layout classes or --own-data.layout domains.",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from peerdg.data.bad_images import SHOWN, write_list
+from peerdg.data.bad_images import REMEDY, SHOWN, write_list
 from peerdg.data.check import DomainReport
 from peerdg.data.decode import PIXEL_LIMIT
 from peerdg.data.domain import Domain
@@ -124,8 +124,7 @@ def _bad_files(name: str, domain: Domain, count: int) -> list[Problem]:
     lines += [f"  {path}: {reason}" for path, reason in bad[:SHOWN]]
     if len(bad) > SHOWN:
         lines.append(f"  ... all of them in {write_list(bad)}")
-    remedy = "Repair or remove them, or leave them out with skip_bad_images."
-    return [Problem("error", "\n".join(lines), remedy)]
+    return [Problem("error", "\n".join(lines), REMEDY)]
 
 
 def _small_classes(name: str, domain: Domain) -> list[Problem]:
