@@ -18,6 +18,8 @@ from peerdg.errors import DataError
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.detail import WORST, Detail, evaluate_in_detail
 from peerdg.evaluate.predictions import Answers, FilePrediction, answer, predict_files
+from peerdg.export.formats import Format
+from peerdg.export.write import Exported, export_model
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, load_stored
 from peerdg.runner import execute, match_classes, model_folder
@@ -188,6 +190,25 @@ class Model:
         """`evaluate`, and by class, confusion, calibration, and the `worst` mistakes."""
         domain = domain.with_classes(self.classes)
         return evaluate_in_detail(self.classifier, domain, size=self.image_size, worst=worst)
+
+    def export(self, path: str | Path, *, format: Format, overwrite: bool = False) -> Exported:
+        """Write the model as `"onnx"`, `"torch-export"` or `"safetensors"`, and check the result.
+
+        Args:
+            path: A file, if it ends as files of the format do; else a folder to make.
+            format: Which of them.
+            overwrite: Whether a file that is there may be replaced.
+        """
+        own = {"backbone": OWN, "image_size": self.image_size, "stored_size": self.stored_size}
+        own |= {"classes": self.classes, "mean": self.classifier.mean.flatten().tolist()}
+        own |= {"std": self.classifier.std.flatten().tolist()}
+        return export_model(
+            self.classifier,
+            self.description or own,
+            Path(path),
+            format=format,
+            overwrite=overwrite,
+        )
 
     def _answers(self, images: Iterable[ImageLike]) -> Iterator[Answers]:
         pixels = (self._pixels(image) for image in images)

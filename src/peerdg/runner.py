@@ -25,6 +25,9 @@ from peerdg.errors import (
 from peerdg.evaluate.accuracy import evaluate_models
 from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
 from peerdg.evaluate.crafted.sets import crafted_domains
+from peerdg.evaluate.detail import evaluate_in_detail
+from peerdg.export.card import write_card
+from peerdg.export.record import training_record
 from peerdg.files import write_json
 from peerdg.methods.base import Method, Surroundings
 from peerdg.methods.erm import ERM
@@ -115,7 +118,7 @@ def execute(
         raise
     finally:
         keeper.close()
-    _finish(config, run, method, source.size, time.perf_counter() - began)
+    _finish(config, run, method, splits, source.size, time.perf_counter() - began)
     return method.deployed
 
 
@@ -241,15 +244,29 @@ def model_folder(path: Path) -> Path:
     return path / "model" if (path / "model").is_dir() else path
 
 
-def _finish(config: RunConfig, run: RunFolder, method: Method, size: int, seconds: float) -> None:
-    digest = save_model(run.model, method.deployed, backbone=config.backbone, image_size=size)
+def _finish(
+    config: RunConfig, run: RunFolder, method: Method, splits: Splits, size: int, seconds: float
+) -> None:
     last = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
     final = [r for r in last if r["epoch"] == config.train.epochs]
+    deployed = next(n for n, m in method.observed.items() if m is method.deployed)
+    detail = None
+    if splits.validation is not None:
+        detail = evaluate_in_detail(method.deployed, splits.validation, size=size, worst=0)
+    mine = [record for record in final if record["model"] == deployed]
+    digest = save_model(
+        run.model,
+        method.deployed,
+        backbone=config.backbone,
+        image_size=size,
+        stored_size=splits.train.image_size[0],
+        training=training_record(config, splits, mine, detail),
+    )
+    write_card(run.model)
     run.event("done", seconds=round(seconds, 3))
     accuracy: dict[str, dict[str, float]] = {}
     for record in final:
         accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
-    deployed = next(n for n, m in method.observed.items() if m is method.deployed)
     write_json(
         run.done_file, {"weights_sha256": digest, "deployed": deployed, "accuracy": accuracy}
     )

@@ -30,12 +30,23 @@ COMMANDS = {
     ),
     "resume": ("Go on with an interrupted run.", ("peerdg resume runs/first",)),
     "evaluate": (
-        "Accuracy of a trained model on other domains.",
-        ("peerdg evaluate runs/first", "peerdg evaluate runs/first digits --root ~/data/digits"),
+        "How good a trained model is on other images, in detail.",
+        (
+            "peerdg evaluate runs/first",
+            "peerdg evaluate runs/first sketches/ paintings/ --report looked-at",
+            "peerdg evaluate runs/first digits --root ~/data/digits",
+        ),
     ),
     "predict": (
         "Class and probability of images.",
         ("peerdg predict runs/first digit.png", "peerdg predict runs/first photos/ -o found.csv"),
+    ),
+    "export": (
+        "Write a trained model as ONNX, torch.export or plain weights.",
+        (
+            "peerdg export runs/first --format onnx -o model.onnx",
+            "peerdg export runs/first --format safetensors -o first-weights/",
+        ),
     ),
     "runs": (
         "List and compare run folders.",

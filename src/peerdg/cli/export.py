@@ -1,0 +1,45 @@
+"""`peerdg export`: a trained model for other programs."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from peerdg.cli.console import console
+from peerdg.export.formats import FACTS, Format, require_packages
+
+
+def export(
+    run: Path,
+    /,
+    *,
+    format: Format,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    overwrite: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Write a run's deployed model as ONNX, torch.export or plain weights, with its card.
+
+    The exported model is run on sample images; if its logits differ from the original's by more
+    than 0.0001, nothing is left and the command ends with code 4.
+
+    Args:
+        run: Run folder or model folder.
+        format: onnx, torch-export (a .pt2 file), or safetensors (weights in the names of the
+            library that the network comes from).
+        output: A file, if it ends in .onnx, .pt2 or .safetensors as its format does; else a folder
+            to make; default: NAME-FORMAT.
+        overwrite: Replace a file that is there.
+    """
+    require_packages(format)
+    from peerdg import api
+
+    output = output or Path(f"{run.resolve().name}-{format}")
+    done = api.load_model(run).export(output, format=format, overwrite=overwrite)
+    size = done.path.stat().st_size / 1e6
+    for path in done.files:
+        console.print(f"{path}", markup=False, soft_wrap=True)
+    console.print(
+        f"{FACTS[format].suffix} of {size:.1f} MB; its logits differ from the original's by "
+        f"{done.difference:.1e} at most.",
+        soft_wrap=True,
+    )

@@ -1,0 +1,110 @@
+"""Plain weights under the names of the library that the network comes from."""
+
+import copy
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from peerdg.export.check import Run
+from peerdg.models.classifier import Classifier
+from peerdg.models.names import TIMM
+from peerdg.models.stored import save_tensors
+from peerdg.models.timm_models import described
+
+# What torchvision calls the last layer of each network.
+_LAST_LAYER = {
+    "alexnet": "classifier.6",
+    "squeezenet1_1": "classifier.1",
+    "resnet18": "fc",
+    "resnet50": "fc",
+    "vit_b_16": "heads.head",
+    "regnet_y_16gf": "fc",
+}
+_SQUEEZENET = "squeezenet1_1"
+
+
+class Origin(NamedTuple):
+    """Where a network of the same architecture can be had, and how.
+
+    Args:
+        library: `"torchvision"`, `"timm"` or `"peerdg"`.
+        last_layer: What the library calls the last layer; None keeps peerdg's names.
+        code: Lines of Python that make the network `net`.
+    """
+
+    library: str
+    last_layer: str | None
+    code: tuple[str, ...]
+
+
+def origin_of(model: Classifier, backbone: str) -> Origin:
+    """How other code makes the network whose weights are exported."""
+    classes = len(model.classes)
+    if backbone in _LAST_LAYER:
+        code = [f"net = torchvision.models.{backbone}(num_classes={classes})"]
+        if backbone == _SQUEEZENET:
+            # Ours averages the map before the last layer, without the ReLU in between.
+            code.append("net.classifier[2] = torch.nn.Identity()")
+        return Origin("torchvision", _LAST_LAYER[backbone], tuple(code))
+    if backbone.startswith(TIMM):
+        last = described(model.encoder).last_layer
+        name = backbone.removeprefix(TIMM)
+        line = f'net = timm.create_model("{name}", num_classes={classes})'
+        if len(last) == 1:
+            return Origin("timm", last[0], (line,))
+    return Origin("peerdg", None, ())
+
+
+def write_weights(model: Classifier, path: Path, *, backbone: str) -> Run:
+    """Write the weights, and return what runs a network that was built anew from the file."""
+    origin = origin_of(model, backbone)
+    save_tensors(path, _named(model, backbone, origin))
+    network = _rebuild(model, backbone, origin)
+    network.load_state_dict(load_file(path))
+    network.eval()
+    mean, std = model.mean.cpu(), model.std.cpu()
+    normalises = origin.library == "peerdg"
+
+    def run(images: Tensor) -> Tensor:
+        logits: Tensor = network(images if normalises else (images / 255 - mean) / std)
+        return logits
+
+    return run
+
+
+def _named(model: Classifier, backbone: str, origin: Origin) -> dict[str, Tensor]:
+    tensors = model.state_dict()
+    if origin.last_layer is None:
+        return dict(tensors)
+    named = {
+        name.removeprefix("encoder."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("encoder.")
+    }
+    for part in ("weight", "bias"):
+        named[f"{origin.last_layer}.{part}"] = tensors[f"head.{part}"]
+    if backbone == _SQUEEZENET:  # a 1 x 1 convolution there
+        named[f"{origin.last_layer}.weight"] = tensors["head.weight"][:, :, None, None]
+    return named
+
+
+def _rebuild(model: Classifier, backbone: str, origin: Origin) -> Any:
+    """A fresh network, as the user's code will make it."""
+    classes = model.classes
+    if origin.library == "torchvision":
+        from peerdg._vision import models
+
+        network = models.get_model(backbone, num_classes=len(classes))
+        if backbone == _SQUEEZENET:
+            network.classifier[2] = nn.Identity()
+        return network
+    if origin.library == "timm":
+        timm = importlib.import_module("timm")
+        return timm.create_model(backbone.removeprefix(TIMM), num_classes=len(classes))
+    network = copy.deepcopy(model).cpu()
+    for tensor in network.state_dict().values():
+        tensor.zero_()  # nothing may be left that the file does not hold
+    return network
