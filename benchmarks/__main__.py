@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 from benchmarks.table import show, write_page
-from peerdg.train.hardware import use_huge_pages
 
 NAMES = ("epoch", "photos", "augmentation", "evaluation", "startup", "scaling", "folder")
 
@@ -19,7 +18,6 @@ def main() -> None:
     names = sys.argv[1:] or NAMES
     if unknown := [name for name in names if name not in NAMES]:
         sys.exit(f"Unknown benchmark '{unknown[0]}'. Known: {', '.join(NAMES)}.")
-    use_huge_pages()  # as the command does
     for name in names:
         if len(names) > 1:
             subprocess.run([sys.executable, "-m", "benchmarks", name], check=True)

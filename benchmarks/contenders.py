@@ -1,7 +1,9 @@
 """What takes turns in the benchmarks of the training step: the floor, PEER, and the reference."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -120,9 +122,11 @@ class ReferenceProcess:
     """The reference loop in a process of its own, so that nothing of ours helps or hinders it."""
 
     def __init__(self, steps: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.reference", str(steps)]
+        # By its path: as a module of the package it would get the huge pages of peerdg.
+        command = [sys.executable, str(Path(__file__).with_name("reference.py")), str(steps)]
+        plain = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env=plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def epoch(self) -> None:

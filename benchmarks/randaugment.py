@@ -1,22 +1,83 @@
-"""Batched RandAugment against torchvision's, image by image: 2 operations, magnitude 9."""
+"""Batched RandAugment against other libraries: 2 operations of magnitude 9 of 30 on uint8 images.
+
+torchvision has the same operations and strengths. albumentations is given its nearest operations
+and strengths. kornia has its own set, draws once for a whole batch instead of once for each
+image, and works on floats, so that the conversion is part of its time. Both are optional: `pip
+install -c constraints.txt -e '.[bench]'`.
+"""
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from benchmarks.measure import Timing, interleave
 from peerdg._vision import transforms
 from peerdg.augment.randaugment import RandAugment
 
+Contenders = dict[str, Callable[[], object]]
+BATCHES = 8
+
 
 def measure(size: int, batch: int, repeats: int = 15) -> dict[str, Timing]:
     """Seconds per batch of `batch` square images."""
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8)
+    ours = RandAugment(2, 9)
+    # Several batches a turn, so that turns are of similar length: each contender finds the caches
+    # full of another's work at the beginning of its turn.
+    several: Contenders = {"peerdg, batched": lambda: [ours(images) for _ in range(BATCHES)]}
+    contenders = several | _torchvision(images)
+    for library, make in (("kornia", _kornia), ("albumentations", _albumentations)):
+        if find_spec(library):
+            contenders |= make(images)
+        else:
+            print(f"{library} is not installed and left out.")
+    found = interleave(contenders, repeats=repeats)
+    return {n: t.times(1 / BATCHES) if n in several else t for n, t in found.items()}
+
+
+def _torchvision(images: Tensor) -> Contenders:
     pictures = [transforms.functional.to_pil_image(image) for image in images]
-    ours, theirs = RandAugment(2, 9), transforms.RandAugment(2, 9)
-    return interleave(
-        {
-            "peerdg, batched": lambda: ours(images),
-            "torchvision, PIL": lambda: [theirs(picture) for picture in pictures],
-            "torchvision, tensors": lambda: [theirs(image) for image in images],
-        },
-        repeats=repeats,
-    )
+    augment = transforms.RandAugment(2, 9)
+    return {
+        "torchvision, PIL": lambda: [augment(picture) for picture in pictures],
+        "torchvision, tensors": lambda: [augment(image) for image in images],
+    }
+
+
+def _kornia(images: Tensor) -> Contenders:
+    from kornia.augmentation.auto import RandAugment as KorniaRandAugment
+
+    augment = KorniaRandAugment(n=2, m=9)
+    return {"kornia, one draw a batch": lambda: augment(images.float() / 255)}
+
+
+def _albumentations(images: Tensor) -> Contenders:
+    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # or it asks the network for a newer version
+    import albumentations as A
+
+    shear = (-5.14, 5.14)  # degrees, for a tangent of 0.09
+    shift = 0.136  # of the side, 150 / 331 * 9 / 30
+    factor = (0.73, 1.27)
+    kept = {"brightness": (1, 1), "contrast": (1, 1), "saturation": (1, 1), "hue": (0, 0)}
+    operations = [
+        A.Affine(shear={"x": shear, "y": (0, 0)}, interpolation=0, p=1),
+        A.Affine(shear={"x": (0, 0), "y": shear}, interpolation=0, p=1),
+        A.Affine(translate_percent={"x": (-shift, shift), "y": (0, 0)}, interpolation=0, p=1),
+        A.Affine(translate_percent={"x": (0, 0), "y": (-shift, shift)}, interpolation=0, p=1),
+        A.Affine(rotate=(-9, 9), interpolation=0, p=1),
+        A.ColorJitter(**{**kept, "brightness": factor}, p=1),
+        A.ColorJitter(**{**kept, "saturation": factor}, p=1),
+        A.ColorJitter(**{**kept, "contrast": factor}, p=1),
+        A.Sharpen(alpha=(0, 0.27), kernel_size=3, p=1),
+        A.Posterize(num_bits=7, p=1),
+        A.Solarize(threshold_range=(0.7, 0.7), p=1),
+        A.AutoContrast(method="pil", p=1),
+        A.Equalize(mode="pil", p=1),
+        A.NoOp(p=1),
+    ]
+    augment = A.SomeOf(operations, n=2, replace=True, p=1)
+    arrays = [image.permute(1, 2, 0).contiguous().numpy() for image in images]
+    return {"albumentations": lambda: [augment(image=array)["image"] for array in arrays]}

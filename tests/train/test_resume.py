@@ -89,7 +89,12 @@ def with_option(key: str, value: Any) -> dict[str, Any]:
 
 
 # Choosing another one of these changes which sections there are; what is checked is the refusal.
-WHICH = {"benchmark": "digits-mini", "method": "erm", "budget": "quick"}
+WHICH = {
+    "benchmark": "digits-mini",
+    "method": "erm",
+    "budget": "quick",
+    "backbone": "digits-cnn-half",
+}
 
 
 @pytest.fixture
