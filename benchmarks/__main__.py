@@ -8,9 +8,7 @@ import importlib
 import subprocess
 import sys
 
-from benchmarks.table import show, write_page
-
-NAMES = ("epoch", "photos", "augmentation", "evaluation", "startup", "scaling", "folder")
+from benchmarks.table import NAMES, show, write_page
 
 
 def main() -> None:

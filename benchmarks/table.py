@@ -7,7 +7,7 @@ from benchmarks.record import FOLDER, Found
 
 PAGE = FOLDER.parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- tables: written by `make bench` -->", "<!-- end of tables -->"
-ORDER = ("epoch", "photos", "augmentation", "evaluation", "startup", "scaling", "folder")
+NAMES = ("epoch", "photos", "augmentation", "evaluation", "startup", "scaling", "folder")
 
 
 def show(found: Found) -> str:
@@ -29,7 +29,7 @@ def write_page() -> None:
 
 def tables() -> str:
     """Every kept result, as Markdown."""
-    kept = [FOLDER / f"{name}.json" for name in ORDER]
+    kept = [FOLDER / f"{name}.json" for name in NAMES]
     return "".join(_section(json.loads(path.read_text("utf-8"))) for path in kept if path.exists())
 
 
