@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,23 @@ def test_a_folder_is_all_a_person_types(tmp_path, monkeypatch, capsys):
     assert "2 images for validation (--own-data.validation-fraction" in shown.err
     assert "sketches" in shown.out
     assert Path("runs/photos-erm-0/model/model.safetensors").is_file()
+
+
+def test_a_run_is_resumed_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder(Path("photos"))
+    folder(Path("sketches"), side=33)
+    arguments = ["train", "photos", "--target", "sketches", "--epochs", "1", "--method", "erm",
+                 "--pretrain.epochs", "0", "--out", "run", "--quiet"]  # fmt: skip
+    assert run(arguments, debug=True) == 0
+    whole = Path("run/metrics.jsonl").read_text()
+    for name in ("done.json", "model", "checkpoint"):
+        path = Path("run", name)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run(["resume", "../run", "--quiet"], debug=True) == 0
+    assert Path("../run/metrics.jsonl").read_text() == whole
 
 
 def test_neither_a_data_set_nor_a_folder_is_refused_with_the_nearest_name(tmp_path, capsys):

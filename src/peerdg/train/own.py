@@ -26,7 +26,7 @@ def resolve_own(
     Returns:
         The config, and what was chosen in it and why.
     """
-    given = {**given, "benchmark": OWN_DATA}
+    given = _with_whole_paths({**given, "benchmark": OWN_DATA})
     if splits is None:
         settings = build(OwnDataSettings, given.get(OWN_DATA, {}), where=OWN_DATA)
         images, side = glance(Path(given["root"]), settings)
@@ -36,3 +36,21 @@ def resolve_own(
     own_network = given.get("backbone") == OWN
     choices = choose(images=images, side=side, budget=budget, own_network=own_network)
     return resolve(given, choices=choices), choices
+
+
+def _with_whole_paths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Paths that mean the same wherever the run is resumed; names of domains stay."""
+    whole = dict(given)
+    if "root" in whole:
+        whole["root"] = _whole(whole["root"])
+    if whole.get("targets"):
+        whole["targets"] = [_whole(target) for target in whole["targets"]]
+    own = dict(whole.get(OWN_DATA, {}))
+    if own.get("validation_folder"):
+        whole[OWN_DATA] = {**own, "validation_folder": _whole(own["validation_folder"])}
+    return whole
+
+
+def _whole(path: str) -> str:
+    place = Path(path).expanduser()
+    return str(place.resolve()) if place.exists() else path
