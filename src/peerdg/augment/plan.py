@@ -6,9 +6,7 @@ on the strength and the size of the images only is made once. For large images t
 and what can be done without `gather` takes a path of its own.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
-from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor
 from peerdg.augment.blends import Blend
 from peerdg.augment.curves import Curve, FixedCurve, look_up, whole
 from peerdg.augment.geometry import Warp, move_pixels, move_rows, row_starts, sources
-from peerdg.augment.pixels import Weights
+from peerdg.augment.pixels import Weights, scratch
 from peerdg.augment.table import TABLES, Operation, Scale
 
 KINDS = (Warp, FixedCurve, Curve, Blend)
@@ -45,6 +43,7 @@ class Plan(NamedTuple):
     """
 
     operations: tuple[Operation, ...]
+    kinds: tuple[int, ...]
     rank: Int64[Tensor, " operations"]  # from the place in the table to the place here
     strength: Float64[Tensor, " rows"]
     weights: Weights  # of all rows, for those that mix
@@ -66,39 +65,36 @@ class Plan(NamedTuple):
         numbers: Int64[Tensor, " b"],
         centres: Float64[Tensor, "b 2"],
     ) -> UInt8[Tensor, "b 3 h w"]:
-        """One round, for images sorted by number; numbers and centres are on the CPU."""
-        result = torch.empty_like(images)
+        """One round, for images sorted by number; numbers and centres are on the CPU.
+
+        The result may be overwritten by the next call.
+        """
+        result = scratch("result", images, torch.uint8)
         row = numbers.to(images.device)
+        warps, fixed_curves, curves, blends, others = self._parts(numbers)
+        self._apply_warps(warps, images, row, result)
         weights = Weights(
             self.weights.image.index_select(0, row), self.weights.other.index_select(0, row)
         )
-        for kind, group in groupby(self._parts(numbers), key=_shared_kind):
-            parts = list(group)
-            if kind == KINDS.index(Warp):
-                self._apply_warps(parts, images, row, result)
-            elif kind == KINDS.index(Curve):
-                self._apply_curves(parts, images, row, weights, result)
-            elif kind == KINDS.index(Blend):
-                for function, part in _functions(parts, Blend):
-                    function.apply(images[part], weights.part(part), result[part])
-            else:
-                for operation, part in parts:
-                    strength = self.strength.index_select(0, row[part])
-                    extra = [centres[part].to(images.device)] if operation.placed else []
-                    result[part] = operation.function(images[part], strength, *extra)
+        self._apply_curves(fixed_curves, curves, images, row, weights, result)
+        for blend, part in _functions(blends, Blend):
+            blend.apply(images[part], weights.part(part), result[part])
+        for operation, part in others:
+            strength = self.strength.index_select(0, row[part])
+            extra = [centres[part].to(images.device)] if operation.placed else []
+            result[part] = operation.function(images[part], strength, *extra)
         return result
 
-    def _parts(self, numbers: Int64[Tensor, " b"]) -> Iterator[Part]:
-        """Where the images of each operation lie, for those that were drawn at all."""
+    def _parts(self, numbers: Int64[Tensor, " b"]) -> list[list[Part]]:
+        """For each kind, where the images of its operations lie, if they were drawn at all."""
         counts = torch.bincount(numbers, minlength=2 * len(self.operations)).tolist()
-        start = 0
-        for operation, plain, flipped in zip(
-            self.operations, counts[::2], counts[1::2], strict=True
-        ):
-            stop = start + plain + flipped
-            if stop > start:
-                yield Part(operation, slice(start, stop))
-            start = stop
+        parts: list[list[Part]] = [[] for _ in (*KINDS, "others")]
+        stop = 0
+        for place, operation in enumerate(self.operations):
+            start, stop = stop, stop + counts[2 * place] + counts[2 * place + 1]
+            if start < stop:
+                parts[self.kinds[place]].append(Part(operation, slice(start, stop)))
+        return parts
 
     def _apply_warps(self, parts: list[Part], images: Tensor, row: Tensor, out: Tensor) -> None:
         shifting = self.operations[: self.shifts]
@@ -110,24 +106,30 @@ class Plan(NamedTuple):
             move_pixels(images[span], self.source, row[span], out[span])
 
     def _apply_curves(
-        self, parts: list[Part], images: Tensor, row: Tensor, weights: Weights, out: Tensor
+        self,
+        fixed: list[Part],
+        measured: list[Part],
+        images: Tensor,
+        row: Tensor,
+        weights: Weights,
+        out: Tensor,
     ) -> None:
         if self.direct:
-            for function, part in _functions(parts, FixedCurve):
+            for curve, part in _functions(fixed, FixedCurve):
                 strength = self.strength.index_select(0, row[part])
-                function.apply_directly(images[part], strength, out[part])
-            parts = [part for part in parts if isinstance(part.operation.function, Curve)]
+                curve.apply_directly(images[part], strength, out[part])
+            fixed = []
         tables = []
-        # Fixed curves come first.
-        if fixed := [part for part in parts if isinstance(part.operation.function, FixedCurve)]:
+        if fixed:
             tables.append(self.curve.index_select(0, row[_span(fixed)]).expand(-1, 3, -1))
-        if measured := [
-            function.table(images[part], weights.part(part)).expand(-1, 3, -1)
-            for function, part in _functions(parts, Curve)
-        ]:
-            tables.append(whole(torch.cat(measured)))
+        if measured:
+            values = [
+                curve.table(images[part], weights.part(part)).expand(-1, 3, -1)
+                for curve, part in _functions(measured, Curve)
+            ]
+            tables.append(whole(torch.cat(values)))
         if tables:
-            span = _span(parts)
+            span = _span(fixed + measured)
             look_up(torch.cat(tables), images[span].flatten(2), out[span].flatten(2))
 
 
@@ -157,6 +159,7 @@ def make_plan(operations: str, scale: Scale, device: torch.device) -> Plan:
     source = sources(torch.cat(matrices), *size)
     return Plan(
         operations=rows,
+        kinds=tuple(map(_kind, rows)),
         rank=torch.tensor(places, device="cpu").argsort(),
         strength=strength.to(device),
         weights=Weights(*(weight.to(device) for weight in Weights.of(strength))),
@@ -179,12 +182,6 @@ def _shifts(operation: Operation, strength: Tensor, height: int, width: int) -> 
 def _kind(operation: Operation) -> int:
     kind = type(operation.function)
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
-
-
-def _shared_kind(part: Part) -> int:
-    """Both kinds of curves are looked up together."""
-    kind = _kind(part.operation)
-    return KINDS.index(Curve) if kind == KINDS.index(FixedCurve) else kind
 
 
 def _functions(parts: list[Part], kind: type[Function]) -> list[tuple[Function, slice]]:

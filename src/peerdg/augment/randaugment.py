@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
+from peerdg.augment.pixels import scratch
 from peerdg.augment.plan import make_plan
 from peerdg.augment.table import TABLES, Scale
 from peerdg.config import did_you_mean
@@ -116,10 +117,11 @@ class RandAugment:
                 # Sort the images by operation: what is processed together is then one slice.
                 number = plan.numbers(drawn.operation, drawn.flipped)
                 number, order = number.sort(stable=True)
-                work = work.index_select(0, position.index_select(0, order).to(images.device))
-                work = plan.apply(work, number, drawn.centre.index_select(0, order))
+                now = position.index_select(0, order).to(images.device)
+                ordered = torch.index_select(work, 0, now, out=scratch("ordered", work, work.dtype))
+                work = plan.apply(ordered, number, drawn.centre.index_select(0, order))
                 position = torch.empty_like(order).scatter_(0, order, everyone)
-        # Out here, so that the result is an ordinary tensor again.
+        # Out here, so that the result is an ordinary tensor again, with memory of its own.
         work = work.index_select(0, position.to(images.device))
         return work.contiguous(memory_format=_layout(images))
 
