@@ -6,6 +6,7 @@ these three, `without_remainder` gives torchvision an equivalent image whose row
 registers, and the comparison is exact for every size.
 """
 
+import ast
 import re
 from pathlib import Path
 
@@ -266,6 +267,55 @@ def test_needs_no_data_on_the_host(name):
     )
 
 
-def test_no_code_here_moves_images_to_the_host():
-    for path in Path(peerdg.augment.__file__).parent.glob("*.py"):
-        assert not re.findall(r"\.(?:cpu|numpy|item)\(", path.read_text("utf-8")), path
+SOURCES = sorted(Path(peerdg.augment.__file__).parent.glob("*.py"))
+BATCHES = {"images", "pixels", "batch", "work", "ordered", "result", "results", "out", "planes"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_code_here_moves_images_to_the_host(path):
+    assert not re.findall(r"\.(?:cpu|numpy|item)\(", path.read_text("utf-8"))
+
+
+def steps_through_a_batch(iterable):
+    """Whether a loop takes one image at a time: over a batch, or over the numbers of its images."""
+    if isinstance(iterable, ast.Name):
+        return iterable.id in BATCHES
+    if not isinstance(iterable, ast.Call) or not isinstance(iterable.func, ast.Name):
+        return False
+    if iterable.func.id == "range" and len(iterable.args) < 3:  # a step makes portions of it
+        return any(counts_images(argument) for argument in iterable.args)
+    if iterable.func.id in ("zip", "enumerate", "map", "reversed", "list", "tuple", "iter"):
+        return any(map(steps_through_a_batch, iterable.args))
+    return False
+
+
+def counts_images(expression):
+    text = ast.unparse(expression)
+    return text == "batch" or any(
+        part in text for name in BATCHES for part in (f"len({name})", f"{name}.shape[0]")
+    )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_code_here_loops_over_images(path):
+    loops = (ast.For, ast.comprehension)
+    nodes = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if type(node) in loops]
+    assert [ast.unparse(node) for node in nodes if steps_through_a_batch(node.iter)] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("for image in images: pass", True),
+        ("[f(x) for x in zip(images, strength)]", True),
+        ("for k in range(len(images)): pass", True),
+        ("for k in range(batch): pass", True),
+        ("for k, x in enumerate(pixels): pass", True),
+        ("for part in portions(images): pass", False),
+        ("for start in range(0, len(images), step): pass", False),
+        ("for name in names: pass", False),
+    ],
+)
+def test_the_scan_for_loops_over_images_finds_them(code, found):
+    loops = [n for n in ast.walk(ast.parse(code)) if isinstance(n, (ast.For, ast.comprehension))]
+    assert [steps_through_a_batch(loop.iter) for loop in loops] == [found]
