@@ -18,24 +18,27 @@ from peerdg._vision import transforms
 from peerdg.augment.randaugment import RandAugment
 
 Contenders = dict[str, Callable[[], object]]
-BATCHES = 8
+BATCHES = 4
 
 
 def measure(size: int, batch: int, repeats: int = 15) -> dict[str, Timing]:
     """Seconds per batch of `batch` square images."""
     images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8)
     ours = RandAugment(2, 9)
-    # Several batches a turn, so that turns are of similar length: each contender finds the caches
-    # full of another's work at the beginning of its turn.
-    several: Contenders = {"peerdg, batched": lambda: [ours(images) for _ in range(BATCHES)]}
-    contenders = several | _torchvision(images)
+    contenders: Contenders = {"peerdg, batched": lambda: ours(images), **_torchvision(images)}
     for library, make in (("kornia", _kornia), ("albumentations", _albumentations)):
         if find_spec(library):
             contenders |= make(images)
         else:
             print(f"{library} is not installed and left out.")
-    found = interleave(contenders, repeats=repeats)
-    return {n: t.times(1 / BATCHES) if n in several else t for n, t in found.items()}
+    turns = {name: _several(call) for name, call in contenders.items()}
+    found = interleave(turns, repeats=repeats)
+    return {name: timing.times(1 / BATCHES) for name, timing in found.items()}
+
+
+def _several(call: Callable[[], object]) -> Callable[[], object]:
+    """A turn: several batches, because the first finds the caches full of another's work."""
+    return lambda: [call() for _ in range(BATCHES)]
 
 
 def _torchvision(images: Tensor) -> Contenders:
