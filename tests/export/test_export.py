@@ -45,10 +45,14 @@ def random_model(backbone: str) -> Classifier:
         torch.manual_seed(0)
         own = {} if BACKBONES[backbone].normalisation else {"mean": (0.5,) * 3, "std": (0.2,) * 3}
         model = build_classifier(backbone, classes=CLASSES, **own)
-        for part in model.modules():  # statistics that do something
-            if isinstance(part, torch.nn.BatchNorm2d):
-                part.running_mean.normal_(std=0.1)
-                part.running_var.uniform_(0.5, 1.5)
+        norms = [part for part in model.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+        if norms:
+            # Statistics of images, as after a training; without them a deep network multiplies
+            # its own rounding until nothing else is left.
+            for part in norms:
+                part.momentum = 1.0
+            with torch.no_grad():
+                model.train()(torch.cat([*sample_images(BACKBONES[backbone].image_size)]))
     return model.eval()
 
 

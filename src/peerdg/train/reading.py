@@ -51,8 +51,10 @@ class ReadingBar:
         if self._bar is None:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
-                TimeRemainingColumn(), console=self.console, transient=True,
+                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+                console=self.console, transient=True,
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task(f"{self.label}{what}", total=total)
-        self._bar.update(self._task, completed=done)
+            self._task = self._bar.add_task(f"{self.label}{what}", total=total, rate="")
+        rate = done / (time.monotonic() - self._began)
+        self._bar.update(self._task, completed=done, rate=f"{rate:,.0f}/s")
