@@ -11,8 +11,8 @@ from torch import Tensor
 PORTION = 2**19
 """Values that are processed at a time; see `portions`."""
 
-LARGE = 2**18
-"""Values from which on memory is kept; see `scratch`."""
+LARGE = 3 * 2**19
+"""Bytes from which on memory is kept; see `scratch`."""
 
 # torchvision's weights of green and blue (Rec. 601), as float32 holds them.
 _GREEN, _BLUE = 0.5870000123977661, 0.11400000005960464
@@ -54,7 +54,7 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
     every call; it takes longer than the arithmetic. Other devices keep freed memory anyway.
     """
     size = like.numel()
-    if size < LARGE or like.device.type != "cpu":
+    if size * dtype.itemsize < LARGE or like.device.type != "cpu":
         return torch.empty(like.shape, dtype=dtype, device=like.device)
     buffers: dict[str, Tensor] = _kept.__dict__
     buffer = buffers.get(name)
@@ -66,7 +66,7 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
 
 def convert(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """A copy of another type, in `scratch` memory."""
-    if tensor.numel() < LARGE:
+    if tensor.numel() * dtype.itemsize < LARGE:
         return tensor.to(dtype)
     return scratch(name, tensor, dtype).copy_(tensor)
 
