@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from peerdg._vision import transforms
 from peerdg.augment import pixels, randaugment
-from peerdg.augment.curves import Curve, FixedCurve
-from peerdg.augment.geometry import Warp
 from peerdg.augment.randaugment import TABLES, RandAugment, Scale
 from peerdg.errors import ConfigError, DataError
 
@@ -64,14 +62,6 @@ def test_lengths_in_pixels_follow_the_side_unless_told_otherwise():
     assert (scaled["TranslateX"], scaled["TranslateY"], scaled["Cutout"]) == (25, 50, 10)
     literal = strengths("sdg", magnitude=30, height=112, width=56, absolute_pixels=True)
     assert (literal["TranslateX"], literal["TranslateY"], literal["Cutout"]) == (100, 100, 40)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_the_table_is_in_the_order_that_the_plan_relies_on(name):
-    kinds = [type(row.function) for row in TABLES[name]]
-    order = [Warp, FixedCurve, Curve]
-    ranks = [order.index(kind) if kind in order else len(order) for kind in kinds]
-    assert ranks == sorted(ranks)
 
 
 def one_by_one(augment, images, generator):
