@@ -1,5 +1,5 @@
 """Speed, measured as ratios in one run; `make bench` runs everything here."""
 
-from peerdg.train.hardware import use_huge_pages
+from peerdg.train.hardware import keep_memory
 
-use_huge_pages()  # as the command does, before torch has made a tensor
+keep_memory()  # as the command does

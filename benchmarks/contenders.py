@@ -1,6 +1,5 @@
 """What takes turns in the benchmarks of the training step: the floor, PEER, and the reference."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,11 +121,10 @@ class ReferenceProcess:
     """The reference loop in a process of its own, so that nothing of ours helps or hinders it."""
 
     def __init__(self, steps: int) -> None:
-        # By its path: as a module of the package it would get the huge pages of peerdg.
+        # By its path: as a module of the package it would keep memory as peerdg does.
         command = [sys.executable, str(Path(__file__).with_name("reference.py")), str(steps)]
-        plain = {k: v for k, v in os.environ.items() if k != "THP_MEM_ALLOC_ENABLE"}
         self.process = subprocess.Popen(
-            command, env=plain, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def epoch(self) -> None:

@@ -16,7 +16,7 @@ def run(repeats: int = 11) -> Found:
     """Measure."""
     rows: list[Row] = []
     raw: dict[str, object] = {}
-    for backbone in ("squeezenet1_1",):
+    for backbone in ("squeezenet1_1", "resnet18"):
         floor = Floor(backbone, BATCH, SIDE, task_forward=True)
         domain = random_domain(IMAGES, 227)
         peer = Trained(domain, backbone, BATCH, transform=TRANSFORM, head=(3, 1024))

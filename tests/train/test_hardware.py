@@ -1,6 +1,9 @@
 import gc
 import os
+import platform
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import peerdg
 from peerdg.api import Run
 from peerdg.errors import PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.train.hardware import has_bf16, use_huge_pages
+from peerdg.train.hardware import has_bf16
 from peerdg.train.progress import Silent
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -25,13 +28,36 @@ def fit(out: Path, epochs: int = 2, **options) -> Run:
     return peerdg.fit(tiny_splits(), out=out, model=model, train=train, **OPTIONS, **options)
 
 
-def test_huge_pages_are_asked_for_unless_the_user_said_something(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    use_huge_pages()
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
-    use_huge_pages()
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
+FAULTS = """
+import resource, torch
+from peerdg.train.hardware import keep_memory
+
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def step():  # like one of training: many sizes, alive together, then freed
+    return [torch.ones(2**k + k) for k in range(14, 24)]
+
+keep_memory()
+for _ in range(10):
+    step()
+before = pages()
+for _ in range(10):
+    step()
+print(pages() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tells glibc what to do")
+@pytest.mark.parametrize(("own_choice", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)])
+def test_freed_memory_is_used_again_unless_the_user_chose(own_choice: dict[str, str], kept: bool):
+    """The system counts pages that are touched for the first time: otherwise 80,000 here."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", FAULTS]
+    done = subprocess.run(
+        command, env=plain | own_choice, capture_output=True, text=True, check=True
+    )
+    assert (int(done.stdout) < 40_000) == kept
 
 
 def test_no_tensor_is_left_behind_by_a_period(tmp_path: Path):

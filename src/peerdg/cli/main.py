@@ -10,7 +10,7 @@ from cyclopts import App, CycloptsError, UnknownOptionError
 
 from peerdg.cli.console import error_console, say_problem
 from peerdg.errors import PeerdgError, PeerdgWarning, Stopped
-from peerdg.train.hardware import use_huge_pages
+from peerdg.train.hardware import keep_memory
 from peerdg.version import __version__
 
 # Each command: where it lives, what it does in a line, and how it is used.
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     arguments = [argument for argument in arguments if argument != "--debug"]
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", PeerdgWarning)
-    use_huge_pages()
+    keep_memory()
     sys.exit(run(arguments, debug=debug))
 
 
