@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float32, Float64, Int64, UInt8
 from torch import Tensor
 
-from peerdg.augment.pixels import Weights, convert, fused_add, grey, portions, to_bytes
+from peerdg.augment.pixels import convert, portions, to_bytes
 
-Table = Callable[[UInt8[Tensor, "b 3 h w"], Weights], Float32[Tensor, "b _ 256"]]
-"""From (images, weights) to the new values with their fractions, for 1 or 3 channels."""
+Table = Callable[[UInt8[Tensor, "b 3 h w"]], Float32[Tensor, "b 3 256"]]
+"""From images to the new values with their fractions."""
 
 FixedTable = Callable[[Float64[Tensor, " b"]], UInt8[Tensor, "b 1 256"]]
 """From strength to the new values, whatever the image."""
@@ -39,8 +39,8 @@ class Curve:
     def __call__(
         self, images: UInt8[Tensor, "b 3 h w"], strength: Float64[Tensor, " b"]
     ) -> UInt8[Tensor, "b 3 h w"]:
-        """Apply each image's own table."""
-        table = whole(self.table(images, Weights.of(strength)))
+        """Apply each image's own table; any strength."""
+        table = whole(self.table(images))
         pixels = images.flatten(2)
         return look_up(table, pixels, torch.empty_like(pixels)).view(images.shape)
 
@@ -164,14 +164,7 @@ def _negate(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     return torch.bitwise_not(images, out=out)
 
 
-def _contrast(images: Tensor, weights: Weights) -> Tensor:
-    """Move away from the mean grey of the image by the factor `1 + strength`."""
-    means = [grey(part).mean(dim=(1, 2), keepdim=True) for (part,) in portions(images)]
-    base = _values(images.device) * weights.image.squeeze(1)
-    return fused_add(base, torch.cat(means), weights.other.squeeze(1))
-
-
-def _autocontrast(images: Tensor, weights: Weights) -> Tensor:
+def _autocontrast(images: Tensor) -> Tensor:
     """Stretch each channel to 0..255, unless it has one value only; any strength."""
     pixels = images.flatten(2)
     low = pixels.amin(dim=2, keepdim=True)
@@ -180,7 +173,7 @@ def _autocontrast(images: Tensor, weights: Weights) -> Tensor:
     return torch.where(span > 0, (values - low).div_(span * (1.0 / 255.0)), values)
 
 
-def _equalize(images: Tensor, weights: Weights) -> Tensor:
+def _equalize(images: Tensor) -> Tensor:
     """Spread the values of each channel evenly, as PIL does; any strength."""
     # In float32 throughout: it counts exactly up to 2**24 pixels, and the floor of a quotient of
     # such numbers is that of the integers. Integer division takes several times as long.
@@ -200,7 +193,6 @@ def _equalize(images: Tensor, weights: Weights) -> Tensor:
 
 
 brightness = FixedCurve(_brightness, _brighten)
-contrast = Curve(_contrast)
 posterize = FixedCurve(_posterize, _mask)
 solarize = FixedCurve(_solarize, _invert_above)
 solarize_add = FixedCurve(_solarize_add, _add_below)

@@ -8,11 +8,11 @@ takes the centres of its squares.
 """
 
 from peerdg.augment.blends import color as color
+from peerdg.augment.blends import contrast as contrast
 from peerdg.augment.blends import identity as identity
 from peerdg.augment.blends import sharpness as sharpness
 from peerdg.augment.curves import autocontrast as autocontrast
 from peerdg.augment.curves import brightness as brightness
-from peerdg.augment.curves import contrast as contrast
 from peerdg.augment.curves import equalize as equalize
 from peerdg.augment.curves import invert as invert
 from peerdg.augment.curves import posterize as posterize

@@ -72,7 +72,7 @@ def convert(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def grey(images: UInt8[Tensor, "b 3 h w"]) -> Float32[Tensor, "b h w"]:
-    """Luma in whole numbers, in torchvision's order of operations (see `fused_add`)."""
+    """Luma in whole numbers, in torchvision's order of operations (see `multiply_add`)."""
     red, green, blue = images.unbind(dim=1)
     luma = red.mul(0.2989)
     exact = convert(luma, torch.float64, "exact").add_(green, alpha=_GREEN)
@@ -80,8 +80,10 @@ def grey(images: UInt8[Tensor, "b 3 h w"]) -> Float32[Tensor, "b h w"]:
     return luma.copy_(exact).floor_()
 
 
-def fused_add(
-    base: Float32[Tensor, "*shape"], other: Tensor, alpha: Float64[Tensor, "*broadcast"]
+def multiply_add(
+    base: Float32[Tensor, "*shape"],
+    other: Float64[Tensor, "*#shape"],
+    alpha: Float64[Tensor, "*broadcast"],
 ) -> Float32[Tensor, "*shape"]:
     """`base + alpha * other`, rounded once, with an `alpha` for each image; overwrites `base`.
 
@@ -91,9 +93,7 @@ def fused_add(
     lies, and may be one level off ours. Ours is the same everywhere: in double precision the
     product of two float32 is exact, and the sum is rounded to float32 at the end.
     """
-    exact = convert(base, torch.float64, "exact")
-    factor = convert(other, torch.float64, "factor")
-    return base.copy_(exact.addcmul_(factor, alpha))
+    return base.copy_(convert(base, torch.float64, "exact").addcmul_(other, alpha))
 
 
 def to_bytes(values: Float32[Tensor, "*shape"]) -> Int16[Tensor, "*shape"]:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
-from peerdg.augment.blends import Blend
+from peerdg.augment.blends import Blend, mix
 from peerdg.augment.curves import Curve, FixedCurve, look_up, whole
 from peerdg.augment.geometry import Warp, move_pixels, move_rows, row_starts, sources
 from peerdg.augment.pixels import Weights, scratch
@@ -46,11 +46,11 @@ class Plan(NamedTuple):
     kinds: tuple[int, ...]
     rank: Int64[Tensor, " operations"]  # from the place in the table to the place here
     strength: Float64[Tensor, " rows"]
-    weights: Weights  # of all rows, for those that mix
+    weights: Weights  # of all rows, for those that blend
     source: Int64[Tensor, "warps pixels"]
     starts: Int64[Tensor, "warps h"]
+    large: bool  # what counts is pixels, not calls
     shifts: int  # so many operations only shift rows, and are done so; they are the first
-    direct: bool  # fixed curves are computed instead of looked up
     curve: UInt8[Tensor, "warps_and_fixed_curves 1 256"]
 
     def numbers(
@@ -73,12 +73,8 @@ class Plan(NamedTuple):
         row = numbers.to(images.device)
         warps, fixed_curves, curves, blends, others = self._parts(numbers)
         self._apply_warps(warps, images, row, result)
-        weights = Weights(
-            self.weights.image.index_select(0, row), self.weights.other.index_select(0, row)
-        )
-        self._apply_curves(fixed_curves, curves, images, row, weights, result)
-        for blend, part in _functions(blends, Blend):
-            blend.apply(images[part], weights.part(part), result[part])
+        self._apply_curves(fixed_curves, curves, images, row, result)
+        self._apply_blends(blends, images, row, result)
         for operation, part in others:
             strength = self.strength.index_select(0, row[part])
             extra = [centres[part].to(images.device)] if operation.placed else []
@@ -111,10 +107,9 @@ class Plan(NamedTuple):
         measured: list[Part],
         images: Tensor,
         row: Tensor,
-        weights: Weights,
         out: Tensor,
     ) -> None:
-        if self.direct:
+        if self.large:
             for curve, part in _functions(fixed, FixedCurve):
                 strength = self.strength.index_select(0, row[part])
                 curve.apply_directly(images[part], strength, out[part])
@@ -123,14 +118,27 @@ class Plan(NamedTuple):
         if fixed:
             tables.append(self.curve.index_select(0, row[_span(fixed)]).expand(-1, 3, -1))
         if measured:
-            values = [
-                curve.table(images[part], weights.part(part)).expand(-1, 3, -1)
-                for curve, part in _functions(measured, Curve)
-            ]
+            values = [curve.table(images[part]) for curve, part in _functions(measured, Curve)]
             tables.append(whole(torch.cat(values)))
         if tables:
             span = _span(fixed + measured)
             look_up(torch.cat(tables), images[span].flatten(2), out[span].flatten(2))
+
+    def _apply_blends(self, parts: list[Part], images: Tensor, row: Tensor, out: Tensor) -> None:
+        if not parts:
+            return
+        span = _span(parts)
+        images, row, out = images[span], row[span], out[span]
+        weights = Weights(*(weight.index_select(0, row) for weight in self.weights))
+        blends = [
+            (blend, slice(part.start - span.start, part.stop - span.start))
+            for blend, part in _functions(parts, Blend)
+        ]
+        if not self.large:
+            mix(blends, images, weights, out)
+            return
+        for blend, part in blends:
+            blend.apply(images[part], weights.part(part), out[part])
 
 
 # A run has one size of images and one magnitude at a time; a second one is for validation.
@@ -156,17 +164,18 @@ def make_plan(operations: str, scale: Scale, device: torch.device) -> Plan:
     matrices = [f.matrix(s, *size) for f, s in strengths if isinstance(f, Warp)]
     curves = [torch.zeros(2 * len(matrices), 1, 256, dtype=torch.uint8, device="cpu")]
     curves += [f.table(s) for f, s in strengths if isinstance(f, FixedCurve)]
+    weights = [f.weights(s) if isinstance(f, Blend) else Weights.of(s) for f, s in strengths]
     source = sources(torch.cat(matrices), *size)
     return Plan(
         operations=rows,
         kinds=tuple(map(_kind, rows)),
         rank=torch.tensor(places, device="cpu").argsort(),
         strength=strength.to(device),
-        weights=Weights(*(weight.to(device) for weight in Weights.of(strength))),
+        weights=Weights(*(torch.cat(parts).to(device) for parts in zip(*weights, strict=True))),
         source=source.to(device),
         starts=row_starts(source, *size)[0].to(device),
+        large=large,
         shifts=sum(order(row) == (KINDS.index(Warp), False) for row in rows) if large else 0,
-        direct=large,
         curve=torch.cat(curves).to(device),
     )
 

@@ -24,7 +24,7 @@ class RandAugment:
     For every image, `num_ops` times, one operation is drawn uniformly with replacement, and its
     sign is flipped with probability 1/2 if it has one. Images that drew the same operation are
     processed together, on the device they are on. Each operation equals torchvision's v2 function
-    on the single image bit for bit, where torchvision has it (`pixels.fused_add` tells of the
+    on the single image bit for bit, where torchvision has it (`pixels.multiply_add` tells of the
     values that torchvision itself rounds in two ways).
 
     Example:
