@@ -16,7 +16,7 @@ IMAGES, BATCH, K, BLOCK, SGEMM = 10_000, 128, 10, 12, 2048
 STEPS = IMAGES // BATCH
 
 
-def run(repeats: int = 40, blocks: int = 7) -> Found:
+def run(repeats: int = 100, blocks: int = 15) -> Found:
     """Measure: single steps taking turns, then whole blocks against the reference."""
     domain = random_domain(IMAGES, 32)
     floor = Floor("digits-cnn", BATCH, 32)

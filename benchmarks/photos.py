@@ -12,7 +12,7 @@ IMAGES, BATCH, SIDE = 200, 32, 224
 TRANSFORM = TransformSettings(size=SIDE, crop=(0.8, 1.0), flip=0.5)
 
 
-def run(repeats: int = 11) -> Found:
+def run(repeats: int = 25) -> Found:
     """Measure."""
     rows: list[Row] = []
     raw: dict[str, object] = {}
