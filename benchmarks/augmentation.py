@@ -28,8 +28,8 @@ def run(repeats: int = 15) -> Found:
     return Found(
         "augmentation",
         "RandAugment",
-        f"2 operations of magnitude 9 from torchvision's set, two threads; {repeats} rounds, taking "
-        "turns. Other libraries draw from their own sets, as near to these as they offer.",
+        f"2 operations of magnitude 9 from torchvision's set, two threads; {repeats} rounds, "
+        "taking turns. Other libraries draw from their own sets, as near to these as they offer.",
         rows,
         raw,
     )

@@ -117,9 +117,12 @@ def test_one_class_is_refused_for_training_only(tmp_path):
     assert len(scan(tmp_path, training=False).items) == 2
 
 
-def test_a_class_of_one_image_is_used_and_noted(tmp_path):
-    listing = scan(touch_tree(tmp_path, *PETS, "horse/1.jpg"))
-    assert "1 classes with one image: horse" in problem(listing, "note")
+def test_a_class_of_one_image_is_refused_for_training_only(tmp_path):
+    touch_tree(tmp_path, *PETS, "horse/1.jpg")
+    with pytest.raises(DataError, match=r"has a class with one image only: horse") as caught:
+        scan(tmp_path)
+    assert "remove the folder" in caught.value.hint
+    assert scan(tmp_path, training=False).classes == ("cat", "dog", "horse")
 
 
 def test_images_without_class_folders_are_refused_with_the_two_remedies(tmp_path):

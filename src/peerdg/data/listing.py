@@ -140,13 +140,10 @@ def class_problems(items: Iterable[Item], where: str) -> list[Problem]:
         problems.append(Problem("training", message, remedy))
     single = in_order({name for name, count in counts.items() if count == 1})
     if single:
-        problems.append(
-            Problem(
-                "note",
-                f"{where} has {len(single)} classes with one image: {examples(single)}.",
-                "Their image is used for training, so that validation cannot judge them.",
-            )
-        )
+        which = "a class" if len(single) == 1 else f"{len(single):,} classes"
+        message = f"{where} has {which} with one image only: {examples(single)}."
+        remedy = "Add images, so that one can be held out for validation, or remove the folder."
+        problems.append(Problem("training", message, remedy))
     return problems
 
 
