@@ -46,12 +46,14 @@ def test_folders_inside_a_class_belong_to_it(tmp_path):
 
 
 def test_one_and_the_same_folder_inside_each_class_is_no_class(tmp_path):
-    listing = scan(touch_tree(tmp_path, "cat/images/1.jpg", "dog/images/1.jpg"))
+    listing = scan(
+        touch_tree(tmp_path, *(f"{c}/images/{n}.jpg" for c in ("cat", "dog") for n in (1, 2)))
+    )
     assert (listing.classes, listing.domains) == (("cat", "dog"), ())
 
 
 def test_an_unclear_layout_is_refused_with_both_readings(tmp_path):
-    touch_tree(tmp_path, "a/x/1.jpg", "a/y/1.jpg", "b/z/1.jpg", "b/w/1.jpg")
+    touch_tree(tmp_path, *(f"{c}/{n}.jpg" for c in ("a/x", "a/y", "b/z", "b/w") for n in (1, 2)))
     with pytest.raises(DataError, match=r"classes a, b .*or domains a, b with classes w, x, y"):
         scan(tmp_path)
     assert scan(tmp_path, layout="classes").classes == ("a", "b")
@@ -154,14 +156,16 @@ def test_classes_that_differ_only_in_case_are_refused(tmp_path):
 
 
 def test_two_ways_to_store_an_accent_are_one_class(tmp_path):
-    touch_tree(tmp_path, "cafe\u0301/1.jpg", "tea/1.jpg")  # as macOS stores it
+    # As macOS stores it.
+    touch_tree(tmp_path, *(f"{c}/{n}.jpg" for c in ("cafe\u0301", "tea") for n in (1, 2)))
     assert scan(tmp_path).classes == ("caf\u00e9", "tea")
 
 
 def test_a_name_that_is_not_utf8_is_read_and_can_be_recorded(tmp_path):
     touch_tree(tmp_path, *PETS)
     (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
-    (tmp_path / os.fsdecode(b"caf\xe9") / "1.jpg").touch()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / os.fsdecode(b"caf\xe9") / name).touch()
     listing = scan(tmp_path)
     assert listing.classes == ("caf\\xe9", "cat", "dog")
     assert listing.items[0].path.exists()
@@ -211,7 +215,7 @@ def test_all_problems_come_in_one_message(tmp_path):
 
 
 def test_numbered_classes_are_in_the_order_of_their_numbers(tmp_path):
-    listing = scan(touch_tree(tmp_path, *(f"{n}/1.jpg" for n in (10, 9, 0))))
+    listing = scan(touch_tree(tmp_path, *(f"{n}/{i}.jpg" for n in (10, 9, 0) for i in (1, 2))))
     assert listing.classes == ("0", "9", "10")
 
 

@@ -36,8 +36,8 @@ def scan(root: Path, *, layout: Layout = "auto", training: bool = True) -> Listi
     Args:
         root: The folder.
         layout: `"classes"` or `"domains"` says what the first level of folders is; `"auto"` looks.
-        training: Whether a model shall learn from them: then every class needs images, and there
-            must be two.
+        training: Whether a model shall learn from them: then every class needs two images, and
+            there must be two classes.
 
     Raises:
         DataError: With all that is wrong.

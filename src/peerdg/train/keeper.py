@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from peerdg.errors import DamagedError
@@ -41,6 +42,7 @@ class Keeper:
         self.keep_snapshots = keep_snapshots
         self._saved_at = time.monotonic()
         self._background = Background()
+        self._copies: dict[str, Tensor] = {}
         remove_leftovers(run.path)
         self._pending, damaged = load_newest(run.checkpoints)
         self.problems = [f"{problem} The one before it is used." for problem in damaged]
@@ -81,8 +83,9 @@ class Keeper:
             OutputError: If this checkpoint (with `wait`) or the one before could not be written.
         """
         plain = {**state.plain(), "metrics_bytes": self.run.metrics.size()}
-        tensors = {name: tensor.to("cpu", copy=True) for name, tensor in state.tensors().items()}
-        self._background.start(self._write, _number(state), tensors, plain)
+        self._background.wait()
+        self._copy(state.tensors())
+        self._background.start(self._write, _number(state), self._copies, plain)
         self._saved_at = time.monotonic()
         if wait:
             self._background.wait()
@@ -94,6 +97,15 @@ class Keeper:
             OutputError: If the last checkpoint could not be written.
         """
         self._background.close()
+
+    def _copy(self, tensors: dict[str, Tensor]) -> None:
+        """Into the memory of the last checkpoint's copies, which are on disk by now."""
+        last, self._copies = self._copies, {}
+        for name, tensor in tensors.items():
+            copy = last.get(name)
+            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            self._copies[name] = copy.copy_(tensor.detach())
 
     def _write(self, number: int, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
         self.run.metrics.sync()  # first: a checkpoint must not know of records that are not there
