@@ -12,9 +12,10 @@ from typing import Any
 
 from benchmarks.record import Found, Row
 
-# Prints the peak of memory in bytes up to each evaluation, and the seconds of each training epoch.
+# Prints for each evaluation the peak of memory so far and what is in use, in bytes, and the seconds
+# of each training epoch.
 PROGRAM = """
-import json, resource, sys
+import ctypes, gc, json, resource, sys
 import peerdg
 from benchmarks.contenders import random_domain
 from peerdg.data.domain import Splits
@@ -23,10 +24,22 @@ from peerdg.train.progress import Silent
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-class Peaks(Silent):
-    found = {}
+NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+
+class Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in NAMES]
+
+def in_use():  # what was allocated and not freed, says glibc
+    gc.collect()
+    mallinfo = ctypes.CDLL("libc.so.6").mallinfo2
+    mallinfo.restype = Mallinfo
+    found = mallinfo()
+    return found.uordblks + found.hblkhd
+
+class Memory(Silent):
+    peak, in_use = {}, {}
     def evaluated(self, epoch, records):
-        self.found[epoch] = peak()
+        self.peak[epoch], self.in_use[epoch] = peak(), in_use()
 
 images, epochs, backbone, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 source = random_domain(images, 32)
@@ -34,11 +47,12 @@ run = peerdg.fit(
     Splits(train=source, validation=random_domain(500, 32), targets={}), out=out,
     backbone=backbone, pretrain={"epochs": 0}, train={"epochs": epochs}, peer={"k": 1},
     evaluate_every=min(epochs, 5), checkpoint_minutes=0.001, augment={"policy": "fixed"},
-    progress=Peaks(),
+    progress=Memory(),
 )
 events = [json.loads(line) for line in open(f"{out}/events.jsonl")]
 seconds = [event["seconds"] for event in events if event["event"] == "epoch"]
-print(json.dumps({"peaks": Peaks.found, "peak": peak(), "epochs": seconds}))
+memory = {"peaks": Memory.peak, "in_use": Memory.in_use, "peak": peak()}
+print(json.dumps({**memory, "epochs": seconds}))
 """
 PERIODS = (10, 100)
 IMAGES = (1_000, 10_000, 60_000)
@@ -48,13 +62,10 @@ def run(repeats: int = 3) -> Found:
     """Measure."""
     runs = [_train(images=512, epochs=PERIODS[-1]) for _ in range(repeats)]
     images = {n: _train(images=n, epochs=2 if n <= 10_000 else 1) for n in IMAGES}
-    peaks = {n: [float(run["peaks"][str(n)]) for run in runs] for n in PERIODS}
     rows = [
-        Row(f"peak memory, {n} snapshots and epochs", *_spread(peaks[n], "{:.0f} MB", 1e-6))
-        for n in PERIODS
+        *_period_rows("peak memory", [run["peaks"] for run in runs]),
+        *_period_rows("memory in use between epochs", [run["in_use"] for run in runs]),
     ]
-    growth = [100 * (many / few - 1) for few, many in zip(*peaks.values(), strict=True)]
-    rows.append(Row("growth from 10 to 100", *_spread(growth, "{:+.2f} %"), "below 1 %"))
     for n, record in images.items():
         seconds = min(record["epochs"])
         rows.append(Row(f"peak memory, {n:,} images", _megabytes(record["peak"])))
@@ -79,6 +90,17 @@ def _train(*, images: int, epochs: int) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     record: dict[str, Any] = json.loads(done.stdout)
     return record
+
+
+def _period_rows(what: str, runs: list[dict[str, float]]) -> list[Row]:
+    """After few and after many periods of the same run."""
+    few, many = ([run[str(n)] for run in runs] for n in PERIODS)
+    growth = [100 * (b / a - 1) for a, b in zip(few, many, strict=True)]
+    return [
+        Row(f"{what}, {PERIODS[0]} snapshots and epochs", *_spread(few, "{:.0f} MB", 1e-6)),
+        Row(f"{what}, {PERIODS[1]} snapshots and epochs", *_spread(many, "{:.0f} MB", 1e-6)),
+        Row(f"{what}, growth", *_spread(growth, "{:+.2f} %"), "below 1 %"),
+    ]
 
 
 def _spread(values: list[float], form: str, unit: float = 1.0) -> tuple[str, str]:
