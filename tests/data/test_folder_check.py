@@ -62,8 +62,10 @@ def test_small_classes_sizes_types_and_ignored_files_are_noted(photos):
 def test_problems_of_the_tree_are_part_of_the_report(photos):
     (photos / "horse").mkdir()
     write_picture(photos / "Dog/1.png", 700)
+    (photos / "dog/1.heic").touch()
     report = check_folders([photos])
     assert "no images in the class horse" in messages(report, "training")
+    assert "a class with one image only: Dog" in messages(report, "training")
     assert "'Dog' and 'dog'" in messages(report, "error")
     assert report.problems[-1].severity == "note"
 
