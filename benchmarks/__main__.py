@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME...]`: measure, print, keep the results, write the table of the docs.
 
 Without names everything is measured, one benchmark after the other, each in its own process; that
-takes about a quarter of an hour on two cores. Nothing else should run meanwhile.
+takes about half an hour on two cores. Nothing else should run meanwhile.
 """
 
 import importlib
