@@ -1,5 +1,6 @@
 """Barlow Twins: two views of a batch should have the identity as cross-correlation."""
 
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -36,6 +37,5 @@ def barlow_twins(
 
 
 def _standardise(z: Tensor) -> Tensor:
-    centred = z - z.mean(dim=0)
-    variance = centred.square().mean(dim=0)
-    return centred * (variance + EPS).rsqrt()
+    """(z - mean) / sqrt(variance + ε) of each column: batch normalisation without parameters."""
+    return F.batch_norm(z, None, None, training=True, eps=EPS)
