@@ -111,7 +111,7 @@ class Classifier(nn.Module):
                 hint=f"Resize the images to {size} pixels, or choose another --backbone.",
             )
         if images.dtype == torch.uint8:
-            images = images.to(dtype, memory_format=torch.channels_last).div_(255)
+            images = images.contiguous(memory_format=torch.channels_last).to(dtype).div_(255)
         images = images.to(dtype)
         return (images - self.mean) / self.std if self._normalise else images
 
