@@ -1,7 +1,9 @@
 """What takes turns in the benchmarks of the training step: the floor, PEER, and the reference."""
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,9 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from peerdg.augment.policy import Policy
 from peerdg.data.domain import Domain
+from peerdg.methods.base import Batch
 from peerdg.methods.peer import PEER
 from peerdg.methods.settings.peer import Settings
 from peerdg.models.backbones import build_classifier
+from peerdg.train.batches import epoch_batches
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizer
 from peerdg.train.order import epoch_order
@@ -101,15 +105,21 @@ class Trained:
         self.phase = PhaseSettings(batch_size=batch)
         self.state = TrainState("train", self.method, make_optimizer(self.method, self.phase))
         self.guard = Guard(self.state)
-        self.order: list[Tensor] = epoch_order(self.phase, len(domain), 0, "train", 0)
+        self.batches = self._batches()
 
     def step(self) -> None:
         """One step."""
-        number = self.state.step
-        rows, key = self.order[number % len(self.order)], ("train", 0, number)
-        terms = train_step(self.state, self.source, rows, guard=self.guard, seed=0, key=key)
+        rows, batch = next(self.batches)
+        key = ("train", 0, self.state.step)
+        terms = train_step(self.state, batch, rows, guard=self.guard, seed=0, key=key)
         self.state.add_terms(terms)
         self.state.step += 1
+
+    def _batches(self) -> Iterator[tuple[Tensor, Batch]]:
+        for epoch in itertools.count():
+            order = epoch_order(self.phase, len(self.source), 0, "train", epoch)
+            key = ("train", epoch)
+            yield from epoch_batches(self.method, self.source, order, start=0, seed=0, key=key)
 
     def refresh(self) -> None:
         """What PEER does once in k epochs: snapshot, average, features of all clean images."""

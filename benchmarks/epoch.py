@@ -1,7 +1,7 @@
 """A whole epoch of PEER on Digits against its floor and against a plain reference loop.
 
-Contenders take turns in blocks of steps. What PEER does once in k epochs is measured by itself and
-added in its share.
+Contenders take turns step by step, and the steps for which PEER augments at once count as one
+turn. What PEER does once in k epochs is measured by itself and added in its share.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,24 @@ import torch
 from benchmarks.contenders import Floor, ReferenceProcess, Trained, flops, random_domain
 from benchmarks.measure import Rounds, rounds
 from benchmarks.record import Found, Row, milliseconds, ratio
+from peerdg.train.batches import PIXELS
 
-IMAGES, BATCH, K, BLOCK, SGEMM = 10_000, 128, 10, 12, 2048
+IMAGES, BATCH, SIDE, K, SGEMM = 10_000, 128, 32, 10, 2048
 STEPS = IMAGES // BATCH
+AHEAD = PIXELS // (BATCH * SIDE**2)  # steps that are augmented at once
+BLOCK = 2 * AHEAD
 
 
-def run(repeats: int = 100, blocks: int = 15) -> Found:
+def run(turns: int = 20, blocks: int = 12) -> Found:
     """Measure: single steps taking turns, then whole blocks against the reference."""
-    domain = random_domain(IMAGES, 32)
-    floor = Floor("digits-cnn", BATCH, 32)
+    domain = random_domain(IMAGES, SIDE)
+    floor = Floor("digits-cnn", BATCH, SIDE)
     two, four = (Trained(domain, "digits-cnn", BATCH, num_ops=n, k=K) for n in (2, 4))
     a = torch.randn(SGEMM, SGEMM)
     steps = rounds(
         {"sgemm": lambda: a @ a, "floor": floor.step, "peer": two.step, "peer4": four.step},
-        repeats=repeats,
-    )
+        repeats=turns * AHEAD,
+    ).means(AHEAD)
     refresh = rounds({"refresh": two.refresh}, repeats=3)["refresh"]
     reference = ReferenceProcess(BLOCK)
     contenders = {"reference": reference.epoch, "peer": lambda: _block(two.step)}
@@ -35,11 +38,11 @@ def run(repeats: int = 100, blocks: int = 15) -> Found:
     return Found(
         "epoch",
         "An epoch on Digits",
-        f"{IMAGES:,} images of 32 px, Digits CNN, batch {BATCH}, k = {K}, operations of magnitude "
-        f"9; {repeats} steps each, taking turns, and {blocks} blocks of {BLOCK} steps against the "
-        "reference loop. The floor is forward, backward and fused Adam on two views already in "
-        "memory; an epoch of PEER has its share of what is done once in k epochs. Ratios are taken "
-        "within each turn.",
+        f"{IMAGES:,} images of {SIDE} px, Digits CNN, batch {BATCH}, k = {K}, operations of "
+        f"magnitude 9; {turns} turns of {AHEAD} steps, which alternate, and {blocks} blocks of "
+        f"{BLOCK} steps against the reference loop. The floor is forward, backward and fused Adam "
+        "on two views already in memory; an epoch of PEER has its share of what is done once in k "
+        "epochs. Ratios are taken within each turn.",
         [
             milliseconds("bare step (floor)", steps["floor"]),
             milliseconds("PEER step", steps["peer"]),

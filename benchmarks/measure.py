@@ -39,6 +39,16 @@ class Rounds:
         """With one more contender `name`: `of` and a constant."""
         return Rounds({**self.seconds, name: [value + seconds for value in self.seconds[of]]})
 
+    def means(self, count: int) -> "Rounds":
+        """Every `count` rounds taken as one, with their mean; what is left over is dropped."""
+        starts = range(0, len(next(iter(self.seconds.values()))) - count + 1, count)
+        return Rounds(
+            {
+                name: [statistics.fmean(s[i : i + count]) for i in starts]
+                for name, s in self.seconds.items()
+            }
+        )
+
     def ratio(self, name: str, floor: str) -> Timing:
         """One contender over another: the ratios within each round, summarised."""
         pairs = zip(self.seconds[name], self.seconds[floor], strict=True)

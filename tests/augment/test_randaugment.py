@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerdg._vision import transforms
-from peerdg.augment import pixels, randaugment
+from peerdg.augment import pixels
 from peerdg.augment.randaugment import TABLES, RandAugment, Scale
 from peerdg.errors import ConfigError, DataError
 
@@ -68,7 +68,7 @@ def one_by_one(augment, images, generator):
     """The same draws, applied to each image alone, one operation after the other."""
     table = TABLES[augment.operations]
     scale = Scale(augment.magnitude, augment.bins, *images.shape[-2:], augment.absolute_pixels)
-    draws = randaugment._draw(len(table), augment.num_ops, len(images), generator)
+    draws = augment._draw(len(images), generator)
     results = images.clone()
     for drawn in draws:
         for k in range(len(images)):
@@ -93,6 +93,22 @@ def test_a_batch_equals_its_images_one_by_one(name, seed, size, magnitude, num_o
     augment = RandAugment(num_ops, magnitude, operations=name, absolute_pixels=absolute)
     images = batch(24, *size)
     assert torch.equal(augment(images, seeded(seed)), one_by_one(augment, images, seeded(seed)))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    num_ops=st.integers(0, 3),
+    channels_last=st.booleans(),
+)
+def test_batches_augmented_together_equal_each_alone(seed, sizes, num_ops, channels_last):
+    augment = RandAugment(num_ops, operations="sdg")
+    batches = list(batch(sum(sizes)).split(sizes))
+    if channels_last:
+        batches = [images.contiguous(memory_format=torch.channels_last) for images in batches]
+    found = augment.together(batches, [seeded(seed + k) for k in range(len(sizes))])
+    for number, (images, ours) in enumerate(zip(batches, found, strict=True)):
+        assert torch.equal(ours, augment(images, seeded(seed + number)))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -130,7 +146,7 @@ def test_two_threads_do_not_disturb_each_other(monkeypatch):
 @pytest.mark.parametrize("name", SETS)
 def test_operations_are_drawn_uniformly_and_signs_evenly(name):
     rounds, size, count = 4, 5000, len(TABLES[name])
-    drawn = list(randaugment._draw(count, rounds, size, seeded()))
+    drawn = RandAugment(rounds, operations=name)._draw(size, seeded())
     for round in drawn:
         expected = size / count
         counts = torch.bincount(round.operation, minlength=count)

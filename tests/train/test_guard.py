@@ -22,7 +22,8 @@ def steps(state: TrainState, guard: Guard, count: int) -> None:
     source = Source(tiny_domain())
     for number in range(count):
         rows, key = torch.arange(8), ("train", 0, number)
-        train_step(state, source, rows, guard=guard, seed=0, key=key)
+        batch = source.batch(rows, seed=0, key=key)
+        train_step(state, batch, rows, guard=guard, seed=0, key=key)
         state.step += 1
 
 

@@ -283,7 +283,8 @@ def test_a_state_goes_on_from_disk_as_it_does_in_memory(
 
     def step(state: TrainState, number: int) -> None:
         rows, key = torch.arange(8) + number, ("train", 0, number)
-        terms = train_step(state, source, rows, guard=Guard(state), seed=0, key=key)
+        batch = source.batch(rows, seed=0, key=key)
+        terms = train_step(state, batch, rows, guard=Guard(state), seed=0, key=key)
         state.add_terms(terms)
         state.step += 1
 

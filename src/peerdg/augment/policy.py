@@ -1,5 +1,6 @@
 """The augmentation policy that PEER draws again every k epochs."""
 
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -120,6 +121,15 @@ class Policy:
     ) -> UInt8[Tensor, "b 3 h w"]:
         """Augment a batch with the policy of the current round (round 0 before any redraw)."""
         return self.augment(images, generator)
+
+    @stage("augment")
+    def together(
+        self,
+        batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
+        generators: Iterable[torch.Generator | None],
+    ) -> list[UInt8[Tensor, "_ 3 h w"]]:
+        """Augment several batches in one go, with the policy of the current round."""
+        return self.augment.together(batches, generators)
 
     def _augmentation(self, num_ops: int, magnitude: int) -> RandAugment:
         return RandAugment(

@@ -4,7 +4,7 @@ Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced
 NeurIPS 2020, https://arxiv.org/abs/1909.13719. `table` says all there is to choose.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -102,12 +102,38 @@ class RandAugment:
             DataError: If `images` is not a uint8 batch of 3 channels.
         """
         _check(images)
+        return self._apply(images, self._draw(len(images), generator), [len(images)])[0]
+
+    def together(
+        self,
+        batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
+        generators: Iterable[torch.Generator | None],
+    ) -> list[UInt8[Tensor, "_ 3 h w"]]:
+        """Augment several batches in one go, each as a call with its own generator would.
+
+        For small images this takes less time: it goes into the number of calls, not into pixels.
+
+        Raises:
+            DataError: If one is not a uint8 batch of 3 channels.
+        """
+        for images in batches:
+            _check(images)
+        sizes = [len(images) for images in batches]
+        drawn = [self._draw(*pair) for pair in zip(sizes, generators, strict=True)]
+        draws = [
+            _Drawn(*(torch.cat(field) for field in zip(*parts, strict=True)))
+            for parts in zip(*drawn, strict=True)
+        ]
+        return self._apply(torch.cat(list(batches)), draws, sizes)
+
+    def _apply(
+        self, images: UInt8[Tensor, "b 3 h w"], draws: "list[_Drawn]", sizes: list[int]
+    ) -> list[UInt8[Tensor, "_ 3 h w"]]:
+        """Each image by what it drew, round after round, in parts of these sizes."""
         batch, _, height, width = images.shape
-        if self.num_ops == 0 or images.numel() == 0:
-            return images
-        table = TABLES[self.operations]
+        if not draws or images.numel() == 0:
+            return list(images.split(sizes))
         scale = Scale(self.magnitude, self.bins, height, width, self.absolute_pixels)
-        draws = _draw(len(table), self.num_ops, batch, generator)
         # Hundreds of short calls: without autograd's bookkeeping they take a sixth less time.
         with torch.inference_mode():
             plan = make_plan(self.operations, scale, images.device)
@@ -121,9 +147,18 @@ class RandAugment:
                 ordered = torch.index_select(work, 0, now, out=scratch("ordered", work, work.dtype))
                 work = plan.apply(ordered, number, drawn.centre.index_select(0, order))
                 position = torch.empty_like(order).scatter_(0, order, everyone)
-        # Out here, so that the result is an ordinary tensor again, with memory of its own.
-        work = work.index_select(0, position.to(images.device))
-        return work.contiguous(memory_format=_layout(images))
+        # Out here, so that the results are ordinary tensors again, with memory of their own.
+        parts = position.to(images.device).split(sizes)
+        layout = _layout(images)
+        return [work.index_select(0, part).contiguous(memory_format=layout) for part in parts]
+
+    def _draw(self, batch: int, generator: torch.Generator | None) -> "list[_Drawn]":
+        """What each image of a batch draws, for each round."""
+        shape, count = (self.num_ops, batch), len(TABLES[self.operations])
+        operation = torch.randint(count, shape, generator=generator, device="cpu")
+        flipped = torch.randint(2, shape, generator=generator, device="cpu")
+        centre = torch.rand((*shape, 2), generator=generator, device="cpu", dtype=torch.float64)
+        return list(map(_Drawn, operation, flipped, centre))
 
 
 class _Drawn(NamedTuple):
@@ -132,15 +167,6 @@ class _Drawn(NamedTuple):
     operation: Int64[Tensor, " b"]
     flipped: Int64[Tensor, " b"]
     centre: Float64[Tensor, "b 2"]
-
-
-def _draw(
-    count: int, rounds: int, batch: int, generator: torch.Generator | None
-) -> Iterator[_Drawn]:
-    operation = torch.randint(count, (rounds, batch), generator=generator, device="cpu")
-    flipped = torch.randint(2, (rounds, batch), generator=generator, device="cpu")
-    centre = torch.rand((rounds, batch, 2), generator=generator, device="cpu", dtype=torch.float64)
-    return map(_Drawn, operation, flipped, centre)
 
 
 def _layout(images: Tensor) -> torch.memory_format:

@@ -24,12 +24,14 @@ class Batch:
             allows a method to remember what it computed for them.
         seed: From which everything random about this batch derives; None leaves it to torch's
             global generator.
+        augmented: What the augmentation makes of the images, if `Method.prepare` did that already.
     """
 
     images: UInt8[Tensor, "batch 3 h w"]
     labels: Int64[Tensor, " batch"]
     index: Int64[Tensor, " batch"] | None = None
     seed: int | None = None
+    augmented: UInt8[Tensor, "batch 3 h w"] | None = None
 
     def generator(self) -> torch.Generator | None:
         """A fresh generator for this batch, or None for the global one."""
@@ -64,6 +66,14 @@ class Method(nn.Module, abc.ABC):
     @abc.abstractmethod
     def build(cls, model: Classifier, settings: Any, surroundings: Surroundings) -> Self:
         """The method around `model`, with its `Settings` and what the run offers."""
+
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        """Do at once, for a few steps of an epoch, what needs no weights.
+
+        Only to save time: the loss of a batch is the same without it, and with any number of others
+        beside it. Your loop need not call it.
+        """
+        return batches
 
     @abc.abstractmethod
     def loss(self, batch: Batch) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
 from peerdg.methods.base import Batch, Method, Surroundings
 from peerdg.methods.settings.peer import Settings
-from peerdg.methods.views import both_views
+from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.averaging import SnapshotAverage
 from peerdg.models.classifier import Classifier
 from peerdg.models.projection import projection_head
@@ -89,10 +89,14 @@ class PEER(Method):
         """Who guides the proxy: the task model, unless a teacher was given."""
         return self.teacher or self.task
 
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        """x̄ for a few steps ahead."""
+        return augment_ahead(batches, self.augment) if self.settings.augment else batches
+
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Eq. (3): cross-entropy on both views and the weighted regulariser."""
         x, y = batch.images, batch.labels
-        x_bar = self.augment(x, batch.generator()) if self.settings.augment else x
+        x_bar = augmented_view(batch, self.augment) if self.settings.augment else x
         joint = self.settings.joint_views
         (h, h_bar), (logits, logits_bar) = both_views(self.proxy, x, x_bar, joint=joint)
         ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)

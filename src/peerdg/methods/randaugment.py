@@ -8,7 +8,7 @@ from torch import Tensor
 from peerdg.augment.policy import Policy
 from peerdg.methods.base import Batch, Method, Surroundings
 from peerdg.methods.settings.randaugment import Settings
-from peerdg.methods.views import both_views
+from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier
 
 
@@ -37,10 +37,14 @@ class RandAug(Method):
         """Needs the augmentation."""
         return cls(model, settings, augment=surroundings.augment)
 
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        """x̄ for a few steps ahead."""
+        return augment_ahead(batches, self.augment)
+
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Sum of the cross-entropies on both views."""
         x, y = batch.images, batch.labels
-        x_bar = self.augment(x, batch.generator())
+        x_bar = augmented_view(batch, self.augment)
         _, (logits, logits_bar) = both_views(self.model, x, x_bar, joint=False)
         ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
         return {"loss": ce + ce_bar, "ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}

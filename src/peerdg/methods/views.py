@@ -1,10 +1,27 @@
-"""Clean and augmented view through one network."""
+"""The augmented view of a batch, and both views through one network."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from peerdg.augment.policy import Policy
+from peerdg.methods.base import Batch
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.stages import stage
+
+
+def augmented_view(batch: Batch, augment: Policy) -> Tensor:
+    """x̄ = G(x), unless it was made ahead."""
+    if batch.augmented is not None:
+        return batch.augmented
+    return augment(batch.images, batch.generator())
+
+
+def augment_ahead(batches: list[Batch], augment: Policy) -> list[Batch]:
+    """Make x̄ for several batches at once, as `augmented_view` would for each."""
+    views = augment.together([b.images for b in batches], [b.generator() for b in batches])
+    return [replace(batch, augmented=view) for batch, view in zip(batches, views, strict=True)]
 
 
 @stage("forward")

@@ -9,6 +9,7 @@ from peerdg.errors import Stopped
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier
 from peerdg.stages import stage
+from peerdg.train.batches import epoch_batches
 from peerdg.train.guard import Guard
 from peerdg.train.keeper import Keeper
 from peerdg.train.optim import learning_rate, make_optimizer, set_learning_rate
@@ -83,11 +84,12 @@ def run_phase(
         rate = learning_rate(settings, state.epoch)
         set_learning_rate(state.optimizer, rate)
         order = epoch_order(settings, len(source), seed, phase.name, state.epoch)
-        while state.step < steps:
-            rows = order[state.step].to(source.device)
-            key = (phase.name, state.epoch, state.step)
+        key = (phase.name, state.epoch)
+        for rows, batch in epoch_batches(
+            method, source, order, start=state.step, seed=seed, key=key
+        ):
             terms = train_step(
-                state, source, rows, guard=guard, seed=seed, key=key, bf16=phase.bf16
+                state, batch, rows, guard=guard, seed=seed, key=(*key, state.step), bf16=phase.bf16
             )
             state.add_terms(terms)
             state.step += 1

@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor
 
+from peerdg.methods.base import Batch
 from peerdg.rng import seeded
 from peerdg.stages import stage
 from peerdg.train.guard import Guard
-from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 
 
 def train_step(
     state: TrainState,
-    source: Source,
+    batch: Batch,
     rows: Tensor,
     *,
     guard: Guard,
@@ -20,12 +20,12 @@ def train_step(
     key: tuple[str | int, ...],
     bf16: bool = False,
 ) -> dict[str, Tensor]:
-    """One optimizer step on the images at `rows`.
+    """One optimizer step on a batch.
 
     Args:
         state: What is trained.
-        source: Where the images are.
-        rows: Which of them.
+        batch: The images.
+        rows: Which of the source they are.
         guard: Sees the loss and the gradients before they are used.
         seed: The run's seed.
         key: The position in the run; with the seed, all that is random derives from it.
@@ -34,8 +34,7 @@ def train_step(
     Raises:
         NumericalError: If the loss or the gradient is not finite; the weights are untouched.
     """
-    batch = source.batch(rows, seed=seed, key=key)
-    autocast = torch.autocast(source.device.type, dtype=torch.bfloat16, enabled=bf16)
+    autocast = torch.autocast(batch.images.device.type, dtype=torch.bfloat16, enabled=bf16)
     with stage("loss"), seeded(seed, "dropout", *key), autocast:
         terms = state.method.loss(batch)
     with stage("backward"):
