@@ -18,14 +18,13 @@ from peerdg._vision import transforms
 from peerdg.augment.randaugment import RandAugment
 
 Contenders = dict[str, Callable[[], object]]
-BATCHES = 4
+TURN = 4
 
 
-def measure(size: int, batch: int, repeats: int = 15) -> dict[str, Timing]:
-    """Seconds per batch of `batch` square images."""
-    images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8)
-    ours = RandAugment(2, 9)
-    contenders: Contenders = {"peerdg, batched": lambda: ours(images), **_torchvision(images)}
+def measure(size: int, batch: int, count: int = 1, repeats: int = 15) -> dict[str, Timing]:
+    """Seconds per image, for square images in `count` batches that are augmented together."""
+    images = torch.randint(0, 256, (count * batch, 3, size, size), dtype=torch.uint8)
+    contenders: Contenders = {**_ours(images, batch), **_torchvision(images)}
     for library, make in (("kornia", _kornia), ("albumentations", _albumentations)):
         if find_spec(library):
             contenders |= make(images)
@@ -33,12 +32,17 @@ def measure(size: int, batch: int, repeats: int = 15) -> dict[str, Timing]:
             print(f"{library} is not installed and left out.")
     turns = {name: _several(call) for name, call in contenders.items()}
     found = interleave(turns, repeats=repeats)
-    return {name: timing.times(1 / BATCHES) for name, timing in found.items()}
+    return {name: timing.times(1 / (TURN * len(images))) for name, timing in found.items()}
 
 
 def _several(call: Callable[[], object]) -> Callable[[], object]:
-    """A turn: several batches, because the first finds the caches full of another's work."""
-    return lambda: [call() for _ in range(BATCHES)]
+    """A turn: several calls, because the first finds the caches full of another's work."""
+    return lambda: [call() for _ in range(TURN)]
+
+
+def _ours(images: Tensor, batch: int) -> Contenders:
+    augment, batches = RandAugment(2, 9), images.split(batch)
+    return {"peerdg, batched": lambda: augment.together(batches, [None] * len(batches))}
 
 
 def _torchvision(images: Tensor) -> Contenders:

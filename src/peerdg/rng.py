@@ -35,5 +35,9 @@ def seeded(run_seed: int, *key: str | int) -> Iterator[None]:
     import torch
 
     with torch.random.fork_rng():
-        torch.manual_seed(seed_for(run_seed, *key))
+        seed = seed_for(run_seed, *key)
+        if torch.cuda.is_available() or torch.backends.mps.is_available():
+            torch.manual_seed(seed)
+        else:  # the same, without preparing to seed devices that are not there at every step
+            torch.default_generator.manual_seed(seed)
         yield

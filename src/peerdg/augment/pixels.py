@@ -59,8 +59,10 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
     buffers: dict[str, Tensor] = _kept.__dict__
     buffer = buffers.get(name)
     if buffer is None or buffer.shape[0] < size:
+        # The number of images that draw an operation varies: with room, it is soon enough.
+        room = 1 << (size - 1).bit_length()
         with torch.inference_mode(False):  # so that it may be written to in either mode
-            buffer = buffers[name] = torch.empty(size, dtype=dtype, device=like.device)
+            buffer = buffers[name] = torch.empty(room, dtype=dtype, device=like.device)
     return buffer[:size].view(like.shape)
 
 

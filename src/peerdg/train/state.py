@@ -36,8 +36,9 @@ class TrainState:
     def add_terms(self, terms: dict[str, Tensor]) -> None:
         """Add one step's loss terms to the sums, without waiting for the device."""
         for name, value in terms.items():
-            value = value.detach().double()
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            if name not in self.sums:
+                self.sums[name] = torch.zeros((), dtype=torch.float64, device=value.device)
+            self.sums[name] += value.detach()
 
     def take_means(self) -> dict[str, float]:
         """Mean of each term over the epoch's steps; the sums start anew."""

@@ -38,11 +38,12 @@ def train_step(
     with stage("loss"), seeded(seed, "dropout", *key), autocast:
         terms = state.method.loss(batch)
     with stage("backward"):
-        state.optimizer.zero_grad(set_to_none=True)
         terms["loss"].backward()
     terms = {name: value.detach() for name, value in terms.items()}
     with stage("finite check"):
         guard.inspect(rows, terms)
     with stage("optimizer"):
         state.optimizer.step()
+        # Here rather than before `backward`, so that a forward pass finds this memory free.
+        state.optimizer.zero_grad(set_to_none=True)
     return terms
