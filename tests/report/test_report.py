@@ -9,7 +9,14 @@ from PIL import Image
 import peerdg
 from peerdg.errors import ConfigError, DataError
 from peerdg.report.comparison import comparison_page, findings, write_comparison
-from peerdg.report.runs import by_variant, collect_runs, load_runs, read_run
+from peerdg.report.runs import (
+    RunResult,
+    by_variant,
+    collect_runs,
+    load_runs,
+    read_run,
+    save_runs,
+)
 from peerdg.report.tables import Table, comparison, fluctuation_table, spread, targets_table
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -210,3 +217,13 @@ def test_a_profiled_run_shows_where_its_time_went(runs):
         "| augment | 1.00 | 25.0 % | 500.00 |",
     ]
     assert "Where the time went" not in comparison_page([run], title="t")
+
+
+def test_kept_runs_do_not_say_where_their_files_were(tmp_path: Path):
+    config = {"method": "erm", "weights": "/home/me/net.pth", "root": "/data"}
+    run = RunResult(Path("/runs/a"), config, "done", [], [])
+    save_runs(tmp_path / "runs.json", [run])
+    text = (tmp_path / "runs.json").read_text()
+    assert "/home" not in text
+    assert "/data" not in text
+    assert load_runs(tmp_path / "runs.json")[0].config["weights"] == "net.pth"

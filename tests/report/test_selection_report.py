@@ -122,3 +122,11 @@ def test_of_several_settings_the_preferred_one_is_named_with_its_regret():
 )
 def test_settings_judged_on_other_images_are_not_compared(other):
     assert settings_findings([*RUNS, run(0, other, w=0.1)]) == []
+
+
+def test_only_rules_that_could_choose_are_explained():
+    without = [run(seed, ("validation", "art")) for seed in (0, 1)]
+    text = "\n".join(selection_section(without))
+    assert "- source-val: " in text
+    assert "crafted-val" not in text
+    assert "- crafted-val: " in "\n".join(selection_section(RUNS))

@@ -167,7 +167,7 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
         {
             "name": run.path.name,
             "status": run.status,
-            "config": {k: v for k, v in run.config.items() if k not in MAY_CHANGE},
+            "config": _without_places(run.config),
             "records": run.records,
             "events": [e for e in run.events if e.get("event") == "epoch"],
             "profile": run.profile,
@@ -177,6 +177,13 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
     lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in kept)
     with replace_atomically(path) as temporary:
         temporary.write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
+def _without_places(config: dict[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in config.items() if k not in MAY_CHANGE}
+    if kept.get("weights"):
+        kept["weights"] = Path(kept["weights"]).name
+    return kept
 
 
 def load_runs(path: Path) -> list[RunResult]:

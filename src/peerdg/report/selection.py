@@ -65,7 +65,8 @@ def selection_section(runs: Sequence[RunResult]) -> list[str]:
     lines = ["## Model selection", ""]
     if has_targets:
         lines += [selection_table(runs).markdown()]
-    lines += [f"- {rule}: {meaning}." for rule, meaning in RULES.items()]
+    used = {rule for group in by_variant(runs).values() for run in group for rule in choices(run)}
+    lines += [f"- {rule}: {meaning}." for rule, meaning in RULES.items() if rule in used]
     lines += [f"- {sentence}" for sentence in settings_findings(runs)]
     if any(run.crafted for run in runs):
         lines += [
