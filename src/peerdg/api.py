@@ -46,7 +46,8 @@ def fit(
     Args:
         data: Name of a benchmark; a folder or list of your own images; or domains in memory.
         out: The run folder to make.
-        existing: What to do if `out` holds a run: `"refuse"`, `"resume"` or `"overwrite"`.
+        existing: What to do if `out` holds a run: `"refuse"`, `"resume"`, `"renew"`
+            (resume, or replace if the data has changed) or `"overwrite"`.
         progress: Is told what happens; default: silence.
         model: Your own classifier to train, in place of a named backbone.
         profile: Measure where the time goes, and leave it in `profile.json`.

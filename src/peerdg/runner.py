@@ -74,8 +74,11 @@ def execute(
         The deployed model.
     """
     if run.done:
+        if run.may_renew:
+            splits = splits or load_splits(config)
         if splits is not None:
             check_manifest(config, run, splits)
+    if run.done:
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
     device = _device(config)

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from peerdg.cli.main import run
+from peerdg.errors import PeerdgWarning
 from peerdg.train.choices import choose
 from peerdg.train.own import resolve_own
 from peerdg.train.presets import BUDGETS
@@ -127,3 +128,9 @@ def test_data_that_changed_since_the_start_is_named_file_by_file(tmp_path, monke
     assert "The data has changed" in told
     assert "cat/0.png" in told
     assert "dog/1.png" in told
+    assert "--accept-new-data" in told
+    assert run(["train", *arguments[1:], "--accept-new-data", "--overwrite"], debug=False) == 2
+    assert "exclude each other" in capsys.readouterr().err
+    with pytest.warns(PeerdgWarning, match="starts anew"):
+        assert run(["resume", "run", "--accept-new-data", "--quiet"], debug=True) == 0
+    assert run(["resume", "run", "--quiet"], debug=True) == 0

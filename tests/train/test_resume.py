@@ -17,7 +17,7 @@ from peerdg.methods.erm import ERM
 from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizer
-from peerdg.train.rundir import RunFolder
+from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import (
     MAY_CHANGE,
     SECTIONS,
@@ -147,7 +147,9 @@ def test_the_written_config_repeats_the_run(started: Path):
     assert resolve(read_run_config(started)) == resolve(START)
 
 
-def fit(out: Path, splits: Splits | None = None, **given: Any) -> Any:
+def fit(
+    out: Path, splits: Splits | None = None, *, existing: Existing = "resume", **given: Any
+) -> Any:
     options = {
         "method": "erm",
         "pretrain": {"epochs": 0, "batch_size": 8},
@@ -156,7 +158,7 @@ def fit(out: Path, splits: Splits | None = None, **given: Any) -> Any:
         **given,
     }
     return peerdg.fit(
-        splits or tiny_splits(), out=out, model=tiny_classifier(), existing="resume", **options
+        splits or tiny_splits(), out=out, model=tiny_classifier(), existing=existing, **options
     )
 
 
@@ -182,6 +184,35 @@ def test_one_changed_bit_of_the_data_is_refused_by_name(tmp_path: Path):
         with pytest.raises(ConfigError, match=f"data has changed .*: {name}\\."):
             fit(tmp_path / "run", other)
     fit(tmp_path / "run")
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["done", "interrupted"])
+def test_new_data_is_accepted_on_request_and_starts_anew(tmp_path: Path, done: bool):
+    out = tmp_path / "run"
+    fit(out)
+    if not done:
+        (out / "done.json").unlink()
+    splits = tiny_splits()
+    other = replace(splits, train=changed(splits.train))
+    with pytest.warns(PeerdgWarning, match="data has changed .*: train.*\n.*starts anew"):
+        renewed = fit(out, other, existing="renew")
+    fresh = fit(tmp_path / "fresh", other)
+    assert renewed.records == fresh.records
+    assert (
+        renewed.model.classifier.state_dict().keys() == fresh.model.classifier.state_dict().keys()
+    )
+    events = (out / "events.jsonl").read_text()
+    assert events.count('"start"') == 1  # nothing of the old run is left
+    fit(out, other)  # and the folder knows the new data
+
+
+def test_accepting_new_data_goes_on_if_there_is_none(tmp_path: Path):
+    fit(tmp_path / "run")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    (tmp_path / "run/done.json").unlink()
+    fit(tmp_path / "run", existing="renew")
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    assert '"resume"' in (tmp_path / "run/events.jsonl").read_text()
 
 
 def test_another_version_of_torch_goes_on_with_a_warning(tmp_path: Path):

@@ -17,6 +17,9 @@ def resume(
     root: Annotated[str | None, Parameter(help="folder with the data, if it has moved")] = None,
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda, ...")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads", converter=whole_number)] = None,
+    accept_new_data: Annotated[
+        bool, Parameter(help="start anew if the data has changed", negative=())
+    ] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")] = False,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends as if it had not been.
@@ -29,4 +32,4 @@ def resume(
     moved = {"root": root, "device": device, "threads": threads}
     given = {name: value for name, value in moved.items() if value is not None}
     config = resolve(read_run_config(run), given)
-    run_and_report(config, run, "resume", quiet=quiet)
+    run_and_report(config, run, "renew" if accept_new_data else "resume", quiet=quiet)

@@ -24,6 +24,7 @@ def train(
     *,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
     resume: bool = False,
+    accept_new_data: bool = False,
     overwrite: bool = False,
     profile: bool = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
@@ -35,17 +36,20 @@ def train(
     Args:
         out: Run folder; default: runs/DATA-METHOD-SEED.
         resume: Go on with the run in this folder.
+        accept_new_data: Go on with it, or replace it if the data has changed since.
         overwrite: Replace the run in this folder.
         profile: Measure where the time goes; the report shows it by stage.
         quiet: No progress.
     """
-    if resume and overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other.")
+    if overwrite and (resume or accept_new_data):
+        other = "--resume" if resume else "--accept-new-data"
+        raise ConfigError(f"{other} and --overwrite exclude each other.")
     note = (lambda text: None) if quiet else say
     config = config_from_flags(data, common or CommonFlags(), options, note=note)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
     out = out or Path("runs") / f"{name or OWN_DATA}-{config.method}-{config.seed}"
     existing: Existing = "resume" if resume else "overwrite" if overwrite else "refuse"
+    existing = "renew" if accept_new_data else existing
     run_and_report(config, out, existing, quiet=quiet, profile=profile)
 
 

@@ -21,13 +21,14 @@ from peerdg.version import __version__
 def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
     """Write the manifest, or compare data and versions with the one that is there.
 
+    If the data is not what the run was started with, it starts anew where that was allowed.
+
     Raises:
-        ConfigError: If the data is not what the run was started with; it names the files.
+        ConfigError: If it was not; it names the files.
         DamagedError: If the manifest cannot be read.
     """
     if not run.manifest_file.exists():
-        write_json(run.files_file, contents_of(splits))
-        write_json(run.manifest_file, _manifest(config, splits))
+        _write_manifest(config, run, splits)
         return
     path = run.manifest_file
     try:
@@ -37,7 +38,16 @@ def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
         raise DamagedError(
             f"{path} is damaged: {error!r}.", hint="Restore it, or start anew with --overwrite."
         ) from error
-    _compare_data(data, run, splits)
+    if changes := _changes(data, run, splits):
+        if not run.renew():
+            raise ConfigError(
+                changes,
+                hint="Restore the data, or start a new run: another --out folder, or in this one "
+                "with --accept-new-data.",
+            )
+        warnings.warn(f"{changes}\nThe run starts anew.", PeerdgWarning, stacklevel=3)
+        _write_manifest(config, run, splits)
+        return
     if version != torch.__version__:
         message = (
             f"The run was started with torch {version}, this is {torch.__version__}: "
@@ -45,6 +55,11 @@ def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
         )
         warnings.warn(message, PeerdgWarning, stacklevel=3)
         run.event("other_version", message=message)
+
+
+def _write_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
+    write_json(run.files_file, contents_of(splits))
+    write_json(run.manifest_file, _manifest(config, splits))
 
 
 def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
@@ -66,17 +81,15 @@ def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
     }
 
 
-def _compare_data(old: Mapping[str, str], run: RunFolder, splits: Splits) -> None:
+def _changes(old: Mapping[str, str], run: RunFolder, splits: Splits) -> str:
+    """Which parts of the data changed, and the files where they are known; empty if none did."""
     new = splits.fingerprint
     changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     if not changed:
-        return
+        return ""
     try:
         files = describe_changes(json.loads(run.files_file.read_text("utf-8")), contents_of(splits))
     except (OSError, ValueError, AttributeError):  # then the parts are all that can be named
         files = []
-    raise ConfigError(
-        f"The data has changed since the run was started: {', '.join(changed)}."
-        + "".join(f"\n  {line}" for line in files),
-        hint="Restore the data, or start a new run: another --out folder, or --overwrite.",
-    )
+    told = f"The data has changed since the run was started: {', '.join(changed)}."
+    return told + "".join(f"\n  {line}" for line in files)

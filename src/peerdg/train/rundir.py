@@ -33,7 +33,9 @@ from peerdg.files import TEMPORARY, remove, replace_atomically, write_json, writ
 from peerdg.train.records import JsonLines
 from peerdg.train.settings import RunConfig, refuse_difference
 
-Existing = Literal["refuse", "resume", "overwrite"]
+Existing = Literal["refuse", "resume", "renew", "overwrite"]
+"""What becomes of a run that is there: `"renew"` resumes it, or replaces it if its data changed."""
+
 Status = Literal["running", "done", "failed", "resumable"]
 
 
@@ -60,6 +62,7 @@ class RunFolder:
         self._lock_file = path / "run.lock"
         self._lock = FileLock(self._lock_file, timeout=0)
         self._config: RunConfig | None = None  # to be written by `begin`; None once it is
+        self._renewal: RunConfig | None = None  # for `renew`, if that was allowed
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
@@ -88,6 +91,19 @@ class RunFolder:
         with replace_atomically(self.config_file) as temporary:
             temporary.write_text(self._config.toml(), "utf-8")
         self._config = None
+
+    def renew(self) -> bool:
+        """Start anew because the data has changed, if the folder was opened for that."""
+        self._config, self._renewal = self._renewal, None
+        if self._config is None:
+            return False
+        self.begin()
+        return True
+
+    @property
+    def may_renew(self) -> bool:
+        """Whether a change of the data starts the run anew."""
+        return self._renewal is not None
 
     def close(self) -> None:
         """Let other processes have it; a folder in which nothing was begun is left as found."""
@@ -188,8 +204,9 @@ class RunFolder:
                 f"{self.path} already holds a run ({self._progress()}).",
                 hint="Continue it with --resume, replace it with --overwrite, or change --out.",
             )
-        elif existing == "resume":
+        elif existing != "overwrite":
             refuse_difference(read_toml(self.config_file), config)
+            self._renewal = config if existing == "renew" else None
             return
         self._config = config
 
