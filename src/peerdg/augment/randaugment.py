@@ -101,8 +101,7 @@ class RandAugment:
         Raises:
             DataError: If `images` is not a uint8 batch of 3 channels.
         """
-        _check(images)
-        return self._apply(images, self._draw(len(images), generator), [len(images)])[0]
+        return self.together([images], [generator])[0]
 
     def together(
         self,
@@ -124,7 +123,8 @@ class RandAugment:
             _Drawn(*(torch.cat(field) for field in zip(*parts, strict=True)))
             for parts in zip(*drawn, strict=True)
         ]
-        return self._apply(torch.cat(list(batches)), draws, sizes)
+        images = torch.cat(list(batches)) if len(batches) > 1 else batches[0]
+        return self._apply(images, draws, sizes)
 
     def _apply(
         self, images: UInt8[Tensor, "b 3 h w"], draws: "list[_Drawn]", sizes: list[int]
