@@ -16,6 +16,7 @@ from peerdg.report.runs import (
     load_runs,
     read_run,
     save_runs,
+    variant_differences,
 )
 from peerdg.report.tables import Table, comparison, fluctuation_table, spread, targets_table
 from tests.conftest import tiny_classifier, tiny_splits
@@ -59,7 +60,14 @@ def test_variants_of_one_method_stay_apart(folder, tmp_path):
         evaluate_every=1, pretrain={"epochs": 1, "batch_size": 8},
         train={"epochs": 6, "batch_size": 8},
     )  # fmt: skip
-    assert {"erm", "erm (2)"} <= set(by_variant(collect_runs([folder, tmp_path])))
+    groups = by_variant(collect_runs([folder, tmp_path]))
+    assert {"erm", "erm (2)"} <= set(groups)
+    assert variant_differences(groups) == [
+        "erm (2) differs from erm: train.epochs is 6, not 7; train.lr is 0.0001, not 0.01."
+    ]
+    assert "- erm (2) differs from erm: " in comparison_page(
+        [*groups["erm"], *groups["erm (2)"]], title="t"
+    )
 
 
 def by_hand(folder: Path, name: str, model: str, domain: str) -> list[list[float]]:

@@ -11,7 +11,7 @@ from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.files import replace_atomically
 from peerdg.report.figures import accuracy_figure
 from peerdg.report.profile import profile_section
-from peerdg.report.runs import RunResult, by_variant, save_runs
+from peerdg.report.runs import RunResult, by_variant, save_runs, variant_differences
 from peerdg.report.selection import selection_section
 from peerdg.report.tables import comparison, fluctuation_table, targets_table
 
@@ -32,6 +32,7 @@ def write_comparison(runs: Sequence[RunResult], folder: Path, *, title: str) -> 
 def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
     """The page as Markdown; every number names its budget, seeds and data."""
     groups = by_variant(runs)
+    variants = [f"- {sentence}" for sentence in variant_differences(groups)]
     return "\n".join([
         f"# {title}",
         "",
@@ -45,6 +46,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         f"epochs, the first {BURN_IN_PERIODS} periods left out, mean over targets. Methods with "
         "one network have it in the first column. `seconds` is the time spent in training epochs.",
         "",
+        *([*variants, ""] if variants else []),
         "## What it shows",
         "",
         *(f"- {sentence}" for sentence in findings(groups)),

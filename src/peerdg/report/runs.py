@@ -2,12 +2,13 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from peerdg.config import difference
 from peerdg.data import CRAFTED, is_target
 from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import (
@@ -22,6 +23,9 @@ from peerdg.train.settings import MAY_CHANGE
 
 # The network that is trained, and the one that is deployed; the same but for PEER.
 TRAINED, DEPLOYED = ("proxy", "model"), ("task", "model")
+
+# Options in which runs of one variant may differ: their seed, and what does not decide the result.
+WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "keep_snapshots"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +55,7 @@ class RunResult:
     @property
     def variant(self) -> str:
         """Everything but the seed that decides the result, as a comparable text."""
-        ignored = {*MAY_CHANGE, "seed", "keep_snapshots"}
-        return repr([(k, v) for k, v in self.config.items() if k not in ignored])
+        return repr([(k, v) for k, v in self.config.items() if k not in WITHOUT_EFFECT])
 
     @property
     def seconds(self) -> float:
@@ -215,3 +218,18 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
             name, number = f"{group[0].method} ({number})", number + 1
         named[name] = sorted(group, key=lambda run: run.seed)
     return named
+
+
+def variant_differences(groups: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """For each further variant of a method, in which options it differs from the first."""
+    said = []
+    for name, group in groups.items():
+        method = group[0].method
+        changes = [
+            f"{change.key} is {change.new}, not {change.old}"
+            for change in difference(groups[method][0].config, group[0].config)
+            if change.key not in WITHOUT_EFFECT
+        ]
+        if name != method:
+            said.append(f"{name} differs from {method}: {'; '.join(changes)}.")
+    return said
