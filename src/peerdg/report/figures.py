@@ -22,7 +22,12 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     columns = min(2, len(targets))
     rows = -(-len(targets) // columns)
     figure, axes = plot.subplots(
-        rows, columns, figsize=(5.2 * columns, 3.4 * rows), squeeze=False, sharex=True
+        rows,
+        columns,
+        figsize=(5.2 * columns, 3.4 * rows),
+        squeeze=False,
+        sharex=True,
+        layout="constrained",  # makes room for the legend, whatever its number of rows
     )
     lines = _lines(groups)
     for axis, target in zip(axes.flat, targets, strict=False):
@@ -40,8 +45,9 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
         axis.set_ylabel("accuracy %")
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.suptitle(title)
-    figure.legend(handles, labels, loc="lower center", ncols=min(4, len(labels)), frameon=False)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False
+    )
     with replace_atomically(path) as temporary:
         figure.savefig(temporary, dpi=130, format="png")
     plot.close(figure)
