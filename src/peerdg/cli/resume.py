@@ -17,9 +17,7 @@ def resume(
     root: Annotated[str | None, Parameter(help="folder with the data, if it has moved")] = None,
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda, ...")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads", converter=whole_number)] = None,
-    accept_new_data: Annotated[
-        bool, Parameter(help="start anew if the data has changed", negative=())
-    ] = False,
+    accept_new_data: Annotated[bool, Parameter(help="start anew if the data has changed")] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")] = False,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends as if it had not been.

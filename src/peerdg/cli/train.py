@@ -48,8 +48,9 @@ def train(
     config = config_from_flags(data, common or CommonFlags(), options, note=note)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
     out = out or Path("runs") / f"{name or OWN_DATA}-{config.method}-{config.seed}"
-    existing: Existing = "resume" if resume else "overwrite" if overwrite else "refuse"
-    existing = "renew" if accept_new_data else existing
+    existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
+    if accept_new_data:
+        existing = "renew"
     run_and_report(config, out, existing, quiet=quiet, profile=profile)
 
 
