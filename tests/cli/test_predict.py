@@ -245,6 +245,8 @@ def test_ctrl_c_keeps_the_rows_written_so_far(tmp_path: Path, model: Path):
     process = subprocess.Popen(
         command("predict", model, images, "-o", out),
         stderr=subprocess.PIPE, text=True, env=environment(),
+        # A shell that runs the tests in the background has told them to ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     partial = out.with_name("found.csv.partial")
     deadline = time.monotonic() + 60
