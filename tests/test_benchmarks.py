@@ -41,6 +41,7 @@ def test_contenders_take_turns_and_ratios_are_taken_within_a_turn():
     assert len(found.seconds["a"]) == 3
     made = Rounds({"slow": [2.0, 20.0, 6.0], "floor": [1.0, 10.0, 2.0]})
     assert made.ratio("slow", "floor").median == 2.0
+    assert made.means(2).seconds == {"slow": [11.0], "floor": [5.5]}
     assert made.plus("more", of="floor", seconds=1.0).ratio("more", "floor").high == 2.0
 
 

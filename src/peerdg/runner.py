@@ -78,7 +78,7 @@ def execute(
             splits = splits or load_splits(config)
         if splits is not None:
             check_manifest(config, run, splits)
-    if run.done:
+    if run.done:  # still: new data may have started it anew
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
     device = _device(config)

@@ -59,7 +59,7 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
     buffers: dict[str, Tensor] = _kept.__dict__
     buffer = buffers.get(name)
     if buffer is None or buffer.shape[0] < size:
-        # The number of images that draw an operation varies: with room, it is soon enough.
+        # Rounded up: how many images draw an operation varies, and each growth is new memory.
         room = 1 << (size - 1).bit_length()
         with torch.inference_mode(False):  # so that it may be written to in either mode
             buffer = buffers[name] = torch.empty(room, dtype=dtype, device=like.device)

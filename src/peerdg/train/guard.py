@@ -15,7 +15,7 @@ class _Seen(NamedTuple):
     step: int
     rows: Tensor
     terms: dict[str, Tensor]
-    size: Tensor  # of the gradient, see `Guard._size`
+    probe: Tensor  # of the gradient, see `Guard._probe`
 
 
 class Guard:
@@ -44,9 +44,9 @@ class Guard:
         Raises:
             NumericalError: If this step or one since the last look was not finite.
         """
-        size = self._size()
-        self._bad = torch.maximum(self._bad, (~_finite(terms, size)).float())
-        self._seen.append(_Seen(self.state.step, rows, terms, size))
+        probe = self._probe()
+        self._bad = torch.maximum(self._bad, (~_finite(terms, probe)).float())
+        self._seen.append(_Seen(self.state.step, rows, terms, probe))
         if self.every > 1:
             self.state.optimizer.found_inf = self._bad  # type: ignore[attr-defined]
         if len(self._seen) >= self.every:
@@ -60,7 +60,7 @@ class Guard:
         """
         seen, self._seen = self._seen, []
         if self._bad:
-            raise self._error(next(s for s in seen if not _finite(s.terms, s.size)))
+            raise self._error(next(s for s in seen if not _finite(s.terms, s.probe)))
 
     def check_weights(self) -> None:
         """Check the weights too: a step can overflow, and after the last one no loss would tell.
@@ -81,8 +81,8 @@ class Guard:
             details=self._position(state.step),
         )
 
-    def _size(self) -> Tensor:
-        """Finite if and only if the gradient is: its norm, or where each step is seen, its sum.
+    def _probe(self) -> Tensor:
+        """Tells whether the gradient is finite: its norm, or where each step is looked at, its sum.
 
         A GPU has one kernel for the norm of all weights; a CPU takes a third of the time to add.
         """
@@ -98,7 +98,7 @@ class Guard:
 
     def _error(self, seen: _Seen) -> NumericalError:
         phase = self.state.phase
-        norm = seen.size if self.every > 1 else self._norm()
+        norm = seen.probe if self.every > 1 else self._norm()
         what = "loss" if not torch.isfinite(seen.terms["loss"]) else "gradient"
         weight = ", or the regulariser's weight (--peer.w)" if "regulariser" in seen.terms else ""
         when = f"{phase} epoch {self.state.epoch + 1}, step {seen.step + 1}"
@@ -120,5 +120,5 @@ class Guard:
         return {"phase": self.state.phase, "epoch": self.state.epoch, "step": step, "lr": rate}
 
 
-def _finite(terms: dict[str, Tensor], size: Tensor) -> Tensor:
-    return torch.isfinite(terms["loss"] + size)
+def _finite(terms: dict[str, Tensor], probe: Tensor) -> Tensor:
+    return torch.isfinite(terms["loss"] + probe)
