@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +69,56 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's content."""
-    with path.open("rb") as file:
+class NotRegularError(OSError):
+    """A link, pipe, device or folder where only a regular file is read."""
+
+
+def open_regular(path: Path, *, follow_links: bool = False) -> BufferedReader:
+    """Open a regular file for reading; never wait for a pipe or read a device.
+
+    The kind is checked on the open file, not on its name, so it cannot change in between.
+
+    Args:
+        path: The file.
+        follow_links: Accept a link to a regular file. Folders of images may have links; nothing
+            in a run or model folder may.
+
+    Raises:
+        NotRegularError: If it is anything but a regular file.
+        OSError: If it cannot be opened.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotRegularError(errno.ELOOP, "a link, not a regular file", str(path)) from error
+        if error.errno == errno.ENXIO:  # a socket
+            raise NotRegularError(errno.ENXIO, "not a regular file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_text(path: Path, *, limit: int | None = None, follow_links: bool = False) -> str:
+    """The UTF-8 text of a regular file.
+
+    Raises:
+        NotRegularError: If it is anything but a regular file.
+        ValueError: If it has more than `limit` bytes or is not UTF-8.
+        OSError: If it cannot be opened.
+    """
+    with open_regular(path, follow_links=follow_links) as file:
+        if limit is not None and os.fstat(file.fileno()).st_size > limit:
+            raise ValueError(f"{path} has more than {limit:,} bytes")
+        return file.read().decode("utf-8")
+
+
+def sha256(path: Path, *, follow_links: bool = False) -> str:
+    """Hex SHA-256 of a regular file's content."""
+    with open_regular(path, follow_links=follow_links) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -2,8 +2,9 @@ import re
 
 import pytest
 
-from peerdg.report.escape import markdown_text, visible
+from peerdg.report.escape import markdown_text
 from peerdg.report.tables import Table
+from peerdg.text import visible
 
 HOSTILE = [
     "<script>alert(1)</script>",

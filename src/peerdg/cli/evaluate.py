@@ -130,7 +130,7 @@ def _own_domains(
 def _print(details: "list[Detail]") -> None:
     """Each domain in detail, then all of them in short, which is what a person looks for first."""
     from peerdg.report import evaluation
-    from peerdg.report.escape import visible
+    from peerdg.text import visible
 
     for detail in details:
         console.print(visible(detail.domain), style="bold", markup=False)

@@ -34,7 +34,7 @@ def imagenet_file(backbone: str) -> Path:
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
     if not path.is_file():
         download(url, path)
-    elif not sha256(path).startswith(_hash_in(path)):
+    elif not sha256(path, follow_links=True).startswith(_hash_in(path)):
         raise DamagedError(
             f"{path} is damaged: its content does not have the hash in its name.",
             hint="Remove it, and it is downloaded again; or place a good copy there.",

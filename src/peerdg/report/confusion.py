@@ -10,8 +10,8 @@ from peerdg.data.domain import Domain
 from peerdg.data.sheet import tile
 from peerdg.evaluate.detail import Detail, Mistake
 from peerdg.files import replace_atomically
-from peerdg.report.escape import visible
 from peerdg.report.figures import pyplot
+from peerdg.text import visible
 
 _COLUMNS = 6
 _CELL = 112

@@ -2,14 +2,11 @@
 
 import re
 
+from peerdg.text import visible
+
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|!~$])")
 # What a renderer makes active without any markup: addresses and mentions.
 _ACTIVE = {"://": "&#58;//", "www.": "www&#46;", "@": "&#64;"}
-
-
-def visible(text: str) -> str:
-    """One line in which control characters and marks of direction are written out."""
-    return "".join(c if c.isprintable() else _written_out(c) for c in text)
 
 
 def markdown_text(text: str) -> str:
@@ -21,7 +18,3 @@ def markdown_text(text: str) -> str:
     for active, harmless in _ACTIVE.items():
         text = re.sub(re.escape(active), harmless, text, flags=re.IGNORECASE)
     return text
-
-
-def _written_out(character: str) -> str:
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")

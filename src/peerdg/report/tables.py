@@ -10,8 +10,9 @@ from rich.text import Text
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
-from peerdg.report.escape import markdown_text, visible
+from peerdg.report.escape import markdown_text
 from peerdg.report.runs import RunResult, by_variant, read_run
+from peerdg.text import visible
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""Only regular files are opened, and what is not one never makes a command wait."""
+
+import os
+import socket
+
+import pytest
+
+from peerdg.files import NotRegularError, open_regular, read_text, sha256
+
+
+def test_reads_a_regular_file(tmp_path):
+    (tmp_path / "a").write_bytes(b"content")
+    with open_regular(tmp_path / "a") as file:
+        assert file.read() == b"content"
+
+
+def test_refuses_a_link_unless_links_are_followed(tmp_path):
+    (tmp_path / "a").write_bytes(b"content")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(NotRegularError, match="link"):
+        open_regular(tmp_path / "b")
+    with open_regular(tmp_path / "b", follow_links=True) as file:
+        assert file.read() == b"content"
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("follow_links", [False, True])
+def test_refuses_pipes_devices_sockets_and_folders_at_once(tmp_path, follow_links):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        for name in ("pipe", "endless", "socket", "."):
+            with pytest.raises(NotRegularError):
+                open_regular(tmp_path / name, follow_links=follow_links)
+
+
+@pytest.mark.timeout(10)
+def test_a_checksum_does_not_wait_for_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotRegularError):
+        sha256(tmp_path / "pipe")
+
+
+def test_text_is_bounded(tmp_path):
+    (tmp_path / "a").write_text("12345")
+    assert read_text(tmp_path / "a", limit=5) == "12345"
+    with pytest.raises(ValueError, match="more than 4 bytes"):
+        read_text(tmp_path / "a", limit=4)
