@@ -10,11 +10,12 @@ import ast
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 
 import peerdg.augment
 from peerdg._vision import transforms
@@ -195,15 +196,22 @@ def test_differs_from_torchvision_in_remainders_by_one_level_and_rarely(name):
     assert (difference > 0).float().mean() < 1e-5
 
 
-def test_solarize_add_equals_a_plain_loop():
-    images = make_images(4, 5, 6)
-    strengths = torch.linspace(0, 110, len(images), dtype=torch.float64)
-    loop = images.clone()
-    for image, strength in zip(loop, strengths.tolist(), strict=True):
-        flat = image.view(-1)
-        for k, value in enumerate(flat.tolist()):
-            flat[k] = min(255, value + int(strength)) if value < 128 else value
-    assert torch.equal(op.solarize_add(images, strengths), loop)
+def test_solarize_add_adds_to_every_pixel_and_then_solarizes_as_pil_does():
+    strengths = torch.arange(31, dtype=torch.float64) * 110 / 30
+    every_value = np.arange(256).reshape(16, 16)
+    images = torch.from_numpy(every_value).to(torch.uint8).expand(len(strengths), 3, 16, 16)
+    for strength, result in zip(strengths, op.solarize_add(images, strengths), strict=True):
+        added = np.clip(every_value + float(strength), 0, 255).astype(np.uint8)
+        reference = np.array(ImageOps.solarize(Image.fromarray(added), threshold=128))
+        assert (result.numpy() == reference).all()
+
+
+def test_solarize_add_turns_the_polarity_of_a_white_stroke_on_black():
+    digit = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    digit[..., 3:5] = 255
+    turned = op.solarize_add(digit, torch.tensor([30.0], dtype=torch.float64))
+    assert (turned[..., 3:5] == 0).all()
+    assert (turned[..., :3] == 30).all()
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,7 +1,9 @@
 import bz2
 import gzip
+import importlib
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
+import peerdg._vision  # noqa: F401  (torchvision's import beside a CPU-only torch)
 from peerdg.data.benchmarks import digits
 from peerdg.data.benchmarks.digits_files import (
     read_idx,
@@ -16,6 +19,7 @@ from peerdg.data.benchmarks.digits_files import (
     read_mat,
     read_png_folder,
 )
+from peerdg.data.benchmarks.digits_sets import PARTS
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import DigitsSettings
 from peerdg.errors import ConfigError, DataError
@@ -131,14 +135,31 @@ def test_idx_files_give_their_pixels(tmp_path):
     assert np.array_equal(read_labels, labels)
 
 
-def test_libsvm_values_become_bytes_by_rounding(tmp_path):
-    values = np.full((2, 16, 16), -1.0)
-    values[0, 0, :4] = [1, 0, 0.001, -0.5]
+def test_libsvm_values_become_the_bytes_of_torchvision(tmp_path):
+    generator = np.random.default_rng(0)
+    values = generator.uniform(-1, 1, (40, 16, 16)).round(7)
+    values[0, 0, :4] = [1, 0, 0.001, -1]
     file = tmp_path / "usps.t.bz2"
-    file.write_bytes(bz2.compress(libsvm_text(values, np.array([0, 9]))))
+    file.write_bytes(bz2.compress(libsvm_text(values, cycle(40))))
     images, labels = read_libsvm([file])
-    assert images[0, 0, :5].tolist() == [255, 128, 128, 64, 0]
-    assert labels.tolist() == [0, 9]
+    reference = importlib.import_module("torchvision").datasets.USPS(tmp_path, train=False)
+    assert np.array_equal(images, reference.data)
+    assert labels.tolist() == reference.targets
+    assert images[0, 0, :4].tolist() == [255, 127, 127, 0]
+
+
+def test_usps_cached_by_an_earlier_reader_is_not_used(root, monkeypatch):
+    write_usps(root, 11)
+    parts = [replace(p, revision=1, read=_rounded_usps) if p.domain == "usps" else p for p in PARTS]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(digits, "PARTS", tuple(parts))
+        before = digits.load(SMALL, root=root).targets["usps"]
+    assert not torch.equal(before.images, digits.load(SMALL, root=root).targets["usps"].images)
+
+
+def _rounded_usps(files):
+    images, labels = read_libsvm(files)
+    return images + (images < 255), labels
 
 
 def test_libsvm_positions_that_are_left_out_are_zero(tmp_path):
@@ -146,7 +167,7 @@ def test_libsvm_positions_that_are_left_out_are_zero(tmp_path):
     file.write_bytes(bz2.compress(b"3 1:1 17:-1\n"))
     images, labels = read_libsvm([file])
     assert labels.tolist() == [2]
-    assert (images[0, 0, 0], images[0, 1, 0], images[0, 5, 5]) == (255, 0, 128)
+    assert (images[0, 0, 0], images[0, 1, 0], images[0, 5, 5]) == (255, 0, 127)
 
 
 def test_mat_files_give_their_pixels_and_ten_means_zero(tmp_path):

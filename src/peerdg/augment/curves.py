@@ -143,16 +143,19 @@ def _invert_above(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
 
 
 def _solarize_add(strength: Tensor) -> Tensor:
-    """Add `int(strength)` to the values below 128, up to 255."""
-    values = _values(strength.device)
-    brighter = values + strength.trunc().float().view(-1, 1, 1)
-    return whole(torch.where(values < 128, brighter, values))
+    """Add `int(strength)` to every value, up to 255, then invert the values of at least 128.
+
+    As in the public RandAugment code for PyTorch that the single-source code bases use.
+    TensorFlow's operation of the same name adds to the values below 128 and inverts none.
+    """
+    added = (_values(strength.device) + strength.trunc().float().view(-1, 1, 1)).clamp_(max=255)
+    return whole(torch.where(added >= 128, 255 - added, added))
 
 
-def _add_below(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
-    pixels = convert(images, torch.int16, "short")
-    dark = (pixels - 128).bitwise_right_shift_(15)  # all bits are ones, see `_invert_above`
-    return out.copy_(dark.bitwise_and_(strength.short()).add_(pixels).clamp_(max=255))
+def _add_and_invert(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
+    added = convert(images, torch.int16, "short").add_(strength.short()).clamp_(max=255)
+    bright = (127 - added).bitwise_right_shift_(15)  # all bits are ones, see `_invert_above`
+    return out.copy_(added.bitwise_xor_(bright))
 
 
 def _invert(strength: Tensor) -> Tensor:
@@ -195,7 +198,7 @@ def _equalize(images: Tensor) -> Tensor:
 brightness = FixedCurve(_brightness, _brighten)
 posterize = FixedCurve(_posterize, _mask)
 solarize = FixedCurve(_solarize, _invert_above)
-solarize_add = FixedCurve(_solarize_add, _add_below)
+solarize_add = FixedCurve(_solarize_add, _add_and_invert)
 invert = FixedCurve(_invert, _negate)
 autocontrast = Curve(_autocontrast)
 equalize = Curve(_equalize)

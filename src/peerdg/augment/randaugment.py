@@ -42,8 +42,8 @@ class RandAugment:
         bins: Number of magnitudes.
         absolute_pixels: Only for `"sdg"`, whose Translate (up to 100 pixels) and Cutout (up to 40)
             are meant for images of 224 pixels. By default these lengths are scaled by the side
-            of the image over 224. True takes them literally, as published; most of a 32 x 32
-            image is then gone.
+            of the image over 224, which is our assumption. True takes them literally, as
+            published; most of a 32 x 32 image is then gone.
 
     Raises:
         ConfigError: If an argument is out of its range or the set of operations is unknown.

@@ -64,7 +64,8 @@ TABLES: dict[str, tuple[Operation, ...]] = {
         Operation("Color", op.color, lambda s: s.linear(0.0, 0.9), signed=True),
         Operation("Sharpness", op.sharpness, lambda s: s.linear(0.0, 0.9), signed=True),
     ),
-    # The factors are 0.1 + 1.8 m/30 and the thresholds 256 m/30, written as strengths.
+    # The factors are 0.1 + 1.8 m/30 and the thresholds 256 m/30, written as strengths. Scaling the
+    # lengths of Translate and Cutout to the image is our assumption (`absolute_pixels=False`).
     "sdg": (
         Operation("ShearX", op.shear_x, lambda s: s.part(0.3), signed=True),
         Operation("ShearY", op.shear_y, lambda s: s.part(0.3), signed=True),

@@ -144,6 +144,7 @@ def _domain(
     key = {
         "name": f"digits-{name}",
         "files": [content_key(files) for _, files in parts],
+        "revisions": [part.revision for part, _ in parts],
         "resize": settings.resize,
         "images": repr(images),
     }

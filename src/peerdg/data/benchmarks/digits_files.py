@@ -86,7 +86,10 @@ def _read_idx_file(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray
 
 
 def read_libsvm(files: Sequence[Path]) -> Digits:
-    """USPS as libsvm text in bzip2: labels 1..10 for 0..9, values -1..1, 16 x 16."""
+    """USPS as libsvm text in bzip2: labels 1..10 for 0..9, values -1..1, 16 x 16.
+
+    The 8-bit values are those of `torchvision.datasets.USPS`: float32, fractions cut off.
+    """
     (path,) = files
     try:
         with bz2.open(path) as file:
@@ -98,7 +101,7 @@ def read_libsvm(files: Sequence[Path]) -> Digits:
         raise _damaged(path, error) from error
     if not np.abs(values).max() <= 1:
         raise _damaged(path, f"its values reach {np.abs(values).max():g}; they should be -1 to 1")
-    images = np.rint((values + 1) * 127.5).astype(np.uint8)
+    images = ((values.astype(np.float32) + 1) / 2 * 255).astype(np.uint8)
     return images.reshape(-1, 16, 16), _check_labels(labels, range(1, 11), path) - 1
 
 

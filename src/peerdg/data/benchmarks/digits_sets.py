@@ -31,6 +31,8 @@ class Part:
         obtain: Where the files can be had.
         licence: Licence of the data.
         optional: Whether only a switch other than the default needs it.
+        revision: Raised whenever `read` gives other pixels than before, so that what was cached
+            of an earlier revision is not used.
     """
 
     domain: str
@@ -42,6 +44,7 @@ class Part:
     obtain: str
     licence: str
     optional: bool = False
+    revision: int = 1
 
     def locate(self, root: Path) -> list[Path] | None:
         """Its files under `root`, or None if none of them is there.
@@ -120,6 +123,7 @@ def _usps(split: str, name: str, expected: int, optional: bool) -> Part:
         ),
         licence="not stated",
         optional=optional,
+        revision=2,  # the first rounded to 8 bits
     )
 
 
