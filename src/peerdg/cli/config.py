@@ -5,12 +5,16 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from peerdg.cli.console import console
-from peerdg.cli.flags import CommonFlags, Options, config_from_flags
+from peerdg.cli.flags import CommonFlags, Options, explained_choices, resolve_flags
+from peerdg.train.choices import Choices
 from peerdg.train.presets import preset_text
+from peerdg.train.settings import RunConfig
+
+_DATA = "data set (`peerdg data list` shows them), or a folder or list of your own images"
 
 
 def config(
-    data: Annotated[str | None, Parameter(help="data set; `peerdg data list` shows them")] = None,
+    data: Annotated[str | None, Parameter(help=_DATA)] = None,
     /,
     *,
     explain: bool = False,
@@ -20,8 +24,16 @@ def config(
     """Print the complete configuration as TOML, ready for `peerdg train --config`.
 
     Args:
-        explain: Print the preset file instead; its comments say where each value comes from.
+        explain: Print the preset file that the run would use instead; its comments say where each
+            value comes from. For your own images, what they decide stands above it.
     """
-    resolved = config_from_flags(data, common or CommonFlags(), options)
-    text = preset_text(resolved.benchmark) if explain else resolved.toml()
+    resolved, choices = resolve_flags(data, common or CommonFlags(), options)
+    text = _explanation(resolved, choices) if explain else resolved.toml()
     console.print(text, markup=False, soft_wrap=True, end="")
+
+
+def _explanation(config: RunConfig, choices: Choices | None) -> str:
+    """The preset of `config`; above it, as comments, its budget and what the images decided."""
+    name = choices.preset if choices else config.benchmark
+    above = [f"Preset '{name}', budget '{config.budget}'.", *explained_choices(config, choices)]
+    return "".join(f"# {line}\n" for line in above) + "\n" + preset_text(name)

@@ -1,6 +1,6 @@
 """Flags from dataclasses: every option of `RunConfig` becomes a flag that is None unless given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
-from peerdg.config import nearest, read_toml
+from peerdg.config import merge, nearest, read_toml
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
+from peerdg.train.choices import Choices
 from peerdg.train.settings import SECTIONS, RunConfig, resolve
 
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
+# A file with these is the config of a run: it says everything, and nothing is chosen beside it.
+_COMPLETE = {"benchmark", "backbone", "budget", "pretrain", "train"}
 
 
 def _sections() -> dict[str, type[Any]]:
@@ -122,8 +125,18 @@ def config_from_flags(
         data: Name of a data set, or a folder or list of images.
         common: Shorthands.
         options: All other flags.
-        note: Is told what was chosen for a folder or list, and why.
+        note: Receives what was chosen for a folder or list, and why, line by line.
     """
+    config, choices = resolve_flags(data, common, options)
+    for line in explained_choices(config, choices):
+        note(line)
+    return config
+
+
+def resolve_flags(
+    data: str | None, common: CommonFlags, options: Any
+) -> tuple[RunConfig, Choices | None]:
+    """The config of `config_from_flags`, and what the images of a folder or list decided in it."""
     file = read_toml(common.config) if common.config else {}
     given = given_options(options)
     if data is not None:
@@ -132,16 +145,24 @@ def config_from_flags(
         given["targets"] = list(common.target)
     if common.epochs is not None:
         given.setdefault("train", {})["epochs"] = common.epochs
-    if given.get("benchmark") != OWN_DATA or file:
-        return resolve(file, given)
+    if _COMPLETE <= file.keys() or not _names_own_images(merge(file, given)):
+        return resolve(file, given), None
     from peerdg.train.own import resolve_own  # looks at images, so it imports torch
 
-    config, choices = resolve_own(given)
-    if lines := choices.explain(config.tables()):
-        note("Chosen for your images; each line begins with the option that changes it:")
-    for line in lines:
-        note(f"  {line}")
-    return config
+    return resolve_own(given, file=file)
+
+
+def _names_own_images(wanted: Mapping[str, Any]) -> bool:
+    """Whether there is a folder or list to look at; `resolve` refuses what is of a wrong type."""
+    typed = isinstance(wanted.get("root"), str) and isinstance(wanted.get(OWN_DATA, {}), Mapping)
+    return typed and wanted.get("benchmark") == OWN_DATA
+
+
+def explained_choices(config: RunConfig, choices: Choices | None) -> list[str]:
+    """A heading, then each chosen option with its reason; nothing if nothing was chosen."""
+    lines = choices.explain(config.tables()) if choices else []
+    heading = "Chosen for your images; each line begins with the option that changes it:"
+    return [heading, *(f"  {line}" for line in lines)] if lines else []
 
 
 def which_data(data: str) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""`peerdg config`: what it prints is what the run would use."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from peerdg.cli.main import run
+from peerdg.train.own import resolve_own
+from peerdg.train.presets import preset_text
+from tests.train.test_choices import folder
+
+
+def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert run(["config", *arguments], debug=True) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("side", "preset"), [(40, "own-data"), (200, "own-photos")])
+def test_the_explained_preset_is_the_one_the_images_choose(side, preset, tmp_path, capsys):
+    photos = str(folder(tmp_path / "photos", side=side))
+    config, choices = resolve_own({"root": photos, "budget": "quick"})
+    text = printed([photos, "--explain", "--budget", "quick"], capsys)
+    assert text.endswith(preset_text(preset))
+    assert f"# Preset '{preset}', budget 'quick'." in text
+    explained = choices.explain(config.tables())
+    assert any(line.startswith("--backbone ") for line in explained)
+    for line in explained:
+        assert f"#   {line}\n" in text
+
+
+def test_what_was_given_is_not_explained_as_chosen(tmp_path, capsys):
+    photos = str(folder(tmp_path / "photos", side=200))
+    text = printed([photos, "--explain", "--backbone", "alexnet"], capsys)
+    assert "--backbone" not in text
+    assert "--weights imagenet: " in text
+
+
+def test_a_named_data_set_is_explained_by_its_own_preset(capsys):
+    text = printed(["pacs", "--explain"], capsys)
+    assert text == f"# Preset 'pacs', budget 'standard'.\n\n{preset_text('pacs')}"
+    assert tomllib.loads(text) == tomllib.loads(preset_text("pacs"))
+
+
+def test_a_file_with_a_few_options_leaves_the_rest_to_the_images(tmp_path, capsys):
+    """A learning rate in a file must not bring the network for digits to photos."""
+    photos = str(folder(tmp_path / "photos", side=200))
+    few = tmp_path / "few.toml"
+    few.write_text("[train]\nlr = 0.25\n")
+    config = tomllib.loads(printed([photos, "--config", str(few)], capsys))
+    assert (config["backbone"], config["train"]["lr"]) == ("resnet18", 0.25)
+    expected, _ = resolve_own({"root": photos, "train": {"lr": 0.25}})
+    assert config == tomllib.loads(expected.toml())
+    assert preset_text("own-photos") in printed([photos, "-c", str(few), "--explain"], capsys)
+
+
+def test_a_complete_file_is_taken_as_it_is_also_for_other_images(tmp_path, capsys):
+    small = str(folder(tmp_path / "small", side=40))
+    photos = str(folder(tmp_path / "photos", side=200))
+    whole = tmp_path / "whole.toml"
+    whole.write_text(printed([small, "--seed", "3"], capsys))
+    again = tomllib.loads(printed([photos, "--config", str(whole)], capsys))
+    assert again.pop("root") == str(Path(photos).resolve())
+    before = tomllib.loads(whole.read_text())
+    del before["root"]
+    assert again == before
+
+
+@pytest.mark.parametrize(
+    "content", ["root = 5", "targets = 5", "targets = [5]", "own-data = 5", "budget = 'qick'"]
+)
+def test_a_file_with_values_of_a_wrong_type_is_refused(content, tmp_path, capsys):
+    photos = str(folder(tmp_path / "photos", side=200))
+    few = tmp_path / "few.toml"
+    few.write_text(f'benchmark = "own-data"\n{content}\n')
+    arguments = ["config", "--config", str(few)]
+    assert run(arguments if "root" in content else [*arguments, photos], debug=False) == 2
+    assert capsys.readouterr().err.startswith("Error: ")
