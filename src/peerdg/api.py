@@ -22,7 +22,7 @@ from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, load_stored
-from peerdg.runner import execute, match_classes, model_folder
+from peerdg.runner import execute, model_folder
 from peerdg.train.own import resolve_own
 from peerdg.train.progress import Progress, Silent
 from peerdg.train.rundir import Existing, RunFolder
@@ -61,7 +61,7 @@ def fit(
         >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
         >>> run.model.predict("digit.png")
     """
-    splits = match_classes(data) if isinstance(data, Splits) else None
+    splits = data if isinstance(data, Splits) else None
     if model is not None:
         options["backbone"] = OWN
     if isinstance(data, str) and data in BENCHMARKS and data != OWN_DATA:

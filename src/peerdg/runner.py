@@ -73,9 +73,12 @@ def execute(
     Returns:
         The deployed model.
     """
+    classes = None if model is None else model.classes
+    if splits is not None:
+        splits = match_classes(splits, classes)
     if run.done:
         if run.may_renew:
-            splits = splits or load_splits(config)
+            splits = splits or load_splits(config, classes)
         if splits is not None:
             check_manifest(config, run, splits)
     if run.done:  # still: new data may have started it anew
@@ -85,7 +88,7 @@ def execute(
     if model is None:
         weights_file(config.backbone, config.weights)  # missing ones are told of before any work
     with showing(progress.reading):
-        splits = splits or load_splits(config)
+        splits = splits or load_splits(config, classes)
         domains = judged_on(config, splits)
     for sentence in _describe(config, splits):
         progress.note(sentence)
@@ -205,23 +208,40 @@ def build_model(
     return model
 
 
-def load_splits(config: RunConfig) -> Splits:
-    """The configured data, with every target's labels in the source's class order."""
+def load_splits(config: RunConfig, classes: tuple[str, ...] | None = None) -> Splits:
+    """The configured data, with all labels in the order of `classes`; default: the source's."""
     data = benchmark(config.benchmark)
     if data.needs_root and config.root is None:
         raise ConfigError(
             f"{data.name} needs the folder with its files.", hint="Give it with --root DIR."
         )
     root = None if config.root is None else Path(config.root)
-    return match_classes(data.load(config.data, root=root, targets=config.targets))
+    return match_classes(data.load(config.data, root=root, targets=config.targets), classes)
 
 
-def match_classes(splits: Splits) -> Splits:
-    """Targets and validation with labels in the order of the source's classes, by name."""
-    classes = splits.train.classes
+def match_classes(splits: Splits, classes: tuple[str, ...] | None = None) -> Splits:
+    """Relabel every part in one class order, matched by name.
+
+    Args:
+        splits: The data.
+        classes: The class order of the network to train; None keeps the source's.
+
+    Raises:
+        ConfigError: If source and network do not have the same classes.
+        DataError: If a target has a class that the source lacks.
+    """
+    source = splits.train.classes
+    if classes is None:
+        classes = source
+    elif set(classes) != set(source):
+        raise ConfigError(
+            f"The network has the classes {', '.join(classes)}; the training images have "
+            f"{', '.join(source)}.",
+            hint="Build the network with the classes of the data; their order does not matter.",
+        )
     validation = splits.validation and splits.validation.with_classes(classes)
     targets = {name: domain.with_classes(classes) for name, domain in splits.targets.items()}
-    return Splits(train=splits.train, validation=validation, targets=targets)
+    return Splits(splits.train.with_classes(classes), validation, targets)
 
 
 def evaluated_domains(splits: Splits) -> dict[str, Domain]:

@@ -60,6 +60,9 @@ class Domain:
                 f"Domain '{self.name}': labels are {labels.dtype} {tuple(labels.shape)} for "
                 f"{len(images)} images; expected int64 [{len(images)}]."
             )
+        if len(set(self.classes)) != len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise DataError(f"Domain '{self.name}' names the class '{twice}' twice.")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= len(self.classes):
             raise DataError(

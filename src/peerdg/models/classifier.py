@@ -45,6 +45,8 @@ class Classifier(nn.Module):
             raise ConfigError(
                 f"The head has {head.out_features} outputs, but there are {len(classes)} classes."
             )
+        if len(set(classes)) != len(classes):
+            raise ConfigError(f"A class is named twice: {', '.join(classes)}.")
         self.encoder = encoder
         self.head = head
         self.classes = tuple(classes)
