@@ -11,6 +11,7 @@ from peerdg.files import replace_atomically
 from peerdg.models.stored import DESCRIPTION
 from peerdg.report.escape import markdown_text
 from peerdg.report.tables import Table
+from peerdg.text import visible
 
 CARD = "MODEL_CARD.md"
 _FEW = 50  # class names that are listed
@@ -36,7 +37,7 @@ def model_card(
     Args:
         description: What `models.stored.load_stored` returns beside the network.
         load: Lines of Python that load the model.
-        remarks: Sentences about the file the card lies beside.
+        remarks: Sentences about the file the card lies beside, in Markdown.
 
     Raises:
         DamagedError: If the description is not one that peerdg wrote.
@@ -72,7 +73,7 @@ def _card(description: Mapping[str, Any], load: Sequence[str], remarks: Sequence
         "## Use",
         "",
         "```python",
-        *load,
+        *map(visible, load),  # one line each: a name with a line break would end the block
         "```",
         "",
         "## Licence",
@@ -87,12 +88,13 @@ def _card(description: Mapping[str, Any], load: Sequence[str], remarks: Sequence
 
 def _what_it_is(description: Mapping[str, Any], training: Mapping[str, Any]) -> str:
     size, stored = description["image_size"], description["stored_size"]
-    text = (
+    text = markdown_text(
         f"An image classifier. It sees RGB images of {size} x {size} pixels, normalised with mean "
         f"{_numbers(description['mean'])} and standard deviation {_numbers(description['std'])}."
     )
     if stored != size:
-        text += f" Files are first decoded to {stored} x {stored} pixels, as in training."
+        pixels = markdown_text(f"{stored} x {stored} pixels")
+        text += f" Files are first decoded to {pixels}, as in training."
     if training:
         source = markdown_text(training["source"])
         text += (
@@ -157,8 +159,8 @@ def _results(training: Mapping[str, Any]) -> list[str]:
     if calibration:
         parts += [
             f"Expected calibration error on the {calibration['n']:,} validation images: "
-            f"{100 * calibration['error']:.2f} % ({calibration['bins']} bins). It is measured on "
-            "the source domain; on others probabilities are usually too high.",
+            f"{100 * calibration['error']:.2f} % ({markdown_text(str(calibration['bins']))} bins). "
+            "It is measured on the source domain; on others probabilities are usually too high.",
             "",
         ]
     return parts

@@ -9,6 +9,7 @@ import numpy as np
 from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.files import replace_atomically
+from peerdg.report.escape import markdown_text
 from peerdg.report.figures import accuracy_figure
 from peerdg.report.profile import profile_section
 from peerdg.report.runs import RunResult, by_variant, save_runs, variant_differences
@@ -32,11 +33,12 @@ def write_comparison(runs: Sequence[RunResult], folder: Path, *, title: str) -> 
 def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
     """The page as Markdown; every number names its budget, seeds and data."""
     groups = by_variant(runs)
-    variants = [f"- {sentence}" for sentence in variant_differences(groups)]
+    # Names and values come from run folders, which may be somebody else's.
+    variants = [f"- {markdown_text(sentence)}" for sentence in variant_differences(groups)]
     return "\n".join([
-        f"# {title}",
+        f"# {markdown_text(title)}",
         "",
-        _conditions(groups),
+        markdown_text(_conditions(groups)),
         "",
         comparison(runs).markdown(),
         targets_table(runs).markdown(),
@@ -49,7 +51,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         *([*variants, ""] if variants else []),
         "## What it shows",
         "",
-        *(f"- {sentence}" for sentence in findings(groups)),
+        *(f"- {markdown_text(sentence)}" for sentence in findings(groups)),
         "",
         f"![Target accuracy over training]({FIGURE})",
         "",

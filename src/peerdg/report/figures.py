@@ -1,5 +1,6 @@
 """Curves of target accuracy over training, as PNG."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 from peerdg.errors import ConfigError
 from peerdg.files import replace_atomically
 from peerdg.report.runs import RunResult, by_variant
+from peerdg.text import visible
 
 # Okabe-Ito: told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
@@ -33,7 +35,7 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     for axis, target in zip(axes.flat, targets, strict=False):
         for label, colour, style, group, model in lines:
             _draw(axis, group, model, target, label=label, colour=colour, style=style)
-        axis.set_title(target)
+        axis.set_title(visible(target), parse_math=False)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes.flat[len(targets) :]:
@@ -44,11 +46,14 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy %")
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.suptitle(title)
-    figure.legend(
+    figure.suptitle(visible(title), parse_math=False)
+    legend = figure.legend(
         handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False
     )
-    with replace_atomically(path) as temporary:
+    for text in legend.get_texts():  # names are text: a dollar sign must not start a formula
+        text.set_parse_math(False)
+    with replace_atomically(path) as temporary, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji as a name
         figure.savefig(temporary, dpi=130, format="png")
     plot.close(figure)
 
@@ -59,7 +64,7 @@ def _lines(groups: dict[str, list[RunResult]]) -> list[tuple[str, str, str, list
     for number, (name, group) in enumerate(groups.items()):
         colour = COLOURS[number % len(COLOURS)]
         for model in group[0].models:
-            label = name if model == "model" else f"{name} {model}"
+            label = visible(name if model == "model" else f"{name} {model}")
             style = "--" if model == "proxy" else "-"
             lines.append((label, colour, style, group, model))
     return lines

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from peerdg.report.escape import markdown_text
 from peerdg.report.runs import RunResult
 from peerdg.report.tables import Table
 
@@ -24,8 +25,8 @@ def profile_section(runs: Sequence[RunResult]) -> list[str]:
     lines: list[str] = []
     for run in runs:
         if run.profile is not None:
-            title = f"## Where the time went: {run.method}, seed {run.seed}"
-            lines += [title, "", profile_table(run).markdown()]
+            title = markdown_text(f"Where the time went: {run.method}, seed {run.seed}")
+            lines += [f"## {title}", "", profile_table(run).markdown()]
     return lines
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
+from peerdg.report.escape import markdown_text
 from peerdg.report.runs import RunResult, by_variant
 from peerdg.report.tables import Table, spread
 
@@ -67,7 +68,7 @@ def selection_section(runs: Sequence[RunResult]) -> list[str]:
         lines += [selection_table(runs).markdown()]
     used = {rule for group in by_variant(runs).values() for run in group for rule in choices(run)}
     lines += [f"- {rule}: {meaning}." for rule, meaning in RULES.items() if rule in used]
-    lines += [f"- {sentence}" for sentence in settings_findings(runs)]
+    lines += [f"- {markdown_text(sentence)}" for sentence in settings_findings(runs)]
     if any(run.crafted for run in runs):
         lines += [
             "",
