@@ -4,22 +4,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, TensorDataset
 
 from peerdg.augment.policy import Policy
 from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
+from peerdg.methods.clean import CleanImages
 from peerdg.methods.peer import PEER
 from peerdg.methods.randaugment import RandAug
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.settings.randaugment import Settings as RandAugSettings
-from peerdg.models.averaging import recalibrate
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain(n=32)
-CLEAN = SOURCE.images.split(8)
+CLEAN = SOURCE.images
+LARGE = tiny_domain(n=600)  # its clean images come in three chunks
 
 
 def make(seed=0, *, augment=None, clean=None, teacher=None, batch_norm=False, **settings):
@@ -34,18 +37,20 @@ def make(seed=0, *, augment=None, clean=None, teacher=None, batch_norm=False, **
     )
 
 
-def batches(epoch, size=8):
-    order = torch.randperm(len(SOURCE), generator=torch.Generator().manual_seed(epoch)).split(size)
+def batches(epoch, size=8, source=SOURCE):
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(epoch)).split(size)
     for step, rows in enumerate(order):
-        yield Batch(SOURCE.images[rows], SOURCE.labels[rows], index=rows, seed=100 * epoch + step)
+        yield Batch(source.images[rows], source.labels[rows], index=rows, seed=100 * epoch + step)
 
 
-def train(method, epochs=4, *, lr=0.05, after_step=lambda: None, after_epoch=lambda: None):
+def train(
+    method, epochs=4, *, lr=0.05, source=SOURCE, after_step=lambda: None, after_epoch=lambda: None
+):
     optimizer = torch.optim.Adam([p for p in method.parameters() if p.requires_grad], lr=lr)
     for epoch in range(epochs):
         method.train()
         method.start_epoch(epoch)
-        for batch in batches(epoch):
+        for batch in batches(epoch, source=source):
             optimizer.zero_grad()
             method.loss(batch)["loss"].backward()
             optimizer.step()
@@ -125,8 +130,11 @@ def test_the_proxy_without_regulariser_is_the_randaugment_baseline_bit_for_bit()
 
 @pytest.mark.parametrize("views", ["clean_aug", "both_same"])
 def test_cached_and_recomputed_task_features_give_bitwise_equal_training(views):
-    cached = train(make(clean=CLEAN, views=views), epochs=6)
-    recomputed = train(make(clean=CLEAN, views=views, cache_features=False), epochs=6)
+    images = LARGE.images
+    assert len(list(CleanImages(images))) > 1
+    cached = train(make(clean=images, views=views), epochs=3, source=LARGE)
+    settings = {"views": views, "cache_features": False}
+    recomputed = train(make(clean=images, **settings), epochs=3, source=LARGE)
     assert cached._features is not None
     assert recomputed._features is None
     assert torch.equal(weights(cached.proxy), weights(recomputed.proxy))
@@ -142,7 +150,7 @@ def test_cached_and_recomputed_features_give_bitwise_equal_training_of_the_digit
         torch.manual_seed(0)
         model = build_classifier("digits-cnn", classes=tuple("0123456789"))
         settings = Settings(k=1, cache_features=cached)
-        peer = PEER(model, settings, augment=Policy(seed=3), clean=images.split(40))
+        peer = PEER(model, settings, augment=Policy(seed=3), clean=images)
         adam = torch.optim.Adam([p for p in peer.parameters() if p.requires_grad], lr=1e-3)
         for epoch in range(3):
             peer.start_epoch(epoch)
@@ -166,6 +174,25 @@ def test_cached_features_are_renewed_with_the_task_model():
         torch.testing.assert_close(peer._features[1], peer.task.features(SOURCE.images))
 
     train(peer, epochs=3, after_epoch=current)
+
+
+def test_cached_features_are_those_of_their_rows_however_chunks_are_ordered():
+    peer = make(clean=LARGE.images)
+    peer.start_epoch(0)
+    alone = [peer.task.features(image) for image in LARGE.images.split(1)]
+    torch.testing.assert_close(peer._features[1], torch.cat(alone))
+
+
+def test_features_are_never_cached_from_batches_whose_rows_are_unknown():
+    loader = DataLoader(TensorDataset(SOURCE.images, SOURCE.labels), batch_size=8, shuffle=True)
+    for clean in (loader, list(SOURCE.images.split(8)), [(CLEAN, SOURCE.labels)]):
+        peer = make(clean=clean)
+        peer.start_epoch(0)
+        assert peer._features is None
+        batch = Batch(SOURCE.images[:8], SOURCE.labels[:8], index=torch.arange(8), seed=0)
+        expected = make(cache_features=False)
+        expected.start_epoch(0)
+        assert torch.equal(peer.loss(batch)["loss"], expected.loss(batch)["loss"])
 
 
 def test_loading_a_state_forgets_the_cached_features():
@@ -320,9 +347,10 @@ def test_views_are_normalised_separately_with_batch_normalisation_unless_joined(
 
 def test_batch_normalised_training_recalibrates_the_task_model():
     peer = train(make(batch_norm=True, clean=CLEAN, k=1), epochs=3)
-    statistics = peer.task.encoder.norm.running_mean.clone()
-    recalibrate(peer.task, CLEAN)
-    assert torch.equal(statistics, peer.task.encoder.norm.running_mean)
+    task = copy.deepcopy(peer.task)
+    update_bn([CLEAN], task)  # all images are one chunk
+    for ours, reference in zip(peer.task.buffers(), task.buffers(), strict=True):
+        assert torch.equal(ours, reference)
 
 
 def test_the_state_dict_carries_the_average_and_its_count():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import update_bn
 
-from peerdg.errors import ConfigError, NumericalError
+from peerdg.errors import ConfigError, DataError, NumericalError
 from peerdg.models.averaging import SnapshotAverage, recalibrate
 from tests.conftest import tiny_classifier, tiny_domain
 
@@ -68,7 +68,7 @@ def test_batch_statistics_follow_the_rule(rule):
 
 
 def test_recalibration_equals_torchs_update_bn():
-    images = tiny_domain(n=30).images.split(8)
+    images = tiny_domain(n=32).images.split(8)
     ours, reference = tiny_classifier(batch_norm=True), tiny_classifier(batch_norm=True)
     recalibrate(ours.eval(), images)
     update_bn(list(images), reference)
@@ -77,8 +77,39 @@ def test_recalibration_equals_torchs_update_bn():
     assert not ours.training
 
 
+def test_a_smaller_batch_counts_by_its_images():
+    batches = [tiny_domain(n=n, seed=n).images for n in (7, 2, 5)]
+    model = tiny_classifier(batch_norm=True)
+    recalibrate(model, batches)
+    maps = [model.encoder.conv(batch / 255) for batch in batches]  # what is normalised
+    for name, statistic in (("running_mean", torch.mean), ("running_var", torch.var)):
+        parts = [statistic(part, (0, 2, 3)) * len(part) / 14 for part in maps]
+        torch.testing.assert_close(getattr(model.encoder.norm, name), sum(parts))
+
+
+def test_an_interrupted_recalibration_leaves_the_statistics_as_they_were():
+    model = tiny_classifier(batch_norm=True)
+    recalibrate(model, [tiny_domain(n=9).images])
+    before = copy.deepcopy(model.state_dict())
+
+    def interrupted():
+        yield tiny_domain(n=8, seed=5).images
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recalibrate(model, interrupted())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert model.encoder.norm.momentum == 0.1
+
+
+def test_recalibration_from_nothing_is_refused():
+    with pytest.raises(DataError, match="no clean images"):
+        recalibrate(tiny_classifier(batch_norm=True), [])
+
+
 def test_recalibration_after_an_update_leaves_the_statistics_of_the_averaged_weights():
-    images = tiny_domain(n=30).images.split(8)
+    images = tiny_domain(n=32).images.split(8)
     model = tiny_classifier(batch_norm=True)
     average = SnapshotAverage(model, bn="recalibrate", clean=images)
     for seed in (1, 2):

@@ -1,7 +1,7 @@
 """What every method offers, to our loop or to yours."""
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,6 +10,8 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
+from peerdg.methods.clean import CleanImages
+from peerdg.methods.images import as_bytes
 from peerdg.models.classifier import Classifier
 
 
@@ -18,7 +20,7 @@ class Batch:
     """Some training images and what may be known about them.
 
     Args:
-        images: Clean images as stored.
+        images: Clean images, uint8 or floating point in [0, 1]; the latter are rounded to 8 bits.
         labels: Their classes.
         index: Their rows in the training set, if the clean images are the same at every visit;
             allows a method to remember what it computed for them.
@@ -33,6 +35,12 @@ class Batch:
     seed: int | None = None
     augmented: UInt8[Tensor, "batch 3 h w"] | None = None
 
+    def __post_init__(self) -> None:
+        # Both views must have one type: joining uint8 and float tensors would mix two scales.
+        object.__setattr__(self, "images", as_bytes(self.images))
+        if self.augmented is not None:
+            object.__setattr__(self, "augmented", as_bytes(self.augmented))
+
     def generator(self) -> torch.Generator | None:
         """A fresh generator for this batch, or None for the global one."""
         return None if self.seed is None else torch.Generator().manual_seed(self.seed)
@@ -44,14 +52,14 @@ class Surroundings:
 
     Args:
         augment: The augmentation G of the run.
-        clean: All clean training images in order, in chunks.
+        clean: All clean training images, in shuffled chunks that know their rows.
         passes: How often each of them is seen in an epoch, on average; 0 if no image ever looks
             the same again.
         load_model: Reads a classifier from a run or model folder, e.g. a teacher.
     """
 
     augment: Policy
-    clean: Iterable[Tensor]
+    clean: CleanImages
     passes: float
     load_model: Callable[[str], Classifier]
 

@@ -1,6 +1,5 @@
 """PEER: parameter-space ensemble with entropy regularization (CVPR 2025), Algorithm 1."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -13,6 +12,7 @@ from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
 from peerdg.methods.base import Batch, Method, Surroundings
+from peerdg.methods.clean import Clean, CleanImages, as_clean
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.averaging import SnapshotAverage
@@ -39,9 +39,10 @@ class PEER(Method):
         model: The pre-trained network; it becomes the proxy, a copy of it the task model.
         settings: Every switch of the method.
         augment: G, re-drawn by `start_epoch`.
-        clean: Batches of all clean training images in a fixed order, iterated anew when needed:
-            to recalibrate batch normalisation, and to compute the task model's features once per
-            period. A batch must then say its `index`.
+        clean: All clean training images, to recalibrate batch normalisation after each update:
+            one tensor `[N, 3, H, W]`, a `DataLoader` or a list of batches. Of a tensor the rows
+            are known: a `Batch` that says its `index` gets the task model's features from a table
+            that is computed once per period.
         teacher: A frozen classifier that guides the proxy in place of the task model.
     """
 
@@ -53,15 +54,15 @@ class PEER(Method):
         settings: Settings | None = None,
         *,
         augment: Policy | None = None,
-        clean: Iterable[Tensor] | None = None,
+        clean: Clean | None = None,
         teacher: Classifier | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings or Settings()
         self.augment = augment or Policy()
-        self.clean = clean
+        self.clean = as_clean(clean)
         self.proxy = model
-        self.average = SnapshotAverage(model, bn=self.settings.bn, clean=clean)
+        self.average = SnapshotAverage(model, bn=self.settings.bn, clean=self.clean)
         self.projection = self._make_projection(model.feature_dim)
         self.teacher = _frozen(teacher, model.feature_dim) if teacher else None
         # The number of epochs P had learnt when the last snapshot was taken: makes taking it
@@ -176,12 +177,24 @@ class PEER(Method):
     def _refresh_features(self) -> None:
         """Between two updates H_f(x) does not change: compute it once for all clean images."""
         wanted = self.settings.cache_features and self.settings.views != "aug_clean"
-        if self.clean is None or not wanted or self.settings.regulariser == "none":
+        if not wanted or self.settings.regulariser == "none":
+            return
+        if not isinstance(self.clean, CleanImages):  # the rows of other batches are not known
             return
         version = 0 if self.teacher else int(self.snapshot_epoch)
         if self._features is None or self._features[0] != version:
-            features = torch.cat([self._regulator_features(images) for images in self.clean])
-            self._features = (version, features)  # (images, dim)
+            self._features = (version, self._features_by_row(self.clean))
+
+    def _features_by_row(self, clean: CleanImages) -> Tensor:
+        """H_f of every clean image, (images, dim), in the order of its rows, not of the chunks."""
+        rows, parts = zip(
+            *((rows, self._regulator_features(images)) for rows, images in clean.chunks()),
+            strict=True,
+        )
+        features = torch.cat(parts)
+        by_row = torch.empty_like(features)
+        by_row[torch.cat(rows)] = features
+        return by_row
 
     def _forget_features(self, _: Any) -> None:
         self._features = None

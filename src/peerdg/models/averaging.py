@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
-from peerdg.errors import ConfigError, NumericalError
+from peerdg.errors import ConfigError, DataError, NumericalError
 from peerdg.models.classifier import Classifier, has_batch_statistics
 
 BatchNormRule = Literal["recalibrate", "average", "copy", "frozen"]
@@ -39,7 +39,8 @@ class SnapshotAverage(nn.Module):
         if bn == "recalibrate" and clean is None and has_batch_statistics(model):
             raise ConfigError(
                 "bn='recalibrate' needs clean source images to recompute the batch statistics.",
-                hint="Pass clean=[images, ...], or choose bn='copy', 'average' or 'frozen'.",
+                hint="Pass clean= with the training images: a tensor [N, 3, H, W], a DataLoader or "
+                "a list of batches. Or choose bn='copy', 'average' or 'frozen'.",
             )
         # AveragedModel copies on its first update (so the start is not part of the mean), keeps
         # requires_grad, starts in train mode, and copies the buffers of the newest snapshot.
@@ -93,29 +94,47 @@ class SnapshotAverage(nn.Module):
 
 @torch.no_grad()
 def recalibrate(model: nn.Module, clean: Iterable[Tensor]) -> None:
-    """Recompute batch-normalisation statistics as the plain mean over batches of `clean`.
+    """Recompute batch-normalisation statistics as the mean over batches, weighted by their images.
 
-    Like `torch.optim.swa_utils.update_bn`, but only the normalisation layers are in train mode:
-    dropout stays off, so the result does not depend on any random state.
+    Like `torch.optim.swa_utils.update_bn`, but a last, smaller batch counts less, and only the
+    normalisation layers are in train mode: dropout stays off, so the result does not depend on any
+    random state. A loader that shuffles leaves torch's global generator as it was.
+
+    Raises:
+        DataError: If `clean` gives no batch.
     """
     layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if not layers:
         return
-    with _cumulative(layers):
+    device = next(model.parameters()).device
+    seen = 0
+    with _measuring(layers), torch.random.fork_rng(devices=[]):
         for images in clean:
-            model(images)
+            seen += len(images)
+            for layer in layers:
+                layer.momentum = len(images) / seen
+            model(images.to(device))
+        if not seen:
+            raise DataError(
+                "There are no clean images to recompute batch statistics.",
+                hint="Give clean images that can be iterated again, in batches of two or more.",
+            )
 
 
 @contextmanager
-def _cumulative(layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
-    """Statistics are reset, then averaged with equal weight per batch (momentum None)."""
+def _measuring(layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
+    """Statistics are reset and then follow the batches; an error leaves them as they were."""
     state = [(layer.momentum, layer.training) for layer in layers]
+    buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
     try:
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None
             layer.train()
         yield
+    except BaseException:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+        raise
     finally:
         for layer, (momentum, training) in zip(layers, state, strict=True):
             layer.momentum = momentum

@@ -1,6 +1,5 @@
 """The training images as a method sees them: rows of one tensor, through the base transform."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from peerdg.augment.base import RandomView, resize
 from peerdg.data.domain import Domain
 from peerdg.methods.base import Batch
-from peerdg.models.classifier import images_per_pass
+from peerdg.methods.clean import CleanImages
 from peerdg.rng import generator_for, seed_for
 from peerdg.stages import stage
 from peerdg.train.settings import TransformSettings
@@ -71,17 +70,6 @@ class Source:
         return self._view is None
 
     @property
-    def clean(self) -> "CleanImages":
-        """All images in order, in chunks, as they are evaluated: resized only."""
+    def clean(self) -> CleanImages:
+        """All images in shuffled chunks, as they are evaluated: resized only."""
         return CleanImages(self.domain.images, self.size)
-
-
-class CleanImages:
-    """Chunks of all clean images, resized when they are asked for; can be iterated again."""
-
-    def __init__(self, images: Tensor, size: int) -> None:
-        self.images = images
-        self.size = size
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (resize(chunk, self.size) for chunk in self.images.split(images_per_pass(self.size)))

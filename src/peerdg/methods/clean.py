@@ -1,0 +1,131 @@
+"""All clean training images in a fixed shuffled order: for batch statistics and task features."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from peerdg.augment.base import resize
+from peerdg.errors import ConfigError, DataError
+from peerdg.methods.images import as_bytes
+from peerdg.models.classifier import images_per_pass
+from peerdg.rng import generator_for
+
+_ACCEPTED = (
+    "Give all clean training images as one tensor [N, 3, H, W], a DataLoader or a list of "
+    "batches; a batch is a tensor [B, 3, H, W] or begins with one, as (images, labels)."
+)
+
+
+class CleanImages:
+    """Chunks of all clean images, resized when they are asked for; can be iterated again.
+
+    Images are usually stored class by class. Batch statistics of chunks in that order lose the
+    variance between classes, so the chunks follow a fixed permutation. All have nearly the same
+    size and none has a single image, whose batch statistics do not exist.
+
+    Args:
+        images: All training images, stored in any order.
+        size: Side to which they are squashed; None leaves them as they are.
+
+    Raises:
+        DataError: With fewer than two images.
+    """
+
+    def __init__(self, images: UInt8[Tensor, "n 3 h w"], size: int | None = None) -> None:
+        count = len(images)
+        if count < 2:
+            raise DataError(
+                f"Batch statistics need at least two clean training images, not {count}.",
+                hint="Give all training images.",
+            )
+        self.images = images
+        self.size = size
+        side = size or max(images.shape[-2:])
+        chunks = min(-(-count // images_per_pass(side)), count // 2)
+        order = torch.randperm(count, generator=generator_for(0, "clean"), device="cpu")
+        # Sorted within a chunk, where the order does not matter: mapped files are read forwards.
+        self.rows = tuple(
+            rows.sort().values.to(images.device) for rows in order.tensor_split(chunks)
+        )
+
+    def chunks(self) -> Iterator[tuple[Int64[Tensor, " chunk"], UInt8[Tensor, "chunk 3 h w"]]]:
+        """The rows of each chunk in `images`, and the images at these rows."""
+        for rows in self.rows:
+            images = self.images[rows]
+            yield rows, images if self.size is None else resize(images, self.size)
+
+    def __iter__(self) -> Iterator[UInt8[Tensor, "chunk 3 h w"]]:
+        return (images for _, images in self.chunks())
+
+
+class CleanBatches:
+    """A user's own batches of clean images, for batch statistics only.
+
+    Which rows of the training set a batch holds is not known, so nothing computed for them can be
+    looked up by row. Batches of one image are left out: their statistics do not exist.
+
+    Args:
+        batches: A loader or a list; each batch is a tensor of images or begins with one.
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[UInt8[Tensor, "batch 3 h w"]]:
+        return (images for batch in self.batches if len(images := _images_of(batch)) > 1)
+
+
+Clean = Tensor | Iterable[Any] | CleanImages | CleanBatches
+"""What a user may give as clean training images; see `as_clean`."""
+
+
+def as_clean(clean: Clean | None) -> CleanImages | CleanBatches | None:
+    """What a user gives as clean training images, in the form that methods use.
+
+    One tensor is shuffled and cut into chunks whose rows are known. A loader or a list of batches
+    is used as it is; one batch of a loader is drawn here, to see that it can be used.
+
+    Raises:
+        ConfigError: If it is none of these, or a loader's batch begins with no tensor of images.
+        DataError: If floating-point images leave [0, 1], or there are fewer than two images.
+    """
+    if clean is None or isinstance(clean, CleanImages | CleanBatches):
+        return clean
+    if isinstance(clean, Tensor):
+        return CleanImages(_images_of(clean))
+    if isinstance(clean, list | tuple):
+        batches = CleanBatches([_images_of(batch) for batch in clean])
+        if not any(True for _ in batches):
+            raise DataError("No batch of clean images has two images or more.", hint=_ACCEPTED)
+        return batches
+    if isinstance(clean, DataLoader):
+        with _unchanged_randomness(clean):
+            _images_of(next(iter(clean), None))
+        return CleanBatches(clean)
+    raise ConfigError(f"Clean images were given as {type(clean).__name__}.", hint=_ACCEPTED)
+
+
+def _images_of(batch: Any) -> UInt8[Tensor, "batch 3 h w"]:
+    images = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    if not isinstance(images, Tensor):
+        raise ConfigError(
+            f"A batch of clean images is or begins with {type(images).__name__}.", hint=_ACCEPTED
+        )
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise ConfigError(f"Clean images have the shape {list(images.shape)}.", hint=_ACCEPTED)
+    return as_bytes(images)
+
+
+@contextmanager
+def _unchanged_randomness(loader: "DataLoader[Any]") -> Iterator[None]:
+    """Leave torch's global generator and the loader's own as they were."""
+    state = None if loader.generator is None else loader.generator.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    if state is not None:
+        loader.generator.set_state(state)

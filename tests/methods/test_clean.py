@@ -1,0 +1,245 @@
+"""Clean images for batch statistics: shuffled chunks, and what a user may give in their place."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, TensorDataset
+
+from peerdg.data.domain import Domain
+from peerdg.errors import ConfigError, DataError
+from peerdg.methods.base import Batch
+from peerdg.methods.clean import CleanImages, as_clean
+from peerdg.methods.peer import PEER
+from peerdg.methods.settings.peer import Settings
+from peerdg.models.averaging import recalibrate
+from peerdg.models.classifier import Classifier
+from peerdg.train.source import Source
+from tests.conftest import tiny_classifier, tiny_domain
+
+SIDE = 72  # photos of more than 64 pixels come in chunks of at most 32
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+
+    def forward(self, x):
+        return torch.relu(x + self.body(x))
+
+
+@cache
+def residual_network() -> Classifier:
+    """Trained for a few steps, so that its channels tell classes apart; its users copy it."""
+    torch.manual_seed(0)
+    stem = [nn.Conv2d(3, 16, 5, stride=4, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    encoder = nn.Sequential(
+        *stem, Block(16), nn.MaxPool2d(2), Block(16), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    model = Classifier(encoder, nn.Linear(16, 7), classes=tuple("abcdefg"))
+    photos = class_sorted_photos()
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    for rows in torch.randint(len(photos), (40, 32)):
+        adam.zero_grad()
+        nn.functional.cross_entropy(model(photos.images[rows]), photos.labels[rows]).backward()
+        adam.step()
+    return model
+
+
+def class_sorted_photos() -> Domain:
+    """Seven classes of 40 images each, one class after the other; a class has its own colours."""
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(7).repeat_interleave(40)
+    colours = torch.rand(7, 3, 4, 4, generator=random)[labels] + 0.3 * torch.rand(
+        280, 3, 4, 4, generator=random
+    )
+    images = nn.functional.interpolate(colours, size=SIDE, mode="bilinear").mul(190)
+    return Domain("photos", tuple("abcdefg"), images.to(torch.uint8), labels)
+
+
+def variances(model: Classifier) -> torch.Tensor:
+    """Of every channel of the last four normalisation layers."""
+    layers = [part for part in model.modules() if isinstance(part, nn.BatchNorm2d)]
+    return torch.cat([layer.running_var for layer in layers[-4:]])
+
+
+def stored_variances(domain: Domain) -> torch.Tensor:
+    """Those of the task model that PEER leaves after a snapshot."""
+    peer = PEER(copy.deepcopy(residual_network()), Settings(k=1), clean=Source(domain).clean)
+    peer.end_epoch(0)
+    return variances(peer.deployed)
+
+
+def test_statistics_of_class_sorted_photos_are_those_of_shuffled_batches():
+    photos = class_sorted_photos()
+    reference = copy.deepcopy(residual_network())
+    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(1))
+    update_bn([photos.images[rows] for rows in order.split(56)], reference)
+    ratio = stored_variances(photos) / variances(reference)
+    assert abs(ratio.median() - 1) < 0.05
+    assert (ratio - 1).abs().median() < 0.05
+    # In the order of storage the variance between classes is lost; the test can see that.
+    update_bn(list(photos.images.split(32)), reference)
+    assert (variances(reference) / stored_variances(photos)).median() < 0.9
+
+
+def test_statistics_do_not_depend_on_the_order_of_storage_beyond_sampling():
+    photos = class_sorted_photos()
+    by_class = stored_variances(photos)
+    for seed in (1, 2):
+        order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))
+        ratio = stored_variances(photos.subset(order)) / by_class
+        assert (ratio - 1).abs().median() < 0.05
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(2, 1200), side=st.sampled_from([1, 64, 65]))
+def test_chunks_hold_every_row_once_and_never_a_single_one(count, side):
+    images = (torch.arange(count) % 256).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, side, 1)
+    clean = CleanImages(images)
+    sizes = [len(rows) for rows in clean.rows]
+    assert torch.cat(clean.rows).sort().values.equal(torch.arange(count))
+    assert min(sizes) >= 2
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= (256 if side <= 64 else 32)
+    for rows, chunk in clean.chunks():
+        assert torch.equal(chunk, images[rows])
+
+
+def test_the_order_is_fixed():
+    first, second = (CleanImages(class_sorted_photos().images) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first.rows, second.rows, strict=True))
+    assert not torch.cat(first.rows).equal(torch.arange(280))
+
+
+def test_a_set_of_one_image_is_refused():
+    with pytest.raises(DataError, match="at least two"):
+        CleanImages(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+
+
+# What a user may give
+
+SOURCE = tiny_domain(n=24)
+FLOATS = SOURCE.images / 255
+
+
+def measured(clean) -> list[torch.Tensor]:
+    model = tiny_classifier(batch_norm=True)
+    recalibrate(model, as_clean(clean))
+    return list(model.buffers())
+
+
+@pytest.mark.parametrize(
+    "clean",
+    [
+        SOURCE.images,
+        FLOATS,
+        FLOATS.double(),
+        [SOURCE.images],
+        [(FLOATS, SOURCE.labels)],
+        DataLoader(SOURCE.images, batch_size=24),
+        DataLoader(TensorDataset(FLOATS, SOURCE.labels), batch_size=24),
+    ],
+    ids=["uint8", "float", "double", "list", "pairs", "loader", "loader of pairs"],
+)
+def test_tensors_loaders_and_lists_give_the_same_statistics(clean):
+    reference = tiny_classifier(batch_norm=True)
+    update_bn([SOURCE.images], reference)
+    for ours, expected in zip(measured(clean), reference.buffers(), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_a_batch_of_one_image_is_left_out():
+    batches = [SOURCE.images[:10], SOURCE.images[10:11], SOURCE.images[11:]]
+    for ours, expected in zip(measured(batches), measured(batches[::2]), strict=True):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize(
+    "clean",
+    [
+        "photos/",
+        SOURCE,
+        SOURCE.images.numpy(),
+        SOURCE.images[0],
+        SOURCE.images[:, :1],
+        [SOURCE.images[0]],
+        (SOURCE.images, SOURCE.labels),
+        (images for images in SOURCE.images.split(8)),
+        DataLoader([{"image": 1}, {"image": 2}], batch_size=2),
+    ],
+    ids=["path", "domain", "array", "image", "grey", "images", "pair", "generator", "dicts"],
+)
+def test_anything_else_is_refused_at_once_with_what_is_accepted(clean):
+    with pytest.raises(ConfigError, match=r"one tensor \[N, 3, H, W\], a DataLoader or a list"):
+        PEER(tiny_classifier(batch_norm=True), clean=clean)
+
+
+def test_batches_of_single_images_are_refused_at_once():
+    with pytest.raises(DataError, match="two images or more"):
+        PEER(tiny_classifier(batch_norm=True), clean=list(SOURCE.images.split(1)))
+
+
+def test_normalised_images_are_refused_with_where_normalisation_belongs():
+    for clean in (FLOATS * 2 - 1, [FLOATS * 255], DataLoader(FLOATS - 0.5, batch_size=8)):
+        with pytest.raises(DataError, match=r"\[0, 1\].*\n.*mean=\.\.\., std="):
+            PEER(tiny_classifier(batch_norm=True), clean=clean)
+
+
+def test_looking_at_a_loader_changes_no_randomness():
+    generator = torch.Generator().manual_seed(3)
+    data = TensorDataset(FLOATS, SOURCE.labels)
+    loader = DataLoader(data, batch_size=8, shuffle=True, generator=generator)
+    states = [generator.get_state(), torch.get_rng_state()]
+    as_clean(loader)
+    assert torch.equal(generator.get_state(), states[0])
+    assert torch.equal(torch.get_rng_state(), states[1])
+    peer = PEER(tiny_classifier(batch_norm=True), Settings(k=1), clean=DataLoader(data, 8, True))
+    state = torch.get_rng_state()
+    peer.end_epoch(0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_batch_rounds_float_images_to_the_bytes_they_came_from(dtype):
+    every_value = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, -1, -1)
+    floats = (every_value.double() / 255).to(dtype)
+    images = Batch(floats, torch.zeros(2, dtype=torch.int64)).images
+    assert images.dtype == torch.uint8
+    if dtype != torch.bfloat16:  # which cannot tell all 256 values apart
+        assert torch.equal(images, every_value)
+
+
+def test_float_and_uint8_images_train_the_same():
+    trained = []
+    for images in (SOURCE.images, FLOATS):
+        torch.manual_seed(0)
+        peer = PEER(tiny_classifier(), Settings(k=1), clean=images)
+        peer.start_epoch(0)
+        rows = torch.arange(8)
+        peer.loss(Batch(images[rows], SOURCE.labels[rows], index=rows, seed=1))["loss"].backward()
+        trained.append(copy.deepcopy([p.grad for p in peer.parameters() if p.grad is not None]))
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+
+
+@pytest.mark.parametrize("images", [FLOATS * 255, FLOATS - 0.1, FLOATS * float("nan")])
+def test_a_batch_of_other_floats_is_refused(images):
+    with pytest.raises(DataError, match=r"\[0, 1\]"):
+        Batch(images, SOURCE.labels)
+
+
+def test_a_batch_of_integers_that_are_not_bytes_is_refused():
+    with pytest.raises(DataError, match="int64"):
+        Batch(SOURCE.images.long(), SOURCE.labels)
