@@ -125,7 +125,7 @@ def execute(
     finally:
         keeper.close()
     _finish(config, run, method, splits, source.size, time.perf_counter() - began)
-    return method.deployed
+    return method.observed[method.deployed_name]
 
 
 def _train(
@@ -272,14 +272,15 @@ def _finish(
 ) -> None:
     last = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
     final = [r for r in last if r["epoch"] == config.train.epochs]
-    deployed = next(n for n, m in method.observed.items() if m is method.deployed)
+    deployed = method.deployed_name
+    model = method.observed[deployed]
     detail = None
     if splits.validation is not None:
-        detail = evaluate_in_detail(method.deployed, splits.validation, size=size, worst=0)
+        detail = evaluate_in_detail(model, splits.validation, size=size, worst=0)
     mine = [record for record in final if record["model"] == deployed]
     digest = save_model(
         run.model,
-        method.deployed,
+        model,
         backbone=config.backbone,
         image_size=size,
         stored_size=splits.train.image_size[0],

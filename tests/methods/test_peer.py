@@ -8,7 +8,7 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 from peerdg.augment.policy import Policy
-from peerdg.errors import ConfigError
+from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
 from peerdg.methods.clean import CleanImages
@@ -359,6 +359,25 @@ def test_the_state_dict_carries_the_average_and_its_count():
     other.load_state_dict(peer.state_dict())
     assert other.average.count == peer.average.count == 2
     assert torch.equal(weights(other.task), weights(peer.task))
+
+
+def test_deployed_warns_once_when_training_ended_before_the_first_snapshot():
+    peer = train(make(k=3), epochs=2)
+    with pytest.warns(PeerdgWarning, match=r"No snapshot was averaged yet.*k = 3"):
+        deployed = peer.deployed
+    assert torch.equal(weights(deployed), weights(make().task))  # the untrained copy
+    assert peer.deployed is deployed  # without a second warning, which would be an error
+
+
+@pytest.mark.parametrize("case", ["before training", "evaluated loss", "trained", "include_init"])
+def test_deployed_is_silent_where_nothing_is_wrong(case):
+    peer = make(k=2, include_init=case == "include_init")
+    if case == "evaluated loss":
+        with torch.no_grad():
+            peer.loss(Batch(SOURCE.images[:8], SOURCE.labels[:8]))
+    elif case != "before training":
+        train(peer, epochs=1 if case == "include_init" else 2)
+    assert peer.deployed is peer.task is peer.observed[peer.deployed_name]
 
 
 def test_k_must_be_positive():

@@ -242,9 +242,12 @@ def test_fewer_images_than_a_batch_are_refused_before_anything_is_trained(tmp_pa
 
 
 def test_a_k_larger_than_the_run_is_said(tmp_path: Path):
-    with pytest.warns(PeerdgWarning, match="k = 5 is larger than the 2 epochs: no snapshot"):
+    with pytest.warns(
+        PeerdgWarning, match="k = 5 is larger than the 2 epochs: no snapshot"
+    ) as said:
         fit(tmp_path / "run", method="peer", peer={"k": 5, "head_dim": 4},
             train={"epochs": 2, "batch_size": 8})  # fmt: skip
+    assert len(said) == 1  # not again by the method, at the end
 
 
 def test_epochs_that_do_not_fill_the_last_period_are_said(tmp_path: Path):

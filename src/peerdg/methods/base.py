@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -102,10 +102,13 @@ class Method(nn.Module, abc.ABC):
         """
         return {}
 
+    deployed_name: ClassVar[str] = "model"
+    """The key of `observed` under which the deployed network stands."""
+
     @property
-    @abc.abstractmethod
     def deployed(self) -> Classifier:
         """What a user ships."""
+        return self.observed[self.deployed_name]
 
     @property
     @abc.abstractmethod

@@ -31,11 +31,6 @@ class ERM(Method):
         return {"loss": loss, "ce_clean": loss.detach()}
 
     @property
-    def deployed(self) -> Classifier:
-        """The trained network."""
-        return self.model
-
-    @property
     def observed(self) -> dict[str, Classifier]:
         """The trained network."""
         return {"model": self.model}

@@ -1,5 +1,6 @@
 """PEER: parameter-space ensemble with entropy regularization (CVPR 2025), Algorithm 1."""
 
+import warnings
 from dataclasses import replace
 from typing import Any, Self
 
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
-from peerdg.errors import ConfigError
+from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
 from peerdg.methods.base import Batch, Method, Surroundings
@@ -46,6 +47,7 @@ class PEER(Method):
         teacher: A frozen classifier that guides the proxy in place of the task model.
     """
 
+    deployed_name = "task"
     snapshot_epoch: Tensor
 
     def __init__(
@@ -69,6 +71,7 @@ class PEER(Method):
         # idempotent, and stale features recognisable, also after a resume.
         self.register_buffer("snapshot_epoch", torch.tensor(-1))
         self._features: tuple[int, Tensor] | None = None
+        self._has_learnt = False
         self.register_load_state_dict_post_hook(PEER._forget_features)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -96,6 +99,7 @@ class PEER(Method):
 
     def loss(self, batch: Batch) -> dict[str, Tensor]:
         """Eq. (3): cross-entropy on both views and the weighted regulariser."""
+        self._has_learnt |= torch.is_grad_enabled()
         x, y = batch.images, batch.labels
         x_bar = augmented_view(batch, self.augment) if self.settings.augment else x
         joint = self.settings.joint_views
@@ -128,7 +132,16 @@ class PEER(Method):
 
     @property
     def deployed(self) -> Classifier:
-        """The task model."""
+        """The task model; warns once if there was training but no snapshot."""
+        if self._has_learnt and self.average.count == 0:
+            self._has_learnt = False
+            warnings.warn(
+                "No snapshot was averaged yet: the task model is still the network that training "
+                f"began with. `end_epoch` averages one every k = {self.settings.k} epochs; train "
+                "at least k epochs, or lower k.",
+                PeerdgWarning,
+                stacklevel=2,
+            )
         return self.task
 
     @property

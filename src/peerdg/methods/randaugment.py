@@ -54,11 +54,6 @@ class RandAug(Method):
         return {"policy": self.augment.redraw(epoch // self.k)}
 
     @property
-    def deployed(self) -> Classifier:
-        """The trained network."""
-        return self.model
-
-    @property
     def observed(self) -> dict[str, Classifier]:
         """The trained network."""
         return {"model": self.model}
