@@ -1,3 +1,5 @@
+from itertools import combinations
+
 import pytest
 import torch
 
@@ -32,6 +34,31 @@ def test_a_batch_does_not_depend_on_those_prepared_with_it(method, ahead, monkey
             assert torch.equal(batch.images, alone.images)
             assert torch.equal(batch.labels, alone.labels)
             assert torch.equal(batch.augmented, method.augment(alone.images, alone.generator()))
+
+
+def test_the_same_images_are_augmented_anew_in_every_step(method):
+    """The policy is strong enough that no image of a batch looks the same twice."""
+    method.augment = Policy(num_ops=(4, 4), magnitude=(20, 20), seed=1)
+    source, again = Source(tiny_domain()), [ORDER[0]] * 5
+    found = batches.epoch_batches(method, source, again, start=0, seed=3, key=("train", 1))
+    for (_, a), (_, b) in combinations(found, 2):
+        assert torch.equal(a.images, b.images)
+        assert not torch.equal(a.augmented, b.augmented)
+
+
+def test_every_batch_of_a_run_has_a_seed_of_its_own():
+    """Steps, epochs, phases and runs: a repeated seed would repeat the augmentation."""
+    method, source = RandAug(tiny_classifier()), Source(tiny_domain())
+    seeds = [
+        batch.seed
+        for seed in (0, 1)
+        for phase in ("pretrain", "train")
+        for epoch in range(4)
+        for _, batch in batches.epoch_batches(
+            method, source, ORDER, start=0, seed=seed, key=(phase, epoch)
+        )
+    ]
+    assert len(seeds) == 2 * 2 * 4 * len(ORDER) == len({*seeds})
 
 
 def test_the_loss_is_the_same_without_preparation(method):

@@ -1,0 +1,56 @@
+"""Which images a step sees: all of them, in an order that is never the same again."""
+
+from itertools import combinations
+
+import torch
+
+from peerdg.train.order import epoch_order, steps_per_epoch
+from peerdg.train.settings import PhaseSettings
+
+IMAGES = 11
+ONE_PASS = PhaseSettings(batch_size=4)  # two batches, and three images left over
+DRAWN = PhaseSettings(batch_size=4, steps_per_epoch=50)
+
+
+def rows(settings=ONE_PASS, *, seed=0, phase="train", epoch=0):
+    return torch.cat(epoch_order(settings, IMAGES, seed, phase, epoch)).tolist()
+
+
+def test_an_epoch_sees_no_image_twice_in_full_batches_only():
+    order = epoch_order(ONE_PASS, IMAGES, 0, "train", 0)
+    assert [len(batch) for batch in order] == [4, 4]
+    assert len(order) == steps_per_epoch(ONE_PASS, IMAGES)
+    assert len({*rows()}) == 8
+    assert {*rows()} < {*range(IMAGES)}
+
+
+def test_epochs_phases_and_seeds_have_orders_of_their_own():
+    for settings in (ONE_PASS, DRAWN):
+        orders = [
+            rows(settings, seed=seed, phase=phase, epoch=epoch)
+            for seed in (0, 1)
+            for phase in ("pretrain", "train")
+            for epoch in range(5)
+        ]
+        assert all(a != b for a, b in combinations(orders, 2))
+        assert rows(settings) == rows(settings)
+
+
+def test_every_image_comes_in_every_place_and_is_sometimes_left_over():
+    """Each of 11 images has a chance of 1/11 for each place and of 3/11 to be left over."""
+    epochs = [rows(epoch=epoch) for epoch in range(200)]
+    for place in range(8):
+        assert {order[place] for order in epochs} == {*range(IMAGES)}
+    assert {image for order in epochs for image in {*range(IMAGES)} - {*order}} == {*range(IMAGES)}
+
+
+def test_draws_with_replacement_come_from_all_images():
+    order = epoch_order(DRAWN, IMAGES, 0, "train", 0)
+    assert [len(batch) for batch in order] == [4] * 50
+    assert len(order) == steps_per_epoch(DRAWN, IMAGES)
+    assert {*rows(DRAWN)} == {*range(IMAGES)}
+    assert any(len({*batch.tolist()}) < 4 for batch in order)
+
+
+def test_as_many_images_as_a_batch_are_enough():
+    assert steps_per_epoch(ONE_PASS, 4) == 1
