@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from peerdg.augment.randaugment import RandAugment as RandAugment
     from peerdg.data.domain import Domain as Domain
     from peerdg.data.domain import Splits as Splits
+    from peerdg.data.objects import as_domain as as_domain
     from peerdg.errors import PeerdgError as PeerdgError
     from peerdg.methods.base import Batch as Batch
     from peerdg.methods.erm import ERM as ERM
@@ -34,6 +35,7 @@ _HOME = {
     "RandAug": "peerdg.methods.randaugment:RandAug",
     "RandAugment": "peerdg.augment.randaugment:RandAugment",
     "Splits": "peerdg.data.domain:Splits",
+    "as_domain": "peerdg.data.objects:as_domain",
     "build_classifier": "peerdg.models.backbones:build_classifier",
     "fit": "peerdg.api:fit",
     "load_model": "peerdg.api:load_model",

@@ -9,12 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import nn
 
+from peerdg.config import build
 from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.images import to_pixels
+from peerdg.data.objects import as_domain
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
-from peerdg.errors import DataError
+from peerdg.data.settings import OwnDataSettings
+from peerdg.data.split import hold_out
+from peerdg.errors import ConfigError, DataError
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.detail import WORST, Detail, evaluate_in_detail
 from peerdg.evaluate.predictions import Answers, FilePrediction, answer, predict_files
@@ -32,27 +37,33 @@ ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor
 
 
 def fit(
-    data: str | Path | Splits = "digits-mini",
+    data: Any = "digits-mini",
     *,
     out: str | Path,
     existing: Existing = "refuse",
     progress: Progress | None = None,
-    model: Classifier | None = None,
+    model: nn.Module | None = None,
     profile: bool = False,
     **options: Any,
 ) -> "Run":
     """Train on one domain and watch the others.
 
     Args:
-        data: Name of a benchmark; a folder or list of your own images; or domains in memory.
+        data: Name of a benchmark; a folder or list of your own images; domains in memory as
+            `Splits`; or anything that `as_domain` takes, such as `(images, labels)` or a Hugging
+            Face dataset, of which a part is held out for validation as of a folder.
         out: The run folder to make.
         existing: What to do if `out` holds a run: `"refuse"`, `"resume"`, `"renew"`
             (resume, or replace if the data has changed) or `"overwrite"`.
-        progress: Is told what happens; default: silence.
-        model: Your own classifier to train, in place of a named backbone.
+        progress: Receives progress events; silent by default.
+        model: Your own network to train, in place of a named backbone. A `Classifier` is trained
+            itself; its classes are matched with those of the data by name. Of any other module a
+            copy is trained, as a `Classifier` with the classes of the data in their order;
+            `Classifier.from_module` does that with a normalisation of your choice.
         profile: Measure where the time goes, and leave it in `profile.json`.
-        options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`, and
-            sections as dictionaries: `train={"epochs": 5}`, `peer={"k": 1}`.
+        options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
+            `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
+            `peer={"k": 1}`. With data in memory, `targets` is a dictionary of such data.
 
     Returns:
         The finished run, with its model and its records.
@@ -61,7 +72,12 @@ def fit(
         >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
         >>> run.model.predict("digit.png")
     """
-    splits = data if isinstance(data, Splits) else None
+    splits = None
+    if not isinstance(data, str | Path):
+        splits = _in_memory(data, options)
+        options = {key: value for key, value in options.items() if key != "targets"}
+    elif "targets" in options:
+        options["targets"] = _named_targets(options["targets"])
     if model is not None:
         options["backbone"] = OWN
     if isinstance(data, str) and data in BENCHMARKS and data != OWN_DATA:
@@ -78,6 +94,35 @@ def fit(
         run.close()
     description = load_stored(run.model, classifier)[1]
     return Run(Path(out), config, _model(classifier, description))
+
+
+def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:
+    """Data from Python with its targets; what comes without validation images gives some."""
+    targets = options.get("targets")
+    if isinstance(data, Splits):
+        if targets is not None:
+            raise ConfigError(
+                "Targets are given twice: in the splits, and as an option.",
+                hint="Leave targets= out; Splits(targets={...}) has them.",
+            )
+        return data
+    settings = build(OwnDataSettings, options.get(OWN_DATA, {}), where=OWN_DATA)
+    source = as_domain(data, size=settings.size)
+    train, validation = hold_out(source, settings.validation_fraction, settings.split_seed)
+    return Splits(train, validation, targets)
+
+
+def _named_targets(targets: Any) -> list[str] | None:
+    """Targets of a benchmark or folder: one or several names, folders or lists."""
+    if targets is None:
+        return None
+    several = [targets] if isinstance(targets, str | Path) else targets
+    if isinstance(several, list | tuple) and all(isinstance(t, str | Path) for t in several):
+        return [str(target) for target in several]
+    raise ConfigError(
+        f"Targets of a data set by name or a folder were given as a {type(targets).__name__}.",
+        hint="Give names or folders, targets=['sketches'], or all data in memory.",
+    )
 
 
 @dataclass(frozen=True)
@@ -157,17 +202,16 @@ class Model:
                 of single images.
         """
         single = _is_single(images)
-        several: Iterable[ImageLike] = [images] if single else images  # type: ignore[list-item, assignment]
         found = [
             Prediction(self.classes[label], float(row[label]))
-            for answers in self._answers(several)
+            for answers in self._answers(_several(images))
             for label, row in zip(answers.labels.tolist(), answers.probabilities, strict=True)
         ]
         return found[0] if single else found
 
-    def probabilities(self, images: Iterable[ImageLike]) -> torch.Tensor:
-        """Class probabilities `[N, classes]` of several images."""
-        rows = [answers.probabilities for answers in self._answers(images)]
+    def probabilities(self, images: ImageLike | Iterable[ImageLike]) -> torch.Tensor:
+        """Class probabilities `[N, classes]` of one image (N = 1) or several."""
+        rows = [answers.probabilities for answers in self._answers(_several(images))]
         return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
 
     def predict_files(self, paths: Iterable[str | Path]) -> Iterator[FilePrediction]:
@@ -227,7 +271,7 @@ class Model:
         return torch.from_numpy(to_pixels(rgb, self.stored_size).copy())
 
 
-def load_model(path: str | Path, *, network: Classifier | None = None) -> Model:
+def load_model(path: str | Path, *, network: nn.Module | None = None) -> Model:
     """The model of a run folder or model folder, ready to predict.
 
     The folder is all that is needed: weights, class names, normalisation and image size.
@@ -253,6 +297,11 @@ def _is_single(images: Any) -> bool:
     if isinstance(images, np.ndarray | torch.Tensor):
         return images.ndim < 4
     return isinstance(images, str | Path | Image.Image)
+
+
+def _several(images: ImageLike | Iterable[ImageLike]) -> Iterable[ImageLike]:
+    several: Iterable[ImageLike] = [images] if _is_single(images) else images  # type: ignore[list-item, assignment]
+    return several
 
 
 def _as_uint8(image: NDArray[Any]) -> NDArray[np.uint8]:

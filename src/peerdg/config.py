@@ -95,6 +95,8 @@ def _convert(value: Any, kind: Any, name: str) -> Any:
                 hint=did_you_mean(str(value), map(str, args)),
             )
         return value
+    if origin is tuple and args[0] is str and isinstance(value, str):
+        return (value,)  # one name where several may stand
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(item, args[0], name) for item in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

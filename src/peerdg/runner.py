@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from peerdg.augment.base import resize
 from peerdg.augment.policy import Policy
@@ -33,7 +34,7 @@ from peerdg.methods.base import Method, Surroundings
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of
 from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import Classifier
+from peerdg.models.classifier import Classifier, as_classifier
 from peerdg.models.names import check_backbone, has_normalisation
 from peerdg.models.pretrained import initialise, weights_file
 from peerdg.models.stored import load_stored, save_model
@@ -57,7 +58,7 @@ def execute(
     progress: Progress,
     *,
     splits: Splits | None = None,
-    model: Classifier | None = None,
+    model: nn.Module | None = None,
     profile: bool = False,
 ) -> Classifier:
     """Train what `config` describes, or go on with it, and leave the result in `run`.
@@ -67,13 +68,14 @@ def execute(
         run: The folder, held by this process.
         progress: Is told what happens.
         splits: The data, for data sets that only exist in memory.
-        model: The network to train, in place of `config.backbone`.
+        model: The network to train, in place of `config.backbone`; a module that is no
+            `Classifier` becomes one with the classes of the data.
         profile: Measure where the time goes, and leave it in `profile.json`.
 
     Returns:
         The deployed model.
     """
-    classes = None if model is None else model.classes
+    classes = model.classes if isinstance(model, Classifier) else None
     if splits is not None:
         splits = match_classes(splits, classes)
     if run.done:
@@ -95,14 +97,12 @@ def execute(
     for note in (*notes(config), *_precision_notes(config, device)):
         warnings.warn(note, PeerdgWarning, stacklevel=2)
     _check_batches(config, splits.train)
-    with seeded(config.seed, "init", "model"):
-        model = model or build_model(config, splits.train.classes, note=progress.note)
-    model.to(device)
-    if config.compile:
-        model.encoder.compile()
     source = Source(splits.train, config.transform, device=device)
-    _check_fit(model, splits, source.size)
-    run.check_space(_space_needed(model))
+    network = _network(config, model, splits.train.classes, source.size, progress).to(device)
+    if config.compile:
+        network.encoder.compile()
+    _check_fit(network, splits, source.size)
+    run.check_space(_space_needed(network))
     run.begin()
     check_manifest(config, run, splits)
     run.failure_file.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def execute(
     evaluate = partial(evaluate_models, domains=domains, size=source.size)
     try:
         with profiled(run.profile_file, device) if profile else nullcontext():
-            method = _train(config, keeper, source, evaluate, model, progress)
+            method = _train(config, keeper, source, evaluate, network, progress)
     except NumericalError as error:
         write_json(run.failure_file, {"error": error.message, **error.details})
         run.event("failure", message=error.message)
@@ -161,6 +161,21 @@ def _train(
                 stop=stop,
             )
     return method
+
+
+def _network(
+    config: RunConfig,
+    given: nn.Module | None,
+    classes: tuple[str, ...],
+    size: int,
+    progress: Progress,
+) -> Classifier:
+    """The network to train: the configured one with its initial weights, or the user's own."""
+    if given is None:
+        with seeded(config.seed, "init", "model"):
+            return build_model(config, classes, note=progress.note)
+    mean, std = benchmark(config.benchmark).normalisation(config.data)
+    return as_classifier(given, classes=classes, mean=mean, std=std, image_size=size)
 
 
 def build_method(config: RunConfig, model: Classifier, source: Source) -> Method:
@@ -237,7 +252,8 @@ def match_classes(splits: Splits, classes: tuple[str, ...] | None = None) -> Spl
         raise ConfigError(
             f"The network has the classes {', '.join(classes)}; the training images have "
             f"{', '.join(source)}.",
-            hint="Build the network with the classes of the data; their order does not matter.",
+            hint="Give both the same names, in any order; peerdg.as_domain(data, classes=[...]) "
+            "names the classes of data in memory.",
         )
     validation = splits.validation and splits.validation.with_classes(classes)
     targets = {name: domain.with_classes(classes) for name, domain in splits.targets.items()}

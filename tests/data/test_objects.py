@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from peerdg.data.objects import as_domain
 from peerdg.errors import DataError
@@ -13,6 +13,7 @@ PICTURES = [picture(seed) for seed in range(6)]
 PIXELS = torch.from_numpy(np.stack([np.asarray(p) for p in PICTURES])).permute(0, 3, 1, 2)
 ROWS = (0, 1, 2, 0, 1, 2)
 LABELS = torch.tensor(ROWS)
+CLASSES = ("ant", "bee", "cow")
 
 
 class Dataset:
@@ -44,8 +45,8 @@ HuggingFaceImage.__name__ = "Image"
 class HuggingFace:
     """As a `datasets.Dataset` is: features by column, rows as dictionaries."""
 
-    def __init__(self, images=PICTURES, column="picture"):
-        self.images, self.column = images, column
+    def __init__(self, images=PICTURES, column="picture", labels=ROWS):
+        self.images, self.column, self.labels = images, column, labels
         self.features = {"id": object(), column: HuggingFaceImage(), "animal": ClassLabel()}
         self.column_names = list(self.features)
 
@@ -53,7 +54,7 @@ class HuggingFace:
         return len(self.images)
 
     def __getitem__(self, row):
-        return {"id": row, self.column: self.images[row], "animal": int(LABELS[row])}
+        return {"id": row, self.column: self.images[row], "animal": self.labels[row]}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,12 @@ class HuggingFace:
         Dataset(images=list(PIXELS), labels=list(LABELS)),
         Dataset(images=[np.asarray(p) for p in PICTURES], labels=list(LABELS.numpy())),
         TensorDataset(PIXELS.double() / 255, LABELS),
+        (PICTURES, ROWS),
+        (list(PIXELS), [CLASSES[row] for row in ROWS]),
+        (PIXELS, [CLASSES[row] for row in ROWS]),
+        (PIXELS.numpy(), np.array([CLASSES[row] for row in ROWS])),
+        Dataset(labels=[CLASSES[row] for row in ROWS]),
+        [(image, row) for image, row in zip(PICTURES, ROWS, strict=True)],
         Subset(Dataset(), [0, 1, 2, 3, 4, 5]),
         HuggingFace(),
         HuggingFace([{"bytes": encode(p), "path": None} for p in PICTURES]),
@@ -86,6 +93,28 @@ def test_class_names_come_from_the_dataset(data):
 
 def test_without_names_classes_are_numbers():
     assert as_domain((PIXELS, LABELS)).classes == ("0", "1", "2")
+
+
+def test_numbers_that_do_not_occur_are_no_classes():
+    domain = as_domain((PIXELS, [7, 10, 7, 2**40, 10, 7]))
+    assert domain.classes == ("7", "10", str(2**40))
+    assert domain.labels.tolist() == [0, 1, 0, 2, 1, 0]
+
+
+def test_names_without_a_list_of_classes_are_sorted():
+    domain = as_domain((PIXELS, ["cow", "ant", "cow", "bee", "ant", "cow"]))
+    assert domain.classes == ("ant", "bee", "cow")
+    assert domain.labels.tolist() == [2, 0, 2, 1, 0, 2]
+
+
+def test_a_label_beyond_the_given_classes_is_refused():
+    with pytest.raises(DataError, match="labels run from 0 to 2, but there are 2 classes"):
+        as_domain((PIXELS, LABELS), classes=("ant", "bee"))
+
+
+def test_two_items_in_a_list_are_two_images():
+    domain = as_domain([(PICTURES[0], 0), (PICTURES[1], 1)])
+    assert torch.equal(domain.images, PIXELS[:2])
 
 
 def test_files_named_by_a_dataset_are_read(tmp_path):
@@ -121,11 +150,26 @@ def test_mixed_sizes_become_256_and_a_given_size_is_kept_to():
         ((PIXELS.float(), LABELS), "not within 0..1"),
         ((PIXELS, LABELS.float()), "not whole numbers"),
         ((PIXELS, LABELS[:3]), "for 6 images"),
+        ((PICTURES, ROWS[:3]), "3 labels, 6 images"),
+        ((PIXELS, None), "labels of 'source' are a NoneType"),
+        ((PIXELS, torch.eye(6, dtype=torch.int64)), r"shape \(6, 6\)\.\nGive one class per image"),
+        ((PIXELS, [0, 1, 2, -1, 0, 1]), "has the label -1"),
+        ((PIXELS, [0, "ant", 1, 2, 0, 1]), "both kinds"),
+        ((PIXELS, np.array([None] * 6)), "labels are object"),
+        ((torch.where(PIXELS > 9, PIXELS / 255.0, torch.nan), LABELS), "NaN or infinite"),
+        ((PIXELS.double() / torch.zeros(1), LABELS), "NaN or infinite"),
+        ((PIXELS.long(), LABELS), "values are torch.int64"),
+        ((PIXELS.numpy().astype(object), LABELS), "values of type object"),
+        ((PIXELS.numpy().astype(np.uint16), LABELS), "values are torch.uint16"),
+        ((PIXELS > 3, LABELS), "values are torch.bool"),
+        ("photos", "'photos' is a path"),
+        (DataLoader(TensorDataset(PIXELS, LABELS)), r"DataLoader cannot .*\nGive its .dataset"),
         ((PIXELS[:, :2], LABELS), r"\(6, 2, 24, 24\)"),
         (Dataset([], []), "no images"),
         (Dataset(["none.png"], [0]), "image 0 of 'source'"),
         (Dataset([3], [0]), "image 0 of 'source' is a int"),
-        (Dataset(PICTURES[:1], ["cat"]), "label 0 of 'source' is 'cat'"),
+        (Dataset(PICTURES[:1], ["cat"]), "label 'cat', which is none of its classes"),
+        (Dataset(PICTURES[:1], [1.5]), "label 0 of 'source' is 1.5"),
         (Dataset(PICTURES[:1], [True]), "is True, not a whole number"),
         (Dataset(PICTURES[:1], [7]), "labels run from 7 to 7"),
         (Dataset([Image.new("F", (4, 4))], [0]), "floats"),

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -149,15 +149,47 @@ def _guess(name: str | None) -> str:
     return "nothing similar in the source" if name is None else f"did you mean '{name}'?"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Splits:
-    """What one run needs of a data set: where to learn, where to watch, where to be judged."""
+    """What one run needs of a data set: where to learn, where to watch, where to be judged.
+
+    Args:
+        train: The images to learn from: a `Domain`, or anything that `peerdg.as_domain` takes,
+            such as `(images, labels)`.
+        validation: Labelled images of the same kind; or the share of each class of `train` to hold
+            out for validation; None for no validation.
+        targets: Labelled images of other domains, by name.
+    """
 
     train: Domain
     validation: Domain | None
     targets: Mapping[str, Domain]
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, train: Any, validation: Any = 0.1, targets: Mapping[str, Any] | None = None
+    ) -> None:
+        # Both modules make domains, so they import this one.
+        from peerdg.data.objects import as_domain
+        from peerdg.data.split import hold_out
+
+        targets = {} if targets is None else targets
+        if not isinstance(targets, Mapping):
+            raise DataError(
+                f"Targets were given as a {type(targets).__name__}.",
+                hint="Give them by name: targets={'sketch': (images, labels)}.",
+            )
+        source = as_domain(train)
+        side = source.image_size[0]
+        if isinstance(validation, int | float):
+            source, validation = hold_out(source, validation)
+        elif validation is not None:
+            validation = as_domain(validation, name="validation", size=side)
+        judged = {name: as_domain(data, name=name, size=side) for name, data in targets.items()}
+        for field, value in (("train", source), ("validation", validation), ("targets", judged)):
+            object.__setattr__(self, field, value)
+        self._check()
+
+    def _check(self) -> None:
         if reserved := [name for name in self.targets if not is_target(name)]:
             raise DataError(
                 f"A target is called '{reserved[0]}', which records call the source's own images.",
@@ -169,6 +201,12 @@ class Splits:
                     f"Domain '{domain.name}' has images of {domain.image_size}, not squares.",
                     hint="Crop or resize them.",
                 )
+        learnt = self.train.labels.unique()
+        if len(learnt) < 2:
+            raise DataError(
+                f"Domain '{self.train.name}' has images of one class only "
+                f"('{self.train.classes[int(learnt)]}'); a classifier needs at least two."
+            )
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

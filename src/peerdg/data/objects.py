@@ -1,4 +1,4 @@
-"""Data that is already in Python becomes a `Domain`: tensors, arrays, datasets of other libraries.
+"""Data that is already in Python becomes a `Domain`: arrays, lists, datasets of other libraries.
 
 Datasets are recognised by what they can do, not by their type, so neither torchvision nor
 Hugging Face's `datasets` is imported here.
@@ -16,12 +16,13 @@ from torch import Tensor
 from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain
 from peerdg.data.images import SIDE, to_pixels
+from peerdg.data.labels import encode_labels, single_label
 from peerdg.data.progress import listener
 from peerdg.errors import DataError
 
-_Pairs = Callable[[], Iterator[tuple[Any, int]]]
+_Pairs = Callable[[], Iterator[tuple[Any, int | str]]]
 _ALLOWED = (
-    "Give a Domain, a pair (images, labels) of tensors or arrays, a dataset whose items are "
+    "Give a Domain, a pair (images, labels) of tensors, arrays or lists, a dataset whose items are "
     "(image, label), or a Hugging Face dataset with an image and a label column."
 )
 
@@ -36,10 +37,14 @@ def as_domain(
     """`data` as a domain.
 
     Args:
-        data: A `Domain`; a pair `(images, labels)` of tensors or arrays; a dataset with a length
-            whose items are `(image, label)`, such as torchvision's; or a Hugging Face dataset.
+        data: A `Domain`; a pair `(images, labels)` of tensors, arrays or lists; a dataset with a
+            length whose items are `(image, label)`, such as torchvision's; or a Hugging Face
+            dataset. Images are `[N, 3, H, W]`, `[N, H, W, 3]` or `[N, H, W]`, uint8 or floating
+            point in [0, 1]; a list may hold PIL images and paths too. Labels are whole numbers or
+            class names.
         name: The domain's name; a `Domain` keeps its own.
-        classes: Class names in label order; default: what the dataset says, else the numbers.
+        classes: Class names in label order; default: what the dataset says, else the labels that
+            occur, sorted.
         size: Side of the square images; None keeps images that share one square size of at most
             256 pixels, and makes all others 256. Pairs of tensors are never resized.
 
@@ -48,20 +53,32 @@ def as_domain(
     """
     if isinstance(data, Domain):
         return data
+    if isinstance(data, str | Path):
+        raise DataError(
+            f"'{data}' is a path, not data in memory.",
+            hint="Give a folder or list to peerdg.fit, and those of targets as targets=[...].",
+        )
     if isinstance(data, Mapping) and not _is_hugging_face(data):
         parts = ", ".join(map(str, list(data)[:5]))
         raise DataError(
             f"A collection of several data sets was given ({parts}).",
             hint="Give one of them, e.g. data['train'].",
         )
-    if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[0]):
+    if _is_pair(data) and not hasattr(data[1], "__iter__"):
+        raise DataError(f"The labels of '{name}' are a {_described(data[1])}.", hint=_ALLOWED)
+    if _is_pair(data) and _is_array(data[0]):
         return _from_arrays(data[0], data[1], name, classes)
+    if _is_pair(data):
+        data = _Pair(*data, name=name)
+    if not hasattr(data, "__len__"):
+        raise DataError(f"A {type(data).__name__} cannot become a domain.", hint=_ALLOWED)
     if _is_hugging_face(data):
         pairs, known = _hugging_face_pairs(data, name)
-    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+    elif hasattr(data, "__getitem__"):
         pairs, known = _dataset_pairs(data, name), _class_names(data)
     else:
-        raise DataError(f"A {type(data).__name__} cannot become a domain.", hint=_ALLOWED)
+        hint = "Give its .dataset." if hasattr(data, "dataset") else _ALLOWED
+        raise DataError(f"A {type(data).__name__} cannot become a domain.", hint=hint)
     if len(data) == 0:
         raise DataError(f"Domain '{name}' has no images.")
     return _from_pairs(pairs, len(data), name, classes or known, size)
@@ -76,16 +93,28 @@ def _from_arrays(images: Any, labels: Any, name: str, classes: Sequence[str] | N
         pixels = pixels.permute(0, 3, 1, 2)
     if pixels.ndim == 4 and pixels.shape[1] == 1:
         pixels = pixels.expand(-1, 3, -1, -1)
-    numbers = _tensor(labels)
-    if numbers.is_floating_point() or numbers.dtype == torch.bool:
-        raise DataError(f"Domain '{name}': labels are {numbers.dtype}, not whole numbers.")
-    numbers = numbers.long().flatten()
+    numbers, known = encode_labels(labels, classes, name=name)
     return Domain(
         name=name,
-        classes=_names(classes, numbers),
-        images=_as_bytes(pixels, name).contiguous(),
-        labels=numbers.contiguous(),
+        classes=known,
+        images=_as_bytes(pixels, f"Domain '{name}'").contiguous(),
+        labels=numbers,
     )
+
+
+class _Pair:
+    """A list of images and their labels, as a dataset."""
+
+    def __init__(self, images: list[Any], labels: Any, *, name: str) -> None:
+        self.images, self.labels = images, list(labels)
+        if len(images) != len(self.labels):
+            raise DataError(f"Domain '{name}': {len(self.labels)} labels, {len(images)} images.")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> tuple[Any, Any]:
+        return self.images[row], self.labels[row]
 
 
 def _from_pairs(
@@ -95,12 +124,13 @@ def _from_pairs(
     told = listener()
     side = _common_size(pairs, name) if size is None else size
     images = np.empty((count, 3, side, side), np.uint8)
-    labels = torch.empty(count, dtype=torch.int64)
+    labels: list[int | str] = []
     for row, (image, label) in enumerate(pairs()):
         images[row] = to_pixels(_picture(image, f"image {row} of '{name}'"), side)
-        labels[row] = label
+        labels.append(label)
         told("decoding", row + 1, count)
-    return Domain(name, _names(classes, labels), torch.from_numpy(images), labels)
+    numbers, known = encode_labels(labels, classes, name=name)
+    return Domain(name, known, torch.from_numpy(images), numbers)
 
 
 def _common_size(pairs: _Pairs, name: str) -> int:
@@ -136,6 +166,8 @@ def _picture(image: Any, name: str) -> Image.Image:
 def _as_bytes(pixels: Tensor, name: str) -> Tensor:
     if pixels.dtype == torch.uint8:
         return pixels
+    if pixels.is_floating_point() and not pixels.isfinite().all():
+        raise DataError(f"{name} has values that are NaN or infinite.", hint="Repair or drop them.")
     if pixels.is_floating_point() and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 1:
         return (pixels * 255).round().to(torch.uint8)
     raise DataError(
@@ -145,12 +177,12 @@ def _as_bytes(pixels: Tensor, name: str) -> Tensor:
 
 
 def _dataset_pairs(data: Any, name: str) -> _Pairs:
-    def pairs() -> Iterator[tuple[Any, int]]:
+    def pairs() -> Iterator[tuple[Any, int | str]]:
         for row in range(len(data)):
             item = data[row]
             if not isinstance(item, tuple | list) or len(item) < 2:
                 raise DataError(f"Item {row} of '{name}' is a {_described(item)}.", hint=_ALLOWED)
-            yield item[0], _whole_number(item[1], f"label {row} of '{name}'")
+            yield item[0], single_label(item[1], f"label {row} of '{name}'")
 
     return pairs
 
@@ -160,10 +192,10 @@ def _hugging_face_pairs(data: Any, name: str) -> tuple[_Pairs, Sequence[str] | N
     image = _column(kinds, "Image", ("image", "img", "picture"), name)
     label = _column(kinds, "ClassLabel", ("label", "labels", "class", "target"), name)
 
-    def pairs() -> Iterator[tuple[Any, int]]:
+    def pairs() -> Iterator[tuple[Any, int | str]]:
         for row in range(len(data)):
             item = data[row]
-            yield item[image], _whole_number(item[label], f"label {row} of '{name}'")
+            yield item[image], single_label(item[label], f"label {row} of '{name}'")
 
     names = getattr(data.features[label], "names", None)
     return pairs, names
@@ -191,28 +223,27 @@ def _class_names(data: Any) -> Sequence[str] | None:
     return None
 
 
-def _names(classes: Sequence[str] | None, labels: Tensor) -> tuple[str, ...]:
-    if classes is not None:
-        return tuple(classes)
-    return tuple(map(str, range(int(labels.max()) + 1))) if labels.numel() else ()
-
-
-def _whole_number(label: Any, name: str) -> int:
-    if isinstance(label, Tensor | np.ndarray | np.generic) and np.prod(label.shape) == 1:
-        label = label.item()
-    if isinstance(label, bool) or not isinstance(label, int):
-        raise DataError(f"{name} is {label!r:.60}, not a whole number.")
-    return label
-
-
 def _tensor(values: Any) -> Tensor:
     if isinstance(values, np.ndarray):  # torch takes neither read-only nor reversed arrays
         values = np.require(values, requirements=["C", "W"])
-    return torch.as_tensor(values).detach().cpu()
+    try:
+        return torch.as_tensor(values).detach().cpu()
+    except TypeError as error:
+        raise DataError(
+            f"An image array has values of type {values.dtype}.",
+            hint="Give uint8 values 0..255 or floats 0..1.",
+        ) from error
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray)
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether it is `(images, labels)`, not a sequence of two items `(image, label)`."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return False
+    return _is_array(data[0]) or (isinstance(data, tuple) and isinstance(data[0], list))
 
 
 def _is_hugging_face(data: Any) -> bool:

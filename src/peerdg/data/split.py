@@ -4,8 +4,18 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from peerdg.data.domain import Domain
+from peerdg.data.images import select
 from peerdg.errors import ConfigError
 from peerdg.rng import generator_for
+
+
+def hold_out(domain: Domain, fraction: float, seed: int = 0) -> tuple[Domain, Domain | None]:
+    """The domain without `fraction` of each class, and that part; None if it is empty."""
+    kept, held_out = stratified(domain.labels, fraction, seed)
+    if len(held_out) == 0:
+        return domain, None
+    return select(domain, kept), select(domain, held_out, name=f"{domain.name}-validation")
 
 
 def stratified(

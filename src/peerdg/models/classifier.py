@@ -43,7 +43,8 @@ class Classifier(nn.Module):
         super().__init__()
         if head.out_features != len(classes):
             raise ConfigError(
-                f"The head has {head.out_features} outputs, but there are {len(classes)} classes."
+                f"The head has {head.out_features} outputs, but there are {len(classes)} classes.",
+                hint=f"Give it {len(classes)}: nn.Linear({head.in_features}, {len(classes)}).",
             )
         if len(set(classes)) != len(classes):
             raise ConfigError(f"A class is named twice: {', '.join(classes)}.")
@@ -116,6 +117,38 @@ class Classifier(nn.Module):
             images = images.contiguous(memory_format=torch.channels_last).to(dtype).div_(255)
         images = images.to(dtype)
         return (images - self.mean) / self.std if self._normalise else images
+
+
+def as_classifier(
+    network: object,
+    *,
+    classes: Sequence[str],
+    mean: Sequence[float],
+    std: Sequence[float],
+    image_size: int,
+) -> Classifier:
+    """A network of the user's own as a classifier; a `Classifier` stays as it is.
+
+    Args:
+        network: A `Classifier`, or a module as `Classifier.from_module` takes it.
+        classes: Class names in the order of the logits.
+        mean: Per-channel mean to subtract, on the scale 0..1.
+        std: Per-channel scale to divide by.
+        image_size: Side of the images it will be shown.
+
+    Raises:
+        ConfigError: If it is no network, or no classifier of these classes can be made of it.
+    """
+    if isinstance(network, Classifier):
+        return network
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"The model is a {type(network).__name__}, not a network.",
+            hint="Give a torch.nn.Module, or name a network with backbone='resnet18'.",
+        )
+    return Classifier.from_module(
+        network, classes=classes, mean=mean, std=std, image_size=image_size
+    )
 
 
 def has_batch_statistics(module: nn.Module) -> bool:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
 from peerdg.files import replace_atomically, sha256, usual_mode
 from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import Classifier
+from peerdg.models.classifier import Classifier, as_classifier
 from peerdg.models.names import OWN as OWN
 from peerdg.version import __version__
 
@@ -72,12 +72,13 @@ def save_model(
     return digest
 
 
-def load_stored(folder: Path, model: Classifier | None = None) -> tuple[Classifier, dict[str, Any]]:
+def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifier, dict[str, Any]]:
     """The classifier in a model folder, in eval mode, and its description.
 
     Args:
         folder: The model folder.
-        model: The network to put the weights into, if it was the user's own.
+        model: The network to put the weights into, if it was the user's own: a `Classifier`, or
+            the module that one was made of.
 
     Raises:
         ConfigError: If the network was the user's own and `model` is not given.
@@ -97,6 +98,14 @@ def load_stored(folder: Path, model: Classifier | None = None) -> tuple[Classifi
             raise DamagedError(f"{folder / WEIGHTS} is not what was saved.")
         if model is None:
             model = _build(description)
+        elif not isinstance(model, Classifier):
+            model = as_classifier(
+                model,
+                classes=description["classes"],
+                mean=description["mean"],
+                std=description["std"],
+                image_size=description["image_size"],
+            )
         elif list(model.classes) != description["classes"]:
             raise ConfigError(
                 f"The network for {folder} has the classes {', '.join(model.classes)}; the weights "

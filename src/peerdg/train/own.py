@@ -51,6 +51,8 @@ def _with_whole_paths(given: Mapping[str, Any]) -> dict[str, Any]:
     whole = dict(given)
     if "root" in whole:
         whole["root"] = _whole(whole["root"])
+    if isinstance(whole.get("targets"), str):
+        whole["targets"] = [whole["targets"]]
     if isinstance(whole.get("targets"), list | tuple):
         whole["targets"] = [_whole(target) for target in whole["targets"]]
     own = whole.get(OWN_DATA)

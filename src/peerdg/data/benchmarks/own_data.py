@@ -17,10 +17,10 @@ from peerdg.data.duplicates import describe, find_duplicates
 from peerdg.data.find import find_images
 from peerdg.data.folder import Layout
 from peerdg.data.folder_check import check_folders
-from peerdg.data.images import read_images, select
+from peerdg.data.images import read_images
 from peerdg.data.listing import Listing
 from peerdg.data.settings import OwnDataSettings
-from peerdg.data.split import stratified
+from peerdg.data.split import hold_out
 from peerdg.errors import ConfigError, PeerdgWarning
 
 
@@ -148,10 +148,7 @@ def _train_and_validation(
     if validate is not None:
         own = replace(settings, size=whole.image_size[0])
         return whole, _read(validate, own, classes, f"{name}-validation")
-    kept, held_out = stratified(whole.labels, settings.validation_fraction, settings.split_seed)
-    if len(held_out) == 0:
-        return whole, None
-    return select(whole, kept), select(whole, held_out, name=f"{name}-validation")
+    return hold_out(whole, settings.validation_fraction, settings.split_seed)
 
 
 def _read(part: Listing, settings: OwnDataSettings, classes: tuple[str, ...], name: str) -> Domain:
