@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from peerdg.errors import ConfigError
+from peerdg.files import read_text
 
 T = TypeVar("T")
+LARGEST_FILE = 1024**2  # bytes of a config file
+SHOWN = 100  # characters of a wrong value in a message
 
 
 def option(
@@ -59,8 +62,8 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
         name = f"{where}.{key}".lstrip(".")
         if key not in known:
             raise ConfigError(f"Unknown option '{name}'.", hint=suggest(key, known, where))
-        checked[key] = _convert(value, hints[key], name)
-        _check_limits(checked[key], known[key].metadata.get("limits", {}), name)
+        checked[key] = convert(value, hints[key], name)
+        check_limits(checked[key], known[key].metadata.get("limits", {}), name)
     return cls(**checked)
 
 
@@ -68,8 +71,8 @@ def validate(config: Any) -> None:
     """Check types and limits of a dataclass made in Python; use it as `__post_init__`."""
     hints = get_type_hints(type(config))
     for f in fields(config):
-        value = _convert(getattr(config, f.name), hints[f.name], f.name)
-        _check_limits(value, f.metadata.get("limits", {}), f.name)
+        value = convert(getattr(config, f.name), hints[f.name], f.name)
+        check_limits(value, f.metadata.get("limits", {}), f.name)
         object.__setattr__(config, f.name, value)
 
 
@@ -82,36 +85,59 @@ def suggest(key: str, known: Iterable[str], where: str) -> str:
     return f"Known: {', '.join(prefix + name for name in known)}."
 
 
-def _convert(value: Any, kind: Any, name: str) -> Any:
-    """`value` as `kind`, where TOML's type already says the same thing; otherwise an error."""
+def convert(value: Any, kind: Any, name: str) -> Any:
+    """`value` as `kind`, where TOML's type already says the same thing.
+
+    Raises:
+        ConfigError: If it does not, or no option could have this value: a number of more than 64
+            bits, or text with a NUL character, which no path may have.
+    """
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
-        return None if value is None else _convert(value, inner[0], name)
+        return None if value is None else convert(value, inner[0], name)
     if origin is Literal:
         if value not in args:
             raise ConfigError(
-                f"'{name}' is {value!r}; it must be one of {', '.join(map(str, args))}.",
-                hint=did_you_mean(str(value), map(str, args)),
+                f"'{name}' is {_shown(value)}; it must be one of {', '.join(map(str, args))}.",
+                hint=did_you_mean(_shown(value).strip("'"), map(str, args)),
             )
         return value
     if origin is tuple and args[0] is str and isinstance(value, str):
         return (value,)  # one name where several may stand
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(item, args[0], name) for item in value)
+        return tuple(convert(item, args[0], name) for item in value)
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise ConfigError(f"'{name}' is {_shown(value)}; no option is that large.")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"'{name}' is {_shown(value)}; it must not have a NUL character.")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind in (int, float, str, bool) and type(value) is kind:
         return value
     expected = "list" if origin is tuple else getattr(kind, "__name__", str(kind))
     raise ConfigError(
-        f"'{name}' is {value!r} ({type(value).__name__}); it must be of type {expected}.",
+        f"'{name}' is {_shown(value)} ({type(value).__name__}); it must be of type {expected}.",
     )
 
 
-def _check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> None:
+def _shown(value: Any) -> str:
+    """For a message: not longer than a line, whatever it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits
+        return f"a value of type {type(value).__name__} that is too large to show"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> None:
+    """Check that a number, or each of several, is finite and within `limits` of `option`.
+
+    Raises:
+        ConfigError: If not.
+    """
     for item in value if isinstance(value, tuple) else (value,):
-        if isinstance(item, str | bool) or item is None:
+        if isinstance(item, bool) or not isinstance(item, int | float):
             continue
         low, above, high = limits.get("at_least"), limits.get("above"), limits.get("at_most")
         if item != item or abs(item) == float("inf"):
@@ -124,14 +150,19 @@ def _check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> 
             raise ConfigError(f"'{name}' is {item}; it must be at most {high}.")
 
 
-def plain(config: Any) -> dict[str, Any]:
-    """A dataclass as nested plain values, without the options that are None (TOML has no null)."""
+def plain(config: Any, *, unset: bool = False) -> dict[str, Any]:
+    """A dataclass as nested plain values.
+
+    Args:
+        config: The dataclass.
+        unset: Include the options that are None; TOML has no null, JSON has.
+    """
     result: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
         if is_dataclass(value):
-            result[f.name] = plain(value)
-        elif value is not None:
+            result[f.name] = plain(value, unset=unset)
+        elif unset or value is not None:
             result[f.name] = list(value) if isinstance(value, tuple) else value
     return result
 
@@ -165,19 +196,34 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") 
     for key in sorted({*old, *new}):
         a, b, name = old.get(key), new.get(key), f"{where}{key}"
         if isinstance(a, Mapping) or isinstance(b, Mapping):
-            changes += difference(a or {}, b or {}, f"{name}.")
+            changes += difference(_table(a), _table(b), f"{name}.")
         elif a != b:
             changes.append(Change(name, a, b))
     return changes
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as nested tables, or a `ConfigError` that says where it is wrong."""
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def read_toml(path: Path, *, follow_links: bool = True) -> dict[str, Any]:
+    """A TOML file as nested tables.
+
+    Raises:
+        ConfigError: If it cannot be read, with the place where it is wrong.
+    """
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(read_text(path, limit=LARGEST_FILE, follow_links=follow_links))
     except FileNotFoundError as error:
         raise ConfigError(f"There is no config file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read the config file {path}: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    if not all(_is_flat(table) for table in tables.values() if isinstance(table, dict)):
+        raise ConfigError(f"{path} has a section within a section; options have one level of them.")
+    return tables
+
+
+def _is_flat(table: Mapping[str, Any]) -> bool:
+    return not any(isinstance(value, Mapping) for value in table.values())

@@ -9,11 +9,12 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
 from typing import Any
 
-from peerdg.errors import OutputError
+from peerdg.errors import DamagedError, OutputError
+from peerdg.text import visible
 
 TEMPORARY = ".tmp-"
 
@@ -44,9 +45,16 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write into an `OutputError` that names `path`."""
+    """Turn the system's refusal to write into an error that names `path`.
+
+    Raises:
+        DamagedError: If a link, pipe or device stands where a file is written.
+        OutputError: If it cannot be written for any other reason.
+    """
     try:
         yield
+    except NotRegularError as error:
+        raise DamagedError(f"{path} is {_reason(error)}.", hint=_OWN_FILES) from error
     except OSError as error:
         raise OutputError(f"Cannot write {path}: {_reason(error)}.", hint=_remedy(error)) from error
 
@@ -88,18 +96,88 @@ def open_regular(path: Path, *, follow_links: bool = False) -> BufferedReader:
         OSError: If it cannot be opened.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = _open_regular(path, flags if follow_links else flags | os.O_NOFOLLOW)
+    return os.fdopen(descriptor, "rb")
+
+
+def open_for_append(path: Path) -> BufferedRandom:
+    """Open a regular file to read, append and cut; make it if it is not there.
+
+    Raises:
+        NotRegularError: If it is a link or anything else but a regular file.
+        OSError: If it cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(_open_regular(path, flags), "r+b")
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    """A descriptor of a regular file; its kind is checked after it is open."""
     try:
-        descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotRegularError(errno.ELOOP, "a link, not a regular file", str(path)) from error
-        if error.errno == errno.ENXIO:  # a socket
-            raise NotRegularError(errno.ENXIO, "not a regular file", str(path)) from error
+        if error.errno in (errno.ENXIO, errno.EISDIR):  # a socket or a folder
+            raise NotRegularError(error.errno, "not a regular file", str(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+    return descriptor
+
+
+def require_own_files(folder: Path) -> None:
+    """Refuse a run or model folder with anything in it but regular files and folders.
+
+    A link would have peerdg read or write outside the folder; a pipe or device would keep it
+    waiting. The folder itself may be reached through links.
+
+    Raises:
+        DamagedError: With the first such entry.
+    """
+    folders = [folder]
+    while folders:
+        place = folders.pop()
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    elif not entry.is_file(follow_symlinks=False):
+                        refuse_entry(Path(entry.path))
+        except FileNotFoundError:  # a temporary folder of the process that writes there
+            continue
+        except OSError as error:
+            raise DamagedError(f"{place} cannot be read: {_reason(error)}.") from error
+
+
+def refuse_entry(path: Path) -> None:
+    """Refuse a link, pipe, device or socket in a run or model folder.
+
+    Raises:
+        DamagedError: If `path` is there and is one of these.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = next((name for test, name in _KINDS.items() if test(mode)), "a special file")
+        raise DamagedError(f"{visible(str(path))} is {kind}, not a regular file.", hint=_OWN_FILES)
+
+
+_KINDS = {
+    stat.S_ISLNK: "a link",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISSOCK: "a socket",
+}
+_OWN_FILES = (
+    "Run and model folders hold files of their own only: remove it, or copy the folder again "
+    "from its origin."
+)
 
 
 def read_text(path: Path, *, limit: int | None = None, follow_links: bool = False) -> str:

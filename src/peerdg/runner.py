@@ -1,5 +1,6 @@
 """Put one run together: data, model, method, loop, evaluation, run folder."""
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from peerdg.evaluate.crafted.sets import crafted_domains
 from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.export.card import write_card
 from peerdg.export.record import training_record
-from peerdg.files import write_json
+from peerdg.files import require_own_files, write_json
 from peerdg.methods.base import Method, Surroundings
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of
@@ -37,7 +38,7 @@ from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
 from peerdg.models.names import check_backbone, has_normalisation
 from peerdg.models.pretrained import initialise, weights_file
-from peerdg.models.stored import load_stored, save_model
+from peerdg.models.stored import DESCRIPTION, load_stored, save_model
 from peerdg.rng import seeded
 from peerdg.train.hardware import has_bf16
 from peerdg.train.keeper import Keeper
@@ -279,7 +280,13 @@ def judged_on(config: RunConfig, splits: Splits) -> dict[str, Domain]:
 
 
 def model_folder(path: Path) -> Path:
-    """The model of a run folder, or the folder itself if it is a model folder."""
+    """The model of a run folder, or the folder itself if it is a model folder.
+
+    Raises:
+        DamagedError: If the folder holds a link, pipe or device.
+    """
+    if any(os.path.lexists(path / part) for part in ("model", DESCRIPTION)):
+        require_own_files(path)
     return path / "model" if (path / "model").is_dir() else path
 
 

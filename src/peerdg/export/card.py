@@ -7,7 +7,7 @@ from typing import Any
 
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.errors import DamagedError
-from peerdg.files import replace_atomically
+from peerdg.files import read_text, replace_atomically
 from peerdg.models.stored import DESCRIPTION
 from peerdg.report.escape import markdown_text
 from peerdg.report.tables import Table
@@ -20,7 +20,7 @@ _LOAD = ('model = peerdg.load_model("FOLDER")', 'print(model.predict("image.png"
 
 def write_card(folder: Path) -> Path:
     """Write `MODEL_CARD.md` into a model folder that `models.stored.save_model` made."""
-    description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+    description = json.loads(read_text(folder / DESCRIPTION))
     with replace_atomically(folder / CARD) as temporary:
         temporary.write_text(model_card(description), "utf-8")
     return folder / CARD

@@ -9,6 +9,7 @@ Files of `model/`:
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
-from peerdg.files import replace_atomically, sha256, usual_mode
+from peerdg.files import read_text, replace_atomically, sha256, usual_mode
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
 from peerdg.models.names import OWN as OWN
@@ -85,13 +86,13 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
         DataError: If there is no model in `folder`.
         DamagedError: If a file was changed or is not what its name says.
     """
-    if not (folder / DESCRIPTION).is_file():
+    if not os.path.lexists(folder / DESCRIPTION):
         raise DataError(
             f"There is no model in {folder}: {DESCRIPTION} is missing.",
             hint="Give a run folder whose run is done, or its model folder.",
         )
     try:
-        description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+        description = json.loads(read_text(folder / DESCRIPTION))
         if description["sha256"] != _checksum(description):
             raise DamagedError(f"{folder / DESCRIPTION} is not what was saved.")
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from peerdg.errors import DamagedError
-from peerdg.files import TEMPORARY, remove, replace_atomically, sha256, writing
+from peerdg.files import TEMPORARY, read_text, remove, replace_atomically, sha256, writing
 from peerdg.models.stored import save_tensors
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
@@ -84,11 +84,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
         DamagedError: If a file is missing, changed, or not what its name says.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        manifest = json.loads(read_text(path / MANIFEST))
         for name in (TENSORS, STATE):
             if _describe(path / name) != manifest[name]:
                 raise DamagedError(f"{path / name} is not what was saved.")
-        state = json.loads((path / STATE).read_text("utf-8"))
+        state = json.loads(read_text(path / STATE))
         return Checkpoint(tensors=load_file(path / TENSORS), state=state)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise DamagedError(f"Checkpoint {path} is damaged: {error}.") from error

@@ -1,6 +1,5 @@
 """`manifest.json` and `files.json`: what a run was started with, and whether it still is so."""
 
-import json
 import platform
 import sys
 import warnings
@@ -8,13 +7,17 @@ from collections.abc import Mapping
 
 import torch
 
+from peerdg.config import read_toml
 from peerdg.data import VALIDATION
-from peerdg.data.changes import contents_of, describe_changes
+from peerdg.data.changes import Contents, contents_of, describe_changes
 from peerdg.data.domain import Splits
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import write_json
+from peerdg.schema import conform, read_json
+from peerdg.text import visible
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import RunConfig
+from peerdg.train.started import new_options, read_started
 from peerdg.version import __version__
 
 
@@ -27,18 +30,11 @@ def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
         ConfigError: If it was not; it names the files.
         DamagedError: If the manifest cannot be read.
     """
-    if not run.manifest_file.exists():
+    started = read_started(run.manifest_file)
+    if started is None:
         _write_manifest(config, run, splits)
         return
-    path = run.manifest_file
-    try:
-        manifest = json.loads(path.read_text("utf-8"))
-        data, version = dict(manifest["data"]), manifest["torch"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError(
-            f"{path} is damaged: {error!r}.", hint="Restore it, or start anew with --overwrite."
-        ) from error
-    if changes := _changes(data, run, splits):
+    if changes := _changes(started.data, run, splits):
         if not run.renew():
             raise ConfigError(
                 changes,
@@ -48,11 +44,17 @@ def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
         warnings.warn(f"{changes}\nThe run starts anew.", PeerdgWarning, stacklevel=3)
         _write_manifest(config, run, splits)
         return
-    if version != torch.__version__:
+    if started.torch != torch.__version__:
         message = (
-            f"The run was started with torch {version}, this is {torch.__version__}: "
-            "it goes on, but not bit for bit as if it had not been interrupted."
+            f"The run was started with torch {visible(started.torch)}, this is "
+            f"{torch.__version__}: it goes on, but not bit for bit as if it had not been "
+            "interrupted."
         )
+        warnings.warn(message, PeerdgWarning, stacklevel=3)
+        run.event("other_version", message=message)
+    if added := new_options(started, read_toml(run.config_file), config):
+        values = ", ".join(f"{name} = {value}" for name, value in added.items())
+        message = f"The run was started by a peerdg without these options: {values}."
         warnings.warn(message, PeerdgWarning, stacklevel=3)
         run.event("other_version", message=message)
 
@@ -68,6 +70,7 @@ def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
     return {
         "command": sys.argv,
         "config_hash": config.hash,
+        "config": config.tables(unset=True),
         "seed": config.seed,
         "data": splits.fingerprint,
         "images": {name: len(domain) for name, domain in parts.items()},
@@ -88,8 +91,9 @@ def _changes(old: Mapping[str, str], run: RunFolder, splits: Splits) -> str:
     if not changed:
         return ""
     try:
-        files = describe_changes(json.loads(run.files_file.read_text("utf-8")), contents_of(splits))
-    except (OSError, ValueError, AttributeError):  # then the parts are all that can be named
+        before = conform(Contents, read_json(run.files_file), run.files_file)
+        files = describe_changes(before, contents_of(splits))
+    except DamagedError:  # then the parts are all that can be named
         files = []
     told = f"The data has changed since the run was started: {', '.join(changed)}."
     return told + "".join(f"\n  {line}" for line in files)

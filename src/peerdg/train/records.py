@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peerdg.files import writing
+from peerdg.files import open_for_append, open_regular, writing
 
 
 class JsonLines:
@@ -22,33 +22,33 @@ class JsonLines:
     def append(self, record: dict[str, Any]) -> None:
         """Add one record."""
         line = json.dumps(record, ensure_ascii=False, allow_nan=True) + "\n"
-        with writing(self.path), self.path.open("ab") as file:
+        with writing(self.path), open_for_append(self.path) as file:
             file.write(line.encode())
 
     def size(self) -> int:
         """Length in bytes."""
-        return self.path.stat().st_size if self.path.exists() else 0
+        return self.path.lstat().st_size if self.path.exists() else 0
 
     def sync(self) -> None:
         """Return once everything is safely on disk."""
         if self.path.exists():
-            with writing(self.path), self.path.open("rb") as file:
+            with writing(self.path), open_regular(self.path) as file:
                 os.fsync(file.fileno())
 
     def cut(self, size: int | None = None) -> None:
         """Drop what follows `size` bytes, and in any case the first torn line and what follows."""
         if not self.path.exists():
             return
-        content = self.path.read_bytes()[:size]
-        whole = sum(len(line) + 1 for line, _ in _whole_lines(content))
-        with writing(self.path), self.path.open("r+b") as file:
-            file.truncate(whole)
+        with writing(self.path), open_for_append(self.path) as file:
+            content = file.read()[:size]
+            file.truncate(sum(len(line) + 1 for line, _ in _whole_lines(content)))
 
     def read(self) -> list[dict[str, Any]]:
         """All whole records up to the first torn or merged line."""
         if not self.path.exists():
             return []
-        return [record for _, record in _whole_lines(self.path.read_bytes())]
+        with open_regular(self.path) as file:
+            return [record for _, record in _whole_lines(file.read())]
 
 
 def _whole_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:

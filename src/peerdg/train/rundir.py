@@ -1,7 +1,7 @@
 """The run folder: the one place where a training leaves things.
 
     config.toml      everything that decides the run; `peerdg train --config` repeats it
-    manifest.json    versions, data fingerprints, command
+    manifest.json    what it was started with: options, versions, data fingerprints, command
     files.json       the hash of every image file
     metrics.jsonl    losses, policies, accuracies; equal to the last bit in a repeated run
     events.jsonl     starts, stops, seconds, failures
@@ -29,14 +29,28 @@ from filelock import FileLock, Timeout
 
 from peerdg.config import read_toml
 from peerdg.errors import ConfigError, OutputError, RunInUseError
-from peerdg.files import TEMPORARY, remove, replace_atomically, write_json, writing
+from peerdg.files import (
+    TEMPORARY,
+    read_text,
+    refuse_entry,
+    remove,
+    replace_atomically,
+    require_own_files,
+    write_json,
+    writing,
+)
 from peerdg.train.records import JsonLines
-from peerdg.train.settings import RunConfig, refuse_difference
+from peerdg.train.settings import RunConfig, refuse_difference, resolve
+from peerdg.train.started import read_started, refuse_edited
 
 Existing = Literal["refuse", "resume", "renew", "overwrite"]
 """What becomes of a run that is there: `"renew"` resumes it, or replaces it if its data changed."""
 
 Status = Literal["running", "done", "failed", "resumable"]
+
+# In a folder without a run: temporary files are of a process killed at its start, or of one that
+# just asks.
+_OURS = ("run.lock", "run.owner.json", TEMPORARY)
 
 
 class RunFolder:
@@ -72,8 +86,10 @@ class RunFolder:
             OutputError: If it cannot be written, or holds a run and `existing` is `"refuse"`.
             RunInUseError: If another process is training in it.
             ConfigError: If it is to be resumed with other options.
+            DamagedError: If it holds a link, pipe or device, or its manifest is damaged.
         """
         run = cls(path)
+        run._refuse_links()
         run._create()
         run._acquire()
         try:
@@ -119,7 +135,7 @@ class RunFolder:
     @property
     def holds_run(self) -> bool:
         """Whether a run was started here."""
-        return self.config_file.exists()
+        return os.path.lexists(self.config_file)
 
     @property
     def done(self) -> bool:
@@ -152,6 +168,15 @@ class RunFolder:
                 hint="Free some space, or choose a folder on another disk with --out.",
             )
 
+    def _refuse_links(self) -> None:
+        """Before anything is written; in a folder that holds no run only what would be ours."""
+        if self.holds_run:
+            require_own_files(self.path)
+        elif self.path.is_dir():
+            for part in self.path.iterdir():
+                if part.name.startswith(_OURS):
+                    refuse_entry(part)
+
     def _create(self) -> None:
         with writing(self.path):
             if self.path.exists() and not self.path.is_dir():
@@ -179,7 +204,7 @@ class RunFolder:
         # The owner writes its name right after taking the lock; give it a moment.
         for _ in range(10):
             try:
-                owner = json.loads(self._owner.read_text("utf-8"))
+                owner = json.loads(read_text(self._owner))
                 return f" by process {owner['pid']} on {owner['host']} since {owner['since']}"
             except (OSError, ValueError, KeyError, TypeError):
                 time.sleep(0.05)
@@ -205,15 +230,21 @@ class RunFolder:
                 hint="Continue it with --resume, replace it with --overwrite, or change --out.",
             )
         elif existing != "overwrite":
-            refuse_difference(read_toml(self.config_file), config)
+            self._refuse_other_options(config)
             self._renewal = config if existing == "renew" else None
             return
         self._config = config
 
+    def _refuse_other_options(self, config: RunConfig) -> None:
+        stored = read_toml(self.config_file)
+        complete = resolve(stored)
+        started = read_started(self.manifest_file)
+        if started is not None:
+            refuse_edited(started, stored, complete, file=self.config_file)
+        refuse_difference(complete, config)
+
     def _require_empty(self) -> None:
-        # Temporary files are ours too: of a process killed at its start, or of one that just asks.
-        ours = ("run.lock", "run.owner.json", TEMPORARY)
-        foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(ours)]
+        foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(_OURS)]
         if foreign:
             raise OutputError(
                 f"{self.path} is not empty and holds no run (it has '{sorted(foreign)[0]}').",
@@ -237,8 +268,11 @@ def read_run_config(path: Path) -> dict[str, Any]:
     """The options a run was started with.
 
     Raises:
-        ConfigError: If `path` is not a run folder.
+        ConfigError: If `path` is not a run folder, or its config is not one.
+        DamagedError: If it holds a link, pipe or device.
     """
+    if os.path.lexists(path / "config.toml"):
+        require_own_files(path)
     if not (path / "config.toml").is_file():
         raise ConfigError(
             f"{path} is not a run folder: it has no config.toml.",

@@ -151,9 +151,13 @@ class RunConfig:
     augment: AugmentSettings = AugmentSettings()
     method_settings: Any = None
 
-    def tables(self) -> dict[str, Any]:
-        """Nested plain values, with the sections named as in a config file."""
-        values = plain(self)
+    def tables(self, *, unset: bool = False) -> dict[str, Any]:
+        """Nested plain values, with the sections named as in a config file.
+
+        Args:
+            unset: Include options that are not set, as None.
+        """
+        values = plain(self, unset=unset)
         values[self.method] = values.pop("method_settings", {})
         values[self.benchmark] = values.pop("data", {})
         scalars = {k: v for k, v in values.items() if not isinstance(v, dict)}
@@ -166,8 +170,13 @@ class RunConfig:
     @property
     def hash(self) -> str:
         """Short name of everything that decides the result."""
-        text = json.dumps({k: v for k, v in self.tables().items() if k not in MAY_CHANGE})
-        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+        return hash_of(self.tables())
+
+
+def hash_of(tables: Mapping[str, Any]) -> str:
+    """Short name of the options in `tables` that decide the result."""
+    text = json.dumps({k: v for k, v in tables.items() if k not in MAY_CHANGE}, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 # What may change between start and resume: where and how safely the run goes on, not what it does.
@@ -261,13 +270,13 @@ def notes(config: RunConfig) -> list[str]:
     return said
 
 
-def refuse_difference(old: Mapping[str, Any], new: RunConfig) -> None:
-    """Check that a run can be resumed with `new`.
+def refuse_difference(old: RunConfig, new: RunConfig) -> None:
+    """Check that a run with the options `old` can be resumed with `new`.
 
     Raises:
         ConfigError: With every differing key, its old and its new value.
     """
-    changes = [c for c in difference(old, new.tables()) if c.key not in MAY_CHANGE]
+    changes = [c for c in difference(old.tables(), new.tables()) if c.key not in MAY_CHANGE]
     if changes:
         raise ConfigError(
             "This run was started with other options:\n  " + "\n  ".join(map(str, changes)),

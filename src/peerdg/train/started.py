@@ -1,0 +1,99 @@
+"""What a run was started with, as `manifest.json` has it, and whether it still is so.
+
+Free of torch, like the run folder: a changed config is refused before anything heavy is imported.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peerdg.config import difference
+from peerdg.errors import ConfigError
+from peerdg.schema import read_stored
+from peerdg.train.settings import MAY_CHANGE, RunConfig, hash_of
+
+_HINT = "Restore it, or start anew with --overwrite."
+
+
+@dataclass(frozen=True)
+class Started:
+    """What is read back of `manifest.json`; it holds more, for people.
+
+    Args:
+        data: The fingerprint of each part of the data.
+        torch: The version of torch.
+        config_hash: `RunConfig.hash` of the options.
+        config: The options, None for those that were not set; manifests of the first version have
+            only the hash.
+    """
+
+    data: dict[str, str]
+    torch: str
+    config_hash: str
+    config: dict[str, Any] | None = None
+
+
+def read_started(manifest: Path) -> Started | None:
+    """The checked content of a manifest; None if there is none yet.
+
+    Raises:
+        DamagedError: If it is damaged.
+    """
+    return read_stored(Started, manifest, hint=_HINT) if manifest.exists() else None
+
+
+def refuse_edited(
+    started: Started, stored: Mapping[str, Any], config: RunConfig, *, file: Path
+) -> None:
+    """Refuse to go on if `config.toml` was changed by hand: half the run would be another one.
+
+    Args:
+        started: What the run was started with.
+        stored: The tables of `config.toml`.
+        config: The complete config they stand for.
+        file: Where `config.toml` is.
+
+    Raises:
+        ConfigError: With every option that differs, where that was recorded.
+    """
+    if started.config is None:
+        # Over what the file has: options that came later were not part of the hash.
+        if started.config_hash in (hash_of(stored), config.hash):
+            return
+        told = " The version of peerdg that started it did not record which option was changed."
+    else:
+        now = config.tables(unset=True)
+        known = set(_names(started.config))
+        changes = [
+            change
+            for change in difference(started.config, now)
+            if change.key in known and change.key not in MAY_CHANGE
+        ]
+        if not changes:
+            return
+        told = "".join(f"\n  {change}" for change in changes)
+    raise ConfigError(
+        f"{file} was changed after the run was started:{told}",
+        hint="Undo that, or start anew with the changed options: "
+        f"peerdg train --config {file} --out {file.parent} --overwrite",
+    )
+
+
+def new_options(started: Started, stored: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Options that the version of peerdg that started the run did not have, as they are now."""
+    known = set(_names(stored) if started.config is None else _names(started.config))
+    # A file has no options that are not set, so these cannot be told from unknown ones.
+    now = _names(config.tables(unset=started.config is not None))
+    return {name: value for name, value in now.items() if name not in known | MAY_CHANGE}
+
+
+def _names(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """{"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
+    names = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            names.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            names[key] = value
+    return names
