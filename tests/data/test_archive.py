@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peerdg.data.archive import check, extract
-from peerdg.data.archive_listing import Limits
+from peerdg.data.archive import Limits, check, extract
 from peerdg.errors import DamagedError
 
 TREE = {
@@ -141,8 +140,8 @@ def test_progress_ends_at_the_total(tmp_path):
 
 def test_checking_counts_without_writing(tmp_path):
     write_tar(tmp_path / "a.tar.gz", TREE, mode="w:gz")
-    listing = check(tmp_path / "a.tar.gz")
-    assert (listing.files, listing.bytes) == (len(TREE), sum(map(len, TREE.values())))
+    contents = check(tmp_path / "a.tar.gz")
+    assert (contents.files, contents.bytes) == (len(TREE), sum(map(len, TREE.values())))
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 
 

@@ -5,7 +5,7 @@ import zipfile
 import pytest
 
 from peerdg.cli.main import run
-from peerdg.data.archive_listing import Limits
+from peerdg.data.archive import Limits
 from peerdg.data.benchmarks import office_home, pacs, terra, vlcs
 from peerdg.data.prepare import unpack
 from peerdg.data.registry import benchmark

@@ -14,8 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from peerdg.data.archive import check, extract
-from peerdg.data.archive_listing import Limits
+from peerdg.data.archive import Limits, check, extract
 from peerdg.data.benchmark import Benchmark
 from peerdg.data.benchmarks.layout import Layout, find_domains, folders_in
 from peerdg.data.progress import Progress, listener
