@@ -89,7 +89,7 @@ def row_of(table: Table, name: str) -> dict[str, str]:
 def test_the_table_has_the_numbers_of_the_records(folder, runs):
     row = {**row_of(comparison(runs), "peer"), **row_of(targets_table(runs), "peer")}
     finals = [s[-1] for s in by_hand(folder, "peer", "task", "one")]
-    assert row["one"] == f"{np.mean(finals):.1f} ± {np.std(finals, ddof=1):.1f}"
+    assert row["one"] == f"{np.mean(finals):.1f} ± {np.std(finals, ddof=1):.1f} (n=12)"
     variances = [
         np.mean([np.var(by_hand(folder, "peer", "task", d)[seed][5:]) for d in ("one", "two")])
         for seed in (0, 1)

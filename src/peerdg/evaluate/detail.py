@@ -8,6 +8,7 @@ from torch import Tensor
 
 from peerdg.data.domain import Domain
 from peerdg.evaluate.calibration import Calibration, calibration
+from peerdg.evaluate.interval import wilson
 from peerdg.evaluate.predictions import answer
 from peerdg.models.classifier import Classifier, images_per_pass
 
@@ -114,6 +115,7 @@ class Detail:
             "n": self.n,
             "correct": self.correct,
             "accuracy": self.accuracy,
+            "interval_95": list(wilson(self.correct, self.n)),
             "mean_class_accuracy": self.class_accuracy,
             "loss": self.loss,
             "calibration": {

@@ -7,9 +7,11 @@ from typing import Any
 
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.errors import DamagedError
+from peerdg.evaluate.interval import FEW
 from peerdg.files import read_text, replace_atomically
 from peerdg.models.stored import DESCRIPTION
 from peerdg.report.escape import markdown_text
+from peerdg.report.percent import accuracy_text
 from peerdg.report.tables import Table
 from peerdg.text import visible
 
@@ -145,13 +147,14 @@ def _results(training: Mapping[str, Any]) -> list[str]:
     if not measured:
         return ["## Accuracy", "", "None is recorded.", ""]
     rows = [
-        [name, f"{result['accuracy']:.2f}", f"{result['n']:,}", _meaning(name)]
+        [name, _accuracy(result), f"{result['n']:,}", _meaning(name)]
         for name, result in measured.items()
     ]
     parts = [
         "## Accuracy",
         "",
-        f"After the last epoch ({markdown_text(training['selection'])}).",
+        f"After the last epoch ({markdown_text(training['selection'])}). Accuracies on fewer than "
+        f"{FEW} images have their 95 % interval (Wilson) beside them.",
         "",
         Table(["domain", "accuracy %", "images", "what it says"], rows).markdown(),
     ]
@@ -164,6 +167,10 @@ def _results(training: Mapping[str, Any]) -> list[str]:
             "",
         ]
     return parts
+
+
+def _accuracy(result: Mapping[str, Any]) -> str:
+    return accuracy_text(result["accuracy"], result["n"], digits=2, with_n=False)
 
 
 def _meaning(domain: str) -> str:

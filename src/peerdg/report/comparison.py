@@ -8,6 +8,7 @@ import numpy as np
 
 from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.evaluate.interval import FEW
 from peerdg.files import replace_atomically
 from peerdg.report.escape import markdown_text
 from peerdg.report.figures import accuracy_figure
@@ -46,7 +47,9 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         "over seeds; `target mean` is the unweighted mean of the targets. `var proxy` and `var "
         "task` are the fluctuation: the variance of target accuracy over evaluations every k "
         f"epochs, the first {BURN_IN_PERIODS} periods left out, mean over targets. Methods with "
-        "one network have it in the first column. `seconds` is the time spent in training epochs.",
+        "one network have it in the first column. `seconds` is the time spent in training epochs. "
+        f"An accuracy on fewer than {FEW} images has its 95 % interval (Wilson) beside it if it is "
+        "of one run, the number of images if it is of several.",
         "",
         *([*variants, ""] if variants else []),
         "## What it shows",

@@ -6,9 +6,11 @@ from pathlib import Path
 from peerdg.data.domain import Domain
 from peerdg.evaluate.calibration import BINS
 from peerdg.evaluate.detail import Detail
+from peerdg.evaluate.interval import FEW
 from peerdg.files import replace_atomically
 from peerdg.report.confusion import confusion_figure, mistakes_sheet
 from peerdg.report.escape import markdown_text
+from peerdg.report.percent import accuracy_text
 from peerdg.report.tables import Table
 
 PAGE = "evaluation.md"
@@ -21,8 +23,8 @@ def summary_table(details: Sequence[Detail]) -> Table:
         [
             detail.domain,
             f"{detail.n:,}",
-            f"{detail.accuracy:.2f}",
-            f"{detail.class_accuracy:.2f}",
+            accuracy_text(detail.accuracy, detail.n, digits=2, with_n=False),
+            f"{detail.class_accuracy:.2f}" if detail.n >= FEW else f"{detail.class_accuracy:.1f}",
             f"{detail.loss:.4f}",
             f"{100 * detail.calibration.error:.2f}",
         ]
@@ -39,7 +41,9 @@ def class_table(detail: Detail) -> Table:
             result.name,
             f"{result.n:,}",
             f"{result.correct:,}",
-            "-" if result.accuracy is None else f"{result.accuracy:.2f}",
+            "-"
+            if result.accuracy is None
+            else accuracy_text(result.accuracy, result.n, digits=2, with_n=False),
             f"{result.predicted:,}",
             result.confused_with or "-",
         ]
@@ -119,8 +123,9 @@ def write_evaluation(
 
 
 _EXPLAINED = (
-    "Accuracy is right answers over all images; `class mean` is the mean accuracy of the classes "
-    "that have images. `calibration error` is the expected calibration error of the predicted "
+    f"Accuracy is right answers over all images; of fewer than {FEW} images it has its 95 % "
+    "interval (Wilson) beside it. `class mean` is the mean accuracy of the classes that have "
+    "images. `calibration error` is the expected calibration error of the predicted "
     f"class, with {BINS} bins of equal width. The worst mistakes are the wrong answers that the "
     "model is most sure of."
 )

@@ -11,6 +11,7 @@ from typing import Any
 from peerdg.config import difference
 from peerdg.data import CRAFTED, is_target
 from peerdg.errors import DataError
+from peerdg.evaluate.crafted.overlap import DISJOINT
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
     RunFluctuation,
@@ -103,6 +104,26 @@ class RunResult:
     def final(self, model: str) -> dict[str, float]:
         """Last accuracy of `model` on each domain."""
         return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
+
+    def images(self, *domains: str) -> int | None:
+        """Images of the smallest of these evaluated domains; None if the records do not say."""
+        found = {r["domain"]: r.get("n") for r in self.evaluations if r["domain"] in domains}
+        return min((n for n in found.values() if n is not None), default=None)
+
+    def crafted_mean(self, model: str) -> float | None:
+        """Mean of the last accuracies over the crafted families that have a vote, if any."""
+        final = self.final(model)
+        voting = [final[domain] for domain in self.voting if domain in final]
+        return sum(voting) / len(voting) if voting else None
+
+    @property
+    def voting(self) -> list[str]:
+        """Evaluated crafted domains of the families that RandAugment does not train on."""
+        return [domain for domain in self.crafted if domain.removeprefix(CRAFTED) in DISJOINT]
+
+    def score(self, model: str) -> float | None:
+        """What a run is judged by: its target mean, or without targets its crafted mean."""
+        return self.target_mean(model) if self.targets else self.crafted_mean(model)
 
     def target_mean(self, model: str) -> float:
         """Unweighted mean over the targets of the last accuracies."""

@@ -6,8 +6,9 @@ from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
 from peerdg.report.escape import markdown_text
+from peerdg.report.percent import accuracy_spread, spread
 from peerdg.report.runs import RunResult, by_variant
-from peerdg.report.tables import Table, spread
+from peerdg.report.tables import CRAFTED_MEAN, Table
 
 ORACLE = "oracle (sees targets)"
 
@@ -53,11 +54,13 @@ def crafted_table(runs: Sequence[RunResult]) -> Table:
     families = [family for family in FAMILIES if CRAFTED + family in evaluated]
     rows = []
     for name, group in finals.items():
-        clean = spread([final[VALIDATION] for final in group if VALIDATION in final])
+        clean = [final[VALIDATION] for final in group if VALIDATION in final]
+        images = groups[name][0].images(VALIDATION)
         means = [_crafted_means(group, chosen) for chosen in (DISJOINT, FAMILIES)]
         each = [_crafted_means(group, (family,)) for family in families]
-        rows.append([name, clean, *map(spread, means), *map(spread, each)])
-    return Table(["accuracy %", "source val", "crafted val", "all families", *families], rows)
+        clean_text = accuracy_spread(clean, images)
+        rows.append([name, clean_text, *map(spread, means), *map(spread, each)])
+    return Table(["accuracy %", "source val", CRAFTED_MEAN, "all families", *families], rows)
 
 
 def selection_section(runs: Sequence[RunResult]) -> list[str]:

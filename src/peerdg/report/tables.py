@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.report.escape import markdown_text
+from peerdg.report.percent import accuracy_spread, accuracy_text, mean_text, spread
 from peerdg.report.runs import RunResult, by_variant, read_run
 from peerdg.text import visible
+
+CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
 
 
 @dataclass(frozen=True)
@@ -48,55 +50,95 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTa
 
 
 def final_table(path: Path) -> RichTable:
-    """Final accuracy of each observed model of one run on each domain."""
-    run = read_run(path)
+    """Final accuracy of each observed model of one run on each domain.
+
+    Without a target, the mean over the crafted families that have a vote stands in its place.
+    """
+    return final_accuracies(read_run(path)).rich()
+
+
+def final_accuracies(run: RunResult) -> Table:
+    """The rows of `final_table`."""
     domains = [VALIDATION, *run.targets] if VALIDATION in run.final(run.deployed) else run.targets
+    summary = ["target mean"] if run.targets else [CRAFTED_MEAN] if run.voting else []
     rows = []
     for model in run.models:
         final = run.final(model)
         name = f"{run.method} {model}" + (" (deployed)" if model == run.deployed else "")
-        cells = [f"{final[d]:.1f}" for d in domains]
-        mean = [f"{run.target_mean(model):.1f}"] if run.targets else []
-        rows.append([name, *cells, *mean])
-    mean_column = ["target mean"] if run.targets else []
-    return Table(["accuracy %", *domains, *mean_column], rows).rich()
+        cells = [accuracy_text(final[d], run.images(d)) for d in domains]
+        rows.append([name, *cells, *(_summary(run, model) for _ in summary)])
+    return Table(["accuracy %", *domains, *summary], rows)
+
+
+def _summary(run: RunResult, model: str) -> str:
+    """Target mean, or without targets the crafted score; `-` if there is neither."""
+    score = run.score(model)
+    return "-" if score is None else mean_text(score, run.images(*(run.targets or run.voting)))
 
 
 def runs_table(runs: Sequence[RunResult]) -> RichTable:
     """One row per run folder."""
+    table = listed_runs(runs)
+    return plain_table(table.columns, table.rows)
+
+
+def listed_runs(runs: Sequence[RunResult]) -> Table:
+    """The rows of `runs_table`; `crafted val` only where a run has no target to be judged on."""
+    columns = ["run", "data", "method", "seed", "status", "epochs", "validation", "target mean"]
+    without = any(run.evaluations and not run.targets for run in runs)
     rows = []
     for run in runs:
         epochs = max((r["epoch"] for r in run.records if r.get("phase") == "train"), default=0)
-        whole = run.targets and run.status != "running"  # evaluations may be half written
-        mean = f"{run.target_mean(run.deployed):.1f}" if whole else "-"
         done = f"{epochs}/{run.config['train']['epochs']}"
-        rows.append([str(run.path), run.config["benchmark"], run.method, str(run.seed),
-                     run.status, done, mean])  # fmt: skip
-    columns = ["run", "data", "method", "seed", "status", "epochs", "target mean"]
-    return plain_table(columns, rows)
+        about = [
+            str(run.path),
+            run.config["benchmark"],
+            run.method,
+            str(run.seed),
+            run.status,
+            done,
+        ]
+        rows.append([*about, *_last_accuracies(run)[: 3 if without else 2]])
+    return Table([*columns, *([CRAFTED_MEAN] if without else [])], rows)
+
+
+def _last_accuracies(run: RunResult) -> list[str]:
+    """Validation, target mean and crafted score of the deployed model; `-` where there is none."""
+    if not run.evaluations or run.status == "running":  # may be half written
+        return ["-", "-", "-"]
+    accuracy = run.final(run.deployed).get(VALIDATION)
+    validation = "-" if accuracy is None else accuracy_text(accuracy, run.images(VALIDATION))
+    score = _summary(run, run.deployed)
+    return [validation, *([score, "-"] if run.targets else ["-", score])]
 
 
 def comparison(runs: Sequence[RunResult]) -> Table:
     """One row per method: accuracy of the deployed model, fluctuation, seconds.
 
+    Without targets, the mean over the crafted families that have a vote is in their place.
     Mean ± sample standard deviation over seeds. Fluctuation is the variance of the accuracy over
     evaluations every k epochs, the first five left out, mean over targets.
     """
     rows = []
-    for name, group in by_variant(runs).items():
+    groups = by_variant(runs)
+    targets = any(run.targets for group in groups.values() for run in group)
+    for name, group in groups.items():
+        means = [run.score(run.deployed) for run in group]
         source = [final[VALIDATION] for final in _finals(group) if VALIDATION in final]
+        images = group[0].images(VALIDATION)
         rows.append(
             [
                 name,
                 str(len(group)),
-                spread([run.target_mean(run.deployed) for run in group if run.targets]),
-                spread(source),
+                spread([mean for mean in means if mean is not None]),
+                accuracy_spread(source, images),
                 _fluctuation(group, "trained"),
                 _fluctuation(group, "deployed"),
                 spread([run.seconds for run in group], digits=0),
             ]
         )
-    columns = ["method", "seeds", "target mean", "source val", "var proxy", "var task", "seconds"]
+    summary = "target mean" if targets else CRAFTED_MEAN
+    columns = ["method", "seeds", summary, "source val", "var proxy", "var task", "seconds"]
     return Table(columns, rows)
 
 
@@ -105,7 +147,7 @@ def targets_table(runs: Sequence[RunResult]) -> Table:
     groups = by_variant(runs)
     targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
     rows = [
-        [name, *(spread([f[t] for f in _finals(group) if t in f]) for t in targets)]
+        [name, *(_accuracies(group, target) for target in targets)]
         for name, group in groups.items()
     ]
     return Table(["accuracy %", *targets], rows)
@@ -125,13 +167,10 @@ def fluctuation_table(runs: Sequence[RunResult], *, burn_in_periods: int) -> Tab
     return Table(["model", *(s.replace("_", " ") for s in shown), "var of mean"], rows)
 
 
-def spread(values: Sequence[float], *, digits: int = 1) -> str:
-    """Mean ± sample standard deviation; the mean alone for one value."""
-    if not values:
-        return "-"
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+def _accuracies(group: Sequence[RunResult], domain: str) -> str:
+    """Final accuracies of the deployed model of each run on one domain."""
+    values = [final[domain] for final in _finals(group) if domain in final]
+    return accuracy_spread(values, group[0].images(domain))
 
 
 def _finals(group: Sequence[RunResult]) -> list[dict[str, float]]:
