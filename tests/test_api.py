@@ -256,3 +256,18 @@ def test_the_public_names_are_all_there():
         assert getattr(peerdg, name) is not None
     with pytest.raises(AttributeError, match="PERR"):
         _ = peerdg.PERR
+
+
+def test_fit_warns_of_a_trained_network_that_nobody_normalises_for(tmp_path: Path):
+    classifier = tiny_classifier(batch_norm=True)
+    classifier(tiny_splits().train.images)  # in train mode: the statistics follow
+    network = torch.nn.Sequential(classifier.encoder, classifier.head)
+    with pytest.warns(PeerdgWarning, match="Sequential seems to be trained"):
+        peerdg.fit(
+            tiny_splits(),
+            out=tmp_path,
+            model=network,
+            method="erm",
+            pretrain={"epochs": 0},
+            train={"epochs": 1, "batch_size": 8},
+        )

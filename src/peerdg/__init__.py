@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from peerdg.version import __version__
 
 if TYPE_CHECKING:
+    from peerdg._vision import torchvision as torchvision
     from peerdg.api import fit as fit
     from peerdg.api import load_model as load_model
     from peerdg.augment.policy import Policy as Policy
@@ -39,6 +40,7 @@ _HOME = {
     "build_classifier": "peerdg.models.backbones:build_classifier",
     "fit": "peerdg.api:fit",
     "load_model": "peerdg.api:load_model",
+    "torchvision": "peerdg._vision:torchvision",  # also beside a CPU-only torch
 }
 
 __all__ = ["__version__", *_HOME]

@@ -37,7 +37,8 @@ def _declare_detection_operators() -> None:
 _library: torch.library.Library | None = None
 _import_torchvision()
 
+import torchvision as torchvision  # noqa: E402, TID251
 from torchvision import models as models  # noqa: E402, TID251
 from torchvision.transforms import v2 as transforms  # noqa: E402, TID251
 
-__all__ = ["models", "transforms"]
+__all__ = ["models", "torchvision", "transforms"]

@@ -176,6 +176,8 @@ def _network(
         with seeded(config.seed, "init", "model"):
             return build_model(config, classes, note=progress.note)
     mean, std = benchmark(config.benchmark).normalisation(config.data)
+    if not any(mean):  # values 0..1 as they are: worth a warning if the network was trained
+        return as_classifier(given, classes=classes, mean=None, std=None, image_size=size)
     return as_classifier(given, classes=classes, mean=mean, std=std, image_size=size)
 
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from peerdg.errors import ConfigError
+from peerdg._vision import models
+from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from tests.conftest import tiny_classifier, tiny_domain
@@ -108,6 +109,35 @@ def test_looking_at_a_network_leaves_it_as_it_was():
     assert all(torch.equal(value, before[name]) for name, value in body.state_dict().items())
     assert [part.training for part in model.encoder] == [True, False, True, True]
     assert not any(part._forward_hooks for part in model.modules())
+
+
+def trained_network():
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(3600, 2))
+    body(torch.rand(4, 3, 32, 32))  # in train mode: the statistics follow
+    return body
+
+
+def test_a_trained_network_without_normalisation_is_warned_of():
+    with pytest.warns(PeerdgWarning, match=r"seems to be trained.*mean=\(0\.485"):
+        model = Classifier.from_module(trained_network(), classes=("a", "b"))
+    assert not model._normalise
+
+
+@pytest.mark.parametrize("given", [{"mean": (0.0, 0.0, 0.0)}, {"std": (0.2, 0.2, 0.2)}])
+def test_a_trained_network_with_a_stated_normalisation_is_not_warned_of(given):
+    Classifier.from_module(trained_network(), classes=("a", "b"), **given)
+
+
+def test_imagenet_weights_without_normalisation_are_warned_of_and_new_networks_are_not():
+    for build in (models.resnet18, models.mobilenet_v3_small, models.alexnet):
+        Classifier.from_module(build(num_classes=2), classes=("a", "b"))
+    network = models.resnet18(num_classes=2)
+    state = network.state_dict()  # weights in circulation may lack the number of batches
+    state["bn1.running_mean"] += 0.1
+    kept = {name: value for name, value in state.items() if "num_batches" not in name}
+    network.load_state_dict(kept)
+    with pytest.warns(PeerdgWarning, match="ResNet seems to be trained"):
+        Classifier.from_module(network, classes=("a", "b"))
 
 
 def test_a_head_that_does_not_fit_the_classes_is_refused():

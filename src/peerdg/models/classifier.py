@@ -1,13 +1,14 @@
 """A classifier: an encoder H, a linear head C, and what it needs to read an image."""
 
 import copy
+import warnings
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from peerdg.errors import ConfigError, DataError
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.last_layer import find_last_layer
 
 
@@ -63,8 +64,8 @@ class Classifier(nn.Module):
         module: nn.Module,
         *,
         classes: Sequence[str],
-        mean: Sequence[float] = (0.0, 0.0, 0.0),
-        std: Sequence[float] = (1.0, 1.0, 1.0),
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         image_size: int | None = None,
     ) -> "Classifier":
         """Make a classifier of any network whose last linear layer gives the logits.
@@ -73,21 +74,38 @@ class Classifier(nn.Module):
         no softmax either: a few random images are shown to the network to make sure that the
         layer's output is the network's. The module is copied.
 
+        Pre-trained weights expect images normalised as in their training. A warning is given if
+        `mean` and `std` are left out and a batch-normalisation layer of the network holds other
+        statistics than a new one. That finds the usual ImageNet networks with batch normalisation,
+        and networks that were trained on images in [0, 1], for which `mean=(0.0, 0.0, 0.0)` says
+        so. It cannot find pre-trained weights of networks without batch normalisation.
+
         Args:
             module: The network, from images `[B, 3, H, W]` to logits.
             classes: Class names in the order of the logits.
-            mean: Per-channel mean to subtract, on the scale 0..1.
-            std: Per-channel scale to divide by.
+            mean: Per-channel mean to subtract, on the scale 0..1; default 0.
+            std: Per-channel scale to divide by; default 1.
             image_size: Side of images it takes, where it does not take one of the usual sizes.
 
         Raises:
             ConfigError: If no linear layer gives the network's output.
         """
+        if mean is None and std is None and _has_learnt_statistics(module):
+            warnings.warn(
+                f"{type(module).__name__} seems to be trained, but neither mean nor std is given: "
+                "it will see images in [0, 1]. Weights of ImageNet expect "
+                "Classifier.from_module(network, classes=..., mean=(0.485, 0.456, 0.406), "
+                "std=(0.229, 0.224, 0.225)); give mean=(0.0, 0.0, 0.0) if yours were trained on "
+                "images in [0, 1].",
+                PeerdgWarning,
+                stacklevel=2,
+            )
         encoder = copy.deepcopy(module)
         name = find_last_layer(encoder, image_size)
         head = encoder.get_submodule(name)
         encoder.set_submodule(name, nn.Identity())
         assert isinstance(head, nn.Linear)  # noqa: S101  (narrows the type; found as a Linear above)
+        mean, std = mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0)
         return cls(encoder, head, classes=classes, mean=mean, std=std)
 
     @property
@@ -123,8 +141,8 @@ def as_classifier(
     network: object,
     *,
     classes: Sequence[str],
-    mean: Sequence[float],
-    std: Sequence[float],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
     image_size: int,
 ) -> Classifier:
     """A network of the user's own as a classifier; a `Classifier` stays as it is.
@@ -132,8 +150,8 @@ def as_classifier(
     Args:
         network: A `Classifier`, or a module as `Classifier.from_module` takes it.
         classes: Class names in the order of the logits.
-        mean: Per-channel mean to subtract, on the scale 0..1.
-        std: Per-channel scale to divide by.
+        mean: Per-channel mean to subtract, on the scale 0..1; None if nobody stated one.
+        std: Per-channel scale to divide by; None likewise.
         image_size: Side of the images it will be shown.
 
     Raises:
@@ -149,6 +167,16 @@ def as_classifier(
     return Classifier.from_module(
         network, classes=classes, mean=mean, std=std, image_size=image_size
     )
+
+
+def _has_learnt_statistics(module: nn.Module) -> bool:
+    """Whether a batch-normalisation layer has seen images, by the statistics it holds."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_var is not None:
+            assert part.running_mean is not None  # noqa: S101  (both are there, or none)
+            if part.running_mean.any() or (part.running_var != 1).any():
+                return True
+    return False
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
