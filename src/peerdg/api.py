@@ -29,7 +29,7 @@ from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, load_stored
 from peerdg.runner import execute, model_folder
 from peerdg.train.own import resolve_own
-from peerdg.train.progress import Progress, Silent
+from peerdg.train.progress import Progress, choose_progress
 from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import RunConfig, resolve
 
@@ -41,7 +41,7 @@ def fit(
     *,
     out: str | Path,
     existing: Existing = "refuse",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     model: nn.Module | None = None,
     profile: bool = False,
     **options: Any,
@@ -55,7 +55,8 @@ def fit(
         out: The run folder to make.
         existing: What to do if `out` holds a run: `"refuse"`, `"resume"`, `"renew"`
             (resume, or replace if the data has changed) or `"overwrite"`.
-        progress: Receives progress events; silent by default.
+        progress: Receives what happens; default: shown in a terminal or notebook. False switches
+            it off, True shows it anywhere, on standard error.
         model: Your own network to train, in place of a named backbone. A `Classifier` is trained
             itself; its classes are matched with those of the data by name. Of any other module a
             copy is trained, as a `Classifier` with the classes of the data in their order;
@@ -85,12 +86,12 @@ def fit(
     else:
         root = {} if splits is not None else {"root": str(data)}
         config, _ = resolve_own({**root, **options}, splits)
+    shown = choose_progress(progress)
     run = RunFolder.open(Path(out), config, existing=existing)
     try:
-        classifier = execute(
-            config, run, progress or Silent(), splits=splits, model=model, profile=profile
-        )
+        classifier = execute(config, run, shown, splits=splits, model=model, profile=profile)
     finally:
+        shown.close()
         run.close()
     description = load_stored(run.model, classifier)[1]
     return Run(Path(out), config, _model(classifier, description))

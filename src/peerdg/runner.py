@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -35,14 +35,16 @@ from peerdg.methods.base import Method, Surroundings
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of
 from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import Classifier, as_classifier
+from peerdg.models.classifier import Classifier, as_classifier, images_per_pass
 from peerdg.models.names import check_backbone, has_normalisation
 from peerdg.models.pretrained import initialise, weights_file
 from peerdg.models.stored import DESCRIPTION, load_stored, save_model
 from peerdg.rng import seeded
+from peerdg.train.calibrate import Trial, calibrate
+from peerdg.train.forecast import Costs, PhasePlan, RunPlan
 from peerdg.train.hardware import has_bf16
 from peerdg.train.keeper import Keeper
-from peerdg.train.loop import Evaluate, Phase, run_phase
+from peerdg.train.loop import Evaluate, Phase, evaluation_epochs, run_phase
 from peerdg.train.manifest import check_manifest
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.profile import profiled
@@ -67,7 +69,7 @@ def execute(
     Args:
         config: The complete description.
         run: The folder, held by this process.
-        progress: Is told what happens.
+        progress: Receives what happens.
         splits: The data, for data sets that only exist in memory.
         model: The network to train, in place of `config.backbone`; a module that is no
             `Classifier` becomes one with the classes of the data.
@@ -113,6 +115,11 @@ def execute(
         run.event("damaged", message=problem)
     run.event("resume" if keeper.resumes else "start", torch=torch.__version__)
     evaluate = partial(evaluate_models, domains=domains, size=source.size)
+    plan = run_plan(config, len(source))
+    costs = None
+    if progress.shows_time:
+        costs = measure_costs(config, plan, network, source, domains)
+    progress.start_run(plan, costs, spent=time.perf_counter() - began)
     try:
         with profiled(run.profile_file, device) if profile else nullcontext():
             method = _train(config, keeper, source, evaluate, network, progress)
@@ -125,6 +132,7 @@ def execute(
         raise
     finally:
         keeper.close()
+    progress.enter("finish")
     _finish(config, run, method, splits, source.size, time.perf_counter() - began)
     return method.observed[method.deployed_name]
 
@@ -138,19 +146,13 @@ def _train(
     progress: Progress,
 ) -> Method:
     """Pre-training, then the method; a resumed run enters where it left."""
-    bf16 = config.precision == "bf16"
-    phases: list[tuple[Phase, Callable[[], Method]]] = []
-    if config.pretrain.epochs:
-        phases.append((Phase("pretrain", config.pretrain, None, bf16), lambda: ERM(model)))
-    main = Phase("train", config.train, config.evaluate_every, bf16)
-    phases.append((main, lambda: build_method(config, model, source)))
     method: Method
     with stop_on_signals() as stop:
-        for phase, make in phases:
+        for phase in _phases(config):
             if keeper.is_past(phase.name):
                 continue
             with seeded(config.seed, "init", phase.name):
-                method = make().to(source.device)
+                method = _method_of(phase, config, model, source, len(source)).to(source.device)
             run_phase(
                 phase,
                 method,
@@ -181,8 +183,83 @@ def _network(
     return as_classifier(given, classes=classes, mean=mean, std=std, image_size=size)
 
 
-def build_method(config: RunConfig, model: Classifier, source: Source) -> Method:
-    """The configured method around `model`."""
+def _phases(config: RunConfig) -> list[Phase]:
+    bf16 = config.precision == "bf16"
+    main = Phase("train", config.train, config.evaluate_every, bf16)
+    first = Phase("pretrain", config.pretrain, None, bf16)
+    return [first, main] if config.pretrain.epochs else [main]
+
+
+def _method_of(
+    phase: Phase, config: RunConfig, model: Classifier, source: Source, images: int
+) -> Method:
+    """What a phase trains, on all of the `images` or on a sample of them."""
+    return ERM(model) if phase.name == "pretrain" else build_method(config, model, source, images)
+
+
+def run_plan(config: RunConfig, images: int, *, fitted: bool = False) -> RunPlan:
+    """What the run is going to do, for its time."""
+    period = getattr(config.method_settings, "k", 1)
+    phases = [
+        PhasePlan(
+            phase.name,
+            epochs=phase.settings.epochs,
+            steps=steps_per_epoch(phase.settings, images),
+            period=period if phase.evaluate_every else 1,
+            evaluations=evaluation_epochs(phase),
+        )
+        for phase in _phases(config)
+    ]
+    return RunPlan(tuple(phases), fitted=fitted)
+
+
+def measure_costs(
+    config: RunConfig,
+    plan: RunPlan,
+    model: Classifier,
+    source: Source,
+    domains: Mapping[str, Domain],
+) -> Costs | None:
+    """Try out a few steps and an evaluation on copies; None if that cannot be done."""
+    largest = max(domains.values(), key=len) if domains else source.domain
+    sample = largest.subset(torch.arange(min(len(largest), images_per_pass(source.size))))
+
+    def evaluate(models: Mapping[str, Classifier]) -> int:
+        evaluate_models(models, {"sample": sample}, size=source.size)
+        return len(sample)
+
+    trials = [
+        Trial(
+            planned,
+            phase.settings,
+            partial(_method_of, phase, config, images=len(source)),
+            bf16=phase.bf16,
+        )
+        for planned, phase in zip(plan.phases, _phases(config), strict=True)
+    ]
+    validation = domains.get(VALIDATION)
+    return calibrate(
+        trials,
+        model,
+        source,
+        seed=config.seed,
+        evaluate=evaluate,
+        evaluated_images=sum(map(len, domains.values())),
+        finish_images=0 if validation is None else len(validation),
+    )
+
+
+def build_method(
+    config: RunConfig, model: Classifier, source: Source, images: int | None = None
+) -> Method:
+    """The configured method around `model`.
+
+    Args:
+        config: The run's description.
+        model: The network.
+        source: The training images, or a sample of them.
+        images: How many there are in all, if `source` is a sample.
+    """
     settings = config.augment
     augment = Policy.named(
         settings.policy,
@@ -192,11 +269,12 @@ def build_method(config: RunConfig, model: Classifier, source: Source) -> Method
         absolute_pixels=settings.absolute_pixels,
         seed=config.seed,
     )
-    seen = steps_per_epoch(config.train, len(source)) * config.train.batch_size
+    images = images or len(source)
+    seen = steps_per_epoch(config.train, images) * config.train.batch_size
     surroundings = Surroundings(
         augment=augment,
         clean=source.clean,
-        passes=seen / len(source) if source.repeats else 0,
+        passes=seen / images if source.repeats else 0,
         load_model=lambda path: load_stored(model_folder(Path(path)))[0],
     )
     kind: type[Method] = implementation_of(config.method)

@@ -12,3 +12,8 @@ def visible(text: str) -> str:
 
 def _written_out(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def visible_lines(text: str) -> str:
+    """`visible` for text of several lines: their breaks stay, everything else is written out."""
+    return "\n".join(map(visible, text.split("\n")))

@@ -1,9 +1,9 @@
 """Where the command line writes: results to standard output, everything else to standard error."""
 
-from rich.console import Console
+from peerdg.terminal import Terminal
 
-console = Console(soft_wrap=False, highlight=False)
-error_console = Console(stderr=True, highlight=False)
+console = Terminal(soft_wrap=False, highlight=False)
+error_console = Terminal(stderr=True, highlight=False)
 
 
 def say_problem(message: str, *, hint: str | None = None) -> None:

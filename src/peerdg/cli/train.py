@@ -95,6 +95,6 @@ def train_into(
         try:
             execute(config, run, progress, profile=profile)
         finally:
-            progress.end_phase()
+            progress.close()
     finally:
         run.close()

@@ -61,7 +61,7 @@ def run_phase(
         seed: The run's seed; every draw derives from it and the position.
         evaluate: Judges the observed models; its records are kept as they are.
         keeper: Saves and restores states, writes records.
-        progress: Is told what happens.
+        progress: Receives what happens.
         stop: Becomes true when a signal asks to stop.
 
     Raises:
@@ -73,11 +73,14 @@ def run_phase(
     state = TrainState(phase.name, method, make_optimizer(method, settings))
     guard = Guard(state)
     keeper.restore(state)
-    progress.start_phase(phase.name, epochs=settings.epochs, steps=steps, done=state.epoch)
+    progress.start_phase(
+        phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
+    )
     if phase.evaluate_every and state.epoch == 0 and state.step == 0:
         _evaluate(state, evaluate, keeper, progress)
     while state.epoch < settings.epochs:
         clock = time.perf_counter()
+        progress.enter("start of epoch")
         method.train()
         with stage("start of epoch"):
             started = method.start_epoch(state.epoch)
@@ -85,6 +88,7 @@ def run_phase(
         set_learning_rate(state.optimizer, rate)
         order = epoch_order(settings, len(source), seed, phase.name, state.epoch)
         key = (phase.name, state.epoch)
+        progress.enter("training")
         for rows, batch in epoch_batches(
             method, source, order, start=state.step, seed=seed, key=key
         ):
@@ -96,6 +100,7 @@ def run_phase(
             progress.step(state.epoch, state.step, images=len(rows), terms=terms)
             if state.step < steps:  # a finished epoch is concluded before it is saved
                 _save_if_due(stop, keeper, state, guard)
+        progress.enter("end of epoch")
         guard.check_weights()
         with stage("end of epoch"):
             ended = method.end_epoch(state.epoch)
@@ -106,10 +111,10 @@ def run_phase(
         if is_due(phase, state.epoch):
             _evaluate(state, evaluate, keeper, progress)
         _save_if_due(stop, keeper, state, guard, last=state.epoch == settings.epochs)
-    progress.end_phase()
 
 
 def _evaluate(state: TrainState, evaluate: Evaluate, keeper: Keeper, progress: Progress) -> None:
+    progress.enter("evaluation")
     with stage("evaluation"):
         records = evaluate(state.method.observed)
     keeper.record_evaluation(state, records, progress)
@@ -120,6 +125,13 @@ def is_due(phase: Phase, epochs: int) -> bool:
     if phase.evaluate_every is None:
         return False
     return epochs % phase.evaluate_every == 0 or epochs == phase.settings.epochs
+
+
+def evaluation_epochs(phase: Phase) -> tuple[int, ...]:
+    """After how many epochs of the phase the targets are evaluated; 0 is before the first."""
+    if phase.evaluate_every is None:
+        return ()
+    return (0, *(n for n in range(1, phase.settings.epochs + 1) if is_due(phase, n)))
 
 
 def _save_if_due(

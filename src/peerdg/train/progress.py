@@ -1,23 +1,29 @@
-"""What a person sees while a run trains: bar, loss terms, rate, time left, last accuracies."""
+"""Progress of a run: one steady block on a terminal, a line now and then in a log."""
 
+import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.live import Live
 from torch import Tensor
 
-from peerdg.data import CRAFTED
+from peerdg.terminal import Terminal
+from peerdg.train.display import Block, in_short
+from peerdg.train.forecast import Activity, Costs, Forecast, RunPlan, duration
 from peerdg.train.reading import ReadingBar
 
-REFRESH_SECONDS = 0.5  # of the bar
+REFRESH_SECONDS = 0.5  # of the block
 LINE_SECONDS = 30.0  # between lines where there is no terminal
+ACTIVITIES = {"evaluation": "evaluating", "finish": "storing the model"}
 
 
 class Progress(Protocol):
-    """Is told what happens in a run."""
+    """Receives the events of a run."""
+
+    shows_time: bool
+    """Whether the time left is wanted; if so, `start_run` gets costs measured in advance."""
 
     def note(self, text: str) -> None:
         """Something was found or decided that a person may want to know."""
@@ -27,8 +33,16 @@ class Progress(Protocol):
         """So many of the files are read."""
         ...
 
-    def start_phase(self, name: str, *, epochs: int, steps: int, done: int) -> None:
-        """A phase begins, or goes on after `done` epochs."""
+    def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
+        """Training begins, `spent` seconds after the start."""
+        ...
+
+    def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
+        """A phase begins, or goes on after `done` epochs and `step` steps."""
+        ...
+
+    def enter(self, activity: Activity) -> None:
+        """Something else is done from now on."""
         ...
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
@@ -39,46 +53,65 @@ class Progress(Protocol):
         """The observed models were evaluated."""
         ...
 
-    def end_phase(self) -> None:
-        """The phase is over, or was given up."""
+    def close(self) -> None:
+        """The run is over, or was given up."""
         ...
 
 
 class Silent:
-    """Says nothing."""
+    """Shows nothing."""
+
+    shows_time = False
 
     def note(self, text: str) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
     def reading(self, what: str, done: int, total: int) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
-    def start_phase(self, name: str, *, epochs: int, steps: int, done: int) -> None:
-        """Say nothing."""
+    def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
+        """Show nothing."""
+
+    def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
+        """Show nothing."""
+
+    def enter(self, activity: Activity) -> None:
+        """Show nothing."""
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
     def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
-    def end_phase(self) -> None:
-        """Say nothing."""
+    def close(self) -> None:
+        """Show nothing."""
 
 
 class ConsoleProgress:
-    """A bar on a terminal; a line per evaluation anywhere.
+    """A block that is updated in place on a terminal; lines, one per evaluation, in a log.
 
     Args:
         console: Where to write; standard error by convention, so that results can be piped.
         label: Put in front of every line, e.g. the method and seed.
+        clock: Seconds; only differences count.
     """
 
-    def __init__(self, console: Console, label: str = "") -> None:
+    shows_time = True
+
+    def __init__(
+        self, console: Console, label: str = "", *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.console = console
         self.label = label
-        self._bar: Bar | None = None
+        self.clock = clock
+        self.block = Block(label=label.strip())
+        self._is_live = is_live(console)
+        self._live: Live | None = None
         self._reading = ReadingBar(console, label)
+        self._forecast: Forecast | None = None
+        self._announce: Callable[[Forecast], str] | None = None
+        self._images = 0
 
     def note(self, text: str) -> None:
         """One line."""
@@ -88,80 +121,132 @@ class ConsoleProgress:
         """A bar while files are read."""
         self._reading(what, done, total)
 
-    def start_phase(self, name: str, *, epochs: int, steps: int, done: int) -> None:
-        """Show a bar over all steps of the phase."""
-        self._name, self._epochs, self._steps = name, epochs, steps
-        self._started_at = self._shown_at = time.monotonic()
-        self._images, self._done, self._done_before = 0, done * steps, done * steps
-        if not self.console.is_terminal:
+    def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
+        """Remember the plan; the time is announced when it is known where the run goes on."""
+        self._reading.close()
+        self._forecast = Forecast(plan, costs, self.clock)
+        if costs is not None:
+            self._announce = lambda forecast: announcement(forecast, spent=spent)
+
+    def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
+        """Show the block."""
+        block = self.block
+        block.phase, block.epochs, block.epoch = name, epochs, min(done + 1, epochs)
+        block.rate, block.terms, block.activity = None, {}, ""
+        self._shown_at = self.clock()
+        if self._forecast is not None:
+            self._forecast.start_phase(name, epochs=done, steps=step)
+            if self._announce is not None:
+                self._say(self._announce(self._forecast))
+                self._announce = None
+        if not self._is_live:
             again = f", going on after epoch {done}" if done else ""
             self._say(f"{name}: {epochs} epochs of {steps} steps{again}")
             return
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}"),
+        if self._live is not None:  # of the phase before
+            return
+        self._live = Live(
             console=self.console,
+            get_renderable=self._updated_block,
+            refresh_per_second=1 / REFRESH_SECONDS,
             transient=True,
+            vertical_overflow="crop",
         )
-        self._bar.start()
-        self._task = self._bar.add_task(
-            name, total=epochs * steps, completed=done * steps, status=""
-        )
+        self._live.start()
+
+    def enter(self, activity: Activity) -> None:
+        """Show what is done, if it is not training."""
+        self.block.activity = ACTIVITIES.get(activity, "")
+        if self._forecast is not None:
+            self._forecast.enter(activity)
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
-        """Move the bar; read the loss terms only when it is drawn."""
-        self._done, self._images = epoch * self._steps + step, self._images + images
-        now = time.monotonic()
-        pause = LINE_SECONDS if self._bar is None else REFRESH_SECONDS
-        if now - self._shown_at < pause:
+        """Count the step; read the loss terms only now and then."""
+        if self._forecast is not None:
+            self._forecast.step(epoch, step)
+        self.block.epoch, self._images = epoch + 1, images
+        now = self.clock()
+        if now - self._shown_at < (REFRESH_SECONDS if self._is_live else LINE_SECONDS):
             return
         self._shown_at = now
-        losses = " ".join(f"{name} {float(value):.3f}" for name, value in terms.items())
-        where = f"{self._name} {epoch + 1}/{self._epochs}"
-        if self._bar is None:
-            self._say(f"{where}  {losses}  {self._pace()}")
-        else:
-            status = f"{self._rate():.0f} images/s  {losses}"
-            description = f"{self.label}{where}"
-            self._bar.update(
-                self._task, completed=self._done, description=description, status=status
-            )
+        block = self._updated_block()
+        block.terms = {name: float(value) for name, value in terms.items()}
+        if not self._is_live:
+            losses = " ".join(f"{name} {value:.3f}" for name, value in block.terms.items())
+            rate = "" if block.rate is None else f"  {block.rate:.0f} images/s"
+            left = "" if block.left is None else f"  {duration(block.left)} left"
+            self._say(f"{block.phase} {epoch + 1}/{block.epochs}  {losses}{rate}{left}")
 
     def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
-        """One line per observed model with its accuracy on each domain."""
-        models = dict.fromkeys(record["model"] for record in records)
-        for model in models:
-            accuracy = {r["domain"]: r["accuracy"] for r in records if r["model"] == model}
-            shown = "  ".join(f"{name} {value:.1f}" for name, value in _in_short(accuracy).items())
-            self._say(f"epoch {epoch:>4}/{self._epochs}  {model:<6}{shown}")
+        """Show the accuracy of each observed model on each domain."""
+        accuracy: dict[str, dict[str, float]] = {}
+        for record in records:
+            accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
+        self.block.accuracy, self.block.evaluated = accuracy, epoch
+        if self._is_live:
+            return
+        for model, values in accuracy.items():
+            shown = "  ".join(
+                f"{name} {value:.1f}" for (_, name), value in in_short(values).items()
+            )
+            self._say(f"epoch {epoch:>4}/{self.block.epochs}  {model:<6}{shown}")
 
-    def end_phase(self) -> None:
-        """Take the bar away."""
+    def close(self) -> None:
+        """Take the block away."""
         self._reading.close()
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
-    def _rate(self) -> float:
-        """Images per second since the phase began in this process."""
-        return self._images / max(time.monotonic() - self._started_at, 1e-9)
-
-    def _pace(self) -> str:
-        """Rate and time left, for a log file; a terminal's bar has them anyway."""
-        elapsed = time.monotonic() - self._started_at
-        done_here = self._done - self._done_before
-        left = elapsed / done_here * (self._epochs * self._steps - self._done)
-        return f"{self._rate():.0f} images/s  {left / 60:.1f} min left"
+    def _updated_block(self) -> Block:
+        """The block as it is now; also called between two steps, by the thread that draws it."""
+        forecast, block = self._forecast, self.block
+        if forecast is not None:
+            block.left = forecast.left()
+            block.share = max(block.share, forecast.share())  # a new estimate moves no bar back
+            if forecast.step_seconds:
+                block.rate = self._images / forecast.step_seconds
+        return block
 
     def _say(self, text: str) -> None:
         self.console.print(f"{self.label}{text}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _in_short(accuracy: Mapping[str, float]) -> dict[str, float]:
-    """The domains, with one mean in place of the many families of crafted validation."""
-    crafted = [value for name, value in accuracy.items() if name.startswith(CRAFTED)]
-    mean = {CRAFTED.rstrip(":"): sum(crafted) / len(crafted)} if crafted else {}
-    return {k: v for k, v in accuracy.items() if not k.startswith(CRAFTED)} | mean
+def announcement(forecast: Forecast, *, spent: float) -> str:
+    """A sentence about how long the run takes, before its first step."""
+    left, plan = forecast.left() or 0.0, forecast.plan
+    if forecast.share() > 0:
+        return f"About {duration(left)} left on this machine."
+    epochs = " + ".join(str(phase.epochs) for phase in plan.phases)
+    phases = " + ".join(phase.name for phase in plan.phases)
+    evaluations = sum(len(phase.evaluations) for phase in plan.phases)
+    hint = "" if plan.fitted else " --minutes N fits it to N minutes."
+    return (
+        f"About {duration(spent + left)} in all on this machine: {epochs} epochs ({phases}), "
+        f"{evaluations} evaluations.{hint}"
+    )
+
+
+def is_live(console: Console) -> bool:
+    """Whether a block can be updated in place there."""
+    if console.is_jupyter:
+        return importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def choose_progress(
+    progress: Progress | bool | None = None, *, console: Console | None = None
+) -> Progress:
+    """What was asked for; by default a display where a person is looking, else silence.
+
+    Args:
+        progress: A display; True for one on standard error, False for none; None decides by
+            whether standard error is a terminal, or this is a notebook.
+        console: In place of standard error.
+    """
+    if progress is not None and not isinstance(progress, bool):
+        return progress
+    console = console or Terminal(stderr=True, highlight=False)
+    if progress is None:
+        progress = console.is_terminal or console.is_jupyter
+    return ConsoleProgress(console) if progress else Silent()

@@ -1,5 +1,6 @@
 """The training images as a method sees them: rows of one tensor, through the base transform."""
 
+import copy
 from dataclasses import replace
 
 import torch
@@ -63,6 +64,13 @@ class Source:
             index=rows if self._view is None else None,
             seed=seed_for(seed, "augment", *key),
         )
+
+    def sample(self, images: int) -> "Source":
+        """A source with at most this many of the images, spread over all of them."""
+        rows = torch.linspace(0, len(self) - 1, min(images, len(self))).long()
+        part = copy.copy(self)
+        part.domain = self.domain.subset(rows.to(self.device))
+        return part
 
     @property
     def repeats(self) -> bool:
