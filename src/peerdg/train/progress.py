@@ -152,7 +152,7 @@ class ConsoleProgress:
             transient=True,
             vertical_overflow="crop",
         )
-        self._live.start()
+        self._live.start(refresh=True)
 
     def enter(self, activity: Activity) -> None:
         """Show what is done, if it is not training."""
