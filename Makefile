@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint mutants bench clean
 
 demo: $(READY)
 	$(BIN)/peerdg demo
@@ -23,6 +23,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Whether the tests notice mistakes: hundreds of them, one at a time; hours, and it can be resumed.
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
