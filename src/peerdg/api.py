@@ -1,7 +1,9 @@
 """What a Python user calls: `fit` and `load_model`, and what they give back."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from peerdg.data.objects import as_domain
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.split import hold_out
-from peerdg.errors import ConfigError, DataError
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.detail import WORST, Detail, evaluate_in_detail
 from peerdg.evaluate.predictions import Answers, FilePrediction, answer, predict_files
@@ -28,9 +30,11 @@ from peerdg.export.write import Exported, export_model
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, load_stored
 from peerdg.runner import execute, model_folder
+from peerdg.text import visible
 from peerdg.train.own import resolve_own
 from peerdg.train.progress import Progress, choose_progress
 from peerdg.train.rundir import Existing, RunFolder
+from peerdg.train.seen import KnownImages, Seen, read_known_images
 from peerdg.train.settings import RunConfig, resolve
 
 ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor
@@ -94,7 +98,7 @@ def fit(
         shown.close()
         run.close()
     description = load_stored(run.model, classifier)[1]
-    return Run(Path(out), config, _model(classifier, description))
+    return Run(Path(out), config, _model(classifier, description, Path(out)))
 
 
 def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:
@@ -174,6 +178,8 @@ class Model:
         image_size: Side of the images that the network sees.
         stored_size: Side of the squares that images are decoded to; None if it is the same.
         description: What is stored beside the weights, for exports and the model card.
+        folder: Run folder or model folder that it comes from, if any. A run folder knows the images
+            it was trained on, and an evaluation on them gives a warning.
     """
 
     def __init__(
@@ -183,11 +189,13 @@ class Model:
         *,
         stored_size: int | None = None,
         description: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.classifier = classifier.eval()
         self.image_size = image_size
         self.stored_size = stored_size or image_size
         self.description = dict(description or {})
+        self.folder = folder
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -228,14 +236,31 @@ class Model:
         )
 
     def evaluate(self, domain: Domain) -> dict[str, Any]:
-        """Images, correct answers, accuracy in percent and loss on `domain`, classes by name."""
+        """Images, correct answers, accuracy in percent and loss on `domain`, classes by name.
+
+        Warns if the model's run folder says that images of `domain` were trained on.
+        """
         domain = domain.with_classes(self.classes)
+        self._count_seen(domain)
         return evaluate_domain(self.classifier, domain, size=self.image_size)
 
     def evaluate_in_detail(self, domain: Domain, *, worst: int = WORST) -> Detail:
         """`evaluate`, and by class, confusion, calibration, and the `worst` mistakes."""
         domain = domain.with_classes(self.classes)
-        return evaluate_in_detail(self.classifier, domain, size=self.image_size, worst=worst)
+        seen = self._count_seen(domain)
+        detail = evaluate_in_detail(self.classifier, domain, size=self.image_size, worst=worst)
+        return replace(detail, seen=seen)
+
+    def _count_seen(self, domain: Domain) -> Seen | None:
+        """How many images were trained on, with a warning; None if that is not known."""
+        seen = None if self._known_images is None else self._known_images.count(domain)
+        if seen is not None and seen.trained:
+            warnings.warn(f"'{visible(domain.name)}': {seen}", PeerdgWarning, stacklevel=3)
+        return seen
+
+    @cached_property
+    def _known_images(self) -> KnownImages | None:
+        return None if self.folder is None else read_known_images(self.folder)
 
     def export(self, path: str | Path, *, format: Format, overwrite: bool = False) -> Exported:
         """Write the model as `"onnx"`, `"torch-export"` or `"safetensors"`, and check the result.
@@ -282,15 +307,16 @@ def load_model(path: str | Path, *, network: nn.Module | None = None) -> Model:
         network: The network the weights belong to, if you trained one of your own.
     """
     classifier, description = load_stored(model_folder(Path(path)), network)
-    return _model(classifier, description)
+    return _model(classifier, description, Path(path))
 
 
-def _model(classifier: Classifier, description: Mapping[str, Any]) -> Model:
+def _model(classifier: Classifier, description: Mapping[str, Any], folder: Path) -> Model:
     return Model(
         classifier,
         description["image_size"],
         stored_size=description["stored_size"],
         description=description,
+        folder=folder,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from peerdg.data.domain import Domain, Splits
 
 _SHOWN = 10
+HASH_DIGITS = 16  # of each hash that records keep
 
 # For each part of the data ("train", "target:sketch"), the hash of each file by its path.
 Contents = dict[str, dict[str, str]]
@@ -22,7 +23,7 @@ def contents_of(splits: Splits) -> Contents:
     if splits.validation is not None:
         parts["validation"] = splits.validation
     return {
-        name: dict(zip(domain.paths, (h[:16] for h in domain.hashes), strict=True))
+        name: dict(zip(domain.paths, (h[:HASH_DIGITS] for h in domain.hashes), strict=True))
         for name, domain in parts.items()
         if domain.paths is not None and domain.hashes is not None
     }

@@ -1,9 +1,12 @@
-"""SHA-256 over many bytes, block by block, so that all cores can share the work."""
+"""Hashes of many bytes in parts, so that all cores can share the work."""
 
 import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
 
 BLOCK = 2**24
 
@@ -52,6 +55,16 @@ def digest(data: memoryview) -> str:
         with ThreadPoolExecutor(min(cores(), 16)) as pool:
             parts = list(pool.map(_sha256, blocks))
     return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def item_hashes(items: NDArray[np.uint8]) -> tuple[str, ...]:
+    """A hash of 64 bits of each `items[row]`, as 16 hex digits."""
+    with ThreadPoolExecutor(min(cores(), 16)) as pool:
+        return tuple(pool.map(_short_hash, items))
+
+
+def _short_hash(item: NDArray[np.uint8]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(item).data, digest_size=8).hexdigest()
 
 
 def _blocks(data: memoryview) -> Iterator[memoryview]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peerdg.config import nearest
 from peerdg.data import is_target
-from peerdg.data.digest import digest
+from peerdg.data.digest import digest, item_hashes
 from peerdg.errors import DataError
 
 
@@ -97,6 +97,11 @@ class Domain:
     def images_digest(self) -> str:
         """SHA-256 of the pixels in blocks."""
         return digest(self.images.contiguous().numpy().data)
+
+    @cached_property
+    def pixel_hashes(self) -> tuple[str, ...]:
+        """A hash of each image's pixels, 16 hex digits."""
+        return item_hashes(self.images.contiguous().numpy())
 
     def subset(self, index: Tensor, *, name: str | None = None) -> "Domain":
         """The images at `index`, in that order."""

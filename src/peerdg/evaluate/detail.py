@@ -11,6 +11,7 @@ from peerdg.evaluate.calibration import Calibration, calibration
 from peerdg.evaluate.interval import wilson
 from peerdg.evaluate.predictions import answer
 from peerdg.models.classifier import Classifier, images_per_pass
+from peerdg.train.seen import Seen
 
 WORST = 12  # mistakes that are kept
 
@@ -72,6 +73,7 @@ class Detail:
         calibration: Expected calibration error, with its bins.
         worst: The wrong answers that the model is most sure of, the surest first.
         skipped: Files that were left out because they cannot be decoded.
+        seen: How many of the images the model was trained on; None if that is not known.
     """
 
     domain: str
@@ -81,6 +83,7 @@ class Detail:
     calibration: Calibration
     worst: tuple[Mistake, ...]
     skipped: int = 0
+    seen: Seen | None = None
 
     @property
     def n(self) -> int:
@@ -127,6 +130,8 @@ class Detail:
             "confusion": self.confusion.tolist(),
             "worst": [asdict(mistake) for mistake in self.worst],
             "skipped": self.skipped,
+            "trained_on": None if self.seen is None else self.seen.trained,
+            "validated_on": None if self.seen is None else self.seen.validated,
         }
 
 

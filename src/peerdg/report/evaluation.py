@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from peerdg.data import VALIDATION
 from peerdg.data.domain import Domain
 from peerdg.evaluate.calibration import BINS
 from peerdg.evaluate.detail import Detail
@@ -83,6 +84,8 @@ def mistakes_table(detail: Detail) -> Table:
 def remarks(detail: Detail) -> list[str]:
     """What to know before comparing the numbers."""
     said = []
+    if detail.seen is not None and detail.domain != VALIDATION and str(detail.seen):
+        said.append(str(detail.seen))
     if detail.missing:
         said.append(f"No images of: {', '.join(detail.missing)}.")
     if detail.skipped:

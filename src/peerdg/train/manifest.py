@@ -16,6 +16,7 @@ from peerdg.files import write_json
 from peerdg.schema import conform, read_json
 from peerdg.text import visible
 from peerdg.train.rundir import RunFolder
+from peerdg.train.seen import write_known_images
 from peerdg.train.settings import RunConfig
 from peerdg.train.started import new_options, read_started
 from peerdg.version import __version__
@@ -61,6 +62,7 @@ def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
 
 def _write_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
     write_json(run.files_file, contents_of(splits))
+    write_known_images(run, splits)
     write_json(run.manifest_file, _manifest(config, splits))
 
 

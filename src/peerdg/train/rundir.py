@@ -3,6 +3,7 @@
     config.toml      everything that decides the run; `peerdg train --config` repeats it
     manifest.json    what it was started with: options, versions, data fingerprints, command
     files.json       the hash of every image file
+    images.json      a hash of the pixels of every image that was learnt from or validated on
     metrics.jsonl    losses, policies, accuracies; equal to the last bit in a repeated run
     events.jsonl     starts, stops, seconds, failures
     checkpoint/      the newest two states, to resume from
@@ -64,6 +65,7 @@ class RunFolder:
         self.config_file = path / "config.toml"
         self.manifest_file = path / "manifest.json"
         self.files_file = path / "files.json"
+        self.images_file = path / "images.json"
         self.checkpoints = path / "checkpoint"
         self.snapshots = path / "snapshots"
         self.model = path / "model"
@@ -255,6 +257,7 @@ class RunFolder:
         for part in (
             self.done_file, self.failure_file, self.metrics.path, self.events.path,
             self.checkpoints, self.snapshots, self.model, self.manifest_file, self.files_file,
+            self.images_file,
             self.profile_file, self.path / "report.md",
         ):  # fmt: skip
             remove(part)
