@@ -1,6 +1,6 @@
 """Accuracy on whole domains, in large batches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,11 @@ from peerdg.models.classifier import Classifier, images_per_pass
 
 @torch.inference_mode()
 def evaluate_domain(
-    model: Classifier, domain: Domain, *, size: int | None = None
+    model: Classifier,
+    domain: Domain,
+    *,
+    size: int | None = None,
+    before_chunk: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Images, correct answers, accuracy in percent and mean cross-entropy on a domain.
 
@@ -23,6 +27,7 @@ def evaluate_domain(
         model: The classifier.
         domain: Images with labels in the model's class order.
         size: Side to which images are resized; None leaves them as they are.
+        before_chunk: Called before each chunk of images; it may raise to give up.
     """
     size = size or domain.image_size[0]
     batch = images_per_pass(size)
@@ -31,12 +36,16 @@ def evaluate_domain(
     loss = torch.zeros((), dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
-    for images, labels in zip(domain.images.split(batch), domain.labels.split(batch), strict=True):
-        labels = labels.to(device)
-        logits = model(resize(images.to(device), size))
-        correct += (logits.argmax(1) == labels).sum()
-        loss += F.cross_entropy(logits, labels, reduction="sum")
-    model.train(was_training)
+    chunks = zip(domain.images.split(batch), domain.labels.split(batch), strict=True)
+    try:
+        for images, labels in chunks:
+            before_chunk()
+            labels = labels.to(device)
+            logits = model(resize(images.to(device), size))
+            correct += (logits.argmax(1) == labels).sum()
+            loss += F.cross_entropy(logits, labels, reduction="sum")
+    finally:
+        model.train(was_training)
     n = len(domain)
     return {
         "n": n,
@@ -47,11 +56,19 @@ def evaluate_domain(
 
 
 def evaluate_models(
-    models: Mapping[str, Classifier], domains: Mapping[str, Domain], *, size: int | None = None
+    models: Mapping[str, Classifier],
+    domains: Mapping[str, Domain],
+    *,
+    size: int | None = None,
+    before_chunk: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """One record for each model on each domain."""
+    """One record for each model on each domain; the arguments are those of `evaluate_domain`."""
     return [
-        {"model": name, "domain": domain, **evaluate_domain(model, images, size=size)}
+        {
+            "model": name,
+            "domain": domain,
+            **evaluate_domain(model, images, size=size, before_chunk=before_chunk),
+        }
         for name, model in models.items()
         for domain, images in domains.items()
     ]

@@ -41,7 +41,7 @@ def save_checkpoint(
     if path.exists():
         with contextlib.suppress(DamagedError):  # then it is written again
             load_checkpoint(path)
-            return  # equal numbers mean equal states
+            return  # equal numbers mean equal states, up to an evaluation that is done again
     with replace_atomically(path) as temporary:
         temporary.mkdir()
         save_tensors(temporary / TENSORS, tensors)

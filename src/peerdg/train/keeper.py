@@ -165,5 +165,9 @@ def _refuse_foreign(checkpoint: Checkpoint | None) -> None:
 
 
 def _number(state: TrainState) -> int:
-    """Orders checkpoints by phase, epoch and step; equal numbers mean equal states."""
+    """Orders checkpoints by phase, epoch and step.
+
+    Equal numbers mean equal states, up to an evaluation between two epochs: a state that was saved
+    before it evaluates when it is resumed, and is then the state that was saved after it.
+    """
     return (PHASES.index(state.phase) * 10**6 + state.epoch) * 10**6 + state.step

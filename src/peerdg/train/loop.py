@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from peerdg.errors import Stopped
 from peerdg.methods.base import Method
@@ -21,7 +22,15 @@ from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 from peerdg.train.step import train_step
 
-Evaluate = Callable[[Mapping[str, Classifier]], list[dict[str, Any]]]
+
+class Evaluate(Protocol):
+    """Evaluates models and gives one record for each of them on each domain."""
+
+    def __call__(
+        self, models: Mapping[str, Classifier], *, before_chunk: Callable[[], None]
+    ) -> list[dict[str, Any]]:
+        """Call `before_chunk` every few images: it raises `Stopped` if a signal asked to stop."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,8 @@ def run_phase(
     progress.start_phase(
         phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
     )
-    if phase.evaluate_every and state.epoch == 0 and state.step == 0:
-        _evaluate(state, evaluate, keeper, progress)
+    # Before the first epoch, or where a stop interrupted it.
+    _evaluate_if_due(phase, state, evaluate, keeper, progress, stop)
     while state.epoch < settings.epochs:
         clock = time.perf_counter()
         progress.enter("start of epoch")
@@ -107,16 +116,28 @@ def run_phase(
         if ended.pop("reset_optimizer", False):
             state.optimizer.state.clear()
         keeper.record_epoch(state, {"lr": rate, **started, **ended}, time.perf_counter() - clock)
-        state.epoch, state.step = state.epoch + 1, 0
-        if is_due(phase, state.epoch):
-            _evaluate(state, evaluate, keeper, progress)
+        state.epoch, state.step, state.evaluated = state.epoch + 1, 0, False
+        _evaluate_if_due(phase, state, evaluate, keeper, progress, stop)
         _save_if_due(stop, keeper, state, guard, last=state.epoch == settings.epochs)
 
 
-def _evaluate(state: TrainState, evaluate: Evaluate, keeper: Keeper, progress: Progress) -> None:
+def _evaluate_if_due(
+    phase: Phase,
+    state: TrainState,
+    evaluate: Evaluate,
+    keeper: Keeper,
+    progress: Progress,
+    stop: StopRequest,
+) -> None:
+    """Evaluate at the end of an epoch, once; a stop in between saves the state before it."""
+    if state.evaluated or state.step or not is_due(phase, state.epoch):
+        return
     progress.enter("evaluation")
     with stage("evaluation"):
-        records = evaluate(state.method.observed)
+        records = evaluate(
+            state.method.observed, before_chunk=partial(_stop_if_asked, stop, keeper, state)
+        )
+    state.evaluated = True
     keeper.record_evaluation(state, records, progress)
 
 
@@ -138,9 +159,19 @@ def _save_if_due(
     stop: StopRequest, keeper: Keeper, state: TrainState, guard: Guard, *, last: bool = False
 ) -> None:
     """Save if the interval has passed, the phase is over, or a signal asks to stop; then stop."""
-    asked = stop.signal_number
-    if keeper.is_due or last or asked is not None:
+    if keeper.is_due or last or stop:
         guard.check()
-        keeper.save(state, wait=last or asked is not None)
-    if asked is not None:
-        raise Stopped(keeper.how_to_resume(state), signal_number=asked)
+    _stop_if_asked(stop, keeper, state)
+    if keeper.is_due or last:
+        keeper.save(state, wait=last)
+
+
+def _stop_if_asked(stop: StopRequest, keeper: Keeper, state: TrainState) -> None:
+    """Save and stop if a signal asked to.
+
+    Raises:
+        Stopped: If it did.
+    """
+    if stop.signal_number is not None:
+        keeper.save(state, wait=True)
+        raise Stopped(keeper.how_to_resume(state), signal_number=stop.signal_number)

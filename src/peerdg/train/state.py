@@ -24,6 +24,7 @@ class TrainState:
         epoch: Epochs of this phase that are complete.
         step: Steps of the current epoch that are complete.
         sums: Sum of each loss term over these steps.
+        evaluated: Whether the evaluation that is due after `epoch` epochs was recorded.
     """
 
     phase: str
@@ -32,6 +33,7 @@ class TrainState:
     epoch: int = 0
     step: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
+    evaluated: bool = False
 
     def add_terms(self, terms: dict[str, Tensor]) -> None:
         """Add one step's loss terms to the sums, without waiting for the device."""
@@ -63,6 +65,7 @@ class TrainState:
             "phase": self.phase,
             "epoch": self.epoch,
             "step": self.step,
+            "evaluated": self.evaluated,
             "optimizer_groups": groups,
             "terms": list(self.sums),  # their order; safetensors sorts by name
         }
@@ -80,6 +83,8 @@ class TrainState:
                 hint="It may come from another version of peerdg; start the run anew.",
             ) from error
         self.epoch, self.step = plain["epoch"], plain["step"]
+        # Versions without the key never stopped inside an evaluation.
+        self.evaluated = plain.get("evaluated", True)
 
     def _restore_optimizer(self, tensors: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:
         state: dict[int, dict[str, Tensor]] = {}
