@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, load_stored
 from peerdg.runner import execute, model_folder
 from peerdg.text import visible
+from peerdg.train.hardware import find_device
 from peerdg.train.own import resolve_own
 from peerdg.train.progress import Progress, choose_progress
 from peerdg.train.rundir import Existing, RunFolder
@@ -202,6 +203,20 @@ class Model:
         """Class names in the order of the probabilities."""
         return self.classifier.classes
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes; images may come from anywhere, and answers are on the CPU."""
+        return self.classifier.head.weight.device
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the network to `device`, e.g. `"cuda"` or `"auto"`; returns the model itself.
+
+        Raises:
+            ConfigError: If the device cannot be used here.
+        """
+        self.classifier.to(find_device(str(device)))
+        return self
+
     def predict(self, images: ImageLike | Iterable[ImageLike]) -> Any:
         """The most probable class: of one image a `Prediction`, of several a list of them.
 
@@ -297,7 +312,9 @@ class Model:
         return torch.from_numpy(to_pixels(rgb, self.stored_size).copy())
 
 
-def load_model(path: str | Path, *, network: nn.Module | None = None) -> Model:
+def load_model(
+    path: str | Path, *, network: nn.Module | None = None, device: str | torch.device = "cpu"
+) -> Model:
     """The model of a run folder or model folder, ready to predict.
 
     The folder is all that is needed: weights, class names, normalisation and image size.
@@ -305,9 +322,11 @@ def load_model(path: str | Path, *, network: nn.Module | None = None) -> Model:
     Args:
         path: Run folder or model folder.
         network: The network the weights belong to, if you trained one of your own.
+        device: Where it computes, e.g. `"cuda"`; `"auto"` takes the accelerator if there is one.
     """
+    place = find_device(str(device))
     classifier, description = load_stored(model_folder(Path(path)), network)
-    return _model(classifier, description, Path(path))
+    return _model(classifier, description, Path(path)).to(place)
 
 
 def _model(classifier: Classifier, description: Mapping[str, Any], folder: Path) -> Model:

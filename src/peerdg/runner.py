@@ -42,7 +42,7 @@ from peerdg.models.stored import DESCRIPTION, load_stored, save_model
 from peerdg.rng import seeded
 from peerdg.train.calibrate import Trial, calibrate
 from peerdg.train.forecast import Costs, PhasePlan, RunPlan
-from peerdg.train.hardware import has_bf16
+from peerdg.train.hardware import find_device, has_bf16
 from peerdg.train.keeper import Keeper
 from peerdg.train.loop import Evaluate, Phase, evaluation_epochs, run_phase
 from peerdg.train.manifest import check_manifest
@@ -89,7 +89,9 @@ def execute(
     if run.done:  # still: new data may have started it anew
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
-    device = _device(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = find_device(config.device)
     if model is None:
         weights_file(config.backbone, config.weights)  # missing ones are told of before any work
     with showing(progress.reading):
@@ -447,19 +449,3 @@ def _precision_notes(config: RunConfig, device: torch.device) -> list[str]:
         f"{str(device).upper()} has no bfloat16 arithmetic here; --precision bf16 is emulated and "
         "can be ten times slower. Use --precision float32."
     ]
-
-
-def _device(config: RunConfig) -> torch.device:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if config.device == "auto":
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
-    try:
-        device = torch.device(config.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"The device '{config.device}' cannot be used: {str(error).splitlines()[0]}",
-            hint="Use --device cpu, or leave it out.",
-        ) from error
-    return device

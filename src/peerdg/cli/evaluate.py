@@ -11,6 +11,7 @@ from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import which_data
 from peerdg.data.registry import OWN_DATA
 from peerdg.errors import ConfigError
+from peerdg.train.hardware import DEVICES
 
 if TYPE_CHECKING:
     from peerdg.api import Model
@@ -37,6 +38,7 @@ def evaluate(
     worst: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 12,
     layout: Literal["auto", "classes", "domains"] = "auto",
     skip_bad_images: Annotated[bool, Parameter(negative=())] = False,
+    device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
     """Accuracy, by class too, confusion matrix, calibration error and worst mistakes.
 
@@ -64,7 +66,7 @@ def evaluate(
         from peerdg.report.figures import pyplot
 
         pyplot()  # what is not installed is missed before the work, not after it
-    model = api.load_model(run)
+    model = api.load_model(run, device=device)
     bar = ReadingBar(error_console)
     with showing(bar):
         domains = _named_domains(run, data, root, target)

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from peerdg.cli.console import error_console
 from peerdg.errors import DataError, Stopped
+from peerdg.train.hardware import DEVICES
 
 if TYPE_CHECKING:
     from peerdg.report.prediction_file import PredictionWriter
@@ -25,6 +26,7 @@ def predict(
     all_classes: Annotated[bool, Parameter(name="--all", negative=())] = False,
     strict: Annotated[bool, Parameter(negative=())] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=())] = False,
+    device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
     """Class and probability of each image, as CSV or JSON lines.
 
@@ -46,7 +48,7 @@ def predict(
     from peerdg.report.prediction_file import PredictionWriter, partial_path, prediction_file
     from peerdg.train.reading import ReadingBar
 
-    model = api.load_model(run)
+    model = api.load_model(run, device=device)
     bar = ReadingBar(error_console)
     with (
         nullcontext(PredictionWriter(sys.stdout, model.classes, all_classes=all_classes))

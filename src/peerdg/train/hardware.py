@@ -1,11 +1,15 @@
-"""What peerdg asks of the machine: to keep memory, and whether it knows bfloat16."""
+"""What peerdg asks of the machine: to keep memory, a device, and whether it knows bfloat16."""
 
 import ctypes
 import os
 from typing import TYPE_CHECKING
 
+from peerdg.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
+
+DEVICES = "auto, cpu, cuda, cuda:1, mps"  # for help texts
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
@@ -26,6 +30,31 @@ def keep_memory() -> None:
         return
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, -1)  # no limit
+
+
+def find_device(name: str) -> "torch.device":
+    """The device called `name`, after a value went there and back.
+
+    Args:
+        name: As torch calls it, or `"auto"`: the accelerator if there is one, else the CPU.
+
+    Raises:
+        ConfigError: If it cannot be used here.
+    """
+    import torch  # here, so that the command starts without it
+
+    try:
+        if name == "auto":
+            device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        else:
+            device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"The device '{name}' cannot be used: {str(error).splitlines()[0]}",
+            hint="Use --device cpu, or leave it out.",
+        ) from error
+    return device
 
 
 def has_bf16(device: "torch.device") -> bool:

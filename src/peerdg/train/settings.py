@@ -27,6 +27,7 @@ from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.models.names import OWN, check_backbone
 from peerdg.train.choices import Choices
+from peerdg.train.hardware import DEVICES
 from peerdg.train.presets import BUDGETS, preset
 
 
@@ -128,7 +129,7 @@ class RunConfig:
     weights: str = option("none", "initial weights: none, imagenet, or a .safetensors or .pth file")
     budget: str = option("standard", "preset: quick, standard or paper")
     seed: int = option(0, "seed of all randomness", at_least=0)
-    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    device: str = option("auto", DEVICES)
     threads: int | None = option(None, "CPU threads; default: all", at_least=1)
     precision: Literal["float32", "bf16"] = option(
         "float32", "bf16: forward pass in bfloat16, weights in float32"
