@@ -27,10 +27,22 @@ def option(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    announced: bool = False,
 ) -> Any:
-    """A dataclass field with its help text and the range it must lie in."""
+    """A dataclass field with its help text and the range it must lie in.
+
+    Args:
+        default: Its value unless another is given.
+        help: What it is, in a line.
+        at_least: Smallest value.
+        above: What the value must exceed.
+        at_most: Largest value.
+        announced: Whether a run on a user's own images prints it at the start, because results
+            depend on it.
+    """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
-    return field(default=default, metadata={"help": help, "limits": limits})
+    metadata = {"help": help, "limits": limits, "announced": announced}
+    return field(default=default, metadata=metadata)
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

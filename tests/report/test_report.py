@@ -9,16 +9,10 @@ from PIL import Image
 import peerdg
 from peerdg.errors import ConfigError, DataError
 from peerdg.report.comparison import comparison_page, findings, write_comparison
-from peerdg.report.runs import (
-    RunResult,
-    by_variant,
-    collect_runs,
-    load_runs,
-    read_run,
-    save_runs,
-    variant_differences,
-)
-from peerdg.report.tables import Table, comparison, fluctuation_table, spread, targets_table
+from peerdg.report.percent import spread
+from peerdg.report.runs import RunResult, collect_runs, load_runs, read_run, save_runs
+from peerdg.report.tables import Table, comparison, fluctuation_table, targets_table
+from peerdg.report.variants import by_variant, variant_differences
 from tests.conftest import tiny_classifier, tiny_splits
 
 METHODS = {
@@ -61,13 +55,13 @@ def test_variants_of_one_method_stay_apart(folder, tmp_path):
         train={"epochs": 6, "batch_size": 8},
     )  # fmt: skip
     groups = by_variant(collect_runs([folder, tmp_path]))
-    assert {"erm", "erm (2)"} <= set(groups)
-    assert variant_differences(groups) == [
-        "erm (2) differs from erm: train.epochs is 6, not 7; train.lr is 0.0001, not 0.01."
-    ]
-    assert "- erm (2) differs from erm: " in comparison_page(
-        [*groups["erm"], *groups["erm (2)"]], title="t"
-    )
+    first, second = "erm epochs=7 lr=0.01", "erm epochs=6 lr=0.0001"
+    assert {first, second} <= set(groups)
+    sentence = "The variants of erm differ in train.epochs (7, 6); train.lr (0.01, 0.0001)."
+    assert variant_differences(groups) == [sentence]
+    page = comparison_page([*groups[first], *groups[second]], title="t")
+    assert sentence in page
+    assert f"| {second} | 1 |" in page
 
 
 def by_hand(folder: Path, name: str, model: str, domain: str) -> list[list[float]]:

@@ -109,7 +109,8 @@ def test_of_several_settings_the_preferred_one_is_named_with_its_regret():
     better = [run(0, shift=3, w=0.1), run(1, shift=3, w=0.1)]
     assert settings_findings(RUNS) == []
     (sentence,) = settings_findings([*RUNS, *better])
-    assert "prefers peer (2) (39.0); its regret is 0.0 points" in sentence
+    assert sentence.startswith("of peer w=2, peer w=0.1, crafted validation prefers peer w=0.1 ")
+    assert "(39.0); its regret is 0.0 points" in sentence
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from peerdg.cli.main import run
 from peerdg.errors import PeerdgWarning
 from peerdg.train.choices import choose
 from peerdg.train.own import resolve_own
-from peerdg.train.presets import BUDGETS
+from peerdg.train.presets import BUDGETS, origins, reason
 from peerdg.train.settings import notes, resolve
 from tests.conftest import tiny_splits
 
@@ -62,6 +62,45 @@ def test_every_explained_option_is_a_flag_with_the_value_of_the_config(tmp_path:
         {"root": config.root, "transform": {"crop": [0.8, 1.0]}, "backbone": flags["--backbone"][0]}
     )
     assert again == config
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("side", [40, 200])
+def test_everything_that_results_depend_on_is_printed_with_a_reason(budget, side, tmp_path):
+    given = {"root": str(folder(tmp_path / "photos", side=side)), "budget": budget}
+    config, choices = resolve_own(given)
+    lines = choices.explain(config.tables())
+    said = {line.split()[0]: line.split(":")[0].split()[1] for line in lines}
+    assert float(said["--peer.w"]) == config.method_settings.w
+    assert int(said["--peer.k"]) == config.method_settings.k
+    assert int(said["--pretrain.epochs"]) == config.pretrain.epochs
+    assert int(said["--train.batch-size"]) == config.train.batch_size
+    assert int(said["--pretrain.batch-size"]) == config.pretrain.batch_size
+    for line in lines:
+        assert len(line.partition(": ")[2]) > 10, line
+        assert "as above" not in line
+    given["peer"] = {"w": 7.0}
+    config, choices = resolve_own(given)
+    assert not any(line.startswith("--peer.w") for line in choices.explain(config.tables()))
+
+
+def test_options_of_other_methods_are_not_announced(tmp_path: Path):
+    root = str(folder(tmp_path / "photos"))
+    for method, announced in {"erm": set(), "randaugment": {"--randaugment.k"}}.items():
+        config, choices = resolve_own({"root": root, "method": method})
+        flags = {line.split()[0] for line in choices.explain(config.tables())}
+        assert {f for f in flags if f.startswith(("--peer", "--randaugment", "--erm"))} == announced
+
+
+def test_the_reasons_are_the_comments_of_the_preset():
+    found = origins("own-photos", "quick")
+    assert found["peer.w"].startswith("assumption: as in the pacs preset")
+    assert found["peer.lam"] == "paper"  # shared by all budgets
+    assert found["backbone"].startswith("paper: ")
+    assert origins("own-photos", "paper")["peer.k"] == "paper"
+    assert reason("assumption: few images") == "few images"
+    assert reason("paper") == "the paper's value"
+    assert reason("paper: Office-Home") == "the paper's value (Office-Home)"
 
 
 def test_domains_in_memory_are_chosen_for_in_the_same_way():

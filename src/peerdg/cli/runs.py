@@ -24,9 +24,11 @@ def runs(
         title: Heading of the report.
     """
     from peerdg.report.comparison import require_comparable, write_comparison
-    from peerdg.report.runs import by_variant, collect_runs
+    from peerdg.report.runs import collect_runs
     from peerdg.report.selection import selection_table
     from peerdg.report.tables import comparison, runs_table, targets_table
+    from peerdg.report.variants import by_variant, variant_differences
+    from peerdg.text import visible
 
     found = collect_runs(places)
     if not found:
@@ -42,6 +44,8 @@ def runs(
     console.print(targets_table(found).rich())
     if any(run.targets for run in found):
         console.print(selection_table(found).rich())
+    for sentence in variant_differences(by_variant(found)):
+        console.print(visible(sentence), markup=False, soft_wrap=True)
     if report is not None:
         page = write_comparison(found, report, title=title)
         console.print(f"Report: {page}", markup=False)

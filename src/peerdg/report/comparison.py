@@ -1,21 +1,26 @@
 """A Markdown page that compares finished runs: table, curves, fluctuation, what it shows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.evaluate.interval import FEW
 from peerdg.files import replace_atomically
+from peerdg.methods.registry import method_names, settings_of
 from peerdg.report.escape import markdown_text
 from peerdg.report.figures import accuracy_figure
 from peerdg.report.profile import profile_section
-from peerdg.report.runs import RunResult, by_variant, save_runs, variant_differences
+from peerdg.report.runs import WITHOUT_EFFECT, RunResult, save_runs
 from peerdg.report.selection import selection_section
 from peerdg.report.tables import comparison, fluctuation_table, targets_table
+from peerdg.report.variants import Groups, by_variant, variant_differences
 
 FIGURE, PAGE, RECORDS = "accuracy.png", "report.md", "runs.json"
 
@@ -69,7 +74,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
     ])  # fmt: skip
 
 
-def findings(groups: Mapping[str, Sequence[RunResult]]) -> list[str]:
+def findings(groups: Groups) -> list[str]:
     """Sentences that the numbers support, whichever way they point."""
     mean = {
         name: float(np.mean([run.target_mean(run.deployed) for run in group]))
@@ -77,34 +82,58 @@ def findings(groups: Mapping[str, Sequence[RunResult]]) -> list[str]:
         if group[0].targets
     }
     said = [
-        _compare(mean, better, worse, about)
+        _compare(mean, a, b, about)
         for better, worse, about in (
             ("randaugment", "erm", "augmentation alone"),
             ("peer", "erm", "PEER against no augmentation"),
             ("peer", "randaugment", "PEER against augmentation alone"),
             ("peer", "p-ens", "PEER against augmentation with averaging, without regulariser"),
         )
-        if better in mean and worse in mean
+        for a, b in _pairs(groups, better, worse)
+        if a in mean and b in mean
     ]
     return said + [_steadiness(name, group) for name, group in groups.items() if _has_task(group)]
+
+
+def _pairs(groups: Groups, better: str, worse: str) -> list[tuple[str, str]]:
+    """Variants of two methods to compare: of several, those that share everything else."""
+    first, second = (
+        [name for name in groups if name.partition(" ")[0] == method] for method in (better, worse)
+    )
+    if len(first) == len(second) == 1:
+        return [(first[0], second[0])]
+    shared = {name: _shared_options(groups[name][0]) for name in (*first, *second)}
+    return [(a, b) for a in first for b in second if shared[a] == shared[b]]
+
+
+def _shared_options(run: RunResult) -> str:
+    """What does not belong to the method, as a comparable text."""
+    own = {"method", str(run.config["method"]), *WITHOUT_EFFECT}
+    return repr([(key, value) for key, value in run.config.items() if key not in own])
 
 
 def require_comparable(runs: Sequence[RunResult]) -> None:
     """Refuse to put results side by side that were measured on different data.
 
     Raises:
-        ConfigError: If finished runs differ in their data set or their targets.
+        ConfigError: If finished runs differ in their data set or their targets, or were judged on
+            other images under the same names.
     """
-    data = {
-        (group[0].config["benchmark"], *group[0].targets) for group in by_variant(runs).values()
-    }
+    first = [group[0] for group in by_variant(runs).values()]
+    data = {(run.config["benchmark"], *run.targets): run for run in first}
+    hint = "Compare those with the same targets only, by naming their folders."
     if len(data) > 1:
         found = "; ".join(
-            f"{name}: {', '.join(targets) or 'none'}" for name, *targets in sorted(data)
+            f"{run.data}: {', '.join(run.targets) or 'none'}" for _, run in sorted(data.items())
         )
+        raise ConfigError(f"These runs have different data or targets ({found}).", hint=hint)
+    images = {tuple(run.judged_on.items()) for run in first if run.judged_on}
+    if len(images) > 1:
+        judged = ", ".join(dict.fromkeys(run.data for run in first))
+        what = "targets" if first[0].targets else "validation images"
         raise ConfigError(
-            f"These runs have different data or targets ({found}).",
-            hint="Compare those with the same targets only, by naming their folders.",
+            f"The {what} of these runs have the same names but other images (data: {judged}).",
+            hint=hint,
         )
 
 
@@ -112,7 +141,7 @@ def _compare(mean: Mapping[str, float], a: str, b: str, about: str) -> str:
     gain = mean[a] - mean[b]
     verdict = "above" if gain > 0 else "below"
     sentence = f"{about}: {a} is {abs(gain):.1f} points {verdict} {b} on the target mean"
-    if (a, b) == ("peer", "p-ens"):
+    if (a.partition(" ")[0], b.partition(" ")[0]) == ("peer", "p-ens"):
         lesson = "pays" if gain > 0 else "does not pay"
         sentence += f"; at this budget the regulariser {lesson} in accuracy"
     return sentence + "."
@@ -138,20 +167,46 @@ def _has_task(group: Sequence[RunResult]) -> bool:
     return "task" in group[0].models
 
 
-def _conditions(groups: Mapping[str, Sequence[RunResult]]) -> str:
+def _conditions(groups: Groups) -> str:
     run = next(iter(groups.values()))[0]
     config = run.config
     seeds = sorted({r.seed for group in groups.values() for r in group})
     training = config["train"]
-    schedules = {
-        repr([g[0].config[part] for part in ("pretrain", "train")]) for g in groups.values()
-    }
-    differ = "" if len(schedules) == 1 else "Schedules differ between rows; this is the first's. "
+    parts = ("backbone", "budget", "pretrain", "train")
+    schedules = {repr([g[0].config[part] for part in parts]) for g in groups.values()}
+    differ = "Backbone or schedule differ between rows; these are the first's. "
     return (
-        f"Data: {config['benchmark']}, targets {', '.join(run.targets) or 'none'}. {differ}"
+        f"Data: {run.data}, targets {', '.join(run.targets) or 'none'}; {_held_back(run)}. "
+        f"{'' if len(schedules) == 1 else differ}"
         f"Backbone: {config['backbone']}. Budget: {config['budget']}, "
         f"{config['pretrain']['epochs']} + {training['epochs']} epochs, batch "
         f"{training['batch_size']}, {training['optimizer']} {training['lr']:g}, evaluated every "
-        f"{config['evaluate_every']} epochs. Seeds: {', '.join(map(str, seeds))}. "
+        f"{config['evaluate_every']} epochs. {_own_options(groups)}"
+        f"Seeds: {', '.join(map(str, seeds))}. "
         f"Model selection: last epoch. Made on {datetime.now(UTC):%Y-%m-%d}."
     )
+
+
+def _held_back(run: RunResult) -> str:
+    """What was not trained on, beside the targets."""
+    images = run.images(VALIDATION)
+    return f"{images:,} source images for validation" if images else "no validation images"
+
+
+def _own_options(groups: Groups) -> str:
+    """Those options of each method that results depend on."""
+    said = [
+        f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in found.items()) + ". "
+        for name, group in groups.items()
+        if (found := _announced(group[0].config))
+    ]
+    return "".join(said)
+
+
+def _announced(config: Mapping[str, Any]) -> dict[str, float]:
+    method = str(config["method"])
+    if method not in method_names():  # of a run made with another version or a plugin
+        return {}
+    named = [f.name for f in fields(settings_of(method)) if f.metadata.get("announced")]
+    values = {name: config.get(method, {}).get(name) for name in named}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}

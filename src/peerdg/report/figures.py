@@ -9,7 +9,8 @@ import numpy as np
 
 from peerdg.errors import ConfigError
 from peerdg.files import replace_atomically
-from peerdg.report.runs import RunResult, by_variant
+from peerdg.report.runs import RunResult
+from peerdg.report.variants import by_variant
 from peerdg.text import visible
 
 # Okabe-Ito: told apart by colour-blind readers too.

@@ -3,14 +3,14 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from peerdg.config import difference
-from peerdg.data import CRAFTED, is_target
-from peerdg.errors import DataError
+from peerdg.data import CRAFTED, VALIDATION, is_target
+from peerdg.data.registry import OWN_DATA
+from peerdg.errors import DamagedError, DataError
 from peerdg.evaluate.crafted.overlap import DISJOINT
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
@@ -21,6 +21,7 @@ from peerdg.evaluate.fluctuation import (
 from peerdg.files import replace_atomically
 from peerdg.train.rundir import RunFolder, Status, read_run_config
 from peerdg.train.settings import MAY_CHANGE
+from peerdg.train.started import read_started
 
 # The network that is trained, and the one that is deployed; the same but for PEER.
 TRAINED, DEPLOYED = ("proxy", "model"), ("task", "model")
@@ -31,7 +32,18 @@ WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "keep_snapshots"}
 
 @dataclass(frozen=True, eq=False)
 class RunResult:
-    """One run folder, read."""
+    """One run folder, read.
+
+    Args:
+        path: The folder.
+        config: Its options, nested as in a config file.
+        status: How far it is.
+        records: What `metrics.jsonl` holds.
+        events: What `events.jsonl` holds.
+        profile: Seconds by stage, if they were measured.
+        folder: The name of the folder or list, of a run on own images.
+        fingerprints: The fingerprint of each part of the data, as far as it is known.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -39,6 +51,25 @@ class RunResult:
     records: list[dict[str, Any]]
     events: list[dict[str, Any]]
     profile: dict[str, Any] | None = None
+    folder: str | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def data(self) -> str:
+        """Name of the data set, or of the folder or list of a user's own images."""
+        benchmark = str(self.config["benchmark"])
+        return self.folder or benchmark if benchmark == OWN_DATA else benchmark
+
+    @property
+    def trained_on(self) -> str:
+        """Fingerprint of the training images; empty if the records do not have it."""
+        return self.fingerprints.get("train", "")
+
+    @property
+    def judged_on(self) -> dict[str, str]:
+        """Fingerprints of the targets, or of the validation images where there are none."""
+        names = [f"target:{target}" for target in self.targets] or [VALIDATION]
+        return {name: self.fingerprints[name] for name in names if name in self.fingerprints}
 
     @property
     def method(self) -> str:
@@ -55,8 +86,9 @@ class RunResult:
 
     @property
     def variant(self) -> str:
-        """Everything but the seed that decides the result, as a comparable text."""
-        return repr([(k, v) for k, v in self.config.items() if k not in WITHOUT_EFFECT])
+        """All options but the seed that decide the result, as a comparable text."""
+        options = {k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}
+        return json.dumps(options, sort_keys=True, default=str)
 
     @property
     def seconds(self) -> float:
@@ -166,14 +198,31 @@ def find_runs(folder: Path) -> list[Path]:
 def read_run(path: Path) -> RunResult:
     """Read one run folder."""
     run = RunFolder(path)
+    config = read_run_config(path)
     return RunResult(
         path=path,
-        config=read_run_config(path),
+        config=config,
         status=run.status(),
         records=run.metrics.read(),
         events=run.events.read(),
         profile=_read_profile(run.profile_file),
+        folder=_folder_name(config),
+        fingerprints=_read_fingerprints(run.manifest_file),
     )
+
+
+def _folder_name(config: Mapping[str, Any]) -> str | None:
+    own = config.get("benchmark") == OWN_DATA and isinstance(config.get("root"), str)
+    return Path(config["root"]).name or None if own else None
+
+
+def _read_fingerprints(manifest: Path) -> dict[str, str]:
+    """Of each part of the data; a damaged file is no reason to lose the rest."""
+    try:
+        started = read_started(manifest)
+    except DamagedError:
+        return {}
+    return started.data if started else {}
 
 
 def _read_profile(path: Path) -> dict[str, Any] | None:
@@ -195,6 +244,8 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
             "records": run.records,
             "events": [e for e in run.events if e.get("event") == "epoch"],
             "profile": run.profile,
+            "folder": run.folder,
+            "fingerprints": run.fingerprints,
         }
         for run in runs
     ]
@@ -222,35 +273,3 @@ def load_runs(path: Path) -> list[RunResult]:
         ]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path} does not hold the records of runs: {error}.") from error
-
-
-def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
-    """Finished runs that differ only in their seed, under a readable name."""
-    groups: dict[str, list[RunResult]] = {}
-    for run in runs:
-        group = groups.setdefault(run.variant, [])
-        # The same seed again is the same result again, not another sample.
-        if run.status == "done" and run.evaluations and run.seed not in {r.seed for r in group}:
-            group.append(run)
-    named: dict[str, list[RunResult]] = {}
-    for group in filter(None, groups.values()):
-        name, number = group[0].method, 2
-        while name in named:
-            name, number = f"{group[0].method} ({number})", number + 1
-        named[name] = sorted(group, key=lambda run: run.seed)
-    return named
-
-
-def variant_differences(groups: Mapping[str, Sequence[RunResult]]) -> list[str]:
-    """For each further variant of a method, in which options it differs from the first."""
-    said = []
-    for name, group in groups.items():
-        method = group[0].method
-        changes = [
-            f"{change.key} is {change.new}, not {change.old}"
-            for change in difference(groups[method][0].config, group[0].config)
-            if change.key not in WITHOUT_EFFECT
-        ]
-        if name != method:
-            said.append(f"{name} differs from {method}: {'; '.join(changes)}.")
-    return said

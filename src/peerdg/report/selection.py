@@ -7,8 +7,9 @@ from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
 from peerdg.report.escape import markdown_text
 from peerdg.report.percent import accuracy_spread, spread
-from peerdg.report.runs import RunResult, by_variant
+from peerdg.report.runs import RunResult
 from peerdg.report.tables import CRAFTED_MEAN, Table
+from peerdg.report.variants import by_variant
 
 ORACLE = "oracle (sees targets)"
 

@@ -11,7 +11,8 @@ from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.report.escape import markdown_text
 from peerdg.report.percent import accuracy_spread, accuracy_text, mean_text, spread
-from peerdg.report.runs import RunResult, by_variant, read_run
+from peerdg.report.runs import RunResult, read_run
+from peerdg.report.variants import by_variant
 from peerdg.text import visible
 
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
@@ -92,7 +93,7 @@ def listed_runs(runs: Sequence[RunResult]) -> Table:
         done = f"{epochs}/{run.config['train']['epochs']}"
         about = [
             str(run.path),
-            run.config["benchmark"],
+            run.data,
             run.method,
             str(run.seed),
             run.status,

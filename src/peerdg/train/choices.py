@@ -5,12 +5,13 @@ so a repeated or resumed run does not choose again.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from peerdg.config import did_you_mean, merge
 from peerdg.errors import ConfigError
-from peerdg.train.presets import BUDGETS, preset
+from peerdg.methods.registry import settings_of
+from peerdg.train.presets import BUDGETS, origins, preset, reason
 
 SMALL_SIDE = 48  # pixels; a network for photos sees nothing in smaller images
 USUAL_IMAGES = 1500  # for which the presets of own images were made
@@ -38,15 +39,23 @@ class Choices:
     def explain(self, final: Mapping[str, Any]) -> list[str]:
         """`--option value: reason` for each choice that became part of the config `final`."""
         lines = []
-        for name, reason in self.reasons.items():
+        for name, why in {**self.reasons, **self._method_reasons(final)}.items():
             section, _, key = name.rpartition(".")
             table = final.get(section, {}) if section else final
             chosen = self.base(str(final["budget"]))
             wanted = (chosen.get(section, {}) if section else chosen).get(key)
             if key in table and table[key] == wanted:
                 value = " ".join(map(str, wanted)) if isinstance(wanted, list) else wanted
-                lines.append(f"--{name.replace('_', '-')} {value}: {reason}")
+                lines.append(f"--{name.replace('_', '-')} {value}: {why}")
         return lines
+
+    def _method_reasons(self, final: Mapping[str, Any]) -> dict[str, str]:
+        """Where the preset has those options of the method from that results depend on."""
+        method = str(final["method"])
+        announced = [f.name for f in fields(settings_of(method)) if f.metadata.get("announced")]
+        known = origins(self.preset, str(final["budget"]))
+        names = [f"{method}.{name}" for name in announced]
+        return {name: reason(known[name]) for name in names if name in known}
 
 
 def choose(*, images: int, side: int, budget: str, own_network: bool = False) -> Choices:
@@ -69,10 +78,13 @@ def choose(*, images: int, side: int, budget: str, own_network: bool = False) ->
         phase: {"epochs": epochs[phase], "batch_size": min(base[phase]["batch_size"], batch)}
         for phase in ("pretrain", "train")
     }
-    reasons = {
-        "train.epochs": f"{images:,} training images and the budget '{budget}'",
-        "train.batch_size": f"at least {BATCHES} batches in {images:,} images",
-    }
+    schedule = f"{images:,} training images and the budget '{budget}'"
+    reasons = {"pretrain.epochs": schedule, "train.epochs": schedule}
+    known = origins(name, budget)
+    few = f"at least {BATCHES} batches in {images:,} images"
+    for phase in ("pretrain", "train"):
+        limited = batch < base[phase]["batch_size"]
+        reasons[f"{phase}.batch_size"] = few if limited else reason(known[f"{phase}.batch_size"])
     if own_network:
         return Choices(name, options, reasons)
     reasons["backbone"] = f"images of {side} px are {'small' if small else 'photos'}"

@@ -13,8 +13,10 @@ IMPLEMENTED_BY = "peerdg.methods.peer:PEER"
 class Settings:
     """A proxy learns augmented images, guided by the average of its own snapshots."""
 
-    k: int = option(10, "re-draw the policy and average a snapshot every k epochs", at_least=1)
-    w: float = option(2.0, "weight of the regulariser", at_least=0)
+    k: int = option(
+        10, "re-draw the policy and average a snapshot every k epochs", at_least=1, announced=True
+    )
+    w: float = option(2.0, "weight of the regulariser", at_least=0, announced=True)
     lam: float = option(0.005, "weight of Barlow Twins' redundancy term", at_least=0)
     regulariser: Literal["barlow-twins", "info-nce", "none"] = option(
         "barlow-twins", "how proxy and task model are compared; none is P-ENS"

@@ -11,7 +11,9 @@ IMPLEMENTED_BY = "peerdg.methods.randaugment:RandAug"
 class Settings:
     """Cross-entropy on clean and augmented images."""
 
-    k: int = option(10, "re-draw the augmentation policy every k epochs", at_least=1)
+    k: int = option(
+        10, "re-draw the augmentation policy every k epochs", at_least=1, announced=True
+    )
 
     def __post_init__(self) -> None:
         validate(self)

@@ -1,0 +1,185 @@
+"""Compared runs are called by what differs between them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerdg.cli.main import run as peerdg
+from peerdg.config import merge
+from peerdg.errors import ConfigError
+from peerdg.report.comparison import comparison_page, findings, require_comparable
+from peerdg.report.runs import RunResult, load_runs, read_run, save_runs
+from peerdg.report.tables import listed_runs
+from peerdg.report.variants import by_variant, variant_differences
+from tests.report.test_selection_report import run
+from tests.train.test_choices import folder
+
+
+def variant(seed: int = 0, *, data: str = "", folder: str | None = None, **options: Any):
+    """A finished run of PEER with other options than the usual ones."""
+    usual = run(seed % 2)
+    config = merge(usual.config, {"seed": seed}, options)
+    fingerprints = {"train": data, "target:art": "a", "target:sketch": "s"} if data else {}
+    return replace(usual, config=config, folder=folder, fingerprints=fingerprints)
+
+
+def names(*runs: RunResult) -> list[str]:
+    return list(by_variant(runs))
+
+
+def test_one_variant_is_called_by_its_method_whatever_its_options():
+    assert names(variant(0, peer={"w": 0.1}), variant(1, peer={"w": 0.1})) == ["peer"]
+
+
+def test_two_variants_are_called_by_the_option_that_differs():
+    runs = [variant(0), variant(0, peer={"w": 0.1}), variant(1, peer={"w": 0.1})]
+    assert {name: len(group) for name, group in by_variant(runs).items()} == {
+        "peer w=2": 1, "peer w=0.1": 2,
+    }  # fmt: skip
+
+
+def test_three_variants_name_every_option_that_differs_anywhere():
+    runs = variant(), variant(peer={"w": 0.1}), variant(peer={"w": 0.1, "k": 5})
+    assert names(*runs) == ["peer w=2 k=1", "peer w=0.1 k=1", "peer w=0.1 k=5"]
+
+
+def test_methods_are_named_apart_from_each_other():
+    erm = variant(method="erm", erm={})
+    assert names(erm, variant(), variant(peer={"w": 0.1})) == ["erm", "peer w=2", "peer w=0.1"]
+    without = variant(peer={"regulariser": "none"})
+    assert names(without, variant()) == ["p-ens", "peer"]
+
+
+def test_options_of_other_sections_are_named_shortly_where_that_is_clear():
+    assert names(variant(), variant(train={"lr": 0.1})) == ["peer lr=0.01", "peer lr=0.1"]
+    both = names(variant(), variant(train={"epochs": 9}), variant(pretrain={"epochs": 9}))
+    assert both == [
+        "peer pretrain.epochs=1 train.epochs=3",
+        "peer pretrain.epochs=1 train.epochs=9",
+        "peer pretrain.epochs=9 train.epochs=3",
+    ]
+
+
+def test_an_option_that_one_variant_lacks_is_unset():
+    assert names(variant(), variant(transform={"crop": [0.8, 1.0]})) == [
+        "peer crop=unset", "peer crop=0.8,1",
+    ]  # fmt: skip
+    assert names(variant(), variant(peer={"average": False}))[1] == "peer average=false"
+
+
+def test_evaluation_that_follows_k_is_not_named_beside_it():
+    longer = variant(peer={"k": 5}, evaluate_every=5)
+    assert names(variant(), longer) == ["peer k=1", "peer k=5"]
+    assert names(variant(), variant(evaluate_every=3)) == [
+        "peer evaluate_every=1", "peer evaluate_every=3",
+    ]  # fmt: skip
+
+
+def test_of_many_differences_the_fewest_that_tell_variants_apart_are_named():
+    other = {"budget": "paper", "backbone": "large", "evaluate_every": 9,
+             "train": {"epochs": 9, "lr": 0.5, "batch_size": 64}}  # fmt: skip
+    runs = variant(), variant(**other), variant(**other, peer={"w": 0.1})
+    groups = by_variant(runs)
+    assert list(groups) == [
+        "peer budget=quick w=2", "peer budget=paper w=2", "peer budget=paper w=0.1",
+    ]  # fmt: skip
+    (sentence,) = variant_differences(groups)
+    for part in ("peer.w (2, 2, 0.1)", "train.epochs (3, 9, 9)", "backbone (tiny, large, large)"):
+        assert part in sentence
+
+
+def test_other_training_images_are_another_variant_not_another_seed():
+    """The folder is not part of the config that is compared, but its images are."""
+    first = variant(0, data="1111111111", folder="photos")
+    second = variant(1, data="2222222222", folder="drawings")
+    assert names(first, second) == ["peer data=photos", "peer data=drawings"]
+    same_name = variant(1, data="2222222222", folder="photos")
+    assert names(first, same_name) == ["peer data=photos@111111", "peer data=photos@222222"]
+    moved = variant(1, data="1111111111", folder="copy-of-photos")
+    assert names(first, moved) == ["peer"]
+
+
+def test_records_that_do_not_name_their_images_join_those_that_do():
+    assert names(variant(0), variant(1, data="1111111111", folder="photos")) == ["peer"]
+
+
+def test_runs_judged_on_other_images_under_the_same_names_are_not_compared():
+    first = variant(0, data="1111", folder="photos")
+    second = variant(0, data="2222", folder="drawings")
+    require_comparable([first, second])  # the same targets: what was learnt from may differ
+    other = replace(second, fingerprints={**second.fingerprints, "target:art": "another"})
+    with pytest.raises(ConfigError, match="targets of these runs have the same names but other"):
+        require_comparable([first, other])
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "peer": st.fixed_dictionaries(
+                    {"w": st.sampled_from([0.1, 2.0]), "k": st.integers(1, 3)}
+                ),
+                "train": st.fixed_dictionaries(
+                    {"lr": st.sampled_from([0.1, 0.01]), "epochs": st.integers(1, 3)}
+                ),
+                "pretrain": st.fixed_dictionaries({"epochs": st.integers(1, 2)}),
+                "backbone": st.sampled_from(["a", "b"]),
+                "seed": st.integers(0, 3),
+            }
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_run_is_in_one_group_and_no_two_groups_share_a_name(configs):
+    runs = [variant(**config) for config in configs]
+    groups = by_variant(runs)
+    without_seed = {json.dumps({**c, "seed": None}, sort_keys=True) for c in configs}
+    assert len(groups) == len(without_seed)
+    for group in groups.values():
+        assert len({run.variant for run in group}) == 1
+        assert [run.seed for run in group] == sorted({run.seed for run in group})
+    assert {run.variant for run in runs} == {g[0].variant for g in groups.values()}
+
+
+def test_several_variants_are_compared_only_with_those_that_share_the_rest():
+    def trained(method: str, epochs: int) -> RunResult:
+        made = variant(method=method, **{method: {"k": 1}}, train={"epochs": epochs})
+        others = {"peer", "randaugment"} - {method}
+        return replace(made, config={k: v for k, v in made.config.items() if k not in others})
+
+    groups = by_variant([trained("peer", 3), trained("peer", 9), trained("randaugment", 9)])
+    sentences = [s for s in findings(groups) if s.startswith("PEER against augmentation alone")]
+    assert len(sentences) == 1
+    assert "peer epochs=9 is" in sentences[0]
+
+
+def test_the_page_names_w_and_what_was_held_back():
+    runs = [variant(), variant(peer={"w": 0.1})]
+    runs = [replace(r, records=[{**x, "n": 171} for x in r.records]) for r in runs]
+    page = comparison_page(runs, title="t")
+    assert "171 source images for validation" in page
+    assert "peer w=2: k 1, w 2. peer w=0.1: k 1, w 0.1." in page
+
+
+def test_runs_on_own_images_are_listed_by_their_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder(Path("my photos"))
+    arguments = ["train", "my photos", "--epochs", "1", "--method", "erm", "--pretrain.epochs", "0",
+                 "--out", "run", "--crafted", "off", "--quiet"]  # fmt: skip
+    assert peerdg(arguments, debug=True) == 0
+    assert listed_runs([read_run(Path("run"))]).rows[0][1] == "my photos"
+    save_runs(Path("runs.json"), [read_run(Path("run"))])
+    (kept,) = load_runs(Path("runs.json"))
+    assert kept.data == "my photos"
+    assert kept.trained_on == read_run(Path("run")).trained_on != ""
+    assert str(tmp_path) not in Path("runs.json").read_text()
+    capsys.readouterr()
+    assert peerdg(["runs", "run"], debug=True) == 0
+    shown = capsys.readouterr().out
+    assert "own-data" not in shown
