@@ -152,6 +152,21 @@ def test_boxes_have_the_asked_area_ratio_and_lie_inside_anywhere():
     assert abs(flipped.double().mean() - 0.3) < 0.03
 
 
+def test_area_ratio_place_and_flip_do_not_depend_on_each_other():
+    """One draw used for two of them would give a correlation of 1; chance gives 1/80."""
+    view = RandomView(32, crop=(0.2, 0.6), flip=0.5)
+    where, flipped = view.draw(6400, 200, 240, generator_for(0, "boxes"))
+    drawn = {
+        "area": where.height * where.width,
+        "ratio": (where.width / where.height).log(),
+        "top": where.top / (200 - where.height),
+        "left": where.left / (240 - where.width),
+        "flip": flipped,
+    }
+    correlation = torch.corrcoef(torch.stack([value.double() for value in drawn.values()]))
+    assert (correlation - torch.eye(len(drawn))).abs().max() < 0.06
+
+
 def test_boxes_are_distributed_as_torchvisions():
     """Near the full area many attempts do not fit, which shapes the distribution."""
     height, width = 60, 50

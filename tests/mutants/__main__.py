@@ -35,8 +35,10 @@ def main(arguments: list[str]) -> int:
     if options.check:
         return _check(mutants)
     os.nice(10)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trial = Trial(PROJECT, Path(folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as folder,
+        Trial(PROJECT, Path(folder)) as trial,
+    ):
         try:
             outcomes = _try(mutants, trial, again=options.again)
         except FailingTests as error:

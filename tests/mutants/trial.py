@@ -1,18 +1,20 @@
 """Run tests on a copy of the project in which one file is changed."""
 
 import hashlib
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, Self
 
 from tests.mutants.catalogue import Mutant
 
 COPIED = ("src", "tests", "pyproject.toml")
 PACKAGE = Path("src/peerdg")
+WORKER = Path(__file__).with_name("worker.py")
 TIMEOUT = 600.0  # seconds for one stage of tests
 # Exit codes of pytest.
 PASSED, FAILED, NOT_COLLECTED = 0, 1, 2
@@ -53,6 +55,28 @@ class Trial:
                 shutil.copytree(project / name, folder / name, ignore=leave_out)
             else:
                 shutil.copy2(project / name, folder / name)
+        self._worker = subprocess.Popen(
+            [sys.executable, "-P", WORKER, str(timeout)],
+            cwd=folder,
+            env=os.environ
+            | {
+                "PYTHONPATH": str(folder / "src"),
+                # Compiled files of a mutant could be taken for those of the next.
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "OMP_NUM_THREADS": "1",
+                "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / "examples"),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.terminate()
+        self._worker.communicate()
 
     def digest(self) -> str:
         """Changes with every file of the copy."""
@@ -105,35 +129,19 @@ class Trial:
 
     def _pytest(self, tests: tuple[str, ...]) -> int | None:
         options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no"]
-        return self._python("-m", "pytest", *options, *tests)
+        return self._ask({"pytest": [*options, *tests]})
 
     def _can_be_imported(self, mutant: Mutant) -> bool:
         module = ".".join(("peerdg", *Path(mutant.path).with_suffix("").parts))
-        return self._python("-c", f"import {module}") == 0
+        return self._ask({"import": module}) == 0
 
-    def _python(self, *arguments: str) -> int | None:
+    def _ask(self, request: dict[str, Any]) -> int | None:
         """The exit code; None if it took too long."""
-        environment = os.environ | {
-            "PYTHONPATH": str(self.folder / "src"),
-            # Compiled files of a mutant could be taken for those of the next.
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / "examples"),
-        }
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(self.timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:  # also what the tests have started, and also after Ctrl-C
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        assert self._worker.stdin is not None and self._worker.stdout is not None
+        self._worker.stdin.write(json.dumps(request) + "\n")
+        self._worker.stdin.flush()
+        answer = self._worker.stdout.readline()
+        if not answer:
+            raise RuntimeError("The process that runs the tests has ended.")
+        code: int | None = json.loads(answer)
+        return code
