@@ -35,6 +35,17 @@ def test_every_value_of_the_ranges_is_drawn_and_no_other(name):
         assert set(counts) == set(range(low, high + 1))
 
 
+def test_the_ranges_are_those_of_the_documentation():
+    assert PRESETS == {
+        "default": ((1, 4), (1, 20)),
+        "mild": ((1, 2), (1, 10)),
+        "wide": ((1, 6), (1, 30)),
+        "fixed": ((2, 2), (9, 9)),
+    }
+    unnamed, default = Policy(seed=4), Policy.named("default", seed=4)
+    assert [unnamed.redraw(r) for r in range(30)] == [default.redraw(r) for r in range(30)]
+
+
 def test_the_draw_is_uniform():
     policy = Policy(num_ops=(1, 4), magnitude=(1, 20))
     counts = Counter(policy.redraw(round)["num_ops"] for round in range(2000))

@@ -1,8 +1,11 @@
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from peerdg.evaluate import accuracy
 from peerdg.evaluate.accuracy import evaluate_domain, evaluate_models
+from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier, tiny_domain
 
 
@@ -23,13 +26,30 @@ def test_counts_equal_a_plain_loop_over_images(monkeypatch):
     assert abs(result["loss"] - loss / 24) < 1e-5
 
 
-def test_evaluation_leaves_mode_and_statistics_as_they_were():
-    model = tiny_classifier(batch_norm=True, dropout=0.5).train()
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_leaves_mode_and_statistics_as_they_were(training):
+    model = tiny_classifier(batch_norm=True, dropout=0.5).train(training)
     before = model.encoder.norm.running_mean.clone()
     first, second = (evaluate_domain(model, tiny_domain()) for _ in range(2))
     assert first == second
-    assert model.training
+    assert {module.training for module in model.modules()} == {training}
     assert torch.equal(model.encoder.norm.running_mean, before)
+
+
+def test_images_are_resized_to_what_the_network_sees():
+    """A network that says how large its images are."""
+    sizes = Classifier(SizeOfImages(), nn.Linear(1, 2), classes=("small", "large"))
+    with torch.no_grad():
+        sizes.head.weight.copy_(torch.tensor([[-1.0], [1.0]]))
+        sizes.head.bias.copy_(torch.tensor([14.0, -14.0]))  # large from 15 pixels on
+    domain = tiny_domain(classes=2)  # of 12 pixels
+    assert evaluate_domain(sizes, domain)["correct"] == int((domain.labels == 0).sum())
+    assert evaluate_domain(sizes, domain, size=16)["correct"] == int((domain.labels == 1).sum())
+
+
+class SizeOfImages(nn.Module):
+    def forward(self, x):
+        return torch.full((len(x), 1), float(x.shape[-1]))
 
 
 def test_every_model_is_judged_on_every_domain():
@@ -39,3 +59,7 @@ def test_every_model_is_judged_on_every_domain():
     assert [(r["model"], r["domain"]) for r in records] == [
         ("proxy", "a"), ("proxy", "b"), ("task", "a"), ("task", "b"),
     ]  # fmt: skip
+    for record in records:
+        expected = evaluate_domain(models[record["model"]], domains[record["domain"]])
+        assert record == {"model": record["model"], "domain": record["domain"], **expected}
+    assert len({record["loss"] for record in records}) == 4

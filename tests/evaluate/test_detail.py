@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,33 @@ def test_calibration_error_of_a_hand_computed_case():
     # Four images: right 0.5, sure 0.95; two images: right 1, sure 0.55.
     expected = 4 / 6 * abs(0.5 - 0.95) + 2 / 6 * abs(1 - 0.55)
     assert calibration(confidence, correct, bins=10).error == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_bin_holds_the_means_of_its_images_and_its_upper_edge():
+    confidence = torch.tensor([0.25, 0.5, 0.375, 0.75, 1.0, 0.875], dtype=torch.float64)
+    correct = torch.tensor([True, False, True, False, True, True])
+    found = calibration(confidence, correct, bins=4)
+    shown = [(b.low, b.high, b.n, b.confidence, b.accuracy) for b in found.bins]
+    assert shown == [
+        (0.0, 0.25, 1, 0.25, 1.0),
+        (0.25, 0.5, 2, (0.5 + 0.375) / 2, 0.5),
+        (0.5, 0.75, 1, 0.75, 0.0),
+        (0.75, 1.0, 2, (1.0 + 0.875) / 2, 1.0),
+    ]
+    empty = calibration(confidence[:1], correct[:1], bins=4).bins[3]
+    assert (empty.n, empty.confidence, empty.accuracy) == (0, None, None)
+
+
+def test_a_class_without_images_is_missing_and_does_not_count_in_the_mean():
+    confusion = torch.tensor([[3, 1, 0], [0, 0, 0], [1, 0, 1]])
+    classes = detail._by_class(("a", "b", "c"), confusion)
+    found = replace(
+        evaluate_in_detail(tiny_classifier(), tiny_domain()), classes=classes, confusion=confusion
+    )
+    assert [c.accuracy for c in classes] == [75.0, None, 50.0]
+    assert found.class_accuracy == 62.5
+    assert found.accuracy == pytest.approx(100 * 4 / 6)
+    assert found.missing == ("b",)
 
 
 def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():

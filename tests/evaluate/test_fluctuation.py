@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,10 +45,30 @@ def test_statistics_agree_with_plain_python(values):
     f = fluctuation(values)
     mean = sum(values) / len(values)
     assert f.var == pytest.approx(sum((a - mean) ** 2 for a in values) / len(values), abs=1e-8)
+    assert f.std == pytest.approx(f.var**0.5, abs=1e-8)
+    steps = [abs(b - a) for a, b in pairwise(values)]
+    assert f.mean_abs_step == pytest.approx(sum(steps) / max(1, len(steps)), abs=1e-8)
     falls = [max(values[: t + 1]) - a for t, a in enumerate(values)]
     assert f.max_drawdown == max(falls)
     assert f.gap == max(values) - values[-1]
     assert f.worst_tail == min(values[-max(1, -(-len(values) // 5)) :])
+
+
+def test_detrending_subtracts_the_mean_of_five_and_of_fewer_at_the_ends():
+    values = [10.0, 14.0, 9.0, 17.0, 12.0, 30.0, 11.0]
+    trend = [
+        10.0,
+        (10 + 14 + 9) / 3,
+        (10 + 14 + 9 + 17 + 12) / 5,
+        (14 + 9 + 17 + 12 + 30) / 5,
+        (9 + 17 + 12 + 30 + 11) / 5,
+        (12 + 30 + 11) / 3,
+        11.0,
+    ]
+    rest = [a - b for a, b in zip(values, trend, strict=True)]
+    mean = sum(rest) / 7
+    expected = sum((r - mean) ** 2 for r in rest) / 7
+    assert fluctuation(values).detrended_var == pytest.approx(expected)
 
 
 def test_an_empty_series_is_refused():
@@ -79,3 +101,5 @@ def test_both_readings_of_the_average_column_are_given():
 
 def test_a_run_without_enough_periods_has_no_fluctuation():
     assert run_fluctuation({}) is None
+    assert run_fluctuation({"a": [1.0], "b": [1.0, 2.0]}) is None
+    assert run_fluctuation({"a": [1.0, 3.0], "b": [1.0, 2.0]}) is not None
