@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
 from peerdg.methods.randaugment import RandAug
+from peerdg.train import loop
 from peerdg.train.checkpoint import checkpoints, load_checkpoint
+from peerdg.train.guard import Guard
 from peerdg.train.rundir import RunFolder
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -133,6 +136,18 @@ def test_the_last_good_state_is_kept_and_goes_on_where_the_fault_was(
     for name in ("model/model.safetensors", "metrics.jsonl"):
         a, b = tmp_path / "undisturbed" / name, tmp_path / "run" / name
         assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_device_that_runs_ahead_saves_no_step_that_it_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A GPU is asked rarely; a checkpoint must not count updates that were skipped."""
+    monkeypatch.setattr(loop, "Guard", partial(Guard, every=100))
+    Injected(monkeypatch, ERM, nan_loss, step=1)
+    with pytest.raises(NumericalError, match="step 2"):
+        fit(tmp_path / "run", "erm")
+    newest = load_checkpoint(checkpoints(tmp_path / "run/checkpoint")[-1])
+    assert (newest.state["epoch"], newest.state["step"]) == (0, 1)
 
 
 @pytest.mark.parametrize("method", METHODS)

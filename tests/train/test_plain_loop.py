@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import peerdg
@@ -136,6 +137,8 @@ class Plain:
     head: nn.Module = field(init=False)
     snapshots: list[dict[str, Tensor]] = field(default_factory=list)
     view: RandomView | None = None
+    reset_proxy: bool = False
+    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, pretrain: dict[str, Any], main: dict[str, Any]) -> None:
@@ -171,6 +174,8 @@ class Plain:
             )
             if phase == "train":
                 self.end_epoch(epoch + 1, last=options["epochs"])
+                if self.reset_proxy and (epoch + 1) % K == 0:
+                    optimizer = kind(parameters, options)
 
     def augmented(self, x: Tensor, epoch: int, generator: torch.Generator) -> Tensor:
         draw = generator_of("policy", epoch // K)
@@ -200,11 +205,14 @@ class Plain:
                 for name in self.snapshots[0]
             }
             self.task.load_state_dict(means)
+            if self.reset_proxy:
+                self.network.load_state_dict(means)
         if done % K == 0 or done == last:
             self.evaluate(done)
 
     @torch.no_grad()
     def evaluate(self, epoch: int) -> None:
+        self.kept[epoch] = copy.deepcopy(self.network.state_dict())
         models = {"proxy": self.network, "task": self.task}
         if self.method != "peer":
             models = {"model": self.network}
@@ -240,6 +248,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "randaugment, random views": ("randaugment", {"epochs": 2, **SGD}, {"epochs": 3, **SGD}),
     "peer, sgd": ("peer", {"epochs": 2, **SGD}, {"epochs": 6, **SLOW, **HALVED}),
     "peer, adam": ("peer", {"epochs": 0}, {"epochs": 4, **ADAM, **HALVED}),
+    "peer, reset": ("peer", {"epochs": 0}, {"epochs": 6, **SLOW}),
     "peer, drawn with replacement": (
         "peer",
         {"epochs": 1, **SGD},
@@ -255,6 +264,7 @@ def test_a_run_equals_the_plain_loop(case: str, tmp_path: Path):
     own = {"k": K} if method == "randaugment" else {}
     if method == "peer":
         own = {"k": K, "w": W, "lam": LAM, "head_layers": 2, "head_hidden": HIDDEN, "head_dim": DIM}
+        own["reset_proxy"] = "reset" in case
     run = peerdg.fit(
         SPLITS,
         out=tmp_path / "run",
@@ -267,19 +277,29 @@ def test_a_run_equals_the_plain_loop(case: str, tmp_path: Path):
         augment={"operations": "torchvision", "policy": "default"},
         evaluate_every=K,
         crafted="off",
+        keep_snapshots=True,
         **({method: own} if own else {}),
     )
     plain = Plain(method, tiny_classifier(dropout=0.2))
     plain.view = RandomView(12, **view) if view else None
+    plain.reset_proxy = "reset" in case
     with torch.random.fork_rng():
         plain.run(pretrain, main)
     start = tiny_classifier().state_dict()
-    expected = plain.deployed.state_dict()
     for name, value in run.model.classifier.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4, msg=name)
+        assert_equal(value, plain.deployed.state_dict()[name], name)
         assert (value - start[name]).abs().max() > 0.01, f"{name} hardly moved: nothing was tested"
+    for epoch, weights in plain.kept.items():
+        kept = load_file(run.path / f"snapshots/{epoch:06d}.safetensors")
+        for name, value in weights.items():
+            assert_equal(kept[name], value, f"{name} after {epoch} epochs")
     assert len(run.records) == len(plain.records)
     for record, wanted in zip(run.records, plain.records, strict=True):
         for name, value in wanted.items():
             rounded = pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
             assert record[name] == rounded, (name, record, wanted)
+
+
+def assert_equal(found: Tensor, expected: Tensor, name: str) -> None:
+    """But for rounding, which training multiplies."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4, msg=name)

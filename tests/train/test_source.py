@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,27 @@ def test_without_a_transform_a_batch_is_the_stored_images():
     assert torch.equal(got.images, domain.images[:8])
     assert torch.equal(got.labels, domain.labels[:8])
     assert got.index is not None
+
+
+def test_each_image_of_a_batch_has_its_own_label_and_row():
+    domain, rows = tiny_domain(), [7, 2, 23, 0, 2, 11]
+    got = Source(domain).batch(torch.tensor(rows), seed=0, key=("train", 0, 0))
+    for place, row in enumerate(rows):
+        assert torch.equal(got.images[place], domain.images[row])
+        assert got.labels[place] == domain.labels[row]
+        assert got.index[place] == row
+
+
+def test_a_random_view_is_a_crop_of_the_asked_size():
+    """One bright pixel in each image: a crop of a tenth of the area rarely holds it."""
+    domain = tiny_domain(n=8)
+    images = torch.zeros_like(domain.images)
+    images[:, :, 6, 6] = 255
+    source = Source(
+        replace(domain, images=images), TransformSettings(size=12, crop=(0.05, 0.1), flip=0.5)
+    )
+    bright = batch(source).images.flatten(1).any(1)
+    assert bright.sum() < 4
 
 
 def test_a_random_view_is_new_at_each_step_and_the_same_at_a_repeated_one():
