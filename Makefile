@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint mutants bench clean
+.PHONY: demo test test-all lint mutants audit bench clean
 
 demo: $(READY)
 	$(BIN)/peerdg demo
@@ -27,6 +27,12 @@ lint: $(READY)
 # Whether the tests notice mistakes: hundreds of them, one at a time; hours, and it can be resumed.
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants
+
+# Exit code 0: every pinned package was checked and none has a published vulnerability. 1: one has.
+# 2: the database of advisories could not be asked, so nothing is known.
+audit: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit
+	$(BIN)/python -m tests.audit
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
