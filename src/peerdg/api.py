@@ -28,7 +28,7 @@ from peerdg.evaluate.predictions import Answers, FilePrediction, answer, predict
 from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
 from peerdg.models.classifier import Classifier, images_per_pass
-from peerdg.models.stored import OWN, load_stored
+from peerdg.models.stored import OWN, how_far, load_stored
 from peerdg.runner import execute, model_folder
 from peerdg.text import visible
 from peerdg.train.hardware import find_device
@@ -199,6 +199,11 @@ class Model:
         self.folder = folder
 
     @property
+    def how_far(self) -> str | None:
+        """How far it was trained, if its run is not finished, else None."""
+        return how_far(self.description)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Class names in the order of the probabilities."""
         return self.classifier.classes
@@ -326,6 +331,10 @@ def load_model(
     """
     place = find_device(str(device))
     classifier, description = load_stored(model_folder(Path(path)), network)
+    if far := how_far(description):
+        warnings.warn(
+            f"The model in {path} was {far}: its run is not finished.", PeerdgWarning, stacklevel=2
+        )
     return _model(classifier, description, Path(path)).to(place)
 
 

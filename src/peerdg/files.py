@@ -25,7 +25,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
     Works for a file or a folder that the block creates there. The temporary file lives in the same
     folder, so the rename stays on one disk; it is removed on any error. A folder that is there
-    already is removed first, because the system replaces only empty ones.
+    already is renamed first, because the system replaces only empty ones.
     """
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
@@ -33,10 +33,12 @@ def replace_atomically(path: Path) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             _sync_tree(temporary)
-            if path.is_dir():
-                remove(path)
+            former = temporary.with_name(f"{temporary.name}-former")
+            if path.is_dir() and not path.is_symlink():
+                path.rename(former)
             os.replace(temporary, path)
             _sync(path.parent)
+            remove(former)
     except BaseException:
         with contextlib.suppress(OSError):  # the reason to raise is the first error, not this one
             remove(temporary)

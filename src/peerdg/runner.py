@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from peerdg.augment.base import resize
 from peerdg.augment.policy import Policy
@@ -38,7 +39,15 @@ from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier, images_per_pass
 from peerdg.models.names import check_backbone, has_normalisation
 from peerdg.models.pretrained import initialise, weights_file
-from peerdg.models.stored import DESCRIPTION, load_stored, save_model
+from peerdg.models.stored import (
+    DESCRIPTION,
+    describe_model,
+    how_far,
+    load_stored,
+    save_model,
+    training_progress,
+    write_model,
+)
 from peerdg.rng import seeded
 from peerdg.train.calibrate import Trial, calibrate
 from peerdg.train.forecast import Costs, PhasePlan, RunPlan
@@ -53,6 +62,7 @@ from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import RunConfig, notes
 from peerdg.train.signals import stop_on_signals
 from peerdg.train.source import Source
+from peerdg.train.state import TrainState
 
 
 def execute(
@@ -103,7 +113,9 @@ def execute(
         warnings.warn(note, PeerdgWarning, stacklevel=2)
     _check_batches(config, splits.train)
     source = Source(splits.train, config.transform, device=device)
-    network = _network(config, model, splits.train.classes, source.size, progress).to(device)
+    about_weights: list[str] = []
+    network = _network(config, model, splits.train.classes, source.size, about_weights.append)
+    network.to(device)
     if config.compile:
         network.encoder.compile()
     _check_fit(network, splits, source.size)
@@ -111,7 +123,14 @@ def execute(
     run.begin()
     check_manifest(config, run, splits)
     run.failure_file.unlink(missing_ok=True)
-    keeper = Keeper(run, minutes=config.checkpoint_minutes, keep_snapshots=config.keep_snapshots)
+    keeper = Keeper(
+        run,
+        minutes=config.checkpoint_minutes,
+        keep_snapshots=config.keep_snapshots,
+        model_writer=partial(_model_writer, config, run, splits, source.size),
+    )
+    for sentence in [f"Going on {keeper.position}."] if keeper.resumes else about_weights:
+        progress.note(sentence)
     for problem in keeper.problems:
         warnings.warn(problem, PeerdgWarning, stacklevel=2)
         run.event("damaged", message=problem)
@@ -173,12 +192,12 @@ def _network(
     given: nn.Module | None,
     classes: tuple[str, ...],
     size: int,
-    progress: Progress,
+    note: Callable[[str], None],
 ) -> Classifier:
     """The network to train: the configured one with its initial weights, or the user's own."""
     if given is None:
         with seeded(config.seed, "init", "model"):
-            return build_model(config, classes, note=progress.note)
+            return build_model(config, classes, note=note)
     mean, std = benchmark(config.benchmark).normalisation(config.data)
     if not any(mean):  # values 0..1 as they are: worth a warning if the network was trained
         return as_classifier(given, classes=classes, mean=None, std=None, image_size=size)
@@ -277,10 +296,18 @@ def build_method(
         augment=augment,
         clean=source.clean,
         passes=seen / images if source.repeats else 0,
-        load_model=lambda path: load_stored(model_folder(Path(path)))[0],
+        load_model=load_teacher,
     )
     kind: type[Method] = implementation_of(config.method)
     return kind.build(model, config.method_settings, surroundings)
+
+
+def load_teacher(path: str) -> Classifier:
+    """The model of a run or model folder; warns if it comes from an unfinished run."""
+    teacher, description = load_stored(model_folder(Path(path)))
+    if far := how_far(description):
+        warnings.warn(f"The teacher in {path} was {far}.", PeerdgWarning, stacklevel=2)
+    return teacher
 
 
 def build_model(
@@ -372,6 +399,46 @@ def model_folder(path: Path) -> Path:
     return path / "model" if (path / "model").is_dir() else path
 
 
+def _model_writer(
+    config: RunConfig,
+    run: RunFolder,
+    splits: Splits,
+    size: int,
+    state: TrainState,
+    records: list[dict[str, Any]],
+) -> Callable[[], None] | None:
+    """What writes the deployed model as it is now; None if it has not learnt an epoch yet."""
+    method, pretraining = state.method, state.phase == "pretrain"
+    progress = training_progress(
+        epoch=0 if pretraining else method.learnt_epochs(state.epoch),
+        epochs=config.train.epochs,
+        pretrain_epoch=state.epoch if pretraining else config.pretrain.epochs,
+        pretrain_epochs=config.pretrain.epochs,
+        complete=False,
+    )
+    if not progress["epoch"] and not progress["pretrain_epoch"]:
+        return None
+    name = method.deployed_name
+    model = method.observed[name]
+    own = [record for record in records if record["model"] == name]
+    description = describe_model(
+        model,
+        backbone=config.backbone,
+        image_size=size,
+        stored_size=splits.train.image_size[0],
+        training=training_record(config, splits, own, None),
+        progress=progress,
+    )
+    # Copied now: it is written while training goes on.
+    tensors = {n: t.detach().to("cpu", copy=True) for n, t in model.state_dict().items()}
+    return partial(_write_with_card, run.model, tensors, description)
+
+
+def _write_with_card(folder: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
+    write_model(folder, tensors, description)
+    write_card(folder)
+
+
 def _finish(
     config: RunConfig, run: RunFolder, method: Method, splits: Splits, size: int, seconds: float
 ) -> None:
@@ -390,6 +457,13 @@ def _finish(
         image_size=size,
         stored_size=splits.train.image_size[0],
         training=training_record(config, splits, mine, detail),
+        progress=training_progress(
+            epoch=method.learnt_epochs(config.train.epochs),
+            epochs=config.train.epochs,
+            pretrain_epoch=config.pretrain.epochs,
+            pretrain_epochs=config.pretrain.epochs,
+            complete=True,
+        ),
     )
     write_card(run.model)
     run.event("done", seconds=round(seconds, 3))
@@ -438,8 +512,8 @@ def _check_batches(config: RunConfig, source: Domain) -> None:
 
 
 def _space_needed(model: Classifier) -> int:
-    """Three checkpoints of proxy, task model and two moments."""
-    return 3 * 4 * sum(p.numel() * p.element_size() for p in model.parameters())
+    """Three checkpoints of proxy, task model and two moments, and the model twice."""
+    return (3 * 4 + 2) * sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def _precision_notes(config: RunConfig, device: torch.device) -> list[str]:

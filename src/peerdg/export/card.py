@@ -9,7 +9,7 @@ from peerdg.data import CRAFTED, VALIDATION
 from peerdg.errors import DamagedError
 from peerdg.evaluate.interval import FEW
 from peerdg.files import read_text, replace_atomically
-from peerdg.models.stored import DESCRIPTION
+from peerdg.models.stored import DESCRIPTION, how_far
 from peerdg.report.escape import markdown_text
 from peerdg.report.percent import accuracy_text
 from peerdg.report.tables import Table
@@ -67,7 +67,7 @@ def _card(description: Mapping[str, Any], load: Sequence[str], remarks: Sequence
         _classes(description["classes"]),
         "",
         *_training(training),
-        *_results(training),
+        *_results(training, how_far(description)),
         "## Limits",
         "",
         *(f"- {text}" for text in _limits(training)),
@@ -107,6 +107,8 @@ def _what_it_is(description: Mapping[str, Any], training: Mapping[str, Any]) -> 
         for name in ("peerdg", "torch")
         if name in description
     ]
+    if far := how_far(description):
+        text += f" Its run was not finished: it was {far}."
     return text + (f" Made with {', '.join(made)}." if made else "")
 
 
@@ -141,8 +143,9 @@ def _training(training: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _results(training: Mapping[str, Any]) -> list[str]:
+def _results(training: Mapping[str, Any], far: str | None) -> list[str]:
     """Accuracies with what each of them means."""
+    when = "After the last epoch" if far is None else f"When it was {far}"
     measured = training.get("accuracy", {})
     if not measured:
         return ["## Accuracy", "", "None is recorded.", ""]
@@ -153,7 +156,7 @@ def _results(training: Mapping[str, Any]) -> list[str]:
     parts = [
         "## Accuracy",
         "",
-        f"After the last epoch ({markdown_text(training['selection'])}). Accuracies on fewer than "
+        f"{when} ({markdown_text(training['selection'])}). Accuracies on fewer than "
         f"{FEW} images have their 95 % interval (Wilson) beside them.",
         "",
         Table(["domain", "accuracy %", "images", "what it says"], rows).markdown(),

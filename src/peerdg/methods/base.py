@@ -102,6 +102,10 @@ class Method(nn.Module, abc.ABC):
         """
         return {}
 
+    def learnt_epochs(self, epoch: int) -> int:
+        """How many epochs `deployed` has learnt from, when `epoch` epochs are complete."""
+        return epoch
+
     deployed_name: ClassVar[str] = "model"
     """The key of `observed` under which the deployed network stands."""
 

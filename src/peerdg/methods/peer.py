@@ -130,6 +130,10 @@ class PEER(Method):
             self.proxy.load_state_dict(self.task.state_dict())
         return {"snapshots": self.average.count, "reset_optimizer": self.settings.reset_proxy}
 
+    def learnt_epochs(self, epoch: int) -> int:
+        """Up to the last snapshot; before the first, the task model is as it was given."""
+        return max(0, int(self.snapshot_epoch))
+
     @property
     def deployed(self) -> Classifier:
         """The task model; warns once if there was training but no snapshot."""

@@ -38,35 +38,95 @@ def save_model(
     image_size: int,
     stored_size: int | None = None,
     training: Mapping[str, Any] | None = None,
+    progress: Mapping[str, Any] | None = None,
 ) -> str:
     """Write `model` as a folder that `load_stored` reads; returns the SHA-256 of its weights.
 
     Args:
         folder: The folder to make.
+        model: The network; `describe_model` explains the rest.
+        backbone: Its name, or `OWN`.
+        image_size: Side of the images that the network sees.
+        stored_size: Side of the squares that files are decoded to first.
+        training: Where the model comes from and how good it is.
+        progress: How far it was trained.
+    """
+    description = describe_model(
+        model,
+        backbone=backbone,
+        image_size=image_size,
+        stored_size=stored_size,
+        training=training,
+        progress=progress,
+    )
+    return write_model(folder, model.state_dict(), description)
+
+
+def describe_model(
+    model: Classifier,
+    *,
+    backbone: str,
+    image_size: int,
+    stored_size: int | None = None,
+    training: Mapping[str, Any] | None = None,
+    progress: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What is stored beside the weights of `model`, without checksums.
+
+    Args:
         model: The network with its class names and normalisation.
         backbone: Its name, or `OWN`.
         image_size: Side of the images that the network sees.
         stored_size: Side of the squares that files are decoded to before they are resized to
             `image_size`, as those it learnt from were; None if it is the same.
         training: Where the model comes from and how good it is, as plain values, for its card.
+        progress: How far it was trained, as `training_progress` gives it; None if that is over.
     """
+    return {
+        "format": FORMAT,
+        "backbone": backbone,
+        "classes": list(model.classes),
+        "mean": model.mean.flatten().tolist(),
+        "std": model.std.flatten().tolist(),
+        "image_size": image_size,
+        "stored_size": stored_size or image_size,
+        "training": dict(training or {}),
+        "progress": dict(progress or {"complete": True}),
+    }
+
+
+def training_progress(
+    *, epoch: int, epochs: int, pretrain_epoch: int, pretrain_epochs: int, complete: bool
+) -> dict[str, Any]:
+    """How far a model was trained, as plain values for its description."""
+    return {
+        "complete": complete,
+        "epoch": epoch,
+        "epochs": epochs,
+        "pretrain_epoch": pretrain_epoch,
+        "pretrain_epochs": pretrain_epochs,
+    }
+
+
+def how_far(description: Mapping[str, Any]) -> str | None:
+    """How far the model of an unfinished run was trained; None if its training was completed."""
+    progress = description.get("progress") or {"complete": True}
+    if progress["complete"]:
+        return None
+    if progress["epoch"]:
+        return f"trained for {progress['epoch']} of {progress['epochs']} epochs"
+    before = f"{progress['pretrain_epoch']} of {progress['pretrain_epochs']} epochs"
+    return f"pre-trained only, for {before}"
+
+
+def write_model(folder: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> str:
+    """Write weights and description as a model folder; returns the SHA-256 of the weights."""
     with replace_atomically(folder) as temporary:
         temporary.mkdir()
-        save_tensors(temporary / WEIGHTS, model.state_dict())
+        save_tensors(temporary / WEIGHTS, dict(tensors))
         digest = sha256(temporary / WEIGHTS)
-        description = {
-            "format": FORMAT,
-            "backbone": backbone,
-            "classes": model.classes,
-            "mean": model.mean.flatten().tolist(),
-            "std": model.std.flatten().tolist(),
-            "image_size": image_size,
-            "stored_size": stored_size or image_size,
-            "training": dict(training or {}),
-            "weights_sha256": digest,
-            "peerdg": __version__,
-            "torch": torch.__version__,
-        }
+        made_with = {"peerdg": __version__, "torch": torch.__version__}
+        description = {**description, "weights_sha256": digest, **made_with}
         description["sha256"] = _checksum(description)
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (temporary / DESCRIPTION).write_text(text + "\n", "utf-8")
@@ -89,7 +149,8 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
     if not os.path.lexists(folder / DESCRIPTION):
         raise DataError(
             f"There is no model in {folder}: {DESCRIPTION} is missing.",
-            hint="Give a run folder whose run is done, or its model folder.",
+            hint="Give a run folder or a model folder; a run has a model from its first evaluation "
+            "on.",
         )
     try:
         description = json.loads(read_text(folder / DESCRIPTION))

@@ -1,12 +1,13 @@
 """Keeps what a run must not lose: states in checkpoints, results in records."""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from peerdg.errors import DamagedError
+from peerdg.errors import DamagedError, Stopped
 from peerdg.files import replace_atomically
 from peerdg.models.stored import save_tensors
 from peerdg.stages import stage
@@ -23,6 +24,8 @@ from peerdg.train.state import TrainState
 
 PHASES = ("pretrain", "train")
 
+ModelWriter = Callable[[TrainState, list[dict[str, Any]]], Callable[[], None] | None]
+
 
 class Keeper:
     """Saves the states and records of a run, and knows where it goes on.
@@ -31,13 +34,23 @@ class Keeper:
         run: The run folder, held by this process.
         minutes: At most this much work lies between two checkpoints.
         keep_snapshots: Keep the weights of the trained model at every evaluation.
+        model_writer: Makes the work that writes the deployed model as it is, given the state and
+            the records of its evaluation; None if the model has learnt nothing yet.
 
     Attributes:
         problems: Sentences about damaged checkpoints passed over and records that are lost.
     """
 
-    def __init__(self, run: RunFolder, *, minutes: float, keep_snapshots: bool = False) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        minutes: float,
+        keep_snapshots: bool = False,
+        model_writer: ModelWriter = lambda state, records: None,
+    ) -> None:
         self.run = run
+        self.model_writer = model_writer
         self.seconds = minutes * 60
         self.keep_snapshots = keep_snapshots
         self._saved_at = time.monotonic()
@@ -53,6 +66,17 @@ class Keeper:
     def resumes(self) -> bool:
         """Whether there is a state to go on from."""
         return self._pending is not None
+
+    @property
+    def position(self) -> str:
+        """Where the run goes on, for a person."""
+        if self._pending is None:
+            return "at the start"
+        state = self._pending.state
+        phase = "pre-training" if state["phase"] == "pretrain" else "training"
+        if state["step"]:
+            return f"in {phase}, epoch {state['epoch'] + 1}, after step {state['step']}"
+        return f"in {phase}, after epoch {state['epoch']}"
 
     def is_past(self, phase: str) -> bool:
         """Whether the run to be resumed has left `phase` behind."""
@@ -127,12 +151,30 @@ class Keeper:
             self.run.metrics.append({"kind": "evaluation", **position, **record})
         if self.keep_snapshots:
             self._keep_snapshot(state)
+        self._keep_model(state, records)
         progress.evaluated(state.epoch, records)
 
-    def how_to_resume(self, state: TrainState) -> str:
-        """What to tell a person who stopped the run."""
+    def save_and_stop(self, state: TrainState, signal_number: int) -> NoReturn:
+        """Save the state, and the model so far if none was kept yet; then stop.
+
+        Raises:
+            Stopped: With what to tell the person who asked for it.
+        """
+        self.save(state, wait=True)
+        if not self.run.model.exists():
+            self._keep_model(state, [])
+            self._background.wait()
         where = f"{state.phase} epoch {state.epoch + 1}, step {state.step}"
-        return f"Stopped in {where}. Saved; go on with:\n  peerdg resume {self.run.path}"
+        message = f"Stopped in {where}. Saved; go on with:\n  peerdg resume {self.run.path}"
+        if self.run.model.exists():
+            message += f"\nor use the model so far:\n  peerdg predict {self.run.path} IMAGE"
+        raise Stopped(message, signal_number=signal_number)
+
+    def _keep_model(self, state: TrainState, records: list[dict[str, Any]]) -> None:
+        """Write the deployed model while training goes on."""
+        write = self.model_writer(state, records)
+        if write is not None:
+            self._background.start(write)
 
     def _keep_snapshot(self, state: TrainState) -> None:
         trained = next(iter(state.method.observed.values()))

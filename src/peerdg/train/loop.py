@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from peerdg.errors import Stopped
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier
 from peerdg.stages import stage
@@ -173,5 +172,4 @@ def _stop_if_asked(stop: StopRequest, keeper: Keeper, state: TrainState) -> None
         Stopped: If it did.
     """
     if stop.signal_number is not None:
-        keeper.save(state, wait=True)
-        raise Stopped(keeper.how_to_resume(state), signal_number=stop.signal_number)
+        keeper.save_and_stop(state, stop.signal_number)
