@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import numpy as np
 import torch
@@ -24,7 +24,13 @@ from peerdg.data.split import hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.detail import WORST, Detail, evaluate_in_detail
-from peerdg.evaluate.predictions import Answers, FilePrediction, answer, predict_files
+from peerdg.evaluate.predictions import (
+    Answers,
+    FilePrediction,
+    answer,
+    most_probable,
+    predict_files,
+)
 from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
 from peerdg.models.classifier import Classifier, images_per_pass
@@ -38,6 +44,7 @@ from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.seen import KnownImages, Seen, read_known_images
 from peerdg.train.settings import RunConfig, resolve
 
+_FEW = 5  # class names that are shown
 ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor
 
 
@@ -198,6 +205,16 @@ class Model:
         self.description = dict(description or {})
         self.folder = folder
 
+    def __repr__(self) -> str:
+        """One line: network, classes, image size and device."""
+        names = ", ".join(map(visible, self.classes[:_FEW]))
+        more = ", ..." if len(self.classes) > _FEW else ""
+        backbone = visible(str(self.description.get("backbone", OWN)))
+        return (
+            f"Model({backbone}, {len(self.classes)} classes ({names}{more}), "
+            f"{self.image_size} px, {self.device})"
+        )
+
     @property
     def how_far(self) -> str | None:
         """How far it was trained, if its run is not finished, else None."""
@@ -222,21 +239,50 @@ class Model:
         self.classifier.to(find_device(str(device)))
         return self
 
-    def predict(self, images: ImageLike | Iterable[ImageLike]) -> Any:
+    # A string is a path, and an array is one image or several: the order of these matters.
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, images: str | Path | Image.Image, *, top: None = None
+    ) -> Prediction: ...
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, images: np.ndarray | torch.Tensor, *, top: None = None
+    ) -> Prediction | list[Prediction]: ...
+    @overload
+    def predict(self, images: Iterable[ImageLike], *, top: None = None) -> list[Prediction]: ...
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, images: str | Path | Image.Image, *, top: int
+    ) -> list[Prediction]: ...
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, images: np.ndarray | torch.Tensor, *, top: int
+    ) -> list[Prediction] | list[list[Prediction]]: ...
+    @overload
+    def predict(self, images: Iterable[ImageLike], *, top: int) -> list[list[Prediction]]: ...
+    def predict(self, images: ImageLike | Iterable[ImageLike], *, top: int | None = None) -> Any:
         """The most probable class: of one image a `Prediction`, of several a list of them.
 
         Args:
             images: Path, PIL image, array `[H, W, 3]` or `[H, W]`, tensor `[3, H, W]`, each uint8
                 or [0, 1]; a batched array `[N, H, W, 3]` or tensor `[N, 3, H, W]`; or a sequence
                 of single images.
+            top: In place of each `Prediction`, a list with those of the `top` most probable
+                classes, the most probable first; at most as many as there are classes.
         """
-        single = _is_single(images)
+        if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
+            raise ConfigError(f"top is {top!r}; it must be a whole number of at least 1.")
         found = [
-            Prediction(self.classes[label], float(row[label]))
+            self._ranked(row, label, top or 1)
             for answers in self._answers(_several(images))
             for label, row in zip(answers.labels.tolist(), answers.probabilities, strict=True)
         ]
-        return found[0] if single else found
+        result = [ranked[0] for ranked in found] if top is None else found
+        return result[0] if _is_single(images) else result
+
+    def _ranked(self, probabilities: torch.Tensor, label: int, top: int) -> list[Prediction]:
+        order = most_probable(probabilities, label, top)
+        return [Prediction(self.classes[index], float(probabilities[index])) for index in order]
 
     def probabilities(self, images: ImageLike | Iterable[ImageLike]) -> torch.Tensor:
         """Class probabilities `[N, classes]` of one image (N = 1) or several."""

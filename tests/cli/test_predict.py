@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import peerdg
@@ -17,8 +19,14 @@ from peerdg.cli.main import run
 from peerdg.data.benchmarks.own_data import read_targets
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.walk import image_files
-from peerdg.evaluate.predictions import answer
-from peerdg.report.prediction_file import csv_line
+from peerdg.errors import ConfigError
+from peerdg.evaluate.predictions import answer, most_probable
+from peerdg.report.prediction_file import (
+    PredictionWriter,
+    csv_line,
+    partial_path,
+    prediction_file,
+)
 from tests.cli.stored_models import CLASSES, save_photos, save_small_model
 from tests.reliability.processes import environment
 from tests.reliability.processes import peerdg as command
@@ -157,7 +165,171 @@ def test_many_bad_files_in_a_row_do_not_hold_back_what_follows(tmp_path: Path, m
     assert [p.error is None for p in found] == [path is good for path in paths]
 
 
+def test_a_json_file_is_one_list_of_the_same_records(tmp_path: Path, model: Path, with_bad: Path):
+    whole, lines = tmp_path / "found.json", tmp_path / "found.JSONL"
+    for out in (whole, lines):
+        assert (
+            run(["predict", str(model), str(with_bad), "-o", str(out), "--all"], debug=False) == 0
+        )
+    found = json.loads(whole.read_text())
+    assert found == [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(found) == 7
+    assert [record["label"] is None for record in found].count(True) == 2
+
+
+def test_a_json_file_of_no_rows_is_an_empty_list():
+    file = io.StringIO()
+    PredictionWriter(file, CLASSES, format="json").close()
+    assert json.loads(file.getvalue()) == []
+
+
+def test_the_json_list_of_a_stopped_command_is_closed(tmp_path: Path, model: Path, photos: Path):
+    out = tmp_path / "found.json"
+    found = list(peerdg.load_model(model).predict_files(image_files(photos)))
+    with pytest.raises(KeyboardInterrupt), prediction_file(out, CLASSES) as writer:
+        for prediction in found[:4]:
+            writer.write(prediction)
+        raise KeyboardInterrupt
+    assert not out.exists()
+    rows = json.loads(partial_path(out).read_text())
+    assert [row["label"] for row in rows] == [p.label for p in found[:4]]
+
+
+@pytest.mark.parametrize("name", ["found.xlsx", "found.tsv", "found.PARQUET"])
+def test_a_name_of_another_format_is_refused(
+    name: str, tmp_path: Path, model: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(["predict", str(model), str(photos), "-o", str(tmp_path / name)], debug=False) == 2
+    assert ".csv, .json or .jsonl" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_predictions_are_counted_as_predictions(
+    tmp_path: Path, model: Path, with_bad: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "found.csv"
+    assert run(["predict", str(model), str(with_bad), "-o", str(out)], debug=False) == 0
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"5 predictions in {out}, 2 images could not be decoded" in said
+
+
+def test_the_most_probable_classes_stand_in_falling_order(
+    tmp_path: Path, model: Path, with_bad: Path
+):
+    table, whole = tmp_path / "found.csv", tmp_path / "found.json"
+    for out in (table, whole):
+        given = ["predict", str(model), str(with_bad), "-o", str(out), "--top", "2", "--all"]
+        assert run(given, debug=False) == 0
+    records = json.loads(whole.read_text())
+    for row, record in zip(read_rows(table), records, strict=True):
+        shares = record["probabilities"]
+        expected = sorted(CLASSES, key=lambda name: -(shares[name] or 0))[:2]
+        if row["error"]:
+            assert row["label"] == row["label_2"] == row["probability_2"] == ""
+            assert record["top"] == []
+            continue
+        assert [row["label"], row["label_2"]] == expected
+        assert [float(row["probability"]), float(row["probability_2"])] == [
+            shares[name] for name in expected
+        ]
+        assert record["top"] == [{"label": name, "probability": shares[name]} for name in expected]
+    assert list(read_rows(table)[0])[:6] == ["path", "label", "probability", "label_2",
+                                             "probability_2", "p(cat)"]  # fmt: skip
+
+
+def test_more_classes_than_there_are_gives_all_and_one_changes_nothing(
+    tmp_path: Path, model: Path, photos: Path
+):
+    outs = [tmp_path / f"{number}.csv" for number in range(3)]
+    for out, top in zip(outs, ([], ["--top", "1"], ["--top", "99"]), strict=True):
+        assert run(["predict", str(model), str(photos), "-o", str(out), *top], debug=False) == 0
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+    for row in read_rows(outs[2]):
+        assert sorted([row["label"], row["label_2"], row["label_3"]]) == sorted(CLASSES)
+        assert "label_4" not in row
+
+
+@pytest.mark.parametrize("top", ["0", "-1", "1.5", "all"])
+def test_a_top_that_is_no_count_is_refused(top: str, model: Path, photos: Path):
+    assert run(["predict", str(model), str(photos), "--top", top], debug=False) == 2
+
+
+def test_the_answer_comes_first_among_equally_probable_classes():
+    equal = torch.tensor([0.2, 0.3, 0.3, 0.2])
+    assert most_probable(equal, 2, 4) == [2, 1, 0, 3]
+    assert most_probable(equal, 1, 3) == [1, 2, 0]
+
+
+def test_python_gives_the_same_most_probable_classes(model: Path, photos: Path):
+    loaded = peerdg.load_model(model)
+    paths = list(image_files(photos))
+    rows = loaded.probabilities(paths)
+    for top in (1, 2, 9):
+        found = loaded.predict(paths, top=top)
+        for ranked, row in zip(found, rows, strict=True):
+            values, order = row.sort(descending=True)
+            assert [p.label for p in ranked] == [CLASSES[index] for index in order[:top]]
+            assert [p.probability for p in ranked] == values[:top].tolist()
+    one = loaded.predict(paths[0], top=2)
+    assert [p.label for p in one] == [p.label for p in loaded.predict(paths, top=2)[0]]
+    assert loaded.predict(paths[0]) == loaded.predict(paths[0], top=1)[0]
+    for top in (0, True, 1.5):
+        with pytest.raises(ConfigError, match="at least 1"):
+            loaded.predict(paths, top=top)
+
+
+def test_a_model_says_in_a_line_what_it_is(model: Path, tmp_path: Path):
+    assert repr(peerdg.load_model(model)) == (
+        "Model(digits-cnn-half, 3 classes (cat, dog, horse), 32 px, cpu)"
+    )
+    many = save_small_model(tmp_path / "many", classes=[f"c\n{n}" for n in range(40)])
+    shown = repr(peerdg.load_model(many))
+    assert "40 classes (c\\n0, " in shown and "..." in shown
+    assert len(shown.splitlines()) == 1
+
+
 HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0", '="x"', "\n=1"]
+
+
+SEPARATED = [
+    "x;=1+1", "x;\t=1", "x; =1+1", 'x;"=1+1"', 'x;""=1+1', "x\t=1+1", "x|=1+1", "x\r\n=1+1",
+    "x\n@SUM(A1)", "a;b;c;-2+3", ";;=1", " =1+1", '"=1+1"', "x;\uff1d1+1", "p(x;=1+1)", "x\u2028+1",
+]  # fmt: skip
+
+
+def formulas(text: str, delimiter: str) -> list[str]:
+    """What a spreadsheet that separates by `delimiter` would calculate."""
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    return [
+        cell for row in rows for cell in row if cell.strip(' "\t\r\n')[:1] in tuple("=+-@\uff1d")
+    ]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("cell", HOSTILE + SEPARATED)
+def test_no_reader_finds_a_formula_whatever_separates_its_cells(cell: str, delimiter: str):
+    text = csv_line(["path", cell, "0.5"]) + csv_line([cell, "x", cell])
+    assert formulas(text, delimiter) == []
+    protected = [row for row in csv.reader(io.StringIO(text, newline=""))]
+    assert [row[i].replace("'", "") for row, i in ((protected[0], 1), (protected[1], 0))] == [
+        cell.replace("'", "")
+    ] * 2
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.text(alphabet="=+-@;|,\t\r\n\"' x1", max_size=9), min_size=1, max_size=4))
+def test_no_cells_at_all_make_a_formula(cells: list[str]):
+    text = csv_line(["path", *cells]) + csv_line([*cells, "error"])
+    for delimiter in ",;\t|":
+        assert formulas(text, delimiter) == []
+
+
+@pytest.mark.parametrize(
+    "cell", ["photo; 3.png", "a|b", "x-1", "a+b=c", "e@mail", "0.5", "", "x;y"]
+)
+def test_ordinary_cells_are_left_alone(cell: str):
+    (read,) = csv.reader(io.StringIO(csv_line([cell]), newline=""))
+    assert read == [cell]
 
 
 @pytest.mark.parametrize("cell", HOSTILE)

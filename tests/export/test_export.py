@@ -111,6 +111,51 @@ def test_weights_load_into_the_library_that_the_network_comes_from(backbone: str
     assert (found - expected).abs().max() <= 1e-4
 
 
+@pytest.mark.parametrize(
+    ("format", "backbone", "inside"),
+    [
+        ("onnx", "digits-cnn-half", True),
+        ("torch-export", "squeezenet1_1", True),
+        ("safetensors", "digits-cnn-half", True),
+        ("safetensors", "squeezenet1_1", False),
+    ],
+)
+def test_the_card_says_where_the_normalisation_is(
+    format: str, backbone: str, inside: bool, tmp_path: Path
+):
+    """The other tests show that images go in as the card says here."""
+    if format == "onnx":
+        pytest.importorskip("onnxruntime")
+    model, size = random_model(backbone), BACKBONES[backbone].image_size
+    export_model(model, description(model, backbone, size), tmp_path / "out", format=format)
+    about = json.loads((tmp_path / "out/about.json").read_text())
+    card = (tmp_path / "out/MODEL_CARD.md").read_text()
+    constants = "0.5, 0.5, 0.5" if backbone == "digits-cnn-half" else "0.485, 0.456, 0.406"
+    assert constants in card
+    assert ("Normalisation is inside the model" in card) == inside
+    assert ("give it (value / 255 - mean) / std" in card) == (not inside)
+    assert about["normalisation"] == ("inside the model" if inside else "to be done before")
+    assert about["input"].startswith("uint8") == inside
+    if format != "safetensors":
+        assert f"uint8 values 0 to 255, `[n, 3, {size}, {size}]`, not normalised" in card
+
+
+def test_the_lines_that_load_weights_of_peerdg_name_their_normalisation(tmp_path: Path):
+    """Without it the same weights would see images of another scale, and say nothing."""
+    model = random_model("digits-cnn-half")
+    about = description(model, "digits-cnn-half", 32)
+    export_model(model, about, tmp_path / "out", format="safetensors")
+    lines = (tmp_path / "out/MODEL_CARD.md").read_text().split("```python\n")[1].split("```")[0]
+    call = lines[lines.index("peerdg.build_classifier(") : lines.index(")\n") + 1]
+    call = call.replace("\n#", "").replace("classes=...", f"classes={CLASSES!r}")
+    import peerdg
+
+    network = eval(call, {"peerdg": peerdg})  # what the card tells the user to write
+    network.load_state_dict(load_file(tmp_path / "out/weights.safetensors"))
+    with torch.no_grad():
+        assert torch.equal(network.eval()(photos(32, 2)), model(photos(32, 2)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["alexnet", "caffenet", "resnet50", "vit_b_16",
                                       "regnet_y_16gf"])  # fmt: skip

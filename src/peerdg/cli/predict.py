@@ -7,9 +7,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from peerdg.cli.console import error_console
+from peerdg.cli.flags import whole_number
 from peerdg.errors import DataError, Stopped
 from peerdg.train.hardware import DEVICES
 
@@ -24,11 +25,12 @@ def predict(
     *,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     all_classes: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    top: Annotated[int, Parameter(validator=validators.Number(gte=1), converter=whole_number)] = 1,
     strict: Annotated[bool, Parameter(negative=())] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=())] = False,
     device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
-    """Class and probability of each image, as CSV or JSON lines.
+    """Class and probability of each image, as CSV, JSON or JSON lines.
 
     Any number of images takes the same memory. An image that cannot be decoded gives a row with
     the reason in its last column; if none can be, or with --strict any cannot, the command ends
@@ -37,23 +39,32 @@ def predict(
     Args:
         run: Run folder or model folder.
         images: Image files, or folders of them.
-        output: File to write, JSON lines if it ends in .jsonl, else CSV; default: CSV on standard
-            output.
+        output: File to write: a JSON list if it ends in .json, JSON lines if in .jsonl, else CSV;
+            default: CSV on standard output.
         all_classes: The probability of every class, not only of the most probable one.
+        top: How many of the most probable classes to write, at most all; the further ones in
+            columns label_2, probability_2, ...
         strict: End with code 5 if any image cannot be decoded; the rows are written all the same.
         quiet: No progress.
     """
     total = _count(images)
     from peerdg import api
-    from peerdg.report.prediction_file import PredictionWriter, partial_path, prediction_file
+    from peerdg.report.prediction_file import (
+        PredictionWriter,
+        partial_path,
+        prediction_file,
+        text_format,
+    )
     from peerdg.train.reading import ReadingBar
 
+    if output is not None:
+        text_format(output)  # a wrong name is refused before the model is read
     model = api.load_model(run, device=device)
     bar = ReadingBar(error_console)
     with (
-        nullcontext(PredictionWriter(sys.stdout, model.classes, all_classes=all_classes))
+        nullcontext(PredictionWriter(sys.stdout, model.classes, all_classes=all_classes, top=top))
         if output is None
-        else prediction_file(output, model.classes, all_classes=all_classes)
+        else prediction_file(output, model.classes, all_classes=all_classes, top=top)
     ) as writer:
         try:
             for prediction in model.predict_files(_files(images)):
@@ -61,13 +72,14 @@ def predict(
                 if not quiet:
                     bar("predicting", writer.rows, total)
         except KeyboardInterrupt as stop:
-            place = "" if output is None else f" They are in {partial_path(output)}."
-            said = f"Stopped after {writer.rows:,} of {total:,} predictions.{place}"
+            place = "" if output is None else f" The rows are in {partial_path(output)}."
+            said = f"Stopped after {writer.rows:,} of {total:,} images.{place}"
             raise Stopped(said, signal_number=signal.SIGINT) from stop
         finally:
             bar.close()
     if output is not None:
-        said = f"{writer.rows:,} predictions in {output}"
+        bad = f", {writer.bad:,} images could not be decoded" if writer.bad else ""
+        said = f"{writer.rows - writer.bad:,} predictions in {output}{bad}"
         error_console.print(said, markup=False, soft_wrap=True)
     _report_bad(writer, strict=strict)
 

@@ -58,6 +58,21 @@ class FilePrediction(NamedTuple):
     error: str | None = None
 
 
+def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
+    """The `top` most probable classes, the answer `label` first, then by falling probability.
+
+    Of equally probable ones the first in class order comes first. There are at most as many as
+    there are classes.
+
+    Args:
+        probabilities: Of all classes, `[classes]`.
+        label: The class with the largest logit; its probability may be rounded to that of another.
+        top: How many.
+    """
+    order: list[int] = torch.argsort(probabilities, descending=True, stable=True).tolist()
+    return [label, *(index for index in order if index != label)][:top]
+
+
 @torch.inference_mode()
 def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
     """The model's answers for a uint8 batch `[n, 3, h, w]`, resized to what it sees."""

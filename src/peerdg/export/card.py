@@ -33,6 +33,7 @@ def model_card(
     *,
     load: Sequence[str] = ("import peerdg", *_LOAD),
     remarks: Sequence[str] = (),
+    normalises: bool = True,
 ) -> str:
     """The card as Markdown; every name that came from outside is escaped.
 
@@ -40,12 +41,13 @@ def model_card(
         description: What `models.stored.load_stored` returns beside the network.
         load: Lines of Python that load the model.
         remarks: Sentences about the file the card lies beside, in Markdown.
+        normalises: Whether what is loaded normalises its input itself.
 
     Raises:
         DamagedError: If the description is not one that peerdg wrote.
     """
     try:
-        return _card(description, load, remarks)
+        return _card(description, load, remarks, normalises)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError(
             f"What the model's folder says about its training is damaged: {error!r}.",
@@ -53,13 +55,15 @@ def model_card(
         ) from error
 
 
-def _card(description: Mapping[str, Any], load: Sequence[str], remarks: Sequence[str]) -> str:
+def _card(
+    description: Mapping[str, Any], load: Sequence[str], remarks: Sequence[str], normalises: bool
+) -> str:
     training = description.get("training") or {}
     backbone = markdown_text(description["backbone"])
     parts = [
         f"# Model card: {backbone} for {len(description['classes'])} classes",
         "",
-        _what_it_is(description, training),
+        _what_it_is(description, training, normalises),
         "",
         *(f"{text}\n" for text in remarks),
         "## Classes",
@@ -88,12 +92,22 @@ def _card(description: Mapping[str, Any], load: Sequence[str], remarks: Sequence
     return "\n".join(parts) + "\n"
 
 
-def _what_it_is(description: Mapping[str, Any], training: Mapping[str, Any]) -> str:
+def _what_it_is(
+    description: Mapping[str, Any], training: Mapping[str, Any], normalises: bool
+) -> str:
     size, stored = description["image_size"], description["stored_size"]
-    text = markdown_text(
-        f"An image classifier. It sees RGB images of {size} x {size} pixels, normalised with mean "
-        f"{_numbers(description['mean'])} and standard deviation {_numbers(description['std'])}."
+    constants = (
+        f"mean {_numbers(description['mean'])} and standard deviation "
+        f"{_numbers(description['std'])}"
     )
+    text = f"An image classifier. It sees RGB images of {size} x {size} pixels. "
+    if normalises:
+        text += f"Normalisation is inside the model ({constants}); do not normalise its input."
+    else:
+        text += (
+            f"Normalisation is not inside the model: give it (value / 255 - mean) / std, with "
+            f"{constants}."
+        )
     if stored != size:
         pixels = markdown_text(f"{stored} x {stored} pixels")
         text += f" Files are first decoded to {pixels}, as in training."

@@ -71,6 +71,7 @@ def export_model(
                 description,
                 load=_how_to_load(model, description, names.model, format),
                 remarks=_remarks(description, format, difference),
+                normalises=_normalises(model, description, format),
             )
             (folder / names.card).write_text(card, "utf-8")
     finally:
@@ -121,7 +122,7 @@ def _write(model: Classifier, description: Mapping[str, Any], path: Path, format
 
 def _about(model: Classifier, description: Mapping[str, Any], format: Format) -> dict[str, Any]:
     """What a program needs to know to use the file."""
-    size, inside = description["image_size"], format != "safetensors"
+    size, inside = description["image_size"], _normalises(model, description, format)
     about = {
         "format": format,
         "backbone": description["backbone"],
@@ -130,6 +131,7 @@ def _about(model: Classifier, description: Mapping[str, Any], format: Format) ->
         "stored_size": description["stored_size"],
         "mean": model.mean.flatten().tolist(),
         "std": model.std.flatten().tolist(),
+        "normalisation": "inside the model" if inside else "to be done before",
         "input": f"uint8 RGB [batch, 3, {size}, {size}]"
         if inside
         else f"float RGB [batch, 3, {size}, {size}], (value / 255 - mean) / std",
@@ -137,10 +139,17 @@ def _about(model: Classifier, description: Mapping[str, Any], format: Format) ->
         "weights_sha256": description.get("weights_sha256", "unknown"),
         "peerdg": __version__,
     }
-    if not inside:
+    if format == "safetensors":
         origin = origin_of(model, description["backbone"])
         about |= {"library": origin.library, "network": list(origin.code)}
     return about
+
+
+def _normalises(model: Classifier, description: Mapping[str, Any], format: Format) -> bool:
+    """Whether what is exported takes images as they are; networks of other libraries do not."""
+    if format != "safetensors":
+        return True
+    return origin_of(model, description["backbone"]).library == "peerdg"
 
 
 def _how_to_load(
@@ -161,9 +170,11 @@ def _how_to_load(
         ]
     origin = origin_of(model, description["backbone"])
     if origin.library == "peerdg":
+        mean, std = model.mean.flatten().tolist(), model.std.flatten().tolist()
         return [
             "import peerdg, safetensors.torch",
-            f"# net: peerdg.build_classifier({json.dumps(description['backbone'])}, classes=...)",
+            f"# net: peerdg.build_classifier({json.dumps(description['backbone'])}, classes=...,",
+            f"#     mean={mean}, std={std})",
             f"net.load_state_dict(safetensors.torch.load_file({file}))",
         ]
     return [
@@ -184,6 +195,8 @@ def _remarks(description: Mapping[str, Any], format: Format, difference: float) 
     if stored != size:
         steps += f", then to {size} x {size} (bilinear, antialiased)"
     said.append(f"To prepare an image: turn it upright (EXIF), make it RGB, {steps}.")
+    if format != "safetensors":
+        said.append(f"Input: uint8 values 0 to 255, `[n, 3, {size}, {size}]`, not normalised.")
     if format == "torch-export":
         said.append("torch.export.load can execute code: load only files whose origin you trust.")
     return said

@@ -1,8 +1,8 @@
-"""Predictions as CSV or JSON lines, written while they come.
+"""Predictions as CSV, JSON or JSON lines, written while they come.
 
 Until the last row is there, the rows stand in `NAME.partial`; then the file gets its name. So a
 file with the name that was asked for is complete, and after Ctrl-C or a full disk the whole rows
-written so far are in the partial one.
+written so far are in the partial one; after Ctrl-C a list in JSON is closed.
 """
 
 import csv
@@ -12,14 +12,19 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 from peerdg.data.images import shown_path
-from peerdg.evaluate.predictions import FilePrediction
+from peerdg.errors import ConfigError
+from peerdg.evaluate.predictions import FilePrediction, most_probable
 from peerdg.files import writing
+from peerdg.report.escape import spreadsheet_text
 
 PARTIAL = ".partial"
-JSON_LINES = (".jsonl", ".ndjson")
+TextFormat = Literal["csv", "json", "jsonl"]
+_SUFFIXES: dict[str, TextFormat] = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_OTHER_FORMATS = (".tsv", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".xml", ".yaml", ".html")
+_RANKED = ("label", "probability")
 _DIGITS = 6  # more than a float32 softmax can promise
 _EXAMPLES = 5  # of files that cannot be used
 _ROWS_HELD = 256  # between two flushes
@@ -32,7 +37,8 @@ class PredictionWriter:
         file: Where to; opened with `newline=""`.
         classes: The model's class names.
         all_classes: Whether to write the probability of every class.
-        json_lines: One JSON object per line in place of CSV.
+        top: How many of the most probable classes to write.
+        format: CSV, one JSON list, or one JSON object per line.
 
     Attributes:
         rows: How many were written.
@@ -45,22 +51,32 @@ class PredictionWriter:
         file: TextIO,
         classes: Sequence[str],
         *,
-        all_classes: bool,
-        json_lines: bool = False,
+        all_classes: bool = False,
+        top: int = 1,
+        format: TextFormat = "csv",
     ) -> None:
         self.file = file
         self.classes = classes
         self.all_classes = all_classes
-        self.json_lines = json_lines
+        self.top = min(top, len(classes))
+        self.format = format
         self.rows = self.bad = 0
         self.bad_examples: list[tuple[str, str]] = []
-        if not json_lines:
-            extra = [f"p({name})" for name in classes] if all_classes else []
-            self.file.write(csv_line(["path", "label", "probability", *extra, "error"]))
+        if format == "csv":
+            extra = [f"{what}_{n}" for n in range(2, self.top + 1) for what in _RANKED]
+            extra += [f"p({name})" for name in classes] if all_classes else []
+            self.file.write(csv_line(["path", *_RANKED, *extra, "error"]))
+        elif format == "json":
+            self.file.write("[")
 
     def write(self, prediction: FilePrediction) -> None:
         """Append one row."""
-        text = self._json(prediction) if self.json_lines else self._csv(prediction)
+        if self.format == "csv":
+            text = self._csv(prediction)
+        elif self.format == "jsonl":
+            text = self._json(prediction) + "\n"
+        else:
+            text = (",\n" if self.rows else "\n") + self._json(prediction)
         self.file.write(text)
         self.rows += 1
         if prediction.error is not None:
@@ -70,9 +86,25 @@ class PredictionWriter:
         if self.rows % _ROWS_HELD == 0:
             self.file.flush()
 
+    def close(self) -> None:
+        """End what was written so far, so that a JSON list is one."""
+        if self.format == "json":
+            self.file.write("\n]\n")
+
+    def _ranked(self, prediction: FilePrediction) -> list[tuple[str, float]]:
+        """Names and probabilities of the most probable classes; none if it cannot be decoded."""
+        _, label, _, row, _ = prediction
+        if label is None or row is None:
+            return []
+        order = most_probable(row, self.classes.index(label), self.top)
+        return [(self.classes[index], float(row[index])) for index in order]
+
     def _csv(self, prediction: FilePrediction) -> str:
-        path, label, probability, row, error = prediction
-        cells = [shown_path(path, None), label or "", _number(probability)]
+        path, _, _, row, error = prediction
+        ranked = self._ranked(prediction)
+        cells = [shown_path(path, None)]
+        cells += [cell for name, value in ranked for cell in (name, _number(value))]
+        cells += [""] * (2 * (self.top - len(ranked)))
         if self.all_classes:
             cells += [""] * len(self.classes) if row is None else map(_number, row.tolist())
         return csv_line([*cells, error or ""])
@@ -81,31 +113,63 @@ class PredictionWriter:
         path, label, probability, row, error = prediction
         record: dict[str, object] = {"path": shown_path(path, None), "label": label}
         record["probability"] = None if probability is None else round(probability, _DIGITS)
+        if self.top > 1:
+            record["top"] = [
+                {"label": name, "probability": round(value, _DIGITS)}
+                for name, value in self._ranked(prediction)
+            ]
         if self.all_classes:
             values = [None] * len(self.classes) if row is None else row.tolist()
             rounded = [None if value is None else round(value, _DIGITS) for value in values]
             record["probabilities"] = dict(zip(self.classes, rounded, strict=True))
-        return json.dumps({**record, "error": error}, ensure_ascii=False) + "\n"
+        return json.dumps({**record, "error": error}, ensure_ascii=False)
 
 
 @contextmanager
 def prediction_file(
-    path: Path, classes: Sequence[str], *, all_classes: bool
+    path: Path, classes: Sequence[str], *, all_classes: bool = False, top: int = 1
 ) -> Iterator[PredictionWriter]:
     """A writer whose rows become the file `path` when the block ends well.
+
+    Args:
+        path: Where to; a JSON list if it ends in .json, JSON lines if in .jsonl, else CSV.
+        classes: The model's class names.
+        all_classes: Whether to write the probability of every class.
+        top: How many of the most probable classes to write.
 
     Raises:
         OutputError: If it cannot be written.
     """
     partial = partial_path(path)
-    json_lines = path.suffix.lower() in JSON_LINES
+    format = text_format(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("w", newline="", encoding="utf-8") as file:
-            yield PredictionWriter(file, classes, all_classes=all_classes, json_lines=json_lines)
+            writer = PredictionWriter(
+                file, classes, all_classes=all_classes, top=top, format=format
+            )
+            try:
+                yield writer
+            finally:
+                writer.close()
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+
+
+def text_format(path: Path) -> TextFormat:
+    """In which format a file of this name is written.
+
+    Raises:
+        ConfigError: If its name promises a format that is not written here.
+    """
+    suffix = path.suffix.lower()
+    if suffix in _OTHER_FORMATS:
+        raise ConfigError(
+            f"Predictions are not written as {suffix}.",
+            hint="End the name in .csv, .json or .jsonl (JSON lines).",
+        )
+    return _SUFFIXES.get(suffix, "csv")
 
 
 def partial_path(path: Path) -> Path:
@@ -116,13 +180,8 @@ def partial_path(path: Path) -> Path:
 def csv_line(cells: Sequence[str]) -> str:
     """One line of CSV that no spreadsheet takes for a formula."""
     line = io.StringIO()
-    csv.writer(line).writerow([_harmless(cell) for cell in cells])
+    csv.writer(line).writerow([spreadsheet_text(cell) for cell in cells])
     return line.getvalue().removesuffix("\r\n") + "\n"  # ended so, it quotes both characters
-
-
-def _harmless(cell: str) -> str:
-    """With an apostrophe in front of what a spreadsheet would calculate."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else cell
 
 
 def _number(value: float | None) -> str:
