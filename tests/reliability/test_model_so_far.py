@@ -160,11 +160,10 @@ def test_the_commands_use_it_and_resume_says_where_it_goes_on(
     from peerdg.methods.peer import PEER
 
     out, photos = tmp_path / "run", save_photos(tmp_path / "photos")
-    real, steps = PEER.loss, []
+    real = PEER.loss
 
     def loss(self: PEER, batch: Batch) -> Any:
-        steps.append(batch)
-        if len(steps) == 2 * (len(steps) // 2) and self.learnt_epochs(0) == 2:
+        if self.learnt_epochs(0) == 2:  # in the first step after the snapshot
             os.kill(os.getpid(), signal.SIGINT)
         return real(self, batch)
 
