@@ -53,7 +53,7 @@ def demo(
     page = write_comparison(runs, out, title="peerdg demo: digits-mini")
     console.print(comparison(runs).rich())
     console.print(targets_table(runs).rich())
-    console.print(f"Report: {page}\nPlots:  {page.parent / 'accuracy.png'}", markup=False)
+    console.print(f"Report: {page}\nPlots:  {page.parent / 'overview.png'}", markup=False)
 
 
 def _plans(out: Path, seeds: int, epochs: int | None) -> list[tuple[Path, RunConfig]]:

@@ -20,7 +20,7 @@ def runs(
         places: Run folders, folders that contain them, or the runs.json of a report.
         compare: One row per method: mean and standard deviation over seeds, fluctuation, and
             the regret of each rule of model selection.
-        report: Folder for a report: report.md, accuracy.png, and runs.json with the records.
+        report: Folder for a report: report.md, its figures, and runs.json with the records.
         title: Heading of the report.
     """
     from peerdg.report.comparison import require_comparable, write_comparison

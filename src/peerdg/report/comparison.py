@@ -15,21 +15,22 @@ from peerdg.evaluate.interval import FEW
 from peerdg.files import replace_atomically
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.report.escape import markdown_text
-from peerdg.report.figures import accuracy_figure
+from peerdg.report.figures import accuracy_figure, overview_figure
 from peerdg.report.profile import profile_section
 from peerdg.report.runs import WITHOUT_EFFECT, RunResult, save_runs
 from peerdg.report.selection import selection_section
 from peerdg.report.tables import comparison, fluctuation_table, targets_table
 from peerdg.report.variants import Groups, by_variant, variant_differences
 
-FIGURE, PAGE, RECORDS = "accuracy.png", "report.md", "runs.json"
+OVERVIEW, FIGURE, PAGE, RECORDS = "overview.png", "accuracy.png", "report.md", "runs.json"
 
 
 def write_comparison(runs: Sequence[RunResult], folder: Path, *, title: str) -> Path:
-    """Write `report.md`, its figure and the records behind both; returns the page."""
+    """Write `report.md`, its figures and the records behind them; returns the page."""
     require_comparable(runs)
     save_runs(folder / RECORDS, runs)
     if next(iter(by_variant(runs).values()))[0].targets:
+        overview_figure(runs, folder / OVERVIEW, title=title)
         accuracy_figure(runs, folder / FIGURE, title=title)
     with replace_atomically(folder / PAGE) as temporary:
         temporary.write_text(comparison_page(runs, title=title), "utf-8")
@@ -61,8 +62,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         "",
         *(f"- {markdown_text(sentence)}" for sentence in findings(groups)),
         "",
-        f"![Target accuracy over training]({FIGURE})",
-        "",
+        *_figures(groups),
         f"## Fluctuation, first {BURN_IN_PERIODS} periods left out",
         "",
         fluctuation_table(runs, burn_in_periods=BURN_IN_PERIODS).markdown(),
@@ -72,6 +72,17 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         *selection_section(runs),
         *profile_section(runs),
     ])  # fmt: skip
+
+
+def _figures(groups: Groups) -> list[str]:
+    if not any(group[0].targets for group in groups.values()):
+        return []
+    return [
+        f"![Mean target accuracy over training]({OVERVIEW})",
+        "",
+        f"![Accuracy on each target over training]({FIGURE})",
+        "",
+    ]
 
 
 def findings(groups: Groups) -> list[str]:
@@ -183,7 +194,7 @@ def _conditions(groups: Groups) -> str:
         f"{training['batch_size']}, {training['optimizer']} {training['lr']:g}, evaluated every "
         f"{config['evaluate_every']} epochs. {_own_options(groups)}"
         f"Seeds: {', '.join(map(str, seeds))}. "
-        f"Model selection: last epoch. Made on {datetime.now(UTC):%Y-%m-%d}."
+        f"Model selection: last epoch. Page made on {datetime.now(UTC):%Y-%m-%d}."
     )
 
 
@@ -208,5 +219,8 @@ def _announced(config: Mapping[str, Any]) -> dict[str, float]:
     if method not in method_names():  # of a run made with another version or a plugin
         return {}
     named = [f.name for f in fields(settings_of(method)) if f.metadata.get("announced")]
-    values = {name: config.get(method, {}).get(name) for name in named}
+    settings = config.get(method, {})
+    if settings.get("regulariser") == "none":  # then its weight means nothing
+        named = [name for name in named if name != "w"]
+    values = {name: settings.get(name) for name in named}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}

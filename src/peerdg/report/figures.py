@@ -2,26 +2,51 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from peerdg.errors import ConfigError
 from peerdg.files import replace_atomically
 from peerdg.report.runs import RunResult
-from peerdg.report.variants import by_variant
+from peerdg.report.variants import Groups, by_variant
 from peerdg.text import visible
 
-# Okabe-Ito: told apart by colour-blind readers too.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+# Okabe-Ito: told apart by colour-blind readers too. Its yellow is too pale for a line.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_PALETTE = 96  # colours of a picture; a curve needs few, and the file is a fifth as large
+_ROOM = 0.052  # least distance between two labels at the ends of curves, of the axis' height
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Accuracy of one observed model over training.
+
+    Args:
+        label: The variant and the model.
+        colour: The variant's.
+        style: Dashes for a model that is trained but not deployed.
+        epochs: Where it was evaluated.
+        accuracy: `[seeds, targets, epochs]`, in percent.
+    """
+
+    label: str
+    colour: str
+    style: str
+    epochs: NDArray[np.float64]
+    accuracy: NDArray[np.float64]
 
 
 def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
-    """One panel per target: every method and seed, the mean over seeds drawn stronger."""
+    """One panel per target: every model and seed, the mean over seeds drawn stronger."""
     plot = pyplot()
     groups = by_variant(runs)
-    targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
+    targets = _targets(groups)
+    curves = _curves(groups, targets)
     columns = min(2, len(targets))
     rows = -(-len(targets) // columns)
     figure, axes = plot.subplots(
@@ -32,66 +57,148 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
         sharex=True,
         layout="constrained",  # makes room for the legend, whatever its number of rows
     )
-    lines = _lines(groups)
-    for axis, target in zip(axes.flat, targets, strict=False):
-        for label, colour, style, group, model in lines:
-            _draw(axis, group, model, target, label=label, colour=colour, style=style)
+    for number, (axis, target) in enumerate(zip(axes.flat, targets, strict=False)):
+        for curve in curves:
+            for seed in curve.accuracy[:, number]:
+                axis.plot(curve.epochs, seed, curve.style, color=curve.colour, alpha=0.2, lw=0.8)
+            mean = curve.accuracy[:, number].mean(0)
+            axis.plot(curve.epochs, mean, curve.style, color=curve.colour, lw=2, label=curve.label)
         axis.set_title(visible(target), parse_math=False)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
+        _tidy(axis)
     for axis in axes.flat[len(targets) :]:
         axis.set_visible(False)
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy %")
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.suptitle(visible(title), parse_math=False)
     legend = figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False
+        handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False
     )
     for text in legend.get_texts():  # names are text: a dollar sign must not start a formula
         text.set_parse_math(False)
-    with replace_atomically(path) as temporary, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji as a name
-        figure.savefig(temporary, dpi=130, format="png")
-    plot.close(figure)
+    _save(figure, path, dpi=130)
 
 
-def _lines(groups: dict[str, list[RunResult]]) -> list[tuple[str, str, str, list[RunResult], str]]:
-    """What to draw: a colour per method, dashes for a proxy beside its task model."""
-    lines = []
+def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
+    """The mean over the targets: a curve for each model, named at its end, and a band of seeds."""
+    plot = pyplot()
+    groups = by_variant(runs)
+    targets = _targets(groups)
+    seeds = max(len(group) for group in groups.values())
+    figure, axis = plot.subplots(figsize=(8.2, 3.9), layout="constrained")
+    ends = []
+    for curve in _curves(groups, targets):
+        mean = curve.accuracy.mean(1)  # over targets: [seeds, epochs]
+        if len(mean) > 1 and curve.style == "-":
+            axis.fill_between(curve.epochs, mean.min(0), mean.max(0), color=curve.colour,
+                              alpha=0.13, lw=0)  # fmt: skip
+        axis.plot(curve.epochs, mean.mean(0), curve.style, color=curve.colour,
+                  lw=2.4 if curve.style == "-" else 1.5)  # fmt: skip
+        ends.append((curve.epochs[-1], mean.mean(0)[-1], curve.label, curve.colour))
+    _tidy(axis)
+    axis.set_xlabel("epoch")
+    axis.set_ylabel("accuracy %")
+    of = f"mean of {len(targets)} targets" if len(targets) > 1 else visible(targets[0])
+    over = f", mean of {seeds} seeds (band: lowest to highest)" if seeds > 1 else ", one seed"
+    axis.set_title(f"{visible(title)}: {of}{over}", loc="left", fontsize=10, parse_math=False)
+    _name_ends(axis, ends)
+    _save(figure, path, dpi=200)
+
+
+def _targets(groups: Groups) -> list[str]:
+    return list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
+
+
+def _curves(groups: Groups, targets: Sequence[str]) -> list[Curve]:
+    """What to draw: a colour per variant; models with the very same accuracies share a curve."""
+    curves: list[Curve] = []
     for number, (name, group) in enumerate(groups.items()):
         colour = COLOURS[number % len(COLOURS)]
         for model in group[0].models:
-            label = visible(name if model == "model" else f"{name} {model}")
-            style = "--" if model == "proxy" else "-"
-            lines.append((label, colour, style, group, model))
-    return lines
+            label = visible(name if len(group[0].models) == 1 else f"{name} {model}")
+            epochs, accuracy = _accuracies(group, model, targets)
+            curve = Curve(
+                label, colour, "-" if model == group[0].deployed else "--", epochs, accuracy
+            )
+            twins = [n for n, c in enumerate(curves) if np.array_equal(c.accuracy, accuracy)]
+            if twins:
+                twin = curves[twins[0]]
+                style = "-" if "-" in (twin.style, curve.style) else "--"
+                both = f"{twin.label} = {label}"
+                curves[twins[0]] = replace(twin, label=both, style=style)
+            else:
+                curves.append(curve)
+    return curves
 
 
-def _draw(
-    axis: Any,
-    group: list[RunResult],
-    model: str,
-    target: str,
-    *,
-    label: str,
-    colour: str,
-    style: str,
-) -> None:
-    curves = []
+def _accuracies(
+    group: Sequence[RunResult], model: str, targets: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Epochs, and accuracy by seed, target and epoch."""
+    epochs: list[int] = []
+    seeds = []
     for run in group:
-        points = [
-            (r["epoch"], r["accuracy"])
-            for r in run.evaluations
-            if r["model"] == model and r["domain"] == target
-        ]
-        epochs, accuracy = np.array(points).T
-        curves.append(accuracy)
-        axis.plot(epochs, accuracy, style, color=colour, alpha=0.25, linewidth=1)
-    axis.plot(epochs, np.mean(curves, axis=0), style, color=colour, linewidth=2, label=label)
+        found = {
+            (r["domain"], r["epoch"]): r["accuracy"] for r in run.evaluations if r["model"] == model
+        }
+        epochs = sorted({epoch for _, epoch in found})
+        seeds.append([[found[target, epoch] for epoch in epochs] for target in targets])
+    return np.array(epochs, float), np.array(seeds, float)
+
+
+def _name_ends(axis: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write each curve's name beside its end, moved apart where ends are close."""
+    low, high = axis.get_ylim()
+    ordered = sorted(ends, key=lambda end: end[1])
+    places = spread_apart([end[1] for end in ordered], room=_ROOM * (high - low))
+    for (x, y, label, colour), place in zip(ordered, places, strict=True):
+        axis.annotate(
+            label, (x, y), xytext=(1.02, place), textcoords=("axes fraction", "data"),
+            color=colour, va="center", fontsize=9.5, parse_math=False, annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 2},
+        )  # fmt: skip
+
+
+def spread_apart(values: Sequence[float], *, room: float) -> list[float]:
+    """Sorted values moved as little as keeps them `room` apart: close ones around their mean."""
+    clusters: list[list[float]] = []
+    for value in values:
+        clusters.append([value])
+        while len(clusters) > 1 and _overlap(clusters[-2], clusters[-1], room):
+            last = clusters.pop()
+            clusters[-1] += last
+    return [place for cluster in clusters for place in _spaced(cluster, room)]
+
+
+def _overlap(below: Sequence[float], above: Sequence[float], room: float) -> bool:
+    return _spaced(above, room)[0] - _spaced(below, room)[-1] < room
+
+
+def _spaced(cluster: Sequence[float], room: float) -> list[float]:
+    """As many places as values, `room` apart, around their mean."""
+    start = sum(cluster) / len(cluster) - room * (len(cluster) - 1) / 2
+    return [start + room * n for n in range(len(cluster))]
+
+
+def _tidy(axis: Any) -> None:
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.margins(x=0.01)
+
+
+def _save(figure: Any, path: Path, *, dpi: int) -> None:
+    """As a PNG with few colours and a white ground, which is legible on dark pages, too."""
+    with replace_atomically(path) as temporary:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji as a name
+            figure.savefig(temporary, dpi=dpi, format="png", facecolor="white")
+        with Image.open(temporary) as picture:
+            few = picture.convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE)
+        few.save(temporary, format="PNG", optimize=True)
+    pyplot().close(figure)
 
 
 def pyplot() -> Any:
