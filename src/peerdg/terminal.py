@@ -1,18 +1,21 @@
 """The console that everything is printed with: outside names are shown, never obeyed."""
 
 import contextlib
+import io
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.protocol import is_renderable
 from rich.segment import Segment
 
-from peerdg.text import visible_lines
+from peerdg.text import visible, visible_lines, visible_message
 
 
 class Terminal(Console):
-    """A rich console that writes control characters out and outlives its reader.
+    """A rich console that writes control characters out, breaks no word and outlives its reader.
 
     A file may be named after a terminal command (`ESC ] 0 ; ...`); whoever prints its name, the
     terminal must not see more than text. When the reader has left (`| head -1`), the console falls
@@ -20,8 +23,18 @@ class Terminal(Console):
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does; control characters in text are written out, line breaks stay."""
-        super().print(*map(_visible, objects), **options)
+        """Print as rich does, with these differences.
+
+        A string is a message, without markup: see `visible_message`. On a terminal it is wrapped
+        between words, its indented lines and long words left whole. (rich's `Text` keeps all its
+        line breaks, for texts of several lines.) A file gets lines of any length.
+        """
+        shown = [_visible(printed) for printed in objects]
+        if all(isinstance(printed, str) for printed in shown):
+            shown = [self._wrapped(options.pop("sep", " ").join(shown))] if shown else []
+            options |= {"markup": False, "highlight": False, "soft_wrap": True}
+        options.setdefault("crop", self.is_terminal)
+        super().print(*shown, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -40,6 +53,42 @@ class Terminal(Console):
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self.file.fileno())
 
+    def _wrapped(self, message: str) -> str:
+        if not self.is_terminal:
+            return message
+        lines: list[str] = []
+        for line in message.split("\n"):
+            if line.startswith("  "):  # a command to copy, or an entry of a list
+                lines.append(line)
+                continue
+            shown = ""
+            for word in line.split(" "):
+                longer = f"{shown} {word}" if shown else word
+                if shown and cell_len(longer) > self.width:
+                    lines.append(shown)
+                    longer = word
+                shown = longer
+            lines.append(shown)
+        return "\n".join(lines)
+
+
+class VisibleRows(io.TextIOBase):
+    """Writes rows of data to a terminal, one row a call, with control characters written out."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self.terminal = terminal
+
+    def write(self, row: str) -> int:
+        """Write one row with its line break."""
+        return self.terminal.write(visible(row.removesuffix("\n")) + "\n")
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        self.terminal.flush()
+
 
 def _visible(printed: Any) -> Any:
-    return visible_lines(printed) if isinstance(printed, str) else printed
+    """Text and what rich would turn into text; renderables are cleaned while they are rendered."""
+    if isinstance(printed, str) or not is_renderable(printed):
+        return visible_message(str(printed))
+    return printed

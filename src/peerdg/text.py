@@ -1,4 +1,10 @@
-"""Text from outside (class, file and domain names) made safe to print."""
+"""Text from outside (class, file and domain names) made safe to print, and to fit."""
+
+import re
+
+from rich.cells import cell_len, set_cell_size
+
+_CONTINUED = re.compile(r"\n(?=  |\t|\Z)")
 
 
 def visible(text: str) -> str:
@@ -10,10 +16,35 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else _written_out(c) for c in text)
 
 
-def _written_out(character: str) -> str:
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+def visible_message(text: str) -> str:
+    """`visible` for a message, whose further lines are indented by two spaces.
+
+    Only such line breaks stay: one inside a name cannot begin a line of its own, which might read
+    like an error or a result.
+    """
+    lines = [re.sub("^\t", "  ", line) for line in _CONTINUED.split(text)]
+    return "\n".join(map(visible, lines))
 
 
 def visible_lines(text: str) -> str:
-    """`visible` for text of several lines: their breaks stay, everything else is written out."""
+    """`visible` for a text whose line breaks are all meant."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def abridge(text: str, cells: int) -> str:
+    """At most so many cells of `text`, from both ends: names often differ in the last letters."""
+    if cell_len(text) <= cells:
+        return text
+    tail = ""
+    for character in reversed(text):
+        if cell_len(character + tail) > (cells - 1) // 2:
+            break
+        tail = character + tail
+    while tail and not cell_len(tail[0]):  # an accent without its letter
+        tail = tail[1:]
+    head = set_cell_size(text, cells - 1 - cell_len(tail)).rstrip()
+    return f"{head}…{tail}"
+
+
+def _written_out(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from peerdg.cli.console import console
 from peerdg.cli.flags import CommonFlags, Options, explained_choices, resolve_flags
@@ -29,7 +30,7 @@ def config(
     """
     resolved, choices = resolve_flags(data, common or CommonFlags(), options)
     text = _explanation(resolved, choices) if explain else resolved.toml()
-    console.print(text, markup=False, soft_wrap=True, end="")
+    console.print(Text(text), soft_wrap=True, end="")
 
 
 def _explanation(config: RunConfig, choices: Choices | None) -> str:

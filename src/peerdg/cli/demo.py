@@ -53,7 +53,8 @@ def demo(
     page = write_comparison(runs, out, title="peerdg demo: digits-mini")
     console.print(comparison(runs).rich())
     console.print(targets_table(runs).rich())
-    console.print(f"Report: {page}\nPlots:  {page.parent / 'overview.png'}", markup=False)
+    console.print(f"Report: {page}", markup=False, soft_wrap=True)
+    console.print(f"Plots:  {page.parent / 'overview.png'}", markup=False, soft_wrap=True)
 
 
 def _plans(out: Path, seeds: int, epochs: int | None) -> list[tuple[Path, RunConfig]]:

@@ -7,8 +7,10 @@ import warnings
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError, UnknownOptionError
+from rich.text import Text
 
-from peerdg.cli.console import error_console, say_problem
+from peerdg.cli.console import console, error_console, say_problem
+from peerdg.cli.help import HelpFormatter
 from peerdg.errors import PeerdgError, PeerdgWarning, Stopped
 from peerdg.train.hardware import keep_memory
 from peerdg.version import __version__
@@ -101,6 +103,8 @@ def make_app() -> App:
         help_format="markdown",
         version=__version__,
         result_action="return_value",
+        console=console,
+        help_formatter=HelpFormatter(),
         suppress_keyboard_interrupt=False,  # run() says what became of the state
     )
     for name, (summary, lines) in COMMANDS.items():
@@ -142,7 +146,7 @@ def run(arguments: list[str], *, debug: bool) -> int:
         return 0
     except CycloptsError as error:
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         message, hint = _explain(error)
         say_problem(message, hint=hint or "See `peerdg --help`.")
         return 2
@@ -151,7 +155,7 @@ def run(arguments: list[str], *, debug: bool) -> int:
         return stopped.exit_code
     except PeerdgError as error:
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         say_problem(error.message, hint=error.hint)
         return error.exit_code
     except KeyboardInterrupt:
@@ -162,9 +166,14 @@ def run(arguments: list[str], *, debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception:
-        traceback.print_exc()
+        _show_traceback()
         say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
         return 1
+
+
+def _show_traceback() -> None:
+    """As Python does; a name in it is made visible like anywhere else."""
+    error_console.print(Text(traceback.format_exc()), end="", soft_wrap=True)
 
 
 def _explain(error: CycloptsError) -> tuple[str, str | None]:
@@ -181,6 +190,7 @@ def _show_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
     if issubclass(category, PeerdgWarning):
-        error_console.print("Warning:", message, style="yellow", markup=False, soft_wrap=True)
+        text, style = f"Warning: {message}", "yellow"
     else:
-        error_console.print(f"{category.__name__}: {message}", style="dim", markup=False)
+        text, style = f"{category.__name__}: {message}", "dim"
+    error_console.print(text, style=style, markup=False, soft_wrap=True)

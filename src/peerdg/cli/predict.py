@@ -5,13 +5,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 from cyclopts import Parameter, validators
 
 from peerdg.cli.console import error_console
 from peerdg.cli.flags import whole_number
 from peerdg.errors import DataError, Stopped
+from peerdg.terminal import VisibleRows
 from peerdg.train.hardware import DEVICES
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def predict(
     model = api.load_model(run, device=device)
     bar = ReadingBar(error_console)
     with (
-        nullcontext(PredictionWriter(sys.stdout, model.classes, all_classes=all_classes, top=top))
+        nullcontext(
+            PredictionWriter(_standard_output(), model.classes, all_classes=all_classes, top=top)
+        )
         if output is None
         else prediction_file(output, model.classes, all_classes=all_classes, top=top)
     ) as writer:
@@ -82,6 +85,11 @@ def predict(
         said = f"{writer.rows - writer.bad:,} predictions in {output}{bad}"
         error_console.print(said, markup=False, soft_wrap=True)
     _report_bad(writer, strict=strict)
+
+
+def _standard_output() -> TextIO:
+    """Data as it is for a file or a program; for a person, with names made visible."""
+    return cast(TextIO, VisibleRows(sys.stdout)) if sys.stdout.isatty() else sys.stdout
 
 
 def _count(images: tuple[Path, ...]) -> int:

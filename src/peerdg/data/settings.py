@@ -59,7 +59,7 @@ class PacsSettings:
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
     lists: str | None = option(None, "folder with the kfold lists; default: in the usual places")
     drop_dubious: bool = option(
-        False, "leave out sketch/dog/n02103406_4068-1.png, which Dassl counts as an error"
+        False, "leave out the sketch n02103406_4068-1.png, which Dassl counts as an error"
     )
 
 

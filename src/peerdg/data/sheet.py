@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw, ImageFont
 
 from peerdg.data.domain import Domain
+from peerdg.text import visible
 
 _GAP = 2
 _TITLE = 30
@@ -33,7 +34,7 @@ def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 
 
 def _draw_block(sheet: Image.Image, domain: Domain, top: int, per_class: int, cell: int) -> None:
     draw = ImageDraw.Draw(sheet)
-    title = f"{domain.name} ({len(domain):,} images"
+    title = f"{visible(domain.name)} ({len(domain):,} images"
     if len(domain.classes) > _MOST_CLASSES:
         title += f", {_MOST_CLASSES} of {len(domain.classes):,} classes"
     title += ")"
@@ -41,7 +42,7 @@ def _draw_block(sheet: Image.Image, domain: Domain, top: int, per_class: int, ce
     small = ImageFont.load_default(11)
     first_row = top + _TITLE + _HEADER
     for column, name in enumerate(domain.classes[:_MOST_CLASSES]):
-        left = _GAP + column * (cell + _GAP)
+        left, name = _GAP + column * (cell + _GAP), visible(name)
         while name and draw.textlength(name, font=small) > cell:
             name = name[:-1]
         draw.text((left, top + _TITLE), name, fill="black", font=small)

@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table as RichTable
-from rich.text import Text
+from rich.console import JustifyMethod
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.report.escape import markdown_text
+from peerdg.report.fitted import FittedTable
 from peerdg.report.percent import accuracy_spread, accuracy_text, mean_text, spread
 from peerdg.report.runs import RunResult, read_run
 from peerdg.report.variants import by_variant
-from peerdg.text import visible
 
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
 
@@ -25,14 +24,10 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def rich(self) -> RichTable:
-        """For the terminal."""
-        table = RichTable(box=None, pad_edge=False)
-        for number, column in enumerate(self.columns):
-            table.add_column(Text(visible(column)), justify="left" if number == 0 else "right")
-        for row in self.rows:
-            table.add_row(*(Text(visible(cell)) for cell in row))
-        return table
+    def rich(self) -> FittedTable:
+        """For the terminal: the first column to the left, the others to the right."""
+        others: list[JustifyMethod] = ["right"] * (len(self.columns) - 1)
+        return FittedTable(self.columns, self.rows, ["left", *others])
 
     def markdown(self) -> str:
         """For a report."""
@@ -42,15 +37,12 @@ class Table:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> FittedTable:
     """A terminal table, all columns to the left."""
-    table = Table(columns, rows).rich()
-    for column in table.columns:
-        column.justify = "left"
-    return table
+    return FittedTable(columns, rows, ["left"] * len(columns))
 
 
-def final_table(path: Path) -> RichTable:
+def final_table(path: Path) -> FittedTable:
     """Final accuracy of each observed model of one run on each domain.
 
     Without a target, the mean over the crafted families that have a vote stands in its place.
@@ -77,7 +69,7 @@ def _summary(run: RunResult, model: str) -> str:
     return "-" if score is None else mean_text(score, run.images(*(run.targets or run.voting)))
 
 
-def runs_table(runs: Sequence[RunResult]) -> RichTable:
+def runs_table(runs: Sequence[RunResult]) -> FittedTable:
     """One row per run folder."""
     table = listed_runs(runs)
     return plain_table(table.columns, table.rows)

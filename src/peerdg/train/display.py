@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from peerdg.data import CRAFTED, is_target
-from peerdg.text import visible
+from peerdg.text import abridge, visible
 from peerdg.train.forecast import duration
 
 GAP = 2  # cells between columns
@@ -146,21 +146,6 @@ def shorten(text: str, cells: int) -> str:
     cut = Text(text)
     cut.truncate(max(1, cells), overflow="ellipsis")
     return cut.plain
-
-
-def abridge(text: str, cells: int) -> str:
-    """At most so many cells of `text`, from both ends: names often differ in the last letters."""
-    if cell_len(text) <= cells:
-        return text
-    tail = ""
-    for character in reversed(text):
-        if cell_len(character + tail) > (cells - 1) // 2:
-            break
-        tail = character + tail
-    while tail and not cell_len(tail[0]):  # an accent without its letter
-        tail = tail[1:]
-    head = set_cell_size(text, cells - 1 - cell_len(tail)).rstrip()
-    return f"{head}…{tail}"
 
 
 def _cells_of(

@@ -42,7 +42,7 @@ def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
                 hint="Restore the data, or start a new run: another --out folder, or in this one "
                 "with --accept-new-data.",
             )
-        warnings.warn(f"{changes}\nThe run starts anew.", PeerdgWarning, stacklevel=3)
+        warnings.warn(f"{changes}\n  The run starts anew.", PeerdgWarning, stacklevel=3)
         _write_manifest(config, run, splits)
         return
     if started.torch != torch.__version__:
