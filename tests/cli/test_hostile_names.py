@@ -110,7 +110,8 @@ def test_a_class_folder_whose_name_is_not_text(tmp_path: Path, capsys: pytest.Ca
 def test_evaluate(trained: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     said = says(capsys, ["evaluate", str(trained)])
     assert r"\x1b[31mred" in said
-    says(capsys, ["evaluate", str(trained), str(place / "source"), f"--report={tmp_path / 'p'}"])
+    other = photos(tmp_path / NAMES["newline"], seed=2)
+    says(capsys, ["evaluate", str(trained), str(other), f"--report={tmp_path / 'page'}"])
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])
