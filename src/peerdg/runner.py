@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,17 @@ from peerdg.export.card import write_card
 from peerdg.export.record import training_record
 from peerdg.files import require_own_files, write_json
 from peerdg.methods.base import Method, Surroundings
+from peerdg.methods.clean import CleanImages
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of
+from peerdg.models.averaging import recalibrate, recalibrated
 from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import Classifier, as_classifier, images_per_pass
+from peerdg.models.classifier import (
+    Classifier,
+    as_classifier,
+    has_batch_statistics,
+    images_per_pass,
+)
 from peerdg.models.names import check_backbone, has_normalisation
 from peerdg.models.pretrained import initialise, weights_file
 from peerdg.models.stored import (
@@ -54,7 +61,7 @@ from peerdg.train.forecast import Costs, PhasePlan, RunPlan
 from peerdg.train.hardware import find_device, has_bf16
 from peerdg.train.keeper import Keeper
 from peerdg.train.loop import Evaluate, Phase, evaluation_epochs, run_phase
-from peerdg.train.manifest import check_manifest
+from peerdg.train.manifest import check_manifest, require_batch_statistics
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.profile import profiled
 from peerdg.train.progress import Progress
@@ -135,7 +142,10 @@ def execute(
         warnings.warn(problem, PeerdgWarning, stacklevel=2)
         run.event("damaged", message=problem)
     run.event("resume" if keeper.resumes else "start", torch=torch.__version__)
-    evaluate = partial(evaluate_models, domains=domains, size=source.size)
+    if keeper.resumes and has_batch_statistics(network):
+        require_batch_statistics(run)
+    rule = config.batch_statistics
+    evaluate = partial(evaluate_models, domains=domains, size=source.size, batch_statistics=rule)
     plan = run_plan(config, len(source))
     costs = None
     if progress.shows_time:
@@ -154,8 +164,11 @@ def execute(
     finally:
         keeper.close()
     progress.enter("finish")
+    deployed = method.observed[method.deployed_name]
+    if config.batch_statistics == "clean" and method.deployed_name not in method.recalibrated:
+        recalibrate(deployed, source.clean)  # as it was evaluated; training is over
     _finish(config, run, method, splits, source.size, time.perf_counter() - began)
-    return method.observed[method.deployed_name]
+    return deployed
 
 
 def _train(
@@ -180,11 +193,22 @@ def _train(
                 source,
                 seed=config.seed,
                 evaluate=evaluate,
+                as_evaluated=partial(_as_evaluated, config, source.clean),
                 keeper=keeper,
                 progress=progress,
                 stop=stop,
             )
     return method
+
+
+def _as_evaluated(
+    config: RunConfig, clean: CleanImages, method: Method, before_chunk: Callable[[], None]
+) -> AbstractContextManager[None]:
+    """Observed networks with the batch statistics that `config.batch_statistics` asks for."""
+    if config.batch_statistics == "trained":
+        return nullcontext()
+    models = [m for name, m in method.observed.items() if name not in method.recalibrated]
+    return recalibrated(models, clean, before_batch=before_chunk)
 
 
 def _network(
@@ -259,6 +283,7 @@ def measure_costs(
         for planned, phase in zip(plan.phases, _phases(config), strict=True)
     ]
     validation = domains.get(VALIDATION)
+    recalibrates = config.batch_statistics == "clean" and has_batch_statistics(model)
     return calibrate(
         trials,
         model,
@@ -266,6 +291,7 @@ def measure_costs(
         seed=config.seed,
         evaluate=evaluate,
         evaluated_images=sum(map(len, domains.values())),
+        recalibrated_images=len(source) if recalibrates else 0,
         finish_images=0 if validation is None else len(validation),
     )
 
@@ -295,6 +321,7 @@ def build_method(
     surroundings = Surroundings(
         augment=augment,
         clean=source.clean,
+        batch_statistics=config.batch_statistics,
         passes=seen / images if source.repeats else 0,
         load_model=load_teacher,
     )

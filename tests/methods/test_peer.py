@@ -16,6 +16,7 @@ from peerdg.methods.peer import PEER
 from peerdg.methods.randaugment import RandAug
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.settings.randaugment import Settings as RandAugSettings
+from peerdg.models.averaging import recalibrate
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier, tiny_domain
@@ -351,6 +352,18 @@ def test_batch_normalised_training_recalibrates_the_task_model():
     update_bn([CLEAN], task)  # all images are one chunk
     for ours, reference in zip(peer.task.buffers(), task.buffers(), strict=True):
         assert torch.equal(ours, reference)
+
+
+@pytest.mark.parametrize("bn", ["recalibrate", "copy"])
+def test_a_task_model_counts_as_recalibrated_only_if_it_is(bn):
+    peer = make(batch_norm=True, clean=CLEAN, k=1, bn=bn)
+    assert not peer.recalibrated
+    train(peer, epochs=1)
+    assert peer.recalibrated == ({"task"} if bn == "recalibrate" else set())
+    before = copy.deepcopy(peer.task.state_dict())
+    recalibrate(peer.task, CleanImages(CLEAN))  # once more changes nothing, where it is
+    equal = [torch.equal(value, before[name]) for name, value in peer.task.state_dict().items()]
+    assert all(equal) == (bn == "recalibrate")
 
 
 def test_the_state_dict_carries_the_average_and_its_count():

@@ -1,11 +1,12 @@
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.optim.swa_utils import update_bn
 
 from peerdg.errors import ConfigError, DataError, NumericalError
-from peerdg.models.averaging import SnapshotAverage, recalibrate
+from peerdg.models.averaging import SnapshotAverage, recalibrate, recalibrated
 from tests.conftest import tiny_classifier, tiny_domain
 
 
@@ -101,6 +102,51 @@ def test_an_interrupted_recalibration_leaves_the_statistics_as_they_were():
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     assert model.encoder.norm.momentum == 0.1
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_borrowed_statistics_are_given_back(interrupted):
+    models = [tiny_classifier(seed=seed, batch_norm=True) for seed in (0, 1)]
+    for model in models:
+        model(tiny_domain(n=9).images)  # in train mode
+    before = [copy.deepcopy(model.state_dict()) for model in models]
+    clean = [tiny_domain(n=12, seed=3).images]
+    with (
+        pytest.raises(KeyboardInterrupt) if interrupted else nullcontext(),
+        recalibrated(models, clean),
+    ):
+        for model in models:
+            reference = copy.deepcopy(model)
+            update_bn(clean, reference)
+            assert torch.equal(model.encoder.norm.running_var, reference.encoder.norm.running_var)
+        if interrupted:
+            raise KeyboardInterrupt
+    for model, state in zip(models, before, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        assert model.training
+        assert model.encoder.norm.training
+
+
+def test_statistics_given_back_include_those_of_networks_before_a_failing_one():
+    model = tiny_classifier(batch_norm=True)
+    before = copy.deepcopy(model.state_dict())
+    clean = iter([tiny_domain(n=12).images])  # is used up by the first network
+    with pytest.raises(DataError), recalibrated([model, tiny_classifier(batch_norm=True)], clean):
+        pass
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_recalibration_of_a_network_in_training_does_not_use_its_dropout():
+    images = tiny_domain(n=16).images.split(8)
+    model = tiny_classifier(batch_norm=True, dropout=0.9).train()
+    model.encoder.late = torch.nn.BatchNorm1d(4)  # behind the dropout
+    drop = model.encoder.drop
+    model.encoder.drop = torch.nn.Sequential(drop, model.encoder.late)
+    recalibrate(model, images)
+    once = model.encoder.late.running_var.clone()
+    recalibrate(model, images)
+    assert torch.equal(once, model.encoder.late.running_var)
+    assert drop.training
 
 
 def test_recalibration_from_nothing_is_refused():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from peerdg.augment.base import resize
 from peerdg.data.domain import Domain
-from peerdg.models.classifier import Classifier, images_per_pass
+from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass
 
 
 @torch.inference_mode()
@@ -61,14 +61,23 @@ def evaluate_models(
     *,
     size: int | None = None,
     before_chunk: Callable[[], None] = lambda: None,
+    batch_statistics: str | None = None,
 ) -> list[dict[str, Any]]:
-    """One record for each model on each domain; the arguments are those of `evaluate_domain`."""
-    return [
-        {
-            "model": name,
-            "domain": domain,
-            **evaluate_domain(model, images, size=size, before_chunk=before_chunk),
-        }
-        for name, model in models.items()
-        for domain, images in domains.items()
-    ]
+    """One record for each model on each domain.
+
+    Args:
+        models: Classifiers, by name.
+        domains: Images with labels in the models' class order, by name.
+        size: Side to which images are resized; None leaves them as they are.
+        before_chunk: Called before each chunk of images; may raise to stop.
+        batch_statistics: Where the statistics of batch normalisation come from; recorded for the
+            models that have any.
+    """
+    records = []
+    for name, model in models.items():
+        known = batch_statistics is not None and has_batch_statistics(model)
+        rule = {"batch_statistics": batch_statistics} if known else {}
+        for domain, images in domains.items():
+            result = evaluate_domain(model, images, size=size, before_chunk=before_chunk)
+            records.append({"model": name, "domain": domain, **result, **rule})
+    return records

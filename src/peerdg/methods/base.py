@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -53,6 +53,8 @@ class Surroundings:
     Args:
         augment: The augmentation G of the run.
         clean: All clean training images, in shuffled chunks that know their rows.
+        batch_statistics: How batch-normalised networks are evaluated: with statistics of `clean`,
+            or `"trained"`: with those that training left.
         passes: How often each of them is seen in an epoch, on average; 0 if no image ever looks
             the same again.
         load_model: Reads a classifier from a run or model folder, e.g. a teacher.
@@ -60,6 +62,7 @@ class Surroundings:
 
     augment: Policy
     clean: CleanImages
+    batch_statistics: Literal["clean", "trained"]
     passes: float
     load_model: Callable[[str], Classifier]
 
@@ -108,6 +111,11 @@ class Method(nn.Module, abc.ABC):
 
     deployed_name: ClassVar[str] = "model"
     """The key of `observed` under which the deployed network stands."""
+
+    @property
+    def recalibrated(self) -> frozenset[str]:
+        """The keys of `observed` whose batch statistics are those of the clean images already."""
+        return frozenset()
 
     @property
     def deployed(self) -> Classifier:

@@ -79,6 +79,8 @@ class PEER(Method):
         """Needs the augmentation, the clean images, and the teacher if one is named."""
         teacher = surroundings.load_model(settings.teacher) if settings.teacher else None
         augment, clean = surroundings.augment, surroundings.clean
+        if surroundings.batch_statistics == "trained" and settings.bn == "recalibrate":
+            settings = replace(settings, bn="average")
         if settings.k * surroundings.passes <= 1:  # computing all features would cost more
             settings = replace(settings, cache_features=False)
         return cls(model, settings, augment=augment, clean=clean, teacher=teacher)
@@ -152,6 +154,12 @@ class PEER(Method):
     def observed(self) -> dict[str, Classifier]:
         """Proxy and task model."""
         return {"proxy": self.proxy, "task": self.task}
+
+    @property
+    def recalibrated(self) -> frozenset[str]:
+        """The task model, once there is a snapshot."""
+        done = self.settings.bn == "recalibrate" and self.clean is not None and self.average.count
+        return frozenset({"task"} if done else ())
 
     def train(self, mode: bool = True) -> "PEER":
         """Task model and teacher stay in eval mode: what they say must be deterministic."""

@@ -1,6 +1,6 @@
 """The running average of a model's snapshots, and what becomes of its batch statistics."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal, cast
 
@@ -93,23 +93,31 @@ class SnapshotAverage(nn.Module):
 
 
 @torch.no_grad()
-def recalibrate(model: nn.Module, clean: Iterable[Tensor]) -> None:
+def recalibrate(
+    model: nn.Module, clean: Iterable[Tensor], *, before_batch: Callable[[], None] = lambda: None
+) -> None:
     """Recompute batch-normalisation statistics as the mean over batches, weighted by their images.
 
     Like `torch.optim.swa_utils.update_bn`, but a last, smaller batch counts less, and only the
     normalisation layers are in train mode: dropout stays off, so the result does not depend on any
     random state. A loader that shuffles leaves torch's global generator as it was.
 
+    Args:
+        model: The network; without batch normalisation nothing is done.
+        clean: Batches of clean images.
+        before_batch: Called before each of them; what it raises leaves the network as it was.
+
     Raises:
         DataError: If `clean` gives no batch.
     """
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    layers = _normalisation_layers(model)
     if not layers:
         return
     device = next(model.parameters()).device
     seen = 0
-    with _measuring(layers), torch.random.fork_rng(devices=[]):
+    with _measuring(model, layers), torch.random.fork_rng(devices=[]):
         for images in clean:
+            before_batch()
             seen += len(images)
             for layer in layers:
                 layer.momentum = len(images) / seen
@@ -122,23 +130,64 @@ def recalibrate(model: nn.Module, clean: Iterable[Tensor]) -> None:
 
 
 @contextmanager
-def _measuring(layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
-    """Statistics are reset and then follow the batches; an error leaves them as they were."""
-    state = [(layer.momentum, layer.training) for layer in layers]
-    buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
+def recalibrated(
+    models: Iterable[nn.Module],
+    clean: Iterable[Tensor],
+    *,
+    before_batch: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Inside the block, networks have batch statistics of clean images; afterwards their own.
+
+    Training is not affected, even if the block is interrupted. The arguments are those of
+    `recalibrate`.
+    """
+    models = list(models)
+    before = _statistics(layer for model in models for layer in _normalisation_layers(model))
     try:
+        for model in models:
+            recalibrate(model, clean, before_batch=before_batch)
+        yield
+    finally:
+        _restore(before)
+
+
+@contextmanager
+def _measuring(model: nn.Module, layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
+    """Statistics are reset and then follow the batches; an error leaves them as they were."""
+    modes = {part: part.training for part in model.modules()}
+    momenta = [layer.momentum for layer in layers]
+    before = _statistics(layers)
+    try:
+        model.eval()
         for layer in layers:
             layer.reset_running_stats()
             layer.train()
         yield
     except BaseException:
-        for buffer, before in buffers:
-            buffer.copy_(before)
+        _restore(before)
         raise
     finally:
-        for layer, (momentum, training) in zip(layers, state, strict=True):
+        for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-            layer.train(training)
+        for part, training in modes.items():
+            part.training = training
+
+
+def _normalisation_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+def _statistics(
+    layers: Iterable[nn.modules.batchnorm._BatchNorm],
+) -> list[tuple[Tensor, Tensor]]:
+    """Each buffer, and a copy of what it holds now."""
+    return [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
+
+
+@torch.no_grad()
+def _restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
+    for buffer, before in statistics:
+        buffer.copy_(before)
 
 
 def _floating_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ class Backbone:
         fixed_size: Whether it takes no other size.
         normalisation: Mean and scale of its inputs; None takes those of the data set.
         last_layer: What its last layer is called in files of the whole network; it is not used.
+        batch_norm: Whether it has batch normalisation.
         imagenet: The name of torchvision's weights that `--weights imagenet` stands for.
     """
 
@@ -35,6 +36,7 @@ class Backbone:
     fixed_size: bool = False
     normalisation: tuple[Channels, Channels] | None = IMAGENET
     last_layer: tuple[str, ...] = ("fc",)
+    batch_norm: bool = False
     imagenet: str | None = _V1
 
 
@@ -63,14 +65,16 @@ BACKBONES: dict[str, Backbone] = {
     "squeezenet1_1": Backbone(
         title="SqueezeNet 1.1, 512 features, 0.7 million weights", last_layer=("classifier.1",)
     ),
-    "resnet18": Backbone(title="ResNet-18, 512 features"),
-    "resnet50": Backbone(title="ResNet-50, 2048 features"),
+    "resnet18": Backbone(title="ResNet-18, 512 features", batch_norm=True),
+    "resnet50": Backbone(title="ResNet-50, 2048 features", batch_norm=True),
     "vit_b_16": Backbone(
         title="vision transformer ViT-B/16, 768 features, 224 pixels only",
         fixed_size=True,
         last_layer=("heads",),
     ),
-    "regnet_y_16gf": Backbone(title="RegNetY-16GF, 3024 features, 81 million weights"),
+    "regnet_y_16gf": Backbone(
+        title="RegNetY-16GF, 3024 features, 81 million weights", batch_norm=True
+    ),
 }
 
 
@@ -104,3 +108,8 @@ def check_backbone(name: str, weights: str = "none") -> None:
 def has_normalisation(name: str) -> bool:
     """Whether the backbone's weights expect a mean and scale of their own."""
     return name.startswith(TIMM) or BACKBONES[name].normalisation is not None
+
+
+def may_have_batch_norm(name: str) -> bool:
+    """Whether the backbone has batch normalisation; true where its name does not say."""
+    return name not in BACKBONES or BACKBONES[name].batch_norm

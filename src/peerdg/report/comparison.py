@@ -124,11 +124,11 @@ def _shared_options(run: RunResult) -> str:
 
 
 def require_comparable(runs: Sequence[RunResult]) -> None:
-    """Refuse to put results side by side that were measured on different data.
+    """Refuse to put results side by side that were measured on different data or in different ways.
 
     Raises:
-        ConfigError: If finished runs differ in their data set or their targets, or were judged on
-            other images under the same names.
+        ConfigError: If finished runs differ in their data set or their targets, were judged on
+            other images under the same names, or follow different rules for batch statistics.
     """
     first = [group[0] for group in by_variant(runs).values()]
     data = {(run.config["benchmark"], *run.targets): run for run in first}
@@ -145,6 +145,14 @@ def require_comparable(runs: Sequence[RunResult]) -> None:
         raise ConfigError(
             f"The {what} of these runs have the same names but other images (data: {judged}).",
             hint=hint,
+        )
+    ruled = [run for group in by_variant(runs).values() for run in group if run.batch_statistics]
+    rules = sorted({str(run.batch_statistics) for run in ruled})
+    # Runs that are older than the rule stay comparable to each other; the table says what they are.
+    if len(rules) > 1 and any(run.has_statistics_rule for run in ruled):
+        raise ConfigError(
+            f"These runs were evaluated with different batch statistics ({'; '.join(rules)}).",
+            hint="Compare those with the same --batch-statistics only, by naming their folders.",
         )
 
 
@@ -178,6 +186,18 @@ def _has_task(group: Sequence[RunResult]) -> bool:
     return "task" in group[0].models
 
 
+def _batch_statistics(groups: Groups) -> str:
+    """How batch-normalised networks were evaluated; empty if there are none."""
+    rules = {str(g[0].batch_statistics) for g in groups.values() if g[0].batch_statistics}
+    if not rules:
+        return ""
+    if rules == {"clean"}:
+        return "Batch statistics of every network: recomputed on the clean training images. "
+    if rules == {"trained"}:
+        return "Batch statistics of every network: as training left them. "
+    return "Batch statistics: as training left them; PEER's task model: of clean training images. "
+
+
 def _conditions(groups: Groups) -> str:
     run = next(iter(groups.values()))[0]
     config = run.config
@@ -194,6 +214,7 @@ def _conditions(groups: Groups) -> str:
         f"{training['batch_size']}, {training['optimizer']} {training['lr']:g}, evaluated every "
         f"{config['evaluate_every']} epochs. {_own_options(groups)}"
         f"Seeds: {', '.join(map(str, seeds))}. "
+        f"{_batch_statistics(groups)}"
         f"Model selection: last epoch. Page made on {datetime.now(UTC):%Y-%m-%d}."
     )
 

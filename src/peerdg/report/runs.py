@@ -19,6 +19,7 @@ from peerdg.evaluate.fluctuation import (
     run_fluctuation,
 )
 from peerdg.files import replace_atomically
+from peerdg.models.names import may_have_batch_norm
 from peerdg.train.rundir import RunFolder, Status, read_run_config
 from peerdg.train.settings import MAY_CHANGE
 from peerdg.train.started import read_started
@@ -27,7 +28,8 @@ from peerdg.train.started import read_started
 TRAINED, DEPLOYED = ("proxy", "model"), ("task", "model")
 
 # Options in which runs of one variant may differ: their seed, and what does not decide the result.
-WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "keep_snapshots"}
+# Batch statistics have one only in some networks, see `RunResult.batch_statistics`.
+WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "keep_snapshots", "batch_statistics"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,31 @@ class RunResult:
     def variant(self) -> str:
         """All options but the seed that decide the result, as a comparable text."""
         options = {k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}
+        options["batch_statistics"] = self.batch_statistics
         return json.dumps(options, sort_keys=True, default=str)
+
+    @property
+    def has_statistics_rule(self) -> bool:
+        """Whether all its networks were evaluated by one rule; runs of old versions were not."""
+        recorded = any("batch_statistics" in record for record in self.evaluations)
+        return recorded or "batch_statistics" in self.config
+
+    @property
+    def batch_statistics(self) -> str | None:
+        """Where the statistics of batch normalisation came from; None without batch normalisation.
+
+        Runs that are older than the rule were evaluated as training left them, but for PEER's task
+        model with `bn = "recalibrate"`.
+        """
+        if self.has_statistics_rule:
+            found = {
+                str(r["batch_statistics"]) for r in self.evaluations if "batch_statistics" in r
+            }
+            return " and ".join(sorted(found)) or None
+        if not may_have_batch_norm(self.config["backbone"]):
+            return None
+        mixed = self.config.get("peer", {}).get("bn") == "recalibrate"
+        return "trained, task clean" if mixed else "trained"
 
     @property
     def seconds(self) -> float:

@@ -109,6 +109,7 @@ def comparison(runs: Sequence[RunResult]) -> Table:
     """One row per method: accuracy of the deployed model, fluctuation, seconds.
 
     Without targets, the mean over the crafted families that have a vote is in their place.
+    Networks with batch normalisation name the rule by which their statistics were made.
     Mean ± sample standard deviation over seeds. Fluctuation is the variance of the accuracy over
     evaluations every k epochs, the first five left out, mean over targets.
     """
@@ -132,6 +133,10 @@ def comparison(runs: Sequence[RunResult]) -> Table:
         )
     summary = "target mean" if targets else CRAFTED_MEAN
     columns = ["method", "seeds", summary, "source val", "var proxy", "var task", "seconds"]
+    rules = [group[0].batch_statistics for group in groups.values()]
+    if any(rules):
+        columns.append("batch statistics")
+        rows = [[*row, rule or "-"] for row, rule in zip(rows, rules, strict=True)]
     return Table(columns, rows)
 
 

@@ -88,6 +88,9 @@ def _differing(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
         found.pop("evaluate_every", None)  # follows k unless it is given
     if len({run.trained_on for run in runs}) > 1:
         found[DATA] = list(_data_names(runs))
+    rules = [run.batch_statistics for run in runs]
+    if len(set(rules)) > 1:
+        found["batch_statistics"] = rules
     return found
 
 

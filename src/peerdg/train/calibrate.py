@@ -55,6 +55,7 @@ def calibrate(
     seed: int,
     evaluate: Callable[[Mapping[str, Classifier]], int],
     evaluated_images: int,
+    recalibrated_images: int,
     finish_images: int,
     seconds: float = SECONDS,
 ) -> Costs | None:
@@ -67,6 +68,8 @@ def calibrate(
         seed: The run's seed.
         evaluate: Evaluates models on a sample of the evaluated images; returns its size.
         evaluated_images: Images of one evaluation, all domains together.
+        recalibrated_images: Images that each evaluated network sees before, for its batch
+            statistics, unless the method has done that already.
         finish_images: Images that the deployed model is evaluated on after the last epoch.
         seconds: About so long the steps are measured.
 
@@ -74,7 +77,7 @@ def calibrate(
         None if it cannot be measured: the network cannot be copied, or there is no memory for it.
     """
     phases: dict[str, PhaseCosts] = {}
-    per_image, models = 0.0, 1
+    per_image, models, to_recalibrate = 0.0, 1, 1
     try:
         for trial in trials:
             with seeded(seed, "calibration", trial.plan.name):
@@ -85,10 +88,13 @@ def calibrate(
                 if trial.plan.evaluations:
                     per_image = _per_image(method, evaluate)
                     models = len(method.observed)
+                    to_recalibrate = models - len(method.recalibrated)
     except (RuntimeError, TypeError, NumericalError):
         return None  # what else is wrong is met again by the run, which says so
-    evaluation = per_image * evaluated_images
-    return Costs(phases, evaluation=evaluation, finish=per_image / models * finish_images)
+    one_pass = per_image / models  # of one network, per image
+    recalibration = one_pass * recalibrated_images * to_recalibrate
+    finish = one_pass * (finish_images + recalibrated_images)
+    return Costs(phases, evaluation=per_image * evaluated_images + recalibration, finish=finish)
 
 
 class _Trial:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -28,8 +29,11 @@ class Evaluate(Protocol):
     def __call__(
         self, models: Mapping[str, Classifier], *, before_chunk: Callable[[], None]
     ) -> list[dict[str, Any]]:
-        """Call `before_chunk` every few images: it raises `Stopped` if a signal asked to stop."""
+        """Call `before_chunk` every few images: it raises if a signal asked to stop."""
         ...
+
+
+AsEvaluated = Callable[[Method, Callable[[], None]], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ def run_phase(
     *,
     seed: int,
     evaluate: Evaluate,
+    as_evaluated: AsEvaluated,
     keeper: Keeper,
     progress: Progress,
     stop: StopRequest,
@@ -68,6 +73,8 @@ def run_phase(
         source: Training images, on the same device.
         seed: The run's seed; every draw derives from it and the position.
         evaluate: Judges the observed models; its records are kept as they are.
+        as_evaluated: Given the method and what to call every few images, a context in which the
+            observed models are as they are to be evaluated; training goes on with what they were.
         keeper: Saves and restores states, writes records.
         progress: Receives what happens.
         stop: Becomes true when a signal asks to stop.
@@ -85,7 +92,7 @@ def run_phase(
         phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
     )
     # Before the first epoch, or where a stop interrupted it.
-    _evaluate_if_due(phase, state, evaluate, keeper, progress, stop)
+    _evaluate_if_due(phase, state, evaluate, as_evaluated, keeper, progress, stop)
     while state.epoch < settings.epochs:
         clock = time.perf_counter()
         progress.enter("start of epoch")
@@ -116,7 +123,7 @@ def run_phase(
             state.optimizer.state.clear()
         keeper.record_epoch(state, {"lr": rate, **started, **ended}, time.perf_counter() - clock)
         state.epoch, state.step, state.evaluated = state.epoch + 1, 0, False
-        _evaluate_if_due(phase, state, evaluate, keeper, progress, stop)
+        _evaluate_if_due(phase, state, evaluate, as_evaluated, keeper, progress, stop)
         _save_if_due(stop, keeper, state, guard, last=state.epoch == settings.epochs)
 
 
@@ -124,6 +131,7 @@ def _evaluate_if_due(
     phase: Phase,
     state: TrainState,
     evaluate: Evaluate,
+    as_evaluated: AsEvaluated,
     keeper: Keeper,
     progress: Progress,
     stop: StopRequest,
@@ -132,12 +140,14 @@ def _evaluate_if_due(
     if state.evaluated or state.step or not is_due(phase, state.epoch):
         return
     progress.enter("evaluation")
-    with stage("evaluation"):
-        records = evaluate(
-            state.method.observed, before_chunk=partial(_stop_if_asked, stop, keeper, state)
-        )
-    state.evaluated = True
-    keeper.record_evaluation(state, records, progress)
+    before_chunk = partial(_give_up_if_asked, stop)
+    try:
+        with stage("evaluation"), as_evaluated(state.method, before_chunk):
+            records = evaluate(state.method.observed, before_chunk=before_chunk)
+            state.evaluated = True
+            keeper.record_evaluation(state, records, progress)  # keeps models as evaluated
+    except _EvaluationStopped:
+        _stop_if_asked(stop, keeper, state)  # only here: the models are again as they are trained
 
 
 def is_due(phase: Phase, epochs: int) -> bool:
@@ -173,3 +183,12 @@ def _stop_if_asked(stop: StopRequest, keeper: Keeper, state: TrainState) -> None
     """
     if stop.signal_number is not None:
         keeper.save_and_stop(state, stop.signal_number)
+
+
+class _EvaluationStopped(Exception):
+    """A signal asked to stop inside an evaluation."""
+
+
+def _give_up_if_asked(stop: StopRequest) -> None:
+    if stop.signal_number is not None:
+        raise _EvaluationStopped

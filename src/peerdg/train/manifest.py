@@ -60,6 +60,26 @@ def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
         run.event("other_version", message=message)
 
 
+def require_batch_statistics(run: RunFolder) -> None:
+    """Refuse to go on with a run of a batch-normalised network that was started without a rule.
+
+    Its networks were evaluated as training left them, but PEER's task model with statistics of
+    clean images in the order of storage; what is to come would not go together with that.
+
+    Raises:
+        ConfigError: If the option `batch_statistics` is younger than the run.
+    """
+    started = read_started(run.manifest_file)
+    known = started and started.config
+    if "batch_statistics" not in (known or read_toml(run.config_file)):
+        raise ConfigError(
+            f"{run.path} was started by a peerdg that evaluated networks with batch normalisation "
+            "in another way, so its first accuracies would not be comparable to its last.",
+            hint="Start it anew: peerdg train --config "
+            f"{run.config_file} --out {run.path} --overwrite",
+        )
+
+
 def _write_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
     write_json(run.files_file, contents_of(splits))
     write_known_images(run, splits)

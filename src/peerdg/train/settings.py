@@ -137,6 +137,10 @@ class RunConfig:
     compile: bool = option(False, "torch.compile the network; needs a C++ compiler on a CPU")
     evaluate_every: int = option(10, "epochs between evaluations; default: k", at_least=1)
     checkpoint_minutes: float = option(1.0, "at most this much work is lost", at_least=0)
+    batch_statistics: Literal["clean", "trained"] = option(
+        "clean",
+        "batch normalisation of evaluated networks: recomputed on clean images, or as trained",
+    )
     crafted: Literal["disjoint", "all", "off"] = option(
         "disjoint",
         "crafted validation: families that RandAugment does not overlap, all ten, or off",
