@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+from markdown_it import MarkdownIt
 
 import peerdg
 from peerdg.report.runs import RunResult, load_runs
@@ -99,3 +101,106 @@ def test_the_tables_of_the_readme_are_the_kept_records(heading, folder, domains,
         measured = [run.fluctuation(m, burn_in_periods=burn_in).mean.var for m in models]
         digits = len(re.search(r"\.(\d+)", rows[name][-1])[1])
         assert shown == [round(value, digits) for value in measured]
+
+
+PAGES = sorted(
+    path
+    for path in (
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "results").rglob("*.md"),
+    )
+)
+PARSER = MarkdownIt("commonmark").enable("table")
+
+
+def addresses(page: Path) -> list[str]:
+    found = []
+    for block in PARSER.parse(page.read_text()):
+        for token in block.children or ():
+            found += [token.attrs[key] for key in ("href", "src") if key in token.attrs]
+    return [str(address) for address in found]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of each heading, as GitHub makes them."""
+    parsed = PARSER.parse(page.read_text())
+    texts = [parsed[n + 1].content for n, t in enumerate(parsed) if t.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_inside_the_project_leads_somewhere(page: Path):
+    for address in addresses(page):
+        if re.match(r"\w+://|mailto:", address):
+            continue
+        file, _, anchor = address.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), address
+        if anchor:
+            assert anchor in anchors(target), address
+
+
+TITLE = "PEER pressure: Model-to-Model Regularization for Single Source Domain Generalization"
+PAPER = "https://arxiv.org/abs/2505.12745"
+
+
+def test_the_first_screen_has_the_figure_the_paper_and_three_doors():
+    text = (ROOT / "README.md").read_text()
+    first = text[: text.index("\n## ")]
+    assert "](results/demo/overview.png)" in first
+    assert f"[{TITLE}]({PAPER})" in " ".join(first.split())
+    caption = " ".join(first.split())
+    config = kept("demo")["peer-0"].config
+    assert f"PEER with w {config['peer']['w']:g}" in caption
+    assert f"{config['pretrain']['epochs']} + {config['train']['epochs']} short epochs" in caption
+    assert f"k {config['peer']['k']}" in caption
+    assert len({run.seed for run in kept("demo").values()}) == 3 and "Three seeds" in caption
+    held_back = kept("demo")["peer-0"].images("validation")
+    assert f"{held_back:,} source images held back" in caption
+    for door in ("a folder of photos", "a training loop", "a research question"):
+        assert door in first
+
+
+def test_what_the_caption_says_about_the_demo_is_in_its_records():
+    runs = kept("demo").values()
+    mean = {}
+    drawdown = {}
+    for method in ("erm", "randaugment", "p-ens", "peer"):
+        group = [run for run in runs if run.method == method]
+        mean[method] = sum(run.target_mean(run.deployed) for run in group) / len(group)
+        steady = [run.fluctuation(run.deployed).mean.max_drawdown for run in group]
+        drawdown[method] = sum(steady) / len(steady)
+    assert mean["peer"] < mean["p-ens"]  # the regulariser adds no accuracy
+    assert max(drawdown["peer"], drawdown["p-ens"]) < drawdown["randaugment"] / 20
+
+
+def test_the_tables_of_the_readme_name_what_was_held_back():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    for heading, folder in (("Digits, MNIST", "digits"), ("PACS, photo to", "pacs")):
+        caption = text[text.index(heading) :].partition(": |")[0]
+        images = kept(folder)["peer-0"].images("validation")
+        assert re.search(rf"\b{images:,}\b.*held back", caption), caption
+
+
+def test_the_citation_file_is_complete_and_agrees_with_the_readme():
+    """What the schema of the Citation File Format 1.2.0 requires, and the project's own facts."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"] and citation["title"] == "peerdg"
+    assert citation["version"] == peerdg.__version__
+    assert citation["license"] == "MIT"
+    assert all("name" in author for author in citation["authors"])
+    known = {"cff-version", "message", "type", "title", "abstract", "authors", "version", "license",
+             "preferred-citation"}  # fmt: skip
+    assert set(citation) <= known
+    paper = citation["preferred-citation"]
+    assert set(paper) == {"type", "title", "authors", "collection-title", "year", "url"}
+    assert paper["type"] == "conference-paper"
+    assert (paper["title"], paper["year"], paper["url"]) == (TITLE, 2025, PAPER)
+    names = [f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]]
+    assert names == ["Cho, Dong Kyu", "Hwang, Inwoo", "Lee, Sanghack"]
+    bibtex = (ROOT / "README.md").read_text().partition("```bibtex")[2].partition("```")[0]
+    assert f"{{{' and '.join(names)}}}" in bibtex
+    assert TITLE in bibtex.replace("{PEER}", "PEER")
+    assert PAPER in bibtex and "{2025}" in bibtex and paper["collection-title"] in bibtex
