@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 from peerdg.config import build
+from peerdg.data.class_map import class_map_entries
 from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.images import to_pixels
@@ -55,6 +56,7 @@ def fit(
     existing: Existing = "refuse",
     progress: Progress | bool | None = None,
     model: nn.Module | None = None,
+    class_map: Mapping[str, str] | None = None,
     profile: bool = False,
     **options: Any,
 ) -> "Run":
@@ -73,6 +75,8 @@ def fit(
             itself; its classes are matched with those of the data by name. Of any other module a
             copy is trained, as a `Classifier` with the classes of the data in their order;
             `Classifier.from_module` does that with a normalisation of your choice.
+        class_map: For classes that targets call by other names, the names of the source:
+            `{"Dog": "dog"}`.
         profile: Measure where the time goes, and leave it in `profile.json`.
         options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
             `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
@@ -91,6 +95,9 @@ def fit(
         options = {key: value for key, value in options.items() if key != "targets"}
     elif "targets" in options:
         options["targets"] = _named_targets(options["targets"])
+    if class_map is not None:
+        entries = {"class_map": class_map_entries(class_map)}
+        options[OWN_DATA] = {**options.get(OWN_DATA, {}), **entries}
     if model is not None:
         options["backbone"] = OWN
     if isinstance(data, str) and data in BENCHMARKS and data != OWN_DATA:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from peerdg.augment.base import resize
 from peerdg.augment.policy import Policy
 from peerdg.data import VALIDATION
+from peerdg.data.class_map import check_class_map, parse_class_map
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.progress import showing
 from peerdg.data.registry import benchmark
@@ -97,7 +98,8 @@ def execute(
     """
     classes = model.classes if isinstance(model, Classifier) else None
     if splits is not None:
-        splits = match_classes(splits, classes)
+        class_map = parse_class_map(config.data.class_map)
+        splits = match_classes(splits, classes, class_map=class_map)
     if run.done:
         if run.may_renew:
             splits = splits or load_splits(config, classes)
@@ -371,15 +373,22 @@ def load_splits(config: RunConfig, classes: tuple[str, ...] | None = None) -> Sp
     return match_classes(data.load(config.data, root=root, targets=config.targets), classes)
 
 
-def match_classes(splits: Splits, classes: tuple[str, ...] | None = None) -> Splits:
+def match_classes(
+    splits: Splits,
+    classes: tuple[str, ...] | None = None,
+    *,
+    class_map: Mapping[str, str] | None = None,
+) -> Splits:
     """Relabel every part in one class order, matched by name.
 
     Args:
         splits: The data.
         classes: The class order of the network to train; None keeps the source's.
+        class_map: For classes that targets call otherwise, the source's names.
 
     Raises:
-        ConfigError: If source and network do not have the same classes.
+        ConfigError: If source and network do not have the same classes, or the map has a name that
+            nobody has.
         DataError: If a target has a class that the source lacks.
     """
     source = splits.train.classes
@@ -393,7 +402,11 @@ def match_classes(splits: Splits, classes: tuple[str, ...] | None = None) -> Spl
             "names the classes of data in memory.",
         )
     validation = splits.validation and splits.validation.with_classes(classes)
-    targets = {name: domain.with_classes(classes) for name, domain in splits.targets.items()}
+    theirs = {label for domain in splits.targets.values() for label in domain.classes}
+    check_class_map(class_map or {}, theirs=theirs, ours=classes)
+    targets = {
+        name: domain.with_classes(classes, class_map) for name, domain in splits.targets.items()
+    }
     return Splits(splits.train.with_classes(classes), validation, targets)
 
 

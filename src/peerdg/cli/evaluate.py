@@ -9,7 +9,10 @@ from cyclopts import Parameter, validators
 
 from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import which_data
+from peerdg.config import merge
+from peerdg.data.class_map import check_class_map, parse_class_map
 from peerdg.data.registry import OWN_DATA
+from peerdg.data.settings import OwnDataSettings
 from peerdg.errors import ConfigError
 from peerdg.train.hardware import DEVICES
 
@@ -38,12 +41,13 @@ def evaluate(
     worst: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 12,
     layout: Literal["auto", "classes", "domains"] = "auto",
     skip_bad_images: Annotated[bool, Parameter(negative=())] = False,
+    class_map: Annotated[tuple[str, ...], Parameter(name="--map", negative_iterable=())] = (),
     device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
     """Accuracy, by class too, confusion matrix, calibration error and worst mistakes.
 
     Classes are matched by name. A folder may lack classes of the model; one that the model does
-    not know ends the command with code 5.
+    not know ends the command with code 5, unless --map says which class it is.
 
     Args:
         run: Run folder or model folder.
@@ -52,6 +56,7 @@ def evaluate(
         worst: How many of the most confident mistakes to show.
         layout: What the first level of a folder is, where looking does not tell.
         skip_bad_images: Leave out images that cannot be decoded, and count them.
+        class_map: Class that the images call otherwise, e.g. Dog=dog; repeat it for several.
     """
     if (root or target) and any(which_data(name)["benchmark"] == OWN_DATA for name in data):
         raise ConfigError(
@@ -68,24 +73,39 @@ def evaluate(
         pyplot()  # what is not installed is missed before the work, not after it
     model = api.load_model(run, device=device)
     bar = ReadingBar(error_console)
+    own = [name for name in data if which_data(name)["benchmark"] == OWN_DATA]
     with showing(bar):
-        domains = _named_domains(run, data, root, target)
-        own = [name for name in data if which_data(name)["benchmark"] == OWN_DATA]
-        domains.update(_own_domains(model, own, domains, layout, skip_bad_images))
+        domains, known = _named_domains(model, run, data, root, target, class_map)
+        if known and not own:
+            check_class_map(parse_class_map(class_map), theirs=known, ours=model.classes)
+        settings = OwnDataSettings(
+            size=model.stored_size,
+            layout=layout,
+            skip_bad_images=skip_bad_images,
+            class_map=class_map or None,
+        )
+        domains.update(_own_domains(model, own, domains, settings, known))
     bar.close()
-    domains = {
-        name: replace(domain.with_classes(model.classes), name=name)
-        for name, domain in domains.items()
-    }
+    domains = {name: replace(domain, name=name) for name, domain in domains.items()}
     details = [model.evaluate_in_detail(domain, worst=worst) for domain in domains.values()]
     _print(details)
-    _write(model, details, domains, json_file, report)
+    _write(model, details, domains, parse_class_map(class_map), json_file, report)
 
 
 def _named_domains(
-    run: Path, data: tuple[str, ...], root: str | None, target: tuple[str, ...] | None
-) -> "dict[str, Domain]":
-    """Every domain of the data sets that are named, or of the run's own."""
+    model: "Model",
+    run: Path,
+    data: tuple[str, ...],
+    root: str | None,
+    target: tuple[str, ...] | None,
+    class_map: tuple[str, ...],
+) -> "tuple[dict[str, Domain], set[str]]":
+    """Every domain of the data sets that are named, or of the run's own.
+
+    Returns:
+        The domains with labels in the model's class order, and the names that data sets which are
+        known by name have for their classes.
+    """
     from peerdg import runner
     from peerdg.train.rundir import read_run_config
     from peerdg.train.settings import resolve
@@ -97,35 +117,37 @@ def _named_domains(
                 f"{run} is a model folder.", hint="Name the images to evaluate it on."
             )
         chosen = [read_run_config(run)]
-    given = {"root": root, "targets": list(target) if target else None}
+    given: dict[str, Any] = {"root": root, "targets": list(target) if target else None}
     given = {key: value for key, value in given.items() if value is not None}
     found: dict[str, Domain] = {}
+    known: set[str] = set()
     for started in chosen:
-        if data and started["benchmark"] == OWN_DATA:
+        is_own = started["benchmark"] == OWN_DATA
+        if data and is_own:
             continue
-        splits = runner.load_splits(resolve(started, given))
+        own = {OWN_DATA: {"class_map": list(class_map)}} if is_own and class_map else {}
+        splits = runner.load_splits(resolve(started, merge(given, own)))
         for name, domain in runner.evaluated_domains(splits).items():
-            found[f"{started['benchmark']}-{name}" if name in found else name] = domain
-    return found
+            renamed = {} if is_own else parse_class_map(class_map)  # own images: when read
+            known.update(() if is_own else domain.classes)
+            free = f"{started['benchmark']}-{name}" if name in found else name
+            found[free] = domain.with_classes(model.classes, renamed)
+    return found, known
 
 
 def _own_domains(
     model: "Model",
     paths: list[str],
     taken: "Mapping[str, Domain]",
-    layout: Literal["auto", "classes", "domains"],
-    skip_bad_images: bool,
+    settings: OwnDataSettings,
+    known: set[str],
 ) -> "dict[str, Domain]":
     """The user's folders and lists, decoded to the size of the model's training images."""
     from peerdg.data.benchmarks.own_data import read_targets
-    from peerdg.data.settings import OwnDataSettings
 
     if not paths:
         return {}
-    settings = OwnDataSettings(
-        size=model.stored_size, layout=layout, skip_bad_images=skip_bad_images
-    )
-    found = read_targets(paths, classes=model.classes, settings=settings)
+    found = read_targets(paths, classes=model.classes, settings=settings, also_known=known)
     return {f"own-{name}" if name in taken else name: domain for name, domain in found.items()}
 
 
@@ -151,6 +173,7 @@ def _write(
     model: "Model",
     details: "list[Detail]",
     domains: "Mapping[str, Domain]",
+    class_map: Mapping[str, str],
     json_file: Path | None,
     report: Path | None,
 ) -> None:
@@ -163,7 +186,9 @@ def _write(
         stored = ("backbone", "classes", "image_size", "stored_size", "weights_sha256")
         about = {key: model.description[key] for key in stored}
         results = [detail.plain() for detail in details]
-        record = {"model": about, "calibration_bins": BINS, "domains": results}
+        record: dict[str, Any] = {"model": about, "calibration_bins": BINS, "domains": results}
+        if class_map:
+            record["class_map"] = dict(class_map)
         write_json(json_file, {**record, "peerdg": __version__})
     if report is not None:
         backbone = model.description["backbone"]

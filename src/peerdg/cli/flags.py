@@ -106,6 +106,15 @@ class CommonFlags:
         tuple[str, ...] | None,
         Parameter(help="target domain; repeat it for several", negative_iterable=()),
     ] = None
+    class_map: Annotated[
+        tuple[str, ...] | None,
+        Parameter(
+            name="--map",
+            help="class that targets of your own call otherwise, e.g. Dog=dog; repeat it for "
+            "several",
+            negative_iterable=(),
+        ),
+    ] = None
     config: Annotated[
         Path | None,
         Parameter(help="TOML file with options; flags win over it", name=("--config", "-c")),
@@ -145,6 +154,13 @@ def resolve_flags(
         given["targets"] = list(common.target)
     if common.epochs is not None:
         given.setdefault("train", {})["epochs"] = common.epochs
+    if common.class_map:
+        if (benchmark := merge(file, given).get("benchmark")) != OWN_DATA:
+            raise ConfigError(
+                f"--map is for folders and lists of your own; the classes of "
+                f"{benchmark or RunConfig.benchmark} are fixed.",
+            )
+        given.setdefault(OWN_DATA, {})["class_map"] = list(common.class_map)
     if _COMPLETE <= file.keys() or not _names_own_images(merge(file, given)):
         return resolve(file, given), None
     from peerdg.train.own import resolve_own  # looks at images, so it imports torch

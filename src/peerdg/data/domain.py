@@ -115,39 +115,56 @@ class Domain:
             hashes=self.hashes and tuple(self.hashes[row] for row in rows),
         )
 
-    def with_classes(self, classes: tuple[str, ...]) -> "Domain":
+    def with_classes(
+        self, classes: tuple[str, ...], class_map: Mapping[str, str] | None = None
+    ) -> "Domain":
         """The same images with labels that index into `classes`, matched by name.
 
         Classes that this domain lacks are allowed; classes that `classes` lacks are not.
 
+        Args:
+            classes: The class names to have.
+            class_map: For names that this domain has and `classes` calls otherwise, those names;
+                several may become one.
+
         Raises:
             DataError: If this domain has a class that `classes` does not name.
         """
-        if self.classes == classes:
+        if self.classes == classes and not class_map:
             return self
-        position = class_positions(self.classes, classes, name=self.name)
+        position = class_positions(self.classes, classes, name=self.name, class_map=class_map)
         other = replace(self, classes=classes, labels=torch.tensor(position)[self.labels])
         if "images_digest" in self.__dict__:  # the pixels are the same, and may be many
             other.__dict__["images_digest"] = self.images_digest
         return other
 
 
-def class_positions(own: Sequence[str], classes: Sequence[str], *, name: str) -> list[int]:
-    """Where each of a domain's `own` class names stands in `classes`.
+def class_positions(
+    own: Sequence[str],
+    classes: Sequence[str],
+    *,
+    name: str,
+    class_map: Mapping[str, str] | None = None,
+) -> list[int]:
+    """Where each of a domain's `own` class names, or what it is mapped to, stands in `classes`.
 
     Raises:
         DataError: If `classes` lacks one of them, with the nearest name.
     """
     position = {known: index for index, known in enumerate(classes)}
-    extra = [label for label in own if label not in position]
+    renamed = [(class_map or {}).get(label, label) for label in own]
+    extra = [label for label in renamed if label not in position]
     if extra:
-        guesses = ", ".join(f"'{label}' ({_guess(nearest(label, classes))})" for label in extra[:5])
+        near = {label: nearest(label, classes) for label in extra[:5]}
+        guesses = ", ".join(f"'{label}' ({_guess(guess)})" for label, guess in near.items())
+        example = next((f"{label}={guess}" for label, guess in near.items() if guess), "Dog=dog")
         raise DataError(
             f"Domain '{name}' has {len(extra)} of {len(own)} classes that the source does not "
             f"have: {guesses}.",
-            hint="Rename or remove these classes; classes are matched by name.",
+            hint="Classes are matched by name: rename or remove these, or say what they are with "
+            f"--map {example}.",
         )
-    return [position[label] for label in own]
+    return [position[label] for label in renamed]
 
 
 def _guess(name: str | None) -> str:

@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -94,14 +94,21 @@ class Listing:
         )
         return replace(self, items=items)
 
-    def files(self, classes: Sequence[str], *, name: str) -> list[ImageFile]:
-        """The images with labels that index into `classes`, matched by name.
+    def files(
+        self,
+        classes: Sequence[str],
+        *,
+        name: str,
+        class_map: Mapping[str, str] | None = None,
+    ) -> list[ImageFile]:
+        """The images with labels that index into `classes`, matched by name through `class_map`.
 
         Raises:
             DataError: If an image belongs to a class that `classes` lacks.
         """
         own = self.classes
-        index = dict(zip(own, class_positions(own, classes, name=name), strict=True))
+        positions = class_positions(own, classes, name=name, class_map=class_map)
+        index = dict(zip(own, positions, strict=True))
         return [ImageFile(item.path, index[item.label]) for item in self.items]
 
     def require(self, *, training: bool) -> "Listing":

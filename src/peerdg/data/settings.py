@@ -114,7 +114,10 @@ class TerraSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDataSettings:
-    """How a folder or list of your own images is read; domains given from Python ignore it."""
+    """How a folder or list of your own images is read.
+
+    Of data given from Python it says which share is held out, and the names of classes.
+    """
 
     domain: str | None = option(None, "domain to learn on, if the folder or list has several")
     layout: Literal["auto", "classes", "domains"] = option(
@@ -136,3 +139,6 @@ class OwnDataSettings:
     )
     skip_bad_images: bool = option(False, "leave out, and record, images that cannot be decoded")
     megapixels: float = option(50.0, "refuse images of more million pixels", above=0, at_most=178)
+    class_map: tuple[str, ...] | None = option(
+        None, "classes that targets call otherwise, e.g. Dog=dog; short: --map"
+    )

@@ -5,13 +5,14 @@ learn from the same images and share one cache entry.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from peerdg.config import did_you_mean
 from peerdg.data import is_target
 from peerdg.data.check import DomainReport
+from peerdg.data.class_map import check_class_map, parse_class_map
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.duplicates import describe, find_duplicates
 from peerdg.data.find import find_images
@@ -49,33 +50,46 @@ def load(
     others = _others(listing, source)
     chosen = others if targets is None else _targets(targets, others, settings.layout)
     classes = source.require(training=True).classes
+    class_map = parse_class_map(settings.class_map)
+    check_class_map(class_map, theirs=_class_names(chosen), ours=classes)
     for name, part in chosen.items():  # a wrong class is found before anything is decoded
-        part.require(training=False).files(classes, name=name)
+        part.require(training=False).files(classes, name=name, class_map=class_map)
     train, validation = _train_and_validation(source, settings, classes)
     own = replace(settings, size=train.image_size[0])
-    loaded = {name: _read(part, own, classes, name) for name, part in chosen.items()}
+    loaded = {name: _read(part, own, classes, name, class_map) for name, part in chosen.items()}
     splits = Splits(train=train, validation=validation, targets=loaded)
     _warn_of_duplicates(splits)
     return splits
 
 
 def read_targets(
-    paths: Sequence[str], *, classes: Sequence[str], settings: OwnDataSettings
+    paths: Sequence[str],
+    *,
+    classes: Sequence[str],
+    settings: OwnDataSettings,
+    also_known: Collection[str] = (),
 ) -> dict[str, Domain]:
     """Folders and lists to judge a model on that was trained elsewhere.
 
     Args:
         paths: The folders and lists; one with several domains gives several.
         classes: The model's class names.
-        settings: `size` should be the model's; layout, skip_bad_images and megapixels count too.
+        settings: `size` should be the model's; layout, skip_bad_images, megapixels and class_map
+            count too.
+        also_known: Class names of other data that the class map is for.
 
     Raises:
+        ConfigError: If the class map has a name that nobody has.
         DataError: If they have a class that the model does not know, or cannot be read.
     """
     found = _targets(paths, {}, settings.layout)
+    class_map = parse_class_map(settings.class_map)
+    check_class_map(class_map, theirs=_class_names(found) | {*also_known}, ours=classes)
     for name, part in found.items():
-        part.require(training=False).files(classes, name=name)
-    return {name: _read(part, settings, tuple(classes), name) for name, part in found.items()}
+        part.require(training=False).files(classes, name=name, class_map=class_map)
+    return {
+        name: _read(part, settings, tuple(classes), name, class_map) for name, part in found.items()
+    }
 
 
 def verify(root: Path | None) -> list[DomainReport]:
@@ -151,9 +165,19 @@ def _train_and_validation(
     return hold_out(whole, settings.validation_fraction, settings.split_seed)
 
 
-def _read(part: Listing, settings: OwnDataSettings, classes: tuple[str, ...], name: str) -> Domain:
+def _class_names(parts: Mapping[str, Listing]) -> set[str]:
+    return {label for part in parts.values() for label in part.classes}
+
+
+def _read(
+    part: Listing,
+    settings: OwnDataSettings,
+    classes: tuple[str, ...],
+    name: str,
+    class_map: Mapping[str, str] | None = None,
+) -> Domain:
     return read_images(
-        part.files(classes, name=name),
+        part.files(classes, name=name, class_map=class_map),
         name=name,
         classes=classes,
         size=settings.size,

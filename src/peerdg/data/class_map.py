@@ -1,0 +1,73 @@
+"""Targets that call classes by other names: `Dog=dog` says that their Dog is our dog.
+
+A map is kept as such texts, so that a config file, a flag and a record have the same form.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from peerdg.config import did_you_mean
+from peerdg.errors import ConfigError
+
+
+def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
+    """`{"Dog": "dog"}` as `["Dog=dog"]`.
+
+    Raises:
+        ConfigError: If it is not a mapping of names to names.
+    """
+    if not isinstance(mapping, Mapping) or not all(
+        isinstance(name, str) for pair in mapping.items() for name in pair
+    ):
+        raise ConfigError(
+            "A class map gives for each name in the targets the name of a class.",
+            hint="For example class_map={'Dog': 'dog'}.",
+        )
+    entries = [f"{theirs}={ours}" for theirs, ours in mapping.items()]
+    parse_class_map(entries)  # names that cannot be told apart are refused here
+    return entries
+
+
+def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
+    """`["Dog=dog"]` as `{"Dog": "dog"}`.
+
+    Raises:
+        ConfigError: If an entry is not of this form, or a name is mapped to two classes.
+    """
+    mapping: dict[str, str] = {}
+    for entry in entries or ():
+        theirs, _, ours = entry.partition("=")
+        if not theirs or not ours or "=" in ours:
+            raise ConfigError(
+                f"'{entry}' does not say which class is meant.",
+                hint="Write THEIRS=OURS, e.g. Dog=dog; names with '=' cannot be mapped.",
+            )
+        if mapping.setdefault(theirs, ours) != ours:
+            raise ConfigError(
+                f"The class '{theirs}' is mapped twice, to '{mapping[theirs]}' and '{ours}'."
+            )
+    return mapping
+
+
+def check_class_map(
+    mapping: Mapping[str, str], *, theirs: Iterable[str], ours: Sequence[str]
+) -> None:
+    """Refuse a map with names that nobody has.
+
+    Args:
+        mapping: From names in the targets to names of classes.
+        theirs: All class names in the targets.
+        ours: The classes of the model.
+
+    Raises:
+        ConfigError: With the nearest name.
+    """
+    known = sorted(set(theirs))
+    for theirs_name, ours_name in mapping.items():
+        if theirs_name not in known:
+            hint = did_you_mean(theirs_name, known) if known else "There are no targets."
+            raise ConfigError(f"No target has the mapped class '{theirs_name}'.", hint=hint)
+        if ours_name not in ours:
+            raise ConfigError(
+                f"'{theirs_name}' is mapped to '{ours_name}', which is no class of the model.",
+                hint=did_you_mean(ours_name, ours),
+            )
