@@ -42,7 +42,7 @@ def test_images_are_resized_to_what_the_network_sees():
     with torch.no_grad():
         sizes.head.weight.copy_(torch.tensor([[-1.0], [1.0]]))
         sizes.head.bias.copy_(torch.tensor([14.0, -14.0]))  # large from 15 pixels on
-    domain = tiny_domain(classes=2)  # of 12 pixels
+    domain = tiny_domain(n=25, classes=2)  # of 12 pixels; 13 images are of the first class
     assert evaluate_domain(sizes, domain)["correct"] == int((domain.labels == 0).sum())
     assert evaluate_domain(sizes, domain, size=16)["correct"] == int((domain.labels == 1).sum())
 
