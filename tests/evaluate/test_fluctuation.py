@@ -99,6 +99,13 @@ def test_both_readings_of_the_average_column_are_given():
     assert result.domains["a"].var == pytest.approx(np.var([10, 20, 10, 20]))
 
 
+def test_the_averaged_series_is_the_mean_over_domains_at_each_time():
+    result = run_fluctuation({"a": [10.0, 20.0, 60.0], "b": [30.0, 20.0, 0.0]})
+    assert result.of_mean == fluctuation([20.0, 20.0, 30.0])
+    assert result.mean.best == (60 + 30) / 2
+    assert result.mean.count == 3
+
+
 def test_a_run_without_enough_periods_has_no_fluctuation():
     assert run_fluctuation({}) is None
     assert run_fluctuation({"a": [1.0], "b": [1.0, 2.0]}) is None

@@ -22,8 +22,12 @@ def test_randaugment_is_the_sum_over_clean_and_augmented_images():
     model, policy = tiny_classifier(), Policy(seed=1)
     method = RandAug(model, augment=policy)
     x_bar = policy(SOURCE.images, BATCH.generator())
-    expected = sum(F.cross_entropy(model(x), SOURCE.labels) for x in (SOURCE.images, x_bar))
-    torch.testing.assert_close(method.loss(BATCH)["loss"], expected)
+    clean, augmented = (F.cross_entropy(model(x), SOURCE.labels) for x in (SOURCE.images, x_bar))
+    terms = method.loss(BATCH)
+    torch.testing.assert_close(terms["loss"], clean + augmented)
+    torch.testing.assert_close(terms["ce_clean"], clean.detach())
+    torch.testing.assert_close(terms["ce_augmented"], augmented.detach())
+    assert abs(clean - augmented) > 1e-4
 
 
 def test_randaugment_redraws_its_policy_every_k_epochs():

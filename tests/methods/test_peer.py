@@ -83,6 +83,9 @@ def test_loss_is_equation_3_written_out():
     )
     terms = peer.loss(batch)
     torch.testing.assert_close(terms["loss"], expected)
+    for name, view in (("ce_clean", x), ("ce_augmented", x_bar)):
+        torch.testing.assert_close(terms[name], F.cross_entropy(peer.proxy(view), y).detach())
+    assert abs(terms["ce_clean"] - terms["ce_augmented"]) > 1e-4
     parts = terms["ce_clean"] + terms["ce_augmented"] + 0.7 * terms["regulariser"]
     torch.testing.assert_close(terms["loss"].detach(), parts)
 

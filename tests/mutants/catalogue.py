@@ -6,7 +6,7 @@ Each `*.toml` beside this file covers one room of the package:
 
     [[file]]
     path = "train/order.py"                        # under src/peerdg
-    tests = ["tests/train/test_order.py"]          # tried first, the fastest and nearest ones
+    tests = ["tests/train/test_order.py"]          # tried first: the nearest and fastest ones
 
     [[file.mutant]]
     name = "same-order-in-every-epoch"
@@ -33,7 +33,7 @@ class Mutant:
         why: What goes wrong with it.
         old: Text that occurs once in the file.
         new: Text that takes its place.
-        tests: Test files to try, in stages; later stages only if all tests before pass.
+        tests: Arguments of pytest, in stages; a later one only if all tests before it pass.
         survives: Why it changes no result; None if a test must notice it.
     """
 

@@ -158,19 +158,19 @@ class Plain:
         optimizer = kind(parameters, options)
         for epoch, rate in enumerate(plain_rates(options)):
             self.network.train()
-            losses = []
+            steps = []
             for step, rows in enumerate(plain_order(phase, epoch, options)):
                 x, y = SPLITS.train.images[rows], SPLITS.train.labels[rows]
                 if self.view is not None:
                     x = self.view(x, generator_of("view", phase, epoch, step))
                 x_bar = self.augmented(x, epoch, generator_of("augment", phase, epoch, step))
                 torch.manual_seed(seed_of("dropout", phase, epoch, step))
-                loss = self.loss(method, x / 255, x_bar / 255, y)
-                optimizer.update(torch.autograd.grad(loss, parameters), rate)
-                losses.append(float(loss.detach()))
-            mean = math.fsum(losses) / len(losses)
+                terms = self.terms(method, x / 255, x_bar / 255, y)
+                optimizer.update(torch.autograd.grad(terms["loss"], parameters), rate)
+                steps.append({name: float(value.detach()) for name, value in terms.items()})
+            means = {name: math.fsum(t[name] for t in steps) / len(steps) for name in steps[0]}
             self.records.append(
-                {"phase": phase, "epoch": epoch + 1, "lr": rate, "loss": mean, **self.drawn}
+                {"phase": phase, "epoch": epoch + 1, "lr": rate, **means, **self.drawn}
             )
             if phase == "train":
                 self.end_epoch(epoch + 1, last=options["epochs"])
@@ -184,18 +184,21 @@ class Plain:
         self.drawn = {"policy": {"num_ops": num_ops, "magnitude": magnitude}}
         return RandAugment(num_ops, magnitude)(x, generator)
 
-    def loss(self, method: str, x: Tensor, x_bar: Tensor, y: Tensor) -> Tensor:
+    def terms(self, method: str, x: Tensor, x_bar: Tensor, y: Tensor) -> dict[str, Tensor]:
         if method == "erm":
             self.drawn = {}
-            return cross_entropy(self.network(x), y)
+            loss = cross_entropy(self.network(x), y)
+            return {"loss": loss, "ce_clean": loss}
         h = self.network.features(torch.cat([x, x_bar]))  # one pass: dropout draws once for both
         logits = self.network.head(h)
-        loss = cross_entropy(logits[: len(x)], y) + cross_entropy(logits[len(x) :], y)
+        ce, ce_bar = cross_entropy(logits[: len(x)], y), cross_entropy(logits[len(x) :], y)
+        terms = {"loss": ce + ce_bar, "ce_clean": ce, "ce_augmented": ce_bar}
         if method == "randaugment":
-            return loss
+            return terms
         with torch.no_grad():
             h_f = self.task.features(x)
-        return loss + W * barlow_twins(self.head(h_f), self.head(h[len(x) :]))
+        regulariser = barlow_twins(self.head(h_f), self.head(h[len(x) :]))
+        return {**terms, "loss": ce + ce_bar + W * regulariser, "regulariser": regulariser}
 
     def end_epoch(self, done: int, *, last: int) -> None:
         if done % K == 0:

@@ -1,0 +1,38 @@
+"""Losses over a batch are computed in float32, wherever they are called."""
+
+import pytest
+import torch
+
+from peerdg.losses.barlow_twins import barlow_twins
+from peerdg.losses.info_nce import info_nce
+
+LOSSES = pytest.mark.parametrize("loss", [barlow_twins, info_nce])
+
+
+def features(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(32, 6, generator=generator).to(dtype) for _ in range(2)]
+
+
+@LOSSES
+def test_autocast_does_not_reach_into_a_loss(loss):
+    z_a, z_b = features()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = loss(z_a, z_b)
+        assert (z_a @ z_b.T).dtype == torch.bfloat16  # else nothing would be tested
+    assert torch.equal(inside, loss(z_a, z_b))
+
+
+@LOSSES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_features_are_widened_first(loss, dtype):
+    z_a, z_b = features(dtype)
+    found = loss(z_a, z_b)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, loss(z_a.float(), z_b.float()))
+
+
+@LOSSES
+def test_double_precision_stays(loss):
+    z_a, z_b = features(torch.float64)
+    assert loss(z_a, z_b).dtype == torch.float64
