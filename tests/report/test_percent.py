@@ -11,6 +11,7 @@ import peerdg
 from peerdg.cli.main import run
 from peerdg.evaluate.crafted.overlap import DISJOINT
 from peerdg.evaluate.detail import evaluate_in_detail
+from peerdg.report.comparison import comparison_page
 from peerdg.report.evaluation import class_table, summary_table
 from peerdg.report.percent import accuracy_spread, accuracy_text, mean_text
 from peerdg.report.runs import read_run
@@ -89,12 +90,15 @@ def test_runs_lists_validation_and_crafted_score_beside_runs_that_have_targets(t
     without, with_ = table.rows
     task = last_accuracies(trained, "task")
     assert without[-3:] == [
-        accuracy_text(task["validation"], 9), "-", f"{crafted_by_hand(trained, 'task'):.1f} (n=9)",
+        accuracy_text(task["validation"], 9, with_n=False), "-",
+        f"{crafted_by_hand(trained, 'task'):.1f} (n=9)",
     ]  # fmt: skip
     model = last_accuracies(with_targets, "model")
     mean = (model["one"] + model["two"]) / 2
-    assert with_[-3:] == [accuracy_text(model["validation"], 9), f"{mean:.1f} (n=12)", "-"]
-    assert list(listed_runs([read_run(with_targets)]).columns)[-1] == "target mean"
+    validation = accuracy_text(model["validation"], 9, with_n=False)
+    assert with_[-3:] == [validation, f"{mean:.1f} (n=12)", "-"]
+    for path, last in ((with_targets, "target mean"), (trained, "crafted val")):
+        assert list(listed_runs([read_run(path)]).columns)[-2:] == ["validation", last]
 
 
 def test_a_comparison_without_targets_is_by_the_crafted_score(trained: Path):
@@ -103,6 +107,8 @@ def test_a_comparison_without_targets_is_by_the_crafted_score(trained: Path):
     assert "target mean" not in row
     assert row["crafted val"] == f"{crafted_by_hand(trained, 'task'):.1f}"
     assert row["source val"] == accuracy_text(last_accuracies(trained, "task")["validation"], 9)
+    page = comparison_page([read_run(trained)], title="t")
+    assert "| accuracy % |\n" not in page  # no table of no targets
 
 
 def test_the_tables_of_a_report_mark_few_images():

@@ -41,8 +41,8 @@ def runs(
         raise ConfigError("No run is finished yet.", hint="`peerdg runs` shows how far they are.")
     require_comparable(found)
     console.print(comparison(found).rich())
-    console.print(targets_table(found).rich())
     if any(run.targets for run in found):
+        console.print(targets_table(found).rich())
         console.print(selection_table(found).rich())
     for sentence in variant_differences(by_variant(found)):
         console.print(visible(sentence), markup=False, soft_wrap=True)

@@ -100,7 +100,8 @@ def _what_it_is(
         f"mean {_numbers(description['mean'])} and standard deviation "
         f"{_numbers(description['std'])}"
     )
-    text = f"An image classifier. It sees RGB images of {size} x {size} pixels. "
+    pixels = markdown_text(f"{size} x {size} pixels")
+    text = f"An image classifier. It sees RGB images of {pixels}. "
     if normalises:
         text += f"Normalisation is inside the model ({constants}); do not normalise its input."
     else:
@@ -122,7 +123,7 @@ def _what_it_is(
         if name in description
     ]
     if far := how_far(description):
-        text += f" Its run was not finished: it was {far}."
+        text += f" Its run was not finished: it was {markdown_text(far)}."
     return text + (f" Made with {', '.join(made)}." if made else "")
 
 

@@ -48,7 +48,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         markdown_text(_conditions(groups)),
         "",
         comparison(runs).markdown(),
-        targets_table(runs).markdown(),
+        *([targets_table(runs).markdown()] if any(run.targets for run in runs) else []),
         "Accuracy in percent of the deployed model after the last epoch: mean ± standard deviation "
         "over seeds; `target mean` is the unweighted mean of the targets. `var proxy` and `var "
         "task` are the fluctuation: the variance of target accuracy over evaluations every k "

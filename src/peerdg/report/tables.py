@@ -76,23 +76,20 @@ def runs_table(runs: Sequence[RunResult]) -> FittedTable:
 
 
 def listed_runs(runs: Sequence[RunResult]) -> Table:
-    """The rows of `runs_table`; `crafted val` only where a run has no target to be judged on."""
-    columns = ["run", "data", "method", "seed", "status", "epochs", "validation", "target mean"]
+    """The rows of `runs_table`: columns for target mean and crafted score where a run has them."""
     without = any(run.evaluations and not run.targets for run in runs)
+    targets = not without or any(run.targets for run in runs)
+    accuracies = {VALIDATION: True, "target mean": targets, CRAFTED_MEAN: without}
+    shown = [number for number, name in enumerate(accuracies) if accuracies[name]]
     rows = []
     for run in runs:
         epochs = max((r["epoch"] for r in run.records if r.get("phase") == "train"), default=0)
         done = f"{epochs}/{run.config['train']['epochs']}"
-        about = [
-            str(run.path),
-            run.data,
-            run.method,
-            str(run.seed),
-            run.status,
-            done,
-        ]
-        rows.append([*about, *_last_accuracies(run)[: 3 if without else 2]])
-    return Table([*columns, *([CRAFTED_MEAN] if without else [])], rows)
+        found = _last_accuracies(run)
+        rows.append([str(run.path), run.data, run.method, str(run.seed), run.status, done,
+                     *(found[number] for number in shown)])  # fmt: skip
+    columns = ["run", "data", "method", "seed", "status", "epochs"]
+    return Table([*columns, *(name for name in accuracies if accuracies[name])], rows)
 
 
 def _last_accuracies(run: RunResult) -> list[str]:
@@ -100,7 +97,8 @@ def _last_accuracies(run: RunResult) -> list[str]:
     if not run.evaluations or run.status == "running":  # may be half written
         return ["-", "-", "-"]
     accuracy = run.final(run.deployed).get(VALIDATION)
-    validation = "-" if accuracy is None else accuracy_text(accuracy, run.images(VALIDATION))
+    images = run.images(VALIDATION)
+    validation = "-" if accuracy is None else accuracy_text(accuracy, images, with_n=False)
     score = _summary(run, run.deployed)
     return [validation, *([score, "-"] if run.targets else ["-", score])]
 
