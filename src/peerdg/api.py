@@ -418,7 +418,7 @@ def _as_uint8(image: NDArray[Any]) -> NDArray[np.uint8]:
     if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (3, 4))):
         raise DataError(
             f"An image array of shape {image.shape} was given.",
-            hint="Give arrays [H, W] or [H, W, 3], or tensors [3, H, W]; batches one at a time.",
+            hint="Give arrays [H, W] or [H, W, 3], tensors [3, H, W], or a list of such images.",
         )
     if image.dtype == np.uint8:
         return np.ascontiguousarray(image)

@@ -49,7 +49,7 @@ def test_the_training_folder_is_recognised(run: Path, photos: Path, tmp_path: Pa
     found = evaluate(run, photos, tmp_path)
     assert (found["n"], found["trained_on"], found["validated_on"]) == (9, 8, 1)
     assert found["warnings"] == [
-        "'photos': 8 of 9 images were trained on, 1 were used for validation: this is not a "
+        "'photos': 8 of 9 images were trained on, 1 used for validation: this is not a "
         "measure of generalisation."
     ]
 

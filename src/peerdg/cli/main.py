@@ -36,12 +36,17 @@ COMMANDS = {
         (
             "peerdg evaluate runs/first",
             "peerdg evaluate runs/first sketches/ paintings/ --report looked-at",
+            "peerdg evaluate runs/first sketches/ --map Dog=dog --map Cat=cat",
             "peerdg evaluate runs/first digits --root ~/data/digits",
         ),
     ),
     "predict": (
         "Class and probability of images.",
-        ("peerdg predict runs/first digit.png", "peerdg predict runs/first photos/ -o found.csv"),
+        (
+            "peerdg predict runs/first digit.png",
+            "peerdg predict runs/first photos/ -o found.csv",
+            "peerdg predict runs/first photos/ -o found.json --top 3",
+        ),
     ),
     "export": (
         "Write a trained model as ONNX, torch.export or plain weights.",

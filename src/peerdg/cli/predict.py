@@ -81,7 +81,8 @@ def predict(
         finally:
             bar.close()
     if output is not None:
-        bad = f", {writer.bad:,} images could not be decoded" if writer.bad else ""
+        noun = "image" if writer.bad == 1 else "images"
+        bad = f", {writer.bad:,} {noun} could not be decoded" if writer.bad else ""
         said = f"{writer.rows - writer.bad:,} predictions in {output}{bad}"
         error_console.print(said, markup=False, soft_wrap=True)
     _report_bad(writer, strict=strict)

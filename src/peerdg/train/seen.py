@@ -35,7 +35,7 @@ class Seen:
     def __str__(self) -> str:
         """A sentence for a person; empty if the run knows none of them."""
         if self.trained:
-            rest = f", {self.validated:,} were used for validation" if self.validated else ""
+            rest = f", {self.validated:,} used for validation" if self.validated else ""
             return (
                 f"{self.trained:,} of {self.n:,} images were trained on{rest}: this is not a "
                 "measure of generalisation."
