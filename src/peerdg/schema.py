@@ -8,7 +8,7 @@ here with its name and the first thing that is wrong, and not by whoever happens
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -20,6 +20,18 @@ from peerdg.text import visible
 T = TypeVar("T")
 LARGEST = 256 * 1024**2  # bytes; the hashes of some million image files
 _HINT = "Restore it from a backup, or copy it again from its origin."
+
+
+def within(
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    default: Any = MISSING,
+) -> Any:
+    """A dataclass field whose number, or each of whose numbers, must lie in a range."""
+    limits = {"at_least": at_least, "above": above, "at_most": at_most}
+    return field(default=default, metadata={"limits": limits}, kw_only=True)
 
 
 def read_json(path: Path, *, hint: str = _HINT) -> Any:
@@ -91,7 +103,8 @@ def _conform_fields(value: Any, cls: Any, name: str) -> Any:
         inside = _inside(name, f.name)
         if f.name in value:
             checked[f.name] = _conform(value[f.name], hints[f.name], inside)
-            check_limits(checked[f.name], f.metadata.get("limits", {}), inside)
+            if "limits" in f.metadata:
+                check_limits(checked[f.name], f.metadata["limits"], inside)
         elif f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"'{inside}' is missing.")
     return cls(**checked)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import peerdg
-from peerdg.errors import PeerdgWarning
+from peerdg.errors import DamagedError, PeerdgWarning
 from peerdg.train.records import JsonLines
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.tiny_run import OPTIONS
@@ -54,11 +54,13 @@ def test_a_file_torn_at_any_point_gives_the_whole_lines_before_it(lines: JsonLin
     ids=["not text", "merged", "torn and merged", "list", "empty", "null", "zeros", "nested"],
 )  # fmt: skip
 @pytest.mark.parametrize("position", [0, 5, 12])
-def test_a_bad_line_ends_what_is_read_and_is_cut(lines: JsonLines, bad: bytes, position: int):
+def test_a_bad_line_is_named_and_cut(lines: JsonLines, bad: bytes, position: int):
     good = lines.path.read_bytes().splitlines(keepends=True)
     lines.path.write_bytes(b"".join([*good[:position], bad + b"\n", *good[position:]]))
-    assert lines.read() == RECORDS[:position]
+    with pytest.raises(DamagedError, match=f"line {position + 1} is not a record"):
+        lines.read()
     lines.cut()
+    assert lines.read() == RECORDS[:position]
     assert lines.path.read_bytes() == b"".join(good[:position])
 
 

@@ -146,6 +146,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def run(arguments: list[str], *, debug: bool) -> int:
     """Run one command; the exit code."""
+    if any("\0" in argument for argument in arguments):
+        say_problem("An argument has a NUL character, which no path or name may have.")
+        return 2
     try:
         make_app()(arguments, exit_on_error=False, print_error=False)
         return 0

@@ -1,6 +1,5 @@
 """The model card: what a model is, where it comes from, what it is good for, how to load it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.errors import DamagedError
 from peerdg.evaluate.interval import FEW
-from peerdg.files import read_text, replace_atomically
+from peerdg.files import replace_atomically
+from peerdg.models.description import read_description
 from peerdg.models.stored import DESCRIPTION, how_far
 from peerdg.report.escape import markdown_text
 from peerdg.report.percent import accuracy_text
@@ -22,7 +22,7 @@ _LOAD = ('model = peerdg.load_model("FOLDER")', 'print(model.predict("image.png"
 
 def write_card(folder: Path) -> Path:
     """Write `MODEL_CARD.md` into a model folder that `models.stored.save_model` made."""
-    description = json.loads(read_text(folder / DESCRIPTION))
+    description = read_description(folder / DESCRIPTION)
     with replace_atomically(folder / CARD) as temporary:
         temporary.write_text(model_card(description), "utf-8")
     return folder / CARD

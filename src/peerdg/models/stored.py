@@ -7,7 +7,6 @@ Files of `model/`:
 * `MODEL_CARD.md`: the same for a person, written by `peerdg.export.card`; nothing reads it
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
-from peerdg.files import read_text, replace_atomically, sha256, usual_mode
+from peerdg.files import open_regular, replace_atomically, sha256, usual_mode
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
+from peerdg.models.description import FORMAT, HINT, checksum, read_description
 from peerdg.models.names import OWN as OWN
+from peerdg.text import visible
 from peerdg.version import __version__
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-FORMAT = 1
 
 
 def save_model(
@@ -127,7 +127,7 @@ def write_model(folder: Path, tensors: Mapping[str, Tensor], description: dict[s
         digest = sha256(temporary / WEIGHTS)
         made_with = {"peerdg": __version__, "torch": torch.__version__}
         description = {**description, "weights_sha256": digest, **made_with}
-        description["sha256"] = _checksum(description)
+        description["sha256"] = checksum(description)
         text = json.dumps(description, indent=2, ensure_ascii=False)
         (temporary / DESCRIPTION).write_text(text + "\n", "utf-8")
     return digest
@@ -152,12 +152,11 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
             hint="Give a run folder or a model folder; a run has a model from its first evaluation "
             "on.",
         )
+    description = read_description(folder / DESCRIPTION)
     try:
-        description = json.loads(read_text(folder / DESCRIPTION))
-        if description["sha256"] != _checksum(description):
-            raise DamagedError(f"{folder / DESCRIPTION} is not what was saved.")
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:
-            raise DamagedError(f"{folder / WEIGHTS} is not what was saved.")
+            raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=HINT)
+        _check_header(folder / WEIGHTS, classes=len(description["classes"]))
         if model is None:
             model = _build(description)
         elif not isinstance(model, Classifier):
@@ -174,13 +173,17 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
                 f"were trained with {', '.join(description['classes'])}.",
             )
         model.load_state_dict(load_file(folder / WEIGHTS))
-        description.setdefault("stored_size", description["image_size"])
-        description.setdefault("training", {})
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise DamagedError(
-            f"The model in {folder} is damaged: {error}.", hint="Copy it again from its origin."
-        ) from error
+        raise DamagedError(f"The model in {folder} is damaged: {error}.", hint=HINT) from error
     return model.eval(), description
+
+
+def _check_header(path: Path, *, classes: int) -> None:
+    """Compare the weights of the head with the number of classes, before a network is made."""
+    with safe_open(path, "pt") as file:
+        rows = file.get_slice("head.weight").get_shape()[0]
+    if rows != classes:
+        raise ValueError(f"its head has {rows} outputs for {classes} classes")
 
 
 def _build(description: dict[str, Any]) -> Classifier:
@@ -202,22 +205,63 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         DataError: If the file is missing or of another kind.
-        DamagedError: If it is not what its name says, or holds anything but tensors.
+        DamagedError: If it is not what its name says, or holds anything but plain tensors.
     """
     if not path.is_file():
         raise DataError(f"There is no weights file {path}.", hint="Check --weights.")
+    if path.suffix not in (".safetensors", ".pth", ".pt"):
+        raise DataError(f"{path} is not a weights file.", hint="Use a .safetensors or .pth file.")
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        if path.suffix in (".pth", ".pt"):
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-            return {str(name): value for name, value in _state_dict(loaded).items()}
+        tensors = load_file(path) if path.suffix == ".safetensors" else _load_pth(path)
     except Exception as error:  # torch.load documents no set of exceptions for hostile files
         raise DamagedError(
             f"{path} was refused: it is damaged or holds more than tensors.",
             hint="Weights must be a .safetensors file, or a .pth state dict of tensors.",
         ) from error
-    raise DataError(f"{path} is not a weights file.", hint="Use a .safetensors or .pth file.")
+    _require_plain(tensors, path)
+    return tensors
+
+
+def _load_pth(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .pth file, mapped where its format allows it.
+
+    Mapping takes no memory for sizes that the file only claims, and unpacks nothing.
+    """
+    with open_regular(path, follow_links=True) as file:
+        is_zip = file.read(4) == b"PK\x03\x04"  # else torch's format before version 1.6
+    loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    return {str(name): value.detach() for name, value in _state_dict(loaded).items()}
+
+
+_KINDS = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
+_SHARED = 4  # times that all tensors together may be larger than their file: tied weights share
+
+
+def _require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors that no network has, before anything is computed with them.
+
+    Raises:
+        DamagedError: For a sparse, nested, quantized or empty shell of a tensor, a type that
+            weights do not have, or one that repeats few stored numbers many times: a file of a
+            few bytes could claim all memory.
+    """
+    for name, tensor in tensors.items():
+        stored = tensor.layout is torch.strided and not tensor.is_nested
+        if not stored or tensor.device.type != "cpu" or tensor.dtype not in _KINDS:
+            problem = f"'{visible(name)}' is no plain tensor of numbers"
+        elif tensor.nbytes > tensor.untyped_storage().nbytes():
+            problem = f"'{visible(name)}' claims more numbers than are stored"
+        else:
+            continue
+        raise DamagedError(f"{path} was refused: {problem}.", hint=_PLAIN)
+    if sum(tensor.nbytes for tensor in tensors.values()) > _SHARED * path.stat().st_size:
+        raise DamagedError(f"{path} was refused: it claims more than it stores.", hint=_PLAIN)
+
+
+_PLAIN = "Weights must be dense tensors of the usual types; save them as .safetensors."
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -241,12 +285,6 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
             f"Cannot write {path.parent}: {error}.",
             hint="Free some space and start again; what was saved before is intact.",
         ) from error
-
-
-def _checksum(description: dict[str, Any]) -> str:
-    """SHA-256 of all that a description says besides it: a class name is as vital as a weight."""
-    said = {name: value for name, value in description.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _state_dict(loaded: Any) -> dict[str, Tensor]:

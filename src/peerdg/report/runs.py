@@ -2,15 +2,17 @@
 
 import json
 import math
+import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.registry import OWN_DATA
-from peerdg.errors import DamagedError, DataError
+from peerdg.errors import DamagedError, DataError, PeerdgError, PeerdgWarning
 from peerdg.evaluate.crafted.overlap import DISJOINT
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
@@ -18,8 +20,11 @@ from peerdg.evaluate.fluctuation import (
     accuracy_series,
     run_fluctuation,
 )
-from peerdg.files import replace_atomically
+from peerdg.files import read_text, replace_atomically
 from peerdg.models.names import may_have_batch_norm
+from peerdg.schema import LARGEST, conform, read_stored, within
+from peerdg.text import visible
+from peerdg.train.records import check_event, check_metric
 from peerdg.train.rundir import RunFolder, Status, read_run_config
 from peerdg.train.settings import MAY_CHANGE
 from peerdg.train.started import read_started
@@ -77,7 +82,7 @@ class RunResult:
     def method(self) -> str:
         """The method's name; PEER without its regulariser is called by the paper's name, P-ENS."""
         name: str = self.config["method"]
-        without = name == "peer" and self.config["peer"]["regulariser"] == "none"
+        without = name == "peer" and self.config["peer"].get("regulariser") == "none"
         return "p-ens" if without else name
 
     @property
@@ -145,12 +150,14 @@ class RunResult:
     @property
     def trained(self) -> str:
         """Name of the network that learns."""
-        return next((name for name in TRAINED if name in self.models), self.models[0])
+        known = self.models or ["model"]
+        return next((name for name in TRAINED if name in known), known[0])
 
     @property
     def deployed(self) -> str:
         """Name of the network that ships."""
-        return next((name for name in DEPLOYED if name in self.models), self.models[-1])
+        known = self.models or ["model"]
+        return next((name for name in DEPLOYED if name in known), known[-1])
 
     @property
     def period(self) -> int:
@@ -202,14 +209,23 @@ class RunResult:
 
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:
-    """Every run among or below `places`: run folders, and files written by `save_runs`."""
+    """Every run among or below `places`: run folders, and files written by `save_runs`.
+
+    A run folder that cannot be read is left out, with a warning.
+    """
     runs, folders = [], {}
     for place in places:
         if place.is_file():
             runs += load_runs(place)
         else:
             folders.update({path.resolve(): path for path in find_runs(place)})
-    return runs + [read_run(path) for path in folders.values()]
+    for path in folders.values():
+        try:
+            runs.append(read_run(path))
+        except PeerdgError as error:
+            message = f"The run in {visible(str(path))} is left out: {error.message}"
+            warnings.warn(message, PeerdgWarning, stacklevel=2)
+    return runs
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -217,24 +233,146 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(
         file.parent
         for file in folder.rglob("config.toml")
-        if (file.parent / "events.jsonl").exists()
+        if os.path.lexists(file.parent / "events.jsonl")
     )
 
 
 def read_run(path: Path) -> RunResult:
-    """Read one run folder."""
+    """Read one run folder.
+
+    Raises:
+        ConfigError: If it is none, or its config cannot be read.
+        DamagedError: If a file of it is damaged, or its records are not those of its result.
+    """
     run = RunFolder(path)
     config = read_run_config(path)
-    return RunResult(
+    _check_options(config, run.config_file)
+    status = run.status()
+    result = RunResult(
         path=path,
         config=config,
-        status=run.status(),
-        records=run.metrics.read(),
+        status=status,
+        records=_without_half_an_evaluation(run.metrics.read()),
         events=run.events.read(),
         profile=_read_profile(run.profile_file),
         folder=_folder_name(config),
         fingerprints=_read_fingerprints(run.manifest_file),
     )
+    _require_equal_evaluations(result.records, run.metrics.path)
+    if status == "done":
+        done = read_stored(_Done, run.done_file)
+        if done.accuracy != {model: result.final(model) for model in result.models}:
+            raise DamagedError(
+                f"{run.metrics.path} does not end with the results in {run.done_file}.",
+                hint="Restore both from a backup.",
+            )
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Phase:
+    epochs: int = within(at_least=0)
+    batch_size: int = within(at_least=1, default=1)
+    lr: float = within(at_least=0, default=0.0)
+    optimizer: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Method:
+    """What reports use of a method's section."""
+
+    regulariser: str = ""
+    k: int | None = within(at_least=1, default=None)
+    w: float | None = within(default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What reports use of a run's config; runs of other versions may have more."""
+
+    method: str
+    benchmark: str
+    backbone: str
+    budget: str
+    train: _Phase
+    pretrain: _Phase
+    seed: int = within(at_least=0)
+    evaluate_every: int = within(at_least=1)
+    root: str | None = None
+    weights: str = "none"
+
+
+def _check_options(config: dict[str, Any], where: Path) -> None:
+    method = conform(_Options, config, where).method
+    if method == "peer" or method in config:
+        conform(_Method, config.get(method), where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """What is read back of `done.json`."""
+
+    accuracy: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spent:
+    seconds: float = within(at_least=0)
+    calls: int = within(at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Profile:
+    """`profile.json`."""
+
+    stages: dict[str, _Spent]
+    seconds: float = within(at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """One run of `runs.json`."""
+
+    name: str
+    status: Literal["running", "done", "failed", "resumable"]
+    config: dict[str, Any]
+    records: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    profile: _Profile | None = None
+    folder: str | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+
+def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[str, str]]]:
+    """Model and domain of each evaluation record, by phase and epoch."""
+    groups: dict[tuple[Any, Any], list[tuple[str, str]]] = {}
+    for record in records:
+        if record["kind"] == "evaluation":
+            group = groups.setdefault((record["phase"], record["epoch"]), [])
+            group.append((record["model"], record["domain"]))
+    return groups
+
+
+def _without_half_an_evaluation(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drop an evaluation at the end that was not written whole; a resumed run does it again."""
+    groups = list(_groups(records).items())
+    if len(groups) < 2 or len(groups[-1][1]) >= len(groups[0][1]):
+        return records
+    last = ("evaluation", *groups[-1][0])
+    return [r for r in records if (r["kind"], r["phase"], r["epoch"]) != last]
+
+
+def _require_equal_evaluations(records: Sequence[Mapping[str, Any]], where: Path) -> None:
+    """Refuse records in which an evaluation lacks a model or domain that another has."""
+    groups = list(_groups(records).values())
+    if any(sorted(group) != sorted(groups[0]) for group in groups) or any(
+        len(set(group)) < len(group) for group in groups
+    ):
+        raise DamagedError(f"{visible(str(where))} is damaged: an evaluation is not complete.")
+    for group in groups[:1]:
+        models, domains = {m for m, _ in group}, {d for _, d in group}
+        if len(group) != len(models) * len(domains):
+            raise DamagedError(f"{visible(str(where))} is damaged: an evaluation is not complete.")
 
 
 def _folder_name(config: Mapping[str, Any]) -> str | None:
@@ -254,9 +392,8 @@ def _read_fingerprints(manifest: Path) -> dict[str, str]:
 def _read_profile(path: Path) -> dict[str, Any] | None:
     """Seconds by stage, if they were measured; a damaged file is no reason to lose the rest."""
     try:
-        profile: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return profile if {"seconds", "stages"} <= profile.keys() else None
-    except (OSError, ValueError, AttributeError):
+        return asdict(read_stored(_Profile, path)) if path.exists() else None
+    except DamagedError:
         return None
 
 
@@ -294,8 +431,27 @@ def load_runs(path: Path) -> list[RunResult]:
         DataError: If the file is not one of these.
     """
     try:
-        return [
-            RunResult(Path(run.pop("name")), **run) for run in json.loads(path.read_text("utf-8"))
-        ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DataError(f"{path} does not hold the records of runs: {error}.") from error
+        values = json.loads(read_text(path, limit=LARGEST, follow_links=True))
+        return [_loaded(run, path) for run in conform(list[_Saved], values, path)]
+    except (OSError, ValueError, RecursionError, DamagedError) as error:
+        reason = getattr(error, "message", error)
+        raise DataError(f"{path} does not hold the records of runs: {reason}.") from error
+
+
+def _loaded(saved: _Saved, path: Path) -> RunResult:
+    _check_options(saved.config, path)
+    for record in saved.records:
+        check_metric(record)
+    for event in saved.events:
+        check_event(event)
+    _require_equal_evaluations(saved.records, path)
+    return RunResult(
+        path=Path(saved.name),
+        config=saved.config,
+        status=saved.status,
+        records=saved.records,
+        events=saved.events,
+        profile=None if saved.profile is None else asdict(saved.profile),
+        folder=saved.folder,
+        fingerprints=saved.fingerprints,
+    )

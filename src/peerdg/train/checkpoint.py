@@ -9,20 +9,43 @@ Files of `checkpoint/1000004000020/`, named by phase, epoch and step:
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from peerdg.errors import DamagedError
-from peerdg.files import TEMPORARY, read_text, remove, replace_atomically, sha256, writing
+from peerdg.files import TEMPORARY, remove, replace_atomically, sha256, writing
 from peerdg.models.stored import save_tensors
+from peerdg.schema import conform, read_json, within
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
 KEEP = 2
+PHASES = ("pretrain", "train")
+
+
+@dataclass(frozen=True)
+class _File:
+    """A line of `MANIFEST.json`."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Position:
+    """`state.json`: where the run was; `peerdg.train.state.TrainState` explains each of them."""
+
+    phase: Literal["pretrain", "train"]
+    optimizer_groups: list[dict[str, Any]]
+    terms: list[str]
+    epoch: int = within(at_least=0, at_most=10**6)
+    step: int = within(at_least=0, at_most=10**6)
+    metrics_bytes: int = within(at_least=0)
+    evaluated: bool = True  # versions without the key never stopped inside an evaluation
 
 
 @dataclass(frozen=True)
@@ -84,13 +107,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
         DamagedError: If a file is missing, changed, or not what its name says.
     """
     try:
-        manifest = json.loads(read_text(path / MANIFEST))
+        manifest = conform(dict[str, _File], read_json(path / MANIFEST), path / MANIFEST)
         for name in (TENSORS, STATE):
-            if _describe(path / name) != manifest[name]:
+            if name not in manifest or _describe(path / name) != asdict(manifest[name]):
                 raise DamagedError(f"{path / name} is not what was saved.")
-        state = json.loads(read_text(path / STATE))
+        state = read_json(path / STATE)
         return Checkpoint(tensors=load_file(path / TENSORS), state=state)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DamagedError(f"Checkpoint {path} is damaged: {error}.") from error
 
 

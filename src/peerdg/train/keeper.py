@@ -7,13 +7,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from peerdg.errors import DamagedError, Stopped
+from peerdg.errors import Stopped
 from peerdg.files import replace_atomically
 from peerdg.models.stored import save_tensors
+from peerdg.schema import conform
 from peerdg.stages import stage
 from peerdg.train.background import Background
 from peerdg.train.checkpoint import (
+    PHASES,
     Checkpoint,
+    Position,
     load_newest,
     remove_leftovers,
     save_checkpoint,
@@ -21,8 +24,6 @@ from peerdg.train.checkpoint import (
 from peerdg.train.progress import Progress
 from peerdg.train.rundir import RunFolder
 from peerdg.train.state import TrainState
-
-PHASES = ("pretrain", "train")
 
 ModelWriter = Callable[[TrainState, list[dict[str, Any]]], Callable[[], None] | None]
 
@@ -88,6 +89,10 @@ class Keeper:
         """Put `state` where the newest checkpoint was, if that was in the same phase."""
         if self._pending is not None and self._pending.state["phase"] == state.phase:
             state.restore(self._pending.tensors, self._pending.state)
+            if (
+                self._lost_records
+            ):  # if the weights are still those that were evaluated, do it again
+                state.evaluated = False
             self._pending = None
 
     @property
@@ -146,9 +151,8 @@ class Keeper:
         self, state: TrainState, records: list[dict[str, Any]], progress: Progress
     ) -> None:
         """Write how each observed model did on each domain after `state.epoch` epochs."""
-        for record in records:
-            position = {"phase": state.phase, "epoch": state.epoch}
-            self.run.metrics.append({"kind": "evaluation", **position, **record})
+        position = {"phase": state.phase, "epoch": state.epoch}
+        self.run.metrics.append(*({"kind": "evaluation", **position, **r} for r in records))
         if self.keep_snapshots:
             self._keep_snapshot(state)
         self._keep_model(state, records)
@@ -184,26 +188,31 @@ class Keeper:
     def _cut_records(self, checkpoint: Checkpoint | None) -> None:
         """Drop records newer than the checkpoint: they will be written again, and equal."""
         expected = checkpoint.state["metrics_bytes"] if checkpoint else 0
+        metrics = self.run.metrics
         self.run.events.cut()
-        self.run.metrics.cut(expected)
-        if (size := self.run.metrics.size()) < expected:
-            self.problems.append(
-                f"{self.run.metrics.path} is damaged: of {expected} bytes {size} can be read. The "
-                "weights are not affected, but the records after this point are lost."
-            )
+        metrics.cut(expected)
+        self._lost_records = checkpoint is not None and metrics.size() < expected
+        if not self._lost_records:
+            return
+        self.problems.append(
+            f"{metrics.path} is damaged: of {expected} bytes {metrics.size()} can be read. The "
+            "weights are not affected, but the records after this point are lost."
+        )
+        records = metrics.read()
+        if records and records[-1]["kind"] == "evaluation":  # of which the rest may be lost
+            last = _position(records[-1])
+            metrics.cut(metrics.size_before(lambda record: _position(record) == last))
+
+
+def _position(record: dict[str, Any]) -> tuple[Any, ...]:
+    return record["kind"], record["phase"], record["epoch"]
 
 
 def _refuse_foreign(checkpoint: Checkpoint | None) -> None:
     """Right checksums only say that nothing was changed, not that it was peerdg who wrote it."""
-    if checkpoint is None:
-        return
-    state = checkpoint.state if isinstance(checkpoint.state, dict) else {}
-    position = [state.get(name) for name in ("epoch", "step", "metrics_bytes")]
-    if state.get("phase") not in PHASES or not all(type(value) is int for value in position):
-        raise DamagedError(
-            "The checkpoint was not written by this version of peerdg.",
-            hint="Start the run anew with --overwrite.",
-        )
+    if checkpoint is not None:
+        hint = "It was not written by this version of peerdg; start the run anew with --overwrite."
+        conform(Position, checkpoint.state, "The newest checkpoint", hint=hint)
 
 
 def _number(state: TrainState) -> int:

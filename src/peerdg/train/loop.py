@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from peerdg.errors import DamagedError
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier
 from peerdg.stages import stage
@@ -88,6 +89,7 @@ def run_phase(
     state = TrainState(phase.name, method, make_optimizer(method, settings))
     guard = Guard(state)
     keeper.restore(state)
+    _check_position(state, epochs=settings.epochs, steps=steps)
     progress.start_phase(
         phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
     )
@@ -125,6 +127,15 @@ def run_phase(
         state.epoch, state.step, state.evaluated = state.epoch + 1, 0, False
         _evaluate_if_due(phase, state, evaluate, as_evaluated, keeper, progress, stop)
         _save_if_due(stop, keeper, state, guard, last=state.epoch == settings.epochs)
+
+
+def _check_position(state: TrainState, *, epochs: int, steps: int) -> None:
+    if state.epoch > epochs or state.step >= steps or (state.epoch == epochs and state.step):
+        raise DamagedError(
+            f"The checkpoint is from epoch {state.epoch}, step {state.step}; this run has {epochs} "
+            f"epochs of {steps} steps.",
+            hint="Restore the folder from a backup, or start anew with --overwrite.",
+        )
 
 
 def _evaluate_if_due(

@@ -40,7 +40,7 @@ from peerdg.files import (
     write_json,
     writing,
 )
-from peerdg.train.records import JsonLines
+from peerdg.train.records import JsonLines, check_event, check_metric
 from peerdg.train.settings import RunConfig, refuse_difference, resolve
 from peerdg.train.started import read_started, refuse_edited
 
@@ -72,8 +72,8 @@ class RunFolder:
         self.done_file = path / "done.json"
         self.failure_file = path / "failure.json"
         self.profile_file = path / "profile.json"
-        self.metrics = JsonLines(path / "metrics.jsonl")
-        self.events = JsonLines(path / "events.jsonl")
+        self.metrics = JsonLines(path / "metrics.jsonl", check_metric)
+        self.events = JsonLines(path / "events.jsonl", check_event)
         self._owner = path / "run.owner.json"
         self._lock_file = path / "run.lock"
         self._lock = FileLock(self._lock_file, timeout=0)

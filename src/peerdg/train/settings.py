@@ -25,7 +25,7 @@ from peerdg.config import (
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
-from peerdg.models.names import OWN, check_backbone
+from peerdg.models.names import LARGEST_SIDE, OWN, check_backbone
 from peerdg.train.choices import Choices
 from peerdg.train.hardware import DEVICES
 from peerdg.train.presets import BUDGETS, preset
@@ -91,7 +91,10 @@ class TransformSettings:
     """
 
     size: int | None = option(
-        None, "side of the images the network sees; default: as stored", at_least=8
+        None,
+        "side of the images the network sees; default: as stored",
+        at_least=8,
+        at_most=LARGEST_SIDE,
     )
     crop: tuple[float, float] | None = option(
         None,

@@ -75,9 +75,9 @@ class TrainState:
         parts = _split(tensors)
         try:
             self.method.load_state_dict(parts["method"])
-            self._restore_optimizer(parts.get("optimizer", {}), plain["optimizer_groups"])
-            self.sums = {name: parts["sums"][name] for name in plain["terms"]}
-        except (KeyError, RuntimeError, ValueError) as error:
+            self._restore_optimizer(parts.get("optimizer", {}))
+            self.sums = {name: parts["sums"][name].reshape(()) for name in plain["terms"]}
+        except (KeyError, RuntimeError, ValueError, IndexError) as error:
             raise DamagedError(
                 f"The checkpoint does not fit this run: {error}",
                 hint="It may come from another version of peerdg; start the run anew.",
@@ -86,13 +86,18 @@ class TrainState:
         # Versions without the key never stopped inside an evaluation.
         self.evaluated = plain.get("evaluated", True)
 
-    def _restore_optimizer(self, tensors: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:
+    def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
+        own = self.optimizer.state_dict()
+        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             index, _, slot = name.partition(".")
+            if value.dim() and value.shape != weights[int(index)].shape:
+                raise ValueError(f"'optimizer.{name}' has another shape than its weight")
             state.setdefault(int(index), {})[slot] = value
-        groups = [{**g, "betas": tuple(g["betas"])} if "betas" in g else g for g in groups]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        # Its options are those of the run's config, and the rate is set in each epoch; the stored
+        # ones are there for people.
+        self.optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})
         # Fused optimizers pair a weight with its momentum by their place in memory, whatever the
         # strides; a file knows no channels-last, so the state is laid out anew like its weight.
         for weight, slots in self.optimizer.state.items():

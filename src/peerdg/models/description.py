@@ -1,0 +1,119 @@
+"""`model.json`: what a model folder says about its weights, checked whole before it is used."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peerdg.errors import DamagedError
+from peerdg.models.names import LARGEST_SIDE
+from peerdg.schema import conform, read_json, within
+
+FORMAT = 1
+HINT = "Copy it again from its origin."
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the model was trained; `peerdg.models.stored.how_far` says it in words."""
+
+    complete: bool
+    epoch: int = within(at_least=0, default=0)
+    epochs: int = within(at_least=0, default=0)
+    pretrain_epoch: int = within(at_least=0, default=0)
+    pretrain_epochs: int = within(at_least=0, default=0)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy in percent on `n` images."""
+
+    accuracy: float = within(at_least=0, at_most=100)
+    n: int = within(at_least=1)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Expected calibration error on `n` images."""
+
+    error: float = within(at_least=0, at_most=1)
+    bins: int = within(at_least=1)
+    n: int = within(at_least=1)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Where the model comes from, as `peerdg.export.record` writes it for the card."""
+
+    data: str
+    source: str
+    images: dict[str, int]
+    fingerprint: str
+    method: str
+    weights: str
+    budget: str
+    seed: int
+    settings: dict[str, Any]
+    selection: str
+    accuracy: dict[str, Accuracy] = field(default_factory=dict)
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """All that the weights need to become a model again, and where they come from."""
+
+    format: int
+    backbone: str
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...] = within(above=0)
+    image_size: int = within(at_least=1, at_most=LARGEST_SIDE)
+    weights_sha256: str = ""
+    stored_size: int | None = within(at_least=1, at_most=LARGEST_SIDE, default=None)
+    training: dict[str, Any] = field(default_factory=dict)
+    progress: Progress | None = None
+    peerdg: str = ""
+    torch: str = ""
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """The content of a `model.json`, complete and of the right types.
+
+    Raises:
+        DamagedError: If it is not what was saved, or not a description of a model.
+    """
+    values = read_json(path, hint=HINT)
+    if not isinstance(values, dict) or values.get("sha256") != checksum(values):
+        raise DamagedError(f"{path} is not what was saved.", hint=HINT)
+    if values.get("format") != FORMAT:
+        raise DamagedError(
+            f"{path} is of a format that this version of peerdg does not know.",
+            hint="Use the version of peerdg that wrote it, or a newer one.",
+        )
+    about = conform(Description, values, path, hint=HINT)
+    if about.training:
+        conform(Training, about.training, path, hint=HINT)
+    for problem in _problems(about):
+        raise DamagedError(f"{path} is damaged: {problem}.", hint=HINT)
+    values["stored_size"] = about.stored_size or about.image_size
+    values["training"] = about.training
+    return values
+
+
+def _problems(about: Description) -> list[str]:
+    """What types and limits cannot say."""
+    wrong = []
+    if not about.classes or len(set(about.classes)) < len(about.classes):
+        wrong.append("'classes' must be different names")
+    if len(about.mean) != 3 or len(about.std) != 3:
+        wrong.append("'mean' and 'std' must have a number for each of three channels")
+    return wrong
+
+
+def checksum(description: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a description says besides it: a class name is as vital as a weight."""
+    said = {name: value for name, value in description.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,270 @@
+"""Stored files with right checksums and wrong content are refused with a message."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peerdg.cli.main import run
+from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
+from peerdg.models.description import checksum
+from peerdg.models.pretrained import initialise
+from peerdg.models.stored import load_stored, load_weights
+from tests.cli.stored_models import save_small_model
+from tests.conftest import tiny_classifier
+from tests.reliability.photo_run import interrupt, photo_run
+from tests.reliability.test_damage import forge_manifest
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photo_run(tmp_path_factory.mktemp("stored"))
+
+
+@pytest.fixture
+def out(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "runs" / "one"))
+
+
+def edit(folder: Path, **values: Any) -> None:
+    """Change `model.json` as one would who knows how its checksum is made."""
+    path = folder / "model.json"
+    description = {**json.loads(path.read_text()), **values}
+    description = {key: value for key, value in description.items() if value is not ...}
+    path.write_text(json.dumps({**description, "sha256": checksum(description)}))
+
+
+WRONG_DESCRIPTIONS: list[dict[str, Any]] = [
+    {"format": 2}, {"format": "1"}, {"format": ...}, {"backbone": 5}, {"backbone": None},
+    {"image_size": 0}, {"image_size": -4}, {"image_size": "32"}, {"image_size": 10**7},
+    {"image_size": 32.5}, {"image_size": True}, {"image_size": ...}, {"stored_size": 0},
+    {"stored_size": 10**9}, {"classes": "abc"}, {"classes": []}, {"classes": ["cat", "cat", "dog"]},
+    {"classes": ["cat", "dog", 3]}, {"classes": ["cat", "dog"]}, {"classes": {"cat": 1}},
+    {"mean": [0.5, 0.5]}, {"mean": 0.5}, {"std": [1, 1, 0]}, {"std": [1, 1, float("nan")]},
+    {"mean": ["0", "0", "0"]}, {"training": 5}, {"training": {"data": 1}},
+    {"progress": {"complete": 1}}, {"progress": {"complete": False, "epoch": -1}},
+    {"weights_sha256": 5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", WRONG_DESCRIPTIONS, ids=str)
+def test_a_description_with_wrong_values_is_refused(tmp_path: Path, values: dict[str, Any]):
+    folder = save_small_model(tmp_path / "model")
+    load_stored(folder)
+    edit(folder, **values)
+    with pytest.raises(DamagedError) as caught:
+        load_stored(folder)
+    assert "model" in caught.value.message
+    assert caught.value.hint
+
+
+def test_an_unknown_backbone_is_named(tmp_path: Path):
+    folder = save_small_model(tmp_path / "model")
+    edit(folder, backbone="digits-cnn-third")
+    with pytest.raises(ConfigError, match="digits-cnn-third"):
+        load_stored(folder)
+
+
+def test_a_million_classes_take_no_memory(tmp_path: Path):
+    folder = save_small_model(tmp_path / "model")
+    edit(folder, classes=[str(i) for i in range(10**6)])
+    with pytest.raises(DamagedError, match="3 outputs for 1000000 classes"):
+        load_stored(folder)
+
+
+def odd_tensors() -> dict[str, Callable[[], torch.Tensor]]:
+    wide = torch.zeros(1)
+    return {
+        "sparse": lambda: torch.eye(4).to_sparse(),
+        "meta": lambda: torch.empty(4, 4, device="meta"),
+        "float8": lambda: torch.zeros(4, 4).to(torch.float8_e4m3fn),
+        "complex": lambda: torch.zeros(4, 4, dtype=torch.complex64),
+        "stride 0": lambda: wide.expand(50_000, 50_000),  # 10 GB if it were written out
+        "stride 0 in part": lambda: torch.zeros(1, 8).expand(10**9, 8),
+    }
+
+
+@pytest.mark.parametrize("old_format", [False, True], ids=["zip", "before 1.6"])
+@pytest.mark.parametrize("name", odd_tensors())
+def test_weights_that_are_no_plain_tensors_are_refused(tmp_path: Path, name: str, old_format: bool):
+    path = tmp_path / "weights.pth"
+    torch.save(
+        {"encoder.fc.weight": odd_tensors()[name](), "fc.bias": torch.zeros(4)},
+        path,
+        _use_new_zipfile_serialization=not old_format,
+    )
+    with pytest.raises(DamagedError):
+        initialise(tiny_classifier(), "digits-cnn-half", str(path))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_weights_are_refused(tmp_path: Path):
+    path = tmp_path / "weights.pth"
+    torch.save({"a": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, path)
+    with pytest.raises(DamagedError):
+        load_weights(path)
+
+
+def test_many_names_for_one_tensor_are_refused(tmp_path: Path):
+    """Each is as large as its storage, but all together are a hundred times the file."""
+    path = tmp_path / "weights.pth"
+    one = torch.zeros(100_000)
+    torch.save({str(i): one for i in range(100)}, path)
+    with pytest.raises(DamagedError, match="more than it stores"):
+        load_weights(path)
+    torch.save({"tied": one, "to": one, "half": one[:50_000]}, path)
+    assert set(load_weights(path)) == {"tied", "to", "half"}
+
+
+@pytest.mark.parametrize("old_format", [False, True], ids=["zip", "before 1.6"])
+def test_usual_weights_are_as_they_were_saved(tmp_path: Path, old_format: bool):
+    path = tmp_path / "weights.pth"
+    saved = {"a": torch.arange(6.0).view(2, 3).T, "b": torch.nn.Parameter(torch.ones(2).half())}
+    torch.save(saved, path, _use_new_zipfile_serialization=not old_format)
+    loaded = load_weights(path)
+    assert all(torch.equal(loaded[name], value) for name, value in saved.items())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"optimizer_groups": 5}, {"optimizer_groups": [5]}, {"terms": "loss"}, {"terms": [None]},
+     {"phase": "later"}, {"epoch": -1}, {"epoch": 10**9}, {"epoch": 7}, {"step": 10**5},
+     {"step": "1"}, {"metrics_bytes": -1}, {"evaluated": 3}, {"epoch": None}],
+    ids=str,
+)  # fmt: skip
+def test_a_forged_position_is_refused(
+    out: Path, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
+):
+    interrupt(out)
+    for path in (out / "checkpoint").iterdir():
+        state = json.loads((path / "state.json").read_text())
+        (path / "state.json").write_text(json.dumps({**state, **values}))
+        forge_manifest(path)
+    assert run(["resume", str(out), "--quiet"], debug=False) == 7
+    assert "Traceback" not in capsys.readouterr().err
+
+
+CONFIGS = {
+    "digits": "seed = " + "9" * 5000,
+    "hexadecimal digits": "seed = 0x" + "f" * 5000,
+    "nested": "seed = " + "[" * 9999 + "]" * 9999,
+    "dotted": ".".join("a" * 5000) + " = 1",
+    "NUL": 'root = "a\\u0000b"',
+    "NUL in weights": 'weights = "a\\u0000b.pth"',
+    "section": "train = 5",
+    "infinite": "[train]\nlr = inf",
+    "not text": "\udcff",
+    "large": "# " + "x" * 2 * 1024**2,
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_absurd_config_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "config.toml"
+    path.write_bytes(CONFIGS[name].encode("utf-8", "surrogateescape"))
+    assert run(["config", "digits-mini", "--config", str(path)], debug=False) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert len(said) < 2000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "digits-mini", "--out", "a\0b"],
+        ["train", "digits", "--root", "a\0b"],
+        ["train", "a\0b"],
+        ["train", "digits-mini", "--weights", "a\0b.pth"],
+        ["resume", "a\0b"],
+        ["predict", "a\0b", "c"],
+        ["predict", "a", "c\0d"],
+        ["config", "digits-mini", "--config", "a\0b"],
+        ["runs", "a\0b"],
+    ],
+    ids=repr,
+)
+def test_a_nul_in_a_path_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    assert run(arguments, debug=False) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+BAD_LINES = {
+    "empty": "{}",
+    "null epoch": '{"kind": "epoch", "phase": "train", "epoch": null}',
+    "accuracy as text": '{"kind": "evaluation", "phase": "train", "epoch": 1, "model": "task", '
+    '"domain": "validation", "accuracy": "50", "n": 1}',
+    "list": "[]",
+    "torn and written over": '{"kind": "ep{"kind": "epoch"}',
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_one_bad_run_does_not_hide_the_others(
+    out: Path, name: str, capsys: pytest.CaptureFixture[str]
+):
+    bad = Path(shutil.copytree(out, out.parent / "two"))
+    lines = (bad / "metrics.jsonl").read_text().splitlines()
+    lines.insert(3, BAD_LINES[name])
+    (bad / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.warns(PeerdgWarning, match="two is left out: .*line 4 is not a record"):
+        assert run(["runs", str(out.parent)], debug=False) == 0
+    listed = capsys.readouterr().out
+    assert "one" in listed
+    assert "two" not in listed
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("config.toml", "method = "), ("config.toml", "method = 5"), ("done.json", "[]"),
+     ("done.json", '{"accuracy": {"task": {"validation": 99.0}}}'), ("events.jsonl", "{}\n"),
+     ("metrics.jsonl", "")],
+)  # fmt: skip
+def test_a_run_with_a_bad_file_is_left_out(
+    out: Path, file: str, content: str, capsys: pytest.CaptureFixture[str]
+):
+    bad = Path(shutil.copytree(out, out.parent / "two"))
+    (bad / file).write_text(content)
+    with pytest.warns(PeerdgWarning, match="two is left out: "):
+        assert run(["runs", str(out.parent)], debug=False) == 0
+    assert "one" in capsys.readouterr().out
+
+
+def test_a_bad_profile_is_left_out_of_a_report(out: Path):
+    for content in ('{"seconds": "x", "stages": {}}', '{"seconds": 1, "stages": {"a": 5}}', "[]"):
+        (out / "profile.json").write_text(content)
+        assert run(["runs", str(out), "--report", str(out.parent / "report")], debug=False) == 0
+
+
+@pytest.mark.parametrize("part", ["records", "config", "events", "status", "name", "profile"])
+def test_kept_records_with_wrong_types_are_refused(out: Path, part: str):
+    report = out.parent / "report"
+    assert run(["runs", str(out), "--report", str(report)], debug=False) == 0
+    kept = json.loads((report / "runs.json").read_text())
+    for value in (5, "x", [1], {"a": 1}, [{}], None):
+        if (part, value) in (("profile", None), ("name", "x")):
+            continue
+        changed = [{**kept[0], part: value}]
+        (report / "runs.json").write_text(json.dumps(changed))
+        for more in ([], ["--compare"]):
+            assert run(["runs", str(report / "runs.json"), *more], debug=False) == 5, value
+
+
+@pytest.mark.parametrize("line", [3, 40, -1])
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_record_is_said_before_training_and_the_run_ends(
+    finished: Path, out: Path, name: str, line: int
+):
+    """The last evaluation is done again, whichever of its records was lost."""
+    interrupt(out)
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    lines[line] = BAD_LINES[name]
+    (out / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.warns(PeerdgWarning, match="damaged: of .* bytes .* can be read"):
+        assert run(["resume", str(out), "--quiet"], debug=False) == 0
+    for file in ("done.json", "model/model.safetensors", "model/model.json"):
+        assert (out / file).read_bytes() == (finished / file).read_bytes(), file
+    assert run(["runs", str(out)], debug=False) == 0
