@@ -130,7 +130,7 @@ def execute(
     _check_fit(network, splits, source.size)
     run.check_space(_space_needed(network))
     run.begin()
-    check_manifest(config, run, splits)
+    check_manifest(config, run, splits, device)
     run.failure_file.unlink(missing_ok=True)
     keeper = Keeper(
         run,

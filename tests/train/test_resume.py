@@ -225,6 +225,34 @@ def test_another_version_of_torch_goes_on_with_a_warning(tmp_path: Path):
     assert "other_version" in (tmp_path / "run/events.jsonl").read_text()
 
 
+def test_another_number_of_threads_goes_on_with_a_warning(tmp_path: Path):
+    out = tmp_path / "run"
+    fit(out, threads=1)
+    (out / "done.json").unlink()
+    with pytest.warns(PeerdgWarning, match=r"hardware \(threads: 1 -> 2\).* not bit for bit"):
+        fit(out, threads=2)
+    assert "threads: 1 -> 2" in (out / "events.jsonl").read_text()
+    torch.set_num_threads(1)
+    (out / "done.json").unlink()
+    fit(out, threads=1)  # as at the start: nothing to say
+
+
+@pytest.mark.parametrize(("key", "named"), [("cpu", "instruction set"), ("device", "device")])
+def test_another_instruction_set_or_device_goes_on_with_a_warning(
+    tmp_path: Path, key: str, named: str
+):
+    out = tmp_path / "run"
+    fit(out, threads=1)
+    (out / "done.json").unlink()
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["hardware"]["cpu"] == torch.backends.cpu.get_cpu_capability()
+    manifest["hardware"][key] = "other"
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.warns(PeerdgWarning, match=rf"\({named}: other -> \w+\).* not bit for bit"):
+        fit(out, threads=1)
+    assert "other_version" in (out / "events.jsonl").read_text()
+
+
 def test_a_run_that_is_done_is_left_as_it_is(tmp_path: Path):
     fit(tmp_path / "run")
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
 
 from peerdg.cli.main import run
 from peerdg.config import merge, read_toml
@@ -18,13 +19,15 @@ from tests.conftest import tiny_splits
 from tests.reliability.photo_run import interrupt, photo_run
 from tests.train.test_resume import OPTIONS, START, WHICH, another, value_of, with_option
 
+CPU = torch.device("cpu")
+
 
 def begun(out: Path) -> RunConfig:
     """A run that has written what it writes before its first step."""
     config = resolve(START)
     run = RunFolder.open(out, config)
     run.begin()
-    check_manifest(config, run, tiny_splits())
+    check_manifest(config, run, tiny_splits(), CPU)
     run.close()
     return config
 
@@ -211,7 +214,7 @@ def test_options_that_came_later_are_no_change_but_are_said(tmp_path: Path):
         path.write_text(tomli_w.dumps(tables) if file.endswith("toml") else json.dumps(tables))
     opened = RunFolder.open(out, resolve(read_run_config(out)), existing="resume")
     with pytest.warns(PeerdgWarning, match=r"without these options: crafted = disjoint, peer\.tau"):
-        check_manifest(config, opened, tiny_splits())
+        check_manifest(config, opened, tiny_splits(), CPU)
     opened.close()
     assert "other_version" in (out / "events.jsonl").read_text()
 

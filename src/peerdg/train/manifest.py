@@ -4,6 +4,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import torch
 
@@ -18,22 +19,31 @@ from peerdg.text import visible
 from peerdg.train.rundir import RunFolder
 from peerdg.train.seen import write_known_images
 from peerdg.train.settings import RunConfig
-from peerdg.train.started import new_options, read_started
+from peerdg.train.started import Hardware, Started, new_options, read_started
 from peerdg.version import __version__
 
 
-def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
-    """Write the manifest, or compare data and versions with the one that is there.
+def check_manifest(
+    config: RunConfig, run: RunFolder, splits: Splits, device: torch.device | None = None
+) -> None:
+    """Write the manifest, or compare data, versions and hardware with the one that is there.
 
     If the data is not what the run was started with, it starts anew where that was allowed.
 
+    Args:
+        config: The run's options.
+        run: Its folder.
+        splits: Its data.
+        device: Where it is trained; None if nothing is to be trained.
+
     Raises:
-        ConfigError: If it was not; it names the files.
+        ConfigError: If the data changed and that was not allowed; it names the files.
         DamagedError: If the manifest cannot be read.
     """
+    hardware = None if device is None else hardware_of(device)
     started = read_started(run.manifest_file)
     if started is None:
-        _write_manifest(config, run, splits)
+        _write_manifest(config, run, splits, hardware)
         return
     if changes := _changes(started.data, run, splits):
         if not run.renew():
@@ -43,21 +53,38 @@ def check_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
                 "with --accept-new-data.",
             )
         warnings.warn(f"{changes}\n  The run starts anew.", PeerdgWarning, stacklevel=3)
-        _write_manifest(config, run, splits)
-        return
+        _write_manifest(config, run, splits, hardware)
+    elif started.hardware is None and not run.checkpoints.exists():  # renewed a moment ago
+        _write_manifest(config, run, splits, hardware)
+    elif hardware is not None:
+        for message in _differences(config, run, started, hardware):
+            warnings.warn(message, PeerdgWarning, stacklevel=3)
+            run.event("other_version", message=message)
+
+
+def hardware_of(device: torch.device) -> Hardware:
+    """What is recorded about the machine."""
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return Hardware(device=device.type, threads=torch.get_num_threads(), cpu=cpu)
+
+
+def _differences(
+    config: RunConfig, run: RunFolder, started: Started, hardware: Hardware
+) -> list[str]:
+    """What keeps the run from ending as if it had not been interrupted, in sentences."""
+    found = []
+    goes_on = "it goes on, but not bit for bit as if it had not been interrupted."
     if started.torch != torch.__version__:
-        message = (
+        found.append(
             f"The run was started with torch {visible(started.torch)}, this is "
-            f"{torch.__version__}: it goes on, but not bit for bit as if it had not been "
-            "interrupted."
+            f"{torch.__version__}: {goes_on}"
         )
-        warnings.warn(message, PeerdgWarning, stacklevel=3)
-        run.event("other_version", message=message)
+    if started.hardware is not None and (changes := started.hardware.changes(hardware)):
+        found.append(f"The run was started on other hardware ({changes}): {goes_on}")
     if added := new_options(started, read_toml(run.config_file), config):
         values = ", ".join(f"{name} = {value}" for name, value in added.items())
-        message = f"The run was started by a peerdg without these options: {values}."
-        warnings.warn(message, PeerdgWarning, stacklevel=3)
-        run.event("other_version", message=message)
+        found.append(f"The run was started by a peerdg without these options: {values}.")
+    return found
 
 
 def require_batch_statistics(run: RunFolder) -> None:
@@ -80,10 +107,13 @@ def require_batch_statistics(run: RunFolder) -> None:
         )
 
 
-def _write_manifest(config: RunConfig, run: RunFolder, splits: Splits) -> None:
+def _write_manifest(
+    config: RunConfig, run: RunFolder, splits: Splits, hardware: Hardware | None
+) -> None:
     write_json(run.files_file, contents_of(splits))
     write_known_images(run, splits)
-    write_json(run.manifest_file, _manifest(config, splits))
+    about_hardware = {} if hardware is None else {"hardware": asdict(hardware)}
+    write_json(run.manifest_file, {**_manifest(config, splits), **about_hardware})
 
 
 def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:

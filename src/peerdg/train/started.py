@@ -11,9 +11,34 @@ from typing import Any
 from peerdg.config import difference
 from peerdg.errors import ConfigError
 from peerdg.schema import read_stored
+from peerdg.text import visible
 from peerdg.train.settings import MAY_CHANGE, RunConfig, hash_of
 
 _HINT = "Restore it, or start anew with --overwrite."
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the last bits of a result depend on, besides versions and options.
+
+    Args:
+        device: Type of the device.
+        threads: CPU threads of torch.
+        cpu: The instruction set that torch uses on the CPU, e.g. `"AVX512"`.
+    """
+
+    device: str
+    threads: int
+    cpu: str
+
+    def changes(self, now: "Hardware") -> str:
+        """What differs between this and `now`, in words; empty if nothing does."""
+        names = {"device": "device", "threads": "threads", "cpu": "instruction set"}
+        return ", ".join(
+            f"{name}: {visible(str(getattr(self, key)))} -> {getattr(now, key)}"
+            for key, name in names.items()
+            if getattr(self, key) != getattr(now, key)
+        )
 
 
 @dataclass(frozen=True)
@@ -26,12 +51,14 @@ class Started:
         config_hash: `RunConfig.hash` of the options.
         config: The options, None for those that were not set; manifests of the first version have
             only the hash.
+        hardware: Where it was started; manifests of the first version do not have it.
     """
 
     data: dict[str, str]
     torch: str
     config_hash: str
     config: dict[str, Any] | None = None
+    hardware: Hardware | None = None
 
 
 def read_started(manifest: Path) -> Started | None:
