@@ -1,5 +1,6 @@
 """What a Python user calls: `fit` and `load_model`, and what they give back."""
 
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -39,9 +40,10 @@ from peerdg.models.stored import OWN, how_far, load_stored
 from peerdg.runner import execute, model_folder
 from peerdg.text import visible
 from peerdg.train.hardware import find_device
+from peerdg.train.minutes import TimeBudget, keep_schedule
 from peerdg.train.own import resolve_own
 from peerdg.train.progress import Progress, choose_progress
-from peerdg.train.rundir import Existing, RunFolder
+from peerdg.train.rundir import Existing, RunFolder, read_run_config
 from peerdg.train.seen import KnownImages, Seen, read_known_images
 from peerdg.train.settings import RunConfig, resolve
 
@@ -58,6 +60,7 @@ def fit(
     model: nn.Module | None = None,
     class_map: Mapping[str, str] | None = None,
     profile: bool = False,
+    minutes: float | None = None,
     **options: Any,
 ) -> "Run":
     """Train on one domain and watch the others.
@@ -78,6 +81,7 @@ def fit(
         class_map: For classes that targets call by other names, the names of the source:
             `{"Dog": "dog"}`.
         profile: Measure where the time goes, and leave it in `profile.json`.
+        minutes: Choose the number of epochs (and k) so that a new run takes about this long.
         options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
             `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
             `peer={"k": 1}`. With data in memory, `targets` is a dictionary of such data.
@@ -89,7 +93,7 @@ def fit(
         >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
         >>> run.model.predict("digit.png")
     """
-    splits = None
+    began, splits = time.monotonic(), None
     if not isinstance(data, str | Path):
         splits = _in_memory(data, options)
         options = {key: value for key, value in options.items() if key != "targets"}
@@ -105,13 +109,22 @@ def fit(
     else:
         root = {} if splits is not None else {"root": str(data)}
         config, _ = resolve_own({**root, **options}, splits)
+    budget = None
+    if minutes is not None:
+        budget = TimeBudget.of(minutes, options, config.method, began)
+        if existing in ("resume", "renew") and RunFolder(Path(out)).holds_run:
+            config = keep_schedule(config, read_run_config(Path(out)))
     shown = choose_progress(progress)
     run = RunFolder.open(Path(out), config, existing=existing)
     try:
-        classifier = execute(config, run, shown, splits=splits, model=model, profile=profile)
+        classifier = execute(
+            config, run, shown, splits=splits, model=model, profile=profile, budget=budget
+        )
     finally:
         shown.close()
         run.close()
+    if budget is not None:  # what was chosen is in the run folder
+        config = keep_schedule(config, read_run_config(run.path))
     description = load_stored(run.model, classifier)[1]
     return Run(Path(out), config, _model(classifier, description, Path(out)))
 

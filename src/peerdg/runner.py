@@ -57,12 +57,13 @@ from peerdg.models.stored import (
     write_model,
 )
 from peerdg.rng import seeded
-from peerdg.train.calibrate import Trial, calibrate
+from peerdg.train.calibrate import SECONDS, Trial, calibrate
 from peerdg.train.forecast import Costs, PhasePlan, RunPlan
 from peerdg.train.hardware import find_device, has_bf16
 from peerdg.train.keeper import Keeper
 from peerdg.train.loop import Evaluate, Phase, evaluation_epochs, run_phase
 from peerdg.train.manifest import check_manifest, require_batch_statistics
+from peerdg.train.minutes import TimeBudget, fit_epochs, schedule
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.profile import profiled
 from peerdg.train.progress import Progress
@@ -71,6 +72,9 @@ from peerdg.train.settings import RunConfig, notes
 from peerdg.train.signals import stop_on_signals
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
+
+CALIBRATION_SHARE = 0.03  # of the given minutes, to measure what fits into them
+MOST_CALIBRATION = 15.0  # seconds
 
 
 def execute(
@@ -81,6 +85,7 @@ def execute(
     splits: Splits | None = None,
     model: nn.Module | None = None,
     profile: bool = False,
+    budget: TimeBudget | None = None,
 ) -> Classifier:
     """Train what `config` describes, or go on with it, and leave the result in `run`.
 
@@ -92,6 +97,7 @@ def execute(
         model: The network to train, in place of `config.backbone`; a module that is no
             `Classifier` becomes one with the classes of the data.
         profile: Measure where the time goes, and leave it in `profile.json`.
+        budget: The time a new run may take; it decides the epochs, which the run folder keeps.
 
     Returns:
         The deployed model.
@@ -118,8 +124,6 @@ def execute(
         domains = judged_on(config, splits)
     for sentence in _describe(config, splits):
         progress.note(sentence)
-    for note in (*notes(config), *_precision_notes(config, device)):
-        warnings.warn(note, PeerdgWarning, stacklevel=2)
     _check_batches(config, splits.train)
     source = Source(splits.train, config.transform, device=device)
     about_weights: list[str] = []
@@ -129,6 +133,14 @@ def execute(
         network.encoder.compile()
     _check_fit(network, splits, source.size)
     run.check_space(_space_needed(network))
+    costs: Costs | None = None
+    if budget is not None and run.is_new:
+        config, costs = _fit_epochs(config, budget, network, source, domains, progress)
+        run.change_config(config)
+    elif progress.shows_time:
+        costs = measure_costs(config, network, source, domains)
+    for note in (*notes(config), *_precision_notes(config, device)):
+        warnings.warn(note, PeerdgWarning, stacklevel=2)
     run.begin()
     check_manifest(config, run, splits, device)
     run.failure_file.unlink(missing_ok=True)
@@ -148,11 +160,9 @@ def execute(
         require_batch_statistics(run)
     rule = config.batch_statistics
     evaluate = partial(evaluate_models, domains=domains, size=source.size, batch_statistics=rule)
-    plan = run_plan(config, len(source))
-    costs = None
-    if progress.shows_time:
-        costs = measure_costs(config, plan, network, source, domains)
-    progress.start_run(plan, costs, spent=time.perf_counter() - began)
+    plan = run_plan(config, len(source), fitted=budget is not None)
+    spent = time.perf_counter() - began if budget is None else time.monotonic() - budget.began
+    progress.start_run(plan, costs, spent=spent)
     try:
         with profiled(run.profile_file, device) if profile else nullcontext():
             method = _train(config, keeper, source, evaluate, network, progress)
@@ -260,14 +270,45 @@ def run_plan(config: RunConfig, images: int, *, fitted: bool = False) -> RunPlan
     return RunPlan(tuple(phases), fitted=fitted)
 
 
-def measure_costs(
+def _fit_epochs(
     config: RunConfig,
-    plan: RunPlan,
+    budget: TimeBudget,
     model: Classifier,
     source: Source,
     domains: Mapping[str, Domain],
+    progress: Progress,
+) -> tuple[RunConfig, Costs]:
+    """The config that takes the given time, and the measured costs it was chosen by."""
+    seconds = min(MOST_CALIBRATION, max(SECONDS, CALIBRATION_SHARE * budget.seconds))
+    costs = measure_costs(config, model, source, domains, seconds=seconds)
+    if costs is None:
+        raise ConfigError(
+            "The time of this run cannot be measured in advance.",
+            hint="Give --epochs in place of --minutes.",
+        )
+    fitted = fit_epochs(
+        config,
+        budget,
+        costs,
+        lambda wanted: run_plan(wanted, len(source)),
+        spent=time.monotonic() - budget.began,
+    )
+    progress.note(
+        f"--minutes {budget.minutes:g}: {schedule(fitted)}, in place of {schedule(config)}."
+    )
+    return fitted, costs
+
+
+def measure_costs(
+    config: RunConfig,
+    model: Classifier,
+    source: Source,
+    domains: Mapping[str, Domain],
+    *,
+    seconds: float = SECONDS,
 ) -> Costs | None:
     """Try out a few steps and an evaluation on copies; None if that cannot be done."""
+    plan = run_plan(config, len(source))
     largest = max(domains.values(), key=len) if domains else source.domain
     sample = largest.subset(torch.arange(min(len(largest), images_per_pass(source.size))))
 
@@ -295,6 +336,7 @@ def measure_costs(
         evaluated_images=sum(map(len, domains.values())),
         recalibrated_images=len(source) if recalibrates else 0,
         finish_images=0 if validation is None else len(validation),
+        seconds=seconds,
     )
 
 

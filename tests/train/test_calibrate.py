@@ -12,7 +12,7 @@ from rich.console import Console
 import peerdg
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
-from peerdg.runner import measure_costs, run_plan
+from peerdg.runner import measure_costs
 from peerdg.train.forecast import Costs
 from peerdg.train.progress import ConsoleProgress, Silent
 from peerdg.train.settings import resolve
@@ -31,7 +31,7 @@ def measured(model: Classifier, options: dict[str, Any], images: int = 96) -> Co
     config = resolve({"benchmark": "own-data", "backbone": "own"}, options)
     source = Source(tiny_domain(n=images))
     domains = {"validation": tiny_domain(n=40), "one": tiny_domain("one", n=60)}
-    costs = measure_costs(config, run_plan(config, images), model, source, domains)
+    costs = measure_costs(config, model, source, domains)
     assert costs is not None
     return costs
 

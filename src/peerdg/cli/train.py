@@ -1,15 +1,18 @@
 """`peerdg train`: train a method on one domain."""
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from peerdg.cli.console import console, error_console
-from peerdg.cli.flags import CommonFlags, Options, config_from_flags
+from peerdg.cli.flags import CommonFlags, Options, config_from_flags, given_options
+from peerdg.config import merge
 from peerdg.data.registry import OWN_DATA
 from peerdg.errors import ConfigError
-from peerdg.train.rundir import Existing, RunFolder
+from peerdg.train.minutes import TimeBudget, keep_schedule
+from peerdg.train.rundir import Existing, RunFolder, read_run_config
 from peerdg.train.settings import RunConfig
 
 DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
@@ -28,6 +31,7 @@ def train(
     overwrite: bool = False,
     profile: bool = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
+    minutes: float | None = None,
     common: CommonFlags | None = None,
     options: Options | None = None,
 ) -> None:
@@ -40,7 +44,9 @@ def train(
         overwrite: Replace the run in this folder.
         profile: Measure where the time goes; the report shows it by stage.
         quiet: No progress.
+        minutes: Choose the number of epochs (and k) so that the run takes about this long in all.
     """
+    began = time.monotonic()
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
         raise ConfigError(f"{other} and --overwrite exclude each other.")
@@ -51,7 +57,18 @@ def train(
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
     if accept_new_data:
         existing = "renew"
-    run_and_report(config, out, existing, quiet=quiet, profile=profile)
+    budget = None
+    if minutes is not None:
+        given = merge(given_options(options), _epochs(common))
+        budget = TimeBudget.of(minutes, given, config.method, began)
+        if existing in ("resume", "renew") and RunFolder(out).holds_run:
+            config = keep_schedule(config, read_run_config(out))
+    run_and_report(config, out, existing, quiet=quiet, profile=profile, budget=budget)
+
+
+def _epochs(common: CommonFlags | None) -> dict[str, Any]:
+    epochs = common and common.epochs
+    return {} if epochs is None else {"train": {"epochs": epochs}}
 
 
 def say(text: str) -> None:
@@ -60,12 +77,18 @@ def say(text: str) -> None:
 
 
 def run_and_report(
-    config: RunConfig, out: Path, existing: Existing, *, quiet: bool, profile: bool = False
+    config: RunConfig,
+    out: Path,
+    existing: Existing,
+    *,
+    quiet: bool,
+    profile: bool = False,
+    budget: TimeBudget | None = None,
 ) -> None:
     """Train into `out`, then say how it went and what to do with the result."""
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.", markup=False)
-    train_into(config, out, existing, quiet=quiet, profile=profile)
+    train_into(config, out, existing, quiet=quiet, profile=profile, budget=budget)
     from peerdg.report.profile import profile_table
     from peerdg.report.runs import read_run
     from peerdg.report.tables import final_table
@@ -84,6 +107,7 @@ def train_into(
     quiet: bool = False,
     label: str = "",
     profile: bool = False,
+    budget: TimeBudget | None = None,
 ) -> None:
     """Train into the run folder `out`, showing progress unless `quiet`."""
     run = RunFolder.open(out, config, existing=existing)  # before torch: refusals are instant
@@ -93,7 +117,7 @@ def train_into(
 
         progress = Silent() if quiet else ConsoleProgress(error_console, label)
         try:
-            execute(config, run, progress, profile=profile)
+            execute(config, run, progress, profile=profile, budget=budget)
         finally:
             progress.close()
     finally:

@@ -110,6 +110,17 @@ class RunFolder:
             temporary.write_text(self._config.toml(), "utf-8")
         self._config = None
 
+    @property
+    def is_new(self) -> bool:
+        """Whether `begin` is going to start a run here."""
+        return self._config is not None
+
+    def change_config(self, config: RunConfig) -> None:
+        """Start a new run with `config` in place of the one that the folder was opened with."""
+        if self._config is None:
+            raise RuntimeError("The run was already started.")
+        self._config = config
+
     def renew(self) -> bool:
         """Start anew because the data has changed, if the folder was opened for that."""
         self._config, self._renewal = self._renewal, None

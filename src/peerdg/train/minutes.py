@@ -1,0 +1,180 @@
+"""Choose the epochs of a run so that it takes a given time on this machine. Free of torch."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from peerdg.errors import ConfigError
+from peerdg.train.forecast import Costs, RunPlan, duration
+from peerdg.train.settings import PhaseSettings, RunConfig
+
+FEW_PERIODS = 5  # snapshots are averaged, and accuracy is followed, at least so many times
+MOST_PERIODS = 2**16  # nobody waits for more; it bounds the search where a step takes no time
+NEARLY = 0.95  # of the most epochs that any period allows
+AIM = 0.97  # of the time; what is not measured in advance takes the rest
+
+
+@dataclass(frozen=True)
+class TimeBudget:
+    """How long a run may take.
+
+    Args:
+        minutes: In all, from `began` to the stored model.
+        began: When the command started, by `time.monotonic`.
+        keep: Options that the user chose and that stay: `k`, `evaluate_every`, `pretrain.epochs`.
+    """
+
+    minutes: float
+    began: float = field(default_factory=time.monotonic)
+    keep: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < float("inf"):
+            raise ConfigError(f"minutes is {self.minutes}; it must be a number above 0.")
+
+    @classmethod
+    def of(
+        cls, minutes: float, given: Mapping[str, Any], method: str, began: float
+    ) -> "TimeBudget":
+        """The budget beside options given by the user, nested as in a config file.
+
+        Raises:
+            ConfigError: If they say the number of epochs.
+        """
+        if "epochs" in given.get("train", {}):
+            raise ConfigError(
+                "The minutes and the epochs of a run exclude each other.",
+                hint="Give one of --minutes and --epochs.",
+            )
+        chosen = {
+            "k": "k" in given.get(method, {}),
+            "evaluate_every": "evaluate_every" in given,
+            "pretrain.epochs": "epochs" in given.get("pretrain", {}),
+        }
+        return cls(minutes, began, frozenset(name for name, is_given in chosen.items() if is_given))
+
+    @property
+    def seconds(self) -> float:
+        """The whole time."""
+        return 60 * self.minutes
+
+
+def fit_epochs(
+    config: RunConfig,
+    budget: TimeBudget,
+    costs: Costs,
+    plan_of: Callable[[RunConfig], RunPlan],
+    *,
+    spent: float,
+) -> RunConfig:
+    """The config with as many epochs as the time allows, pre-training in proportion.
+
+    A run has at least `FEW_PERIODS` periods of k epochs: where these are too long, k is smaller.
+    The steps of a learning rate's schedule shrink or grow like the epochs.
+
+    Args:
+        config: The schedule to shorten or lengthen.
+        budget: The time, and what must stay.
+        costs: Measured seconds.
+        plan_of: What a config would do.
+        spent: Seconds since the command started.
+
+    Raises:
+        ConfigError: If not even the shortest run fits.
+    """
+
+    def with_periods(count: int, period: int) -> RunConfig:
+        return _with_epochs(config, count * period, period, budget.keep)
+
+    def seconds(fitted: RunConfig) -> float:
+        return spent + costs.of_run(plan_of(fitted))
+
+    usual = _period(config)
+    kept = "k" in budget.keep or (not _has_k(config) and "evaluate_every" in budget.keep)
+    least_count, least_period = (1, usual) if kept else (FEW_PERIODS, 1)
+    found: list[RunConfig] = []
+    for period in range(least_period, usual + 1):
+        count = _most_periods(partial(with_periods, period=period), seconds, AIM * budget.seconds)
+        if count >= least_count:
+            found.append(with_periods(count, period))
+    if found:  # the period nearest to the usual one, unless whole ones waste too much of the time
+        most = max(fitted.train.epochs for fitted in found)
+        return next(f for f in reversed(found) if f.train.epochs >= NEARLY * most)
+    shortest = with_periods(least_count, least_period)
+    raise ConfigError(
+        f"{budget.minutes:g} minutes are too few on this machine: the shortest run, "
+        f"{schedule(shortest)}, takes about {duration(seconds(shortest) / AIM)}.",
+        hint="Give more --minutes, a smaller --transform.size or a smaller --backbone.",
+    )
+
+
+def keep_schedule(config: RunConfig, stored: Mapping[str, Any]) -> RunConfig:
+    """`config` with the epochs, k and evaluations that a stored config was given at its start."""
+    changed: dict[str, Any] = {}
+    for phase in ("pretrain", "train"):
+        values = stored.get(phase, {})
+        names = ("epochs", "lr_step")
+        changed[phase] = replace(getattr(config, phase), **{n: values.get(n) for n in names})
+    if _has_k(config) and "k" in stored.get(config.method, {}):
+        k = stored[config.method]["k"]
+        changed["method_settings"] = replace(config.method_settings, k=k)
+    if "evaluate_every" in stored:
+        changed["evaluate_every"] = stored["evaluate_every"]
+    return replace(config, **changed)
+
+
+def schedule(config: RunConfig) -> str:
+    """`4 + 60 epochs, k 5`."""
+    before = f"{config.pretrain.epochs} + " if config.pretrain.epochs else ""
+    k = f", k {config.method_settings.k}" if _has_k(config) else ""
+    return f"{before}{config.train.epochs} epochs{k}"
+
+
+def _with_epochs(config: RunConfig, epochs: int, period: int, keep: frozenset[str]) -> RunConfig:
+    """`config` with another number of epochs; pre-training and rate schedule in proportion."""
+    factor = epochs / config.train.epochs
+    changed: dict[str, Any] = {"train": _scaled(config.train, factor, epochs=epochs)}
+    if config.pretrain.epochs and "pretrain.epochs" not in keep:
+        before = max(1, round(config.pretrain.epochs * factor))
+        changed["pretrain"] = _scaled(
+            config.pretrain, before / config.pretrain.epochs, epochs=before
+        )
+    if _has_k(config) and "k" not in keep:
+        changed["method_settings"] = replace(config.method_settings, k=period)
+    if "evaluate_every" not in keep:
+        follows = not _has_k(config) or config.evaluate_every == config.method_settings.k
+        usual = max(1, min(config.evaluate_every, epochs // FEW_PERIODS))
+        changed["evaluate_every"] = period if follows else usual
+    return replace(config, **changed)
+
+
+def _scaled(phase: PhaseSettings, factor: float, *, epochs: int) -> PhaseSettings:
+    step = phase.lr_step if phase.lr_step is None else max(1, round(phase.lr_step * factor))
+    return replace(phase, epochs=epochs, lr_step=step)
+
+
+def _most_periods(
+    with_periods: Callable[[int], RunConfig], seconds: Callable[[RunConfig], float], most: float
+) -> int:
+    """The largest number of periods whose run fits; more periods never take less time."""
+    if seconds(with_periods(1)) > most:
+        return 0
+    low, high = 1, 2
+    while high < MOST_PERIODS and seconds(with_periods(high)) <= most:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = seconds(with_periods(middle)) <= most
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _has_k(config: RunConfig) -> bool:
+    """Whether the method repeats something every k epochs."""
+    return isinstance(getattr(config.method_settings, "k", None), int)
+
+
+def _period(config: RunConfig) -> int:
+    return int(config.method_settings.k) if _has_k(config) else config.evaluate_every
