@@ -46,5 +46,17 @@ def abridge(text: str, cells: int) -> str:
     return f"{head}…{tail}"
 
 
+def storable(text: str) -> str:
+    """Write out what a UTF-8 file could not hold: bytes of names that are not UTF-8.
+
+    Python keeps such bytes of a file's name as lone surrogates.
+    """
+    try:
+        content = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a character, which stands for no byte
+        content = text.encode("utf-8", "surrogatepass")
+    return content.decode("utf-8", "backslashreplace")
+
+
 def _written_out(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")

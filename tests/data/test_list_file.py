@@ -100,7 +100,7 @@ def test_an_absolute_path_and_one_with_dots_are_allowed(tmp_path):
         ("path,label,split\na/1.jpg,cat,trian\n", "line 2: unknown split 'trian'"),
         ("path,label\n", "has no images"),
         ("", "has no images"),
-        ("path,label\n\x00", "no"),
+        ("path,label\n\x00", "null character"),
         ('path,label\n"a/1.jpg,cat', "Cannot read the list"),
     ],
 )

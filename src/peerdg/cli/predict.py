@@ -2,7 +2,8 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
@@ -11,7 +12,7 @@ from cyclopts import Parameter, validators
 
 from peerdg.cli.console import error_console
 from peerdg.cli.flags import whole_number
-from peerdg.errors import DataError, Stopped
+from peerdg.errors import DataError, PeerdgWarning, Stopped
 from peerdg.terminal import VisibleRows
 from peerdg.train.hardware import DEVICES
 
@@ -99,6 +100,12 @@ def _count(images: tuple[Path, ...]) -> int:
         raise DataError("No image was given.", hint="Name image files or a folder of them.")
     from peerdg.data.walk import image_files
 
+    with warnings.catch_warnings():  # they come when the images are read
+        warnings.simplefilter("ignore", PeerdgWarning)
+        return _count_all(images, image_files)
+
+
+def _count_all(images: tuple[Path, ...], image_files: Callable[[Path], Iterator[Path]]) -> int:
     total = 0
     for path in images:
         if path.is_dir():

@@ -1,16 +1,19 @@
 """What was found of a benchmark's files, as plain data that the command line prints."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peerdg.errors import DataError
 
+_MOST_RATIO = 200  # bytes for each byte of a packed file; the published sets reach 10
+_RATIO_FROM = 10_000_000  # below this many bytes the ratio does not matter
 Status = Literal["found", "missing", "damaged", "unexpected", "refused"]
 
 
@@ -59,6 +62,25 @@ def check_root(root: Path | None) -> Path:
     if not root.is_dir():
         raise DataError(f"{root} is a file, not a data folder.", hint=hint)
     return root
+
+
+def check_unpacked(path: Path, file: BinaryIO, size: int) -> None:
+    """Check what a file's headers claim before memory is taken for it.
+
+    Args:
+        path: The file's name, for the error.
+        file: The open file.
+        size: Bytes that its content takes once unpacked.
+
+    Raises:
+        DataError: If `size` is more than 10 MB and more than 200 times the length of the file.
+    """
+    length = os.fstat(file.fileno()).st_size
+    if size > max(_RATIO_FROM, _MOST_RATIO * length):
+        raise DataError(
+            f"{path} is damaged or of another kind: its headers claim {size:,} bytes of content, "
+            f"more than {_MOST_RATIO} times its {length:,} bytes."
+        )
 
 
 def inspect(

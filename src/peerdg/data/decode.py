@@ -6,7 +6,7 @@ as they are.
 
 import contextlib
 import io
-import stat
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from peerdg.errors import DataError
+from peerdg.files import NotRegularError, open_regular
 
 # Named one by one, because Pillow's full list has formats that start other programs (EPS).
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -89,13 +90,14 @@ def read_content(path: Path, name: str | None = None) -> bytes:
     """The bytes of an image file; a pipe or a device, which could block for ever, is refused."""
     name = name or str(path)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise UnusableImage(name, "it is not a file")
-        if status.st_size > FILE_LIMIT:
-            size = f"{status.st_size / 2**20:,.0f} MB"
-            raise UnusableImage(name, f"it has {size}, more than any image within the limits")
-        return path.read_bytes()
+        with open_regular(path, follow_links=True) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > FILE_LIMIT:
+                text = f"it has {size / 2**20:,.0f} MB, more than any image within the limits"
+                raise UnusableImage(name, text)
+            return file.read(FILE_LIMIT)
+    except NotRegularError as error:
+        raise UnusableImage(name, "it is not a file") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         raise UnusableImage(name, getattr(error, "strerror", None) or str(error)) from error
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerdg.data.digest import BlockDigest, digest
+from peerdg.files import open_regular
 
 _HEADER_ROOM = 4096
 _ALIGNMENT = 8
@@ -124,7 +125,7 @@ def read_about(path: Path) -> dict[str, Any]:
     Raises:
         OSError, KeyError, TypeError, ValueError: If the file is not a whole entry.
     """
-    with path.open("rb") as file:
+    with open_regular(path, follow_links=True) as file:
         header, start = _read_header(file)
         return _read_about(file, header, start)
 
@@ -140,7 +141,7 @@ def read_entry(path: Path, *, key: str, budget: int) -> Entry:
     Raises:
         OSError, KeyError, TypeError, ValueError: If it cannot be used.
     """
-    with path.open("rb") as file:
+    with open_regular(path, follow_links=True) as file:
         header, start = _read_header(file)
         about = _read_about(file, header, start)
         if about["key"] != key:

@@ -20,7 +20,7 @@ from peerdg.data.decode import open_header, read_content
 from peerdg.data.digest import cores
 from peerdg.data.progress import Progress
 from peerdg.errors import DataError, OutputError
-from peerdg.files import replace_atomically
+from peerdg.files import read_text, replace_atomically
 
 FOLDER = "index"
 _FORMAT = "peerdg-index-1"
@@ -142,7 +142,7 @@ def _load(index: Path | None) -> _Known:
     if index is None:
         return {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        checksum, text = index.read_text("utf-8").split("\n", 1)
+        checksum, text = read_text(index, follow_links=True).split("\n", 1)
         if checksum != f"{_FORMAT} {_sha256(text)}":
             return {}
         return {

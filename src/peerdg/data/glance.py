@@ -9,6 +9,7 @@ from peerdg.data.benchmarks.own_data import source_of
 from peerdg.data.decode import FORMATS
 from peerdg.data.find import find_images
 from peerdg.data.settings import OwnDataSettings
+from peerdg.files import open_regular
 
 LOOKED_AT = 50  # files whose header is read
 
@@ -33,7 +34,10 @@ def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
 def _shorter_side(path: Path) -> int | None:
     """From the header; None for a file that decoding will complain about."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with (
+            open_regular(path, follow_links=True) as file,
+            Image.open(file, formats=FORMATS) as image,
+        ):
             return min(image.size)
     except Exception:  # Pillow raises many types on damaged files
         return None

@@ -24,6 +24,7 @@ from peerdg.data.entry import Add
 from peerdg.data.file_index import FileFacts, facts_of
 from peerdg.data.progress import Progress, listener
 from peerdg.errors import DataError, PeerdgWarning
+from peerdg.text import storable
 
 SIDE = 256  # of images that do not share one small square size
 _RECIPE = 1  # raise it when the same file is decoded to other pixels
@@ -154,8 +155,7 @@ def shown_path(path: Path, root: Path | None) -> str:
     text = os.path.relpath(path, root) if root is not None else os.fspath(path)
     if os.sep != "/":
         text = text.replace(os.sep, "/")
-    # A name that is not UTF-8 could not be written into a record.
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return storable(text)
 
 
 def _decode_all(

@@ -1,9 +1,11 @@
 """A list of images with path, label, domain and split: CSV, JSON, JSON lines or Parquet."""
 
 import csv
+import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from peerdg.data.listing import (
     readable,
 )
 from peerdg.errors import ConfigError, DataError
+from peerdg.files import open_regular
 
 SUFFIXES = frozenset({".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"})
 # What each column may be called, in any case.
@@ -25,6 +28,9 @@ COLUMNS = {
     "domain": ("domain", "environment", "env", "style"),
     "split": ("split", "part", "subset", "fold"),
 }
+MOST_BYTES = 256 * 2**20  # of a list, and of the columns of a Parquet file once unpacked
+_MOST_CHARACTERS = 4096  # of one value; a path cannot be longer
+_ROWS_AT_ONCE = 4096
 _SHOWN = 20
 
 
@@ -48,21 +54,49 @@ def read_list(file: Path) -> Listing:
             f"{file} is not a list of a known type.", hint=f"Known: {' '.join(sorted(SUFFIXES))}."
         )
     try:
-        rows = list(_READERS[kind](file))
+        with open_regular(file, follow_links=True) as content:
+            _check_size(file, os.fstat(content.fileno()).st_size)
+            numbers, items = _read_rows(file, _READERS[kind](file, content))
     except (OSError, UnicodeDecodeError, csv.Error, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"Cannot read the list {file}: {reason}.") from error
-    if not rows:
+    if not items:
         raise DataError(f"The list {file} has no images.")
-    columns = _columns(file, [name for name in rows[0].values if name is not None])
-    items = [_item(file, row, columns) for row in rows]
-    _refuse_missing(file, rows, items)
-    _refuse_contradictions(file, rows, items)
+    _refuse_missing(file, numbers, items)
     return Listing(file.parent, tuple(items), file)
 
 
-def _read_csv(file: Path) -> Iterator[_Row]:
-    with file.open(newline="", encoding="utf-8-sig") as lines:
+def _check_size(file: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        raise DataError(
+            f"The list {file} has {size:,} bytes; at most {MOST_BYTES:,} are read.",
+            hint="Leave out columns that are not needed, or make several lists.",
+        )
+
+
+def _read_rows(file: Path, rows: Iterable[_Row]) -> tuple[list[int], list[Item]]:
+    """Line numbers and images; one file under two labels or in two parts is refused."""
+    numbers: list[int] = []
+    items: list[Item] = []
+    first: dict[str, int] = {}
+    columns: dict[str, str] = {}
+    for row in rows:
+        columns = columns or _columns(file, [name for name in row.values if name is not None])
+        item = _item(file, row, columns)
+        earlier = first.setdefault(os.path.normpath(item.path), len(items))
+        if earlier != len(items):
+            raise DataError(
+                f"{file}, line {row.number}: {readable(item.path.name)} is already in line "
+                f"{numbers[earlier]}, as '{items[earlier].label}'.",
+                hint="Name each file once.",
+            )
+        numbers.append(row.number)
+        items.append(item)
+    return numbers, items
+
+
+def _read_csv(file: Path, content: BufferedReader) -> Iterator[_Row]:
+    with io.TextIOWrapper(content, "utf-8-sig", newline="") as lines:
         header = lines.readline()
         lines.seek(0)
         delimiter = max("\t;,", key=header.count)  # the comma wins a tie
@@ -73,44 +107,86 @@ def _read_csv(file: Path) -> Iterator[_Row]:
             yield _Row(reader.line_num, values)
 
 
-def _read_json(file: Path) -> Iterator[_Row]:
-    content = json.loads(file.read_text("utf-8-sig"))
-    if not isinstance(content, list):
+def _read_json(file: Path, content: BufferedReader) -> Iterator[_Row]:
+    entries = json.loads(content.read().decode("utf-8-sig"))
+    if not isinstance(entries, list):
         raise DataError(
             f"{file} holds no list of images.", hint='Write [{"path": ..., "label": ...}, ...].'
         )
-    return _numbered(file, enumerate(content, start=1), "entry")
+    return _numbered(file, enumerate(entries, start=1), "entry")
 
 
-def _read_json_lines(file: Path) -> Iterator[_Row]:
+def _read_json_lines(file: Path, content: BufferedReader) -> Iterator[_Row]:
     def parsed() -> Iterator[tuple[int, Any]]:
-        lines = file.read_text("utf-8-sig").split("\n")
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    yield number, json.loads(line)
-                except ValueError as error:
-                    raise DataError(f"{file}, line {number}: {error}.") from error
+        with io.TextIOWrapper(content, "utf-8-sig", newline="\n") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    try:
+                        yield number, json.loads(line)
+                    except ValueError as error:
+                        raise DataError(f"{file}, line {number}: {error}.") from error
 
     return _numbered(file, parsed(), "line")
 
 
-def _read_parquet(file: Path) -> Iterator[_Row]:
+def _read_parquet(file: Path, content: BufferedReader) -> Iterator[_Row]:
+    """The needed columns alone, some rows at a time; texts stay in dictionaries until checked."""
     try:
-        from pyarrow import ArrowException, parquet
+        import pyarrow
+        from pyarrow import parquet
     except ImportError as error:
         raise ConfigError(
             f"Reading {file.name} needs pyarrow.",
             hint="pip install 'peerdg[parquet]', or give a CSV list.",
         ) from error
     try:
-        table = parquet.read_table(file)
-    except ArrowException as error:
+        schema = parquet.read_schema(content)
+        columns = list(_columns(file, schema.names).values())
+        texts = [name for name in columns if _check_type(file, name, schema.field(name).type)]
+        opened = parquet.ParquetFile(content, read_dictionary=texts, pre_buffer=False)
+        _check_size(file, _unpacked_bytes(opened.metadata, columns))
+        number = 0
+        for batch in opened.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
+            for name in texts:
+                _check_lengths(file, name, batch.column(name))
+            for values in batch.to_pylist():
+                number += 1
+                yield _Row(number, values)
+    except (pyarrow.ArrowException, KeyError, OverflowError) as error:
         raise DataError(f"Cannot read the list {file}: {error}.") from error
-    return _numbered(file, enumerate(table.to_pylist(), start=1), "row")
 
 
-_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
+def _check_type(file: Path, name: str, kind: Any) -> bool:
+    """Whether the column is text; an error if it is neither text nor numbers."""
+    from pyarrow import types
+
+    while types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return True
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise DataError(f"{file}: the column '{name}' is {kind}, neither text nor numbers.")
+    return False
+
+
+def _unpacked_bytes(metadata: Any, columns: Sequence[str]) -> int:
+    """Bytes of the columns once unpacked, as the file's own directory has them."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    parts = (group.column(place) for group in groups for place in range(group.num_columns))
+    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema in columns)
+
+
+def _check_lengths(file: Path, name: str, column: Any) -> None:
+    """A text of a megabyte may stand in the dictionary once and in a million rows."""
+    from pyarrow import compute
+
+    texts = column.dictionary if hasattr(column, "dictionary") else column
+    longest = compute.max(compute.binary_length(texts)).as_py() or 0
+    if longest > 4 * _MOST_CHARACTERS:  # bytes of UTF-8
+        raise DataError(f"{file}: a value of the column '{name}' has {longest:,} bytes.")
+
+
+_READERS: dict[str, Callable[[Path, BufferedReader], Iterator[_Row]]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".json": _read_json,
@@ -147,33 +223,53 @@ def _columns(file: Path, header: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _item(file: Path, row: _Row, columns: Mapping[str, str]) -> Item:
-    def text(meaning: str) -> str:
-        value = row.values.get(columns[meaning])
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # pandas makes floats of whole numbers
-        return "" if value is None or value != value else str(value).strip()
+def _text(file: Path, row: _Row, meaning: str, column: str) -> str:
+    """One value as text; empty if there is none.
 
+    Raises:
+        DataError: If it is neither text nor a number, or no text that a record could hold.
+    """
+    value = row.values.get(column)
+    if value is None or value != value:  # not a number: how pandas writes a missing value
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # pandas makes floats of whole numbers
+    if not isinstance(value, str | int | float):
+        kind = type(value).__name__
+        raise DataError(f"{file}, line {row.number}: the {meaning} is a {kind}, not text.")
+    text = str(value).strip()
+    if "\0" in text or len(text) > _MOST_CHARACTERS:
+        problem = "has a null character" if "\0" in text else f"has {len(text):,} characters"
+        raise DataError(f"{file}, line {row.number}: the {meaning} {problem}.")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        reason = f"the {meaning} has half of a character (a lone surrogate)"
+        raise DataError(f"{file}, line {row.number}: {reason}.") from error
+    return text
+
+
+def _item(file: Path, row: _Row, columns: Mapping[str, str]) -> Item:
+    texts = {meaning: _text(file, row, meaning, column) for meaning, column in columns.items()}
     for meaning in ("path", "label"):
-        if not text(meaning):
+        if not texts[meaning]:
             raise DataError(f"{file}, line {row.number}: there is no {meaning}.")
-    domain = text("domain") if "domain" in columns else ""
     split: Split | None = None
-    if "split" in columns and text("split"):
-        split = SPLIT_NAMES.get(text("split").lower())
+    if name := texts.get("split"):
+        split = SPLIT_NAMES.get(name.lower())
         if split is None:
             raise DataError(
-                f"{file}, line {row.number}: unknown split '{text('split')}'.",
-                hint=did_you_mean(text("split"), ("train", "validation", "test")),
+                f"{file}, line {row.number}: unknown split '{readable(name)}'.",
+                hint=did_you_mean(name, ("train", "validation", "test")),
             )
-    path = file.parent / os.path.expanduser(text("path"))
-    return Item(path, readable(text("label")), readable(domain) or None, split)
+    path = file.parent / os.path.expanduser(texts["path"])
+    return Item(path, readable(texts["label"]), readable(texts.get("domain", "")) or None, split)
 
 
-def _refuse_missing(file: Path, rows: Sequence[_Row], items: Sequence[Item]) -> None:
+def _refuse_missing(file: Path, numbers: Sequence[int], items: Sequence[Item]) -> None:
     missing = [
-        f"  line {row.number}: {item.path}"
-        for row, item in zip(rows, items, strict=True)
+        f"  line {number}: {readable(str(item.path))}"
+        for number, item in zip(numbers, items, strict=True)
         if not os.path.isfile(item.path)
     ]
     if missing:
@@ -184,16 +280,3 @@ def _refuse_missing(file: Path, rows: Sequence[_Row], items: Sequence[Item]) -> 
             + more,
             hint=f"Paths are relative to {file.parent}.",
         )
-
-
-def _refuse_contradictions(file: Path, rows: Sequence[_Row], items: Sequence[Item]) -> None:
-    """One file under two labels or in two parts would be learnt from or judged wrongly."""
-    first: dict[str, int] = {}
-    for position, item in enumerate(items):
-        earlier = first.setdefault(os.path.normpath(item.path), position)
-        if earlier != position:
-            raise DataError(
-                f"{file}, line {rows[position].number}: {item.path.name} is already in line "
-                f"{rows[earlier].number}, as '{items[earlier].label}'.",
-                hint="Name each file once.",
-            )

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from peerdg.data.domain import class_positions
 from peerdg.data.images import ImageFile
 from peerdg.errors import DataError
+from peerdg.text import storable
 
 Split = Literal["train", "validation", "test"]
 # What people call the parts of a data set, in folder names and in lists.
@@ -167,8 +168,7 @@ def readable(name: str) -> str:
 
     Composed characters: one system stores ü as one character, another as two.
     """
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", storable(name))
 
 
 def examples(names: Sequence[str]) -> str:

@@ -1,26 +1,45 @@
 """Every image file below a folder, whatever its class: found while they are used."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from peerdg.data.decode import SUFFIXES
+from peerdg.errors import PeerdgWarning
+from peerdg.text import storable
 
 
 def image_files(folder: Path) -> Iterator[Path]:
     """The image files at any depth, in the order in which a folder of classes is read.
 
-    Only the names of one folder at a time are held. Hidden files and folders, and links to
-    folders, are passed over.
+    Hidden files and folders, and links to folders, are passed over. A folder that cannot be read
+    is passed over with a `PeerdgWarning`.
     """
+    folders = [os.fspath(folder)]
+    while folders:
+        place = folders.pop()
+        try:
+            with os.scandir(place) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            text = f"The folder {_shortened(storable(place))} is left out: {error.strerror}."
+            warnings.warn(text, PeerdgWarning, stacklevel=2)
+            continue
+        entries = [entry for entry in entries if not entry.name.startswith(".")]
+        for entry in entries:
+            if os.path.splitext(entry.name)[1].lower() in SUFFIXES and not _is_folder(entry):
+                yield Path(entry.path)
+        inside = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        folders += reversed(inside)
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:
-        return
-    entries = [entry for entry in entries if not entry.name.startswith(".")]
-    for entry in entries:
-        if os.path.splitext(entry.name)[1].lower() in SUFFIXES and not entry.is_dir():
-            yield Path(entry.path)
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            yield from image_files(Path(entry.path))
+        return entry.is_dir()
+    except OSError:  # a link to itself: decoding it says so
+        return False
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= 400 else f"{path[:200]}...{path[-100:]}"

@@ -6,10 +6,10 @@ a file that is damaged or of another kind. None of them opens a pickle.
 
 import bz2
 import gzip
+import math
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,13 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peerdg.data.benchmark import fold
+from peerdg.data.check import check_unpacked
 from peerdg.data.decode import decode_image
 from peerdg.errors import ConfigError, DataError
+from peerdg.files import open_regular, read_text
 
 Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 _MOST_IMAGES = 1_000_000
-_MOST_TEXT = 256 * 2**20  # a compressed file of a few MB may claim to hold terabytes
+_MOST_TEXT = 64 * 2**20  # a compressed file of a few MB may hold terabytes
+_MOST_LINES = 100_000  # of libsvm text; USPS has 7,291
+_MOST_PIXELS = 256 * 256  # of an image of MNIST-M, which has 32 x 32
+_MATLAB_NUMBERS = frozenset(
+    "double single int8 uint8 int16 uint16 int32 uint32 int64 uint64".split()
+)
 
 
 def find(root: Path, folders: Iterable[str], names: Iterable[str]) -> Path | None:
@@ -65,8 +72,8 @@ def read_idx(files: Sequence[Path]) -> Digits:
 
 def _read_idx_file(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
-        opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-        with closing(cast(BinaryIO, opened)) as file:
+        with open_regular(path, follow_links=True) as packed:
+            file = cast(BinaryIO, gzip.open(packed) if path.suffix == ".gz" else packed)
             header = file.read(4 * (2 + len(shape)))
             if len(header) < 4 * (2 + len(shape)):
                 raise _damaged(path, "it ends within its header")
@@ -76,6 +83,7 @@ def _read_idx_file(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray
             if tuple(size) != shape or not 0 < count <= _MOST_IMAGES:
                 raise _damaged(path, f"its header says {count} items of size {tuple(size)}")
             expected = count * int(np.prod(shape))
+            check_unpacked(path, packed, expected)
             content = file.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, error) from error
@@ -92,8 +100,10 @@ def read_libsvm(files: Sequence[Path]) -> Digits:
     """
     (path,) = files
     try:
-        with bz2.open(path) as file:
-            text = file.read(_MOST_TEXT)
+        with open_regular(path, follow_links=True) as packed, bz2.open(packed) as file:
+            text = file.read(_MOST_TEXT + 1)
+        if len(text) > _MOST_TEXT or text.count(b"\n") > _MOST_LINES:
+            raise ValueError(f"it has more than {_MOST_TEXT:,} bytes or {_MOST_LINES:,} lines")
         lines = text.splitlines()
         labels = np.array([int(line.split(maxsplit=1)[0]) for line in lines])
         values = np.stack([_read_pixels(line) for line in lines])
@@ -107,36 +117,62 @@ def read_libsvm(files: Sequence[Path]) -> Digits:
 
 def _read_pixels(line: bytes) -> NDArray[np.float64]:
     """`label 1:value 2:value ...`; a position that is left out is zero."""
-    numbers = [float(number) for number in line.replace(b":", b" ").split()[1:]]
-    pixels = np.zeros(257)
-    pixels[np.array(numbers[::2], np.int64)] = numbers[1::2]
-    if pixels[0] != 0:
-        raise ValueError("positions count from 1")
-    return pixels[1:]
+    numbers = np.array([float(number) for number in line.replace(b":", b" ").split()[1:]])
+    positions, values = numbers[::2], numbers[1::2]
+    if len(positions) != len(values):
+        raise ValueError("a position has no value")
+    if not np.isin(positions, np.arange(1, 257)).all():
+        raise ValueError("positions count from 1 to 256")
+    pixels = np.zeros(256)
+    pixels[positions.astype(np.int64) - 1] = values
+    return pixels
 
 
 def read_mat(files: Sequence[Path]) -> Digits:
     """SVHN's and SYN's format, MATLAB v5: `X` [32, 32, 3, n] and `y` [n, 1] with 10 for 0."""
     (path,) = files
     try:
-        from scipy.io import loadmat
+        from scipy.io import loadmat, whosmat
     except ImportError as error:
         raise ConfigError(
             f"Reading {path.name} needs scipy.", hint="pip install 'peerdg[digits]'"
         ) from error
     try:
-        content = loadmat(str(path), variable_names=["X", "y"])
+        with open_regular(path, follow_links=True) as file:
+            _check_variables(path, file, whosmat(file))
+            file.seek(0)
+            content = loadmat(file, variable_names=["X", "y"])
+        images, labels = content["X"], content["y"]
+    except DataError:
+        raise
     except Exception as error:  # scipy raises many types on damaged files
         raise _damaged(path, error) from error
-    images, labels = content.get("X"), content.get("y")
-    if images is None or labels is None:
-        raise _damaged(path, "it has no variables X and y")
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3:
+    if images.dtype != np.uint8 or images.ndim != 4:
         raise _damaged(path, f"X is {images.dtype} {images.shape}, not uint8 [32, 32, 3, n]")
-    if images.shape[3] != labels.size:
-        raise DataError(f"{path} has {images.shape[3]} images, but {labels.size} labels.")
+    if labels.dtype.kind not in "iuf" or not np.isin(labels, np.arange(256)).all():
+        raise _damaged(path, "its labels are not whole numbers from 0 to 10")
     checked = _check_labels(labels.ravel().astype(np.int64), range(11), path)
     return np.ascontiguousarray(images.transpose(3, 0, 1, 2)), checked % 10
+
+
+def _check_variables(
+    path: Path, file: BinaryIO, listed: Sequence[tuple[str, tuple[int, ...], str]]
+) -> None:
+    """Check the sizes in the file's headers before anything is unpacked."""
+    shapes = {name: shape for name, shape, _ in listed}
+    kinds = {name: kind for name, _, kind in listed}
+    if [name for name, *_ in listed if name in ("X", "y")] not in (["X", "y"], ["y", "X"]):
+        raise _damaged(path, "it has no variables X and y, once each")
+    if kinds["X"] != "uint8" or len(shapes["X"]) != 4 or shapes["X"][:3] != (32, 32, 3):
+        raise _damaged(path, f"X is {kinds['X']} {shapes['X']}, not uint8 [32, 32, 3, n]")
+    count = shapes["X"][3]
+    if kinds["y"] not in _MATLAB_NUMBERS:
+        raise _damaged(path, f"y is of the type {kinds['y']}, not a number")
+    if count != math.prod(shapes["y"]):
+        raise DataError(f"{path} has {count} images, but {math.prod(shapes['y'])} labels.")
+    if not 0 < count <= _MOST_IMAGES:
+        raise _damaged(path, f"it has {count} images")
+    check_unpacked(path, file, math.prod(shapes["X"]))
 
 
 def read_png_folder(files: Sequence[Path]) -> Digits:
@@ -146,7 +182,7 @@ def read_png_folder(files: Sequence[Path]) -> Digits:
     count = sum(1 for _ in folder.glob("*.png"))
     if count != len(names):
         raise DataError(f"{folder} has {count} PNG files, but {list_file} has {len(names)} labels.")
-    images = [np.asarray(decode_image(folder / name)) for name in names]
+    images = [np.asarray(decode_image(folder / name, pixel_limit=_MOST_PIXELS)) for name in names]
     for name, image in zip(names, images, strict=True):
         if image.shape != images[0].shape:
             raise _damaged(folder / name, f"its size is {image.shape[:2]}, unlike {names[0]}'s")
@@ -157,7 +193,8 @@ def read_list(path: Path) -> tuple[list[str], list[int]]:
     """The names and labels of a list of lines `name label`."""
     names, labels = [], []
     try:
-        for line in path.read_text("utf-8").splitlines():
+        text = read_text(path, limit=_MOST_TEXT, follow_links=True)
+        for line in text.splitlines():
             name, label = line.split()
             if Path(name).name != name:
                 raise ValueError(f"'{name}' is not the name of a file in the folder")

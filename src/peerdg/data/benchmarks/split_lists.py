@@ -4,6 +4,7 @@ A list has lines `folder/class/name label`. Labels count from 0 or, as in the li
 which of them is found out by comparing labels with the class folders, never assumed.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,9 @@ from typing import NamedTuple
 from peerdg.data.benchmark import fold
 from peerdg.data.benchmarks.layout import Item
 from peerdg.errors import DataError
+from peerdg.files import read_text
+
+_MOST_BYTES = 64 * 2**20  # the published lists have less than one megabyte
 
 
 class SplitList(NamedTuple):
@@ -38,8 +42,8 @@ def read_list(file: Path, classes: Sequence[str]) -> SplitList:
         DataError: If a line cannot be understood, or labels and class folders disagree.
     """
     try:
-        lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(file, limit=_MOST_BYTES, follow_links=True).splitlines()
+    except (OSError, ValueError) as error:
         raise DataError(f"Cannot read the list {file}: {error}.") from error
     names, labels = [], []
     for number, line in enumerate(lines, 1):
@@ -47,7 +51,7 @@ def read_list(file: Path, classes: Sequence[str]) -> SplitList:
             continue
         path, _, label = line.strip().rpartition(" ")
         parts = path.replace("\\", "/").split("/")
-        if len(parts) < 2 or not label.isdigit():
+        if len(parts) < 2 or not re.fullmatch("[0-9]{1,9}", label):
             raise DataError(f"{file}, line {number}: '{line[:80]}' is not 'class/name label'.")
         names.append((fold(parts[-2]), parts[-1]))
         labels.append(int(label))

@@ -13,6 +13,7 @@ from typing import Any
 
 from peerdg.data.registry import BENCHMARKS
 from peerdg.errors import DataError
+from peerdg.files import read_text
 
 _INFO = BENCHMARKS["terra"]
 _MOST_BYTES = 500_000_000
@@ -41,12 +42,10 @@ def _find(trees: Sequence[Path], choose: Callable[[list[str]], list[str]]) -> Pa
 
 
 def _read(labels: Path) -> Mapping[str, Any]:
-    if labels.stat().st_size > _MOST_BYTES:
-        raise DataError(f"{labels.name} has more than {_MOST_BYTES:,} bytes.")
     try:
-        content = json.loads(labels.read_text("utf-8"))
+        content = json.loads(read_text(labels, limit=_MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{labels.name} is not valid JSON: {error}.") from error
+        raise DataError(f"{labels.name} cannot be read as JSON: {error}.") from error
     if not isinstance(content, dict) or not {"images", "annotations", "categories"} <= set(content):
         raise DataError(f"{labels.name} has no images, annotations and categories.")
     return content

@@ -1,0 +1,484 @@
+"""Odd folders, lists and files of published sets, given to every command that reads data.
+
+Whatever they hold, a command ends with a promised exit code, without a traceback and without
+waiting for a pipe or a device.
+"""
+
+import bz2
+import gzip
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from peerdg.cli.main import run
+from peerdg.data.list_file import read_list
+from peerdg.errors import PeerdgWarning
+from tests.cli.stored_models import save_small_model
+from tests.data.digit_files import cycle, draw, write_mat, write_mnist, write_usps
+from tests.data.image_files import encode, picture, write_picture
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore::peerdg.errors.PeerdgWarning"),
+]
+PROMISED = {0, 2, 5, 7}
+# fmt: off
+SHORT = (
+    "--backbone", "digits-cnn-half", "--weights", "none", "--transform.size", "32", "--method",
+    "erm", "--pretrain.epochs", "0", "--epochs", "1", "--train.batch-size", "2", "--threads", "1",
+)
+# fmt: on
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small_model(tmp_path_factory.mktemp("model") / "model", classes=("cat", "dog"))
+
+
+def photos(root: Path) -> Path:
+    """Two classes of good images, to which each case adds something odd."""
+    for number, name in enumerate(("cat", "dog")):
+        for index in range(3):
+            write_picture(root / name / f"{index}.png", 10 * number + index)
+    return root
+
+
+def rows() -> list[dict[str, object]]:
+    return [
+        {"path": f"photos/{name}/{index}.png", "label": name}
+        for name in ("cat", "dog")
+        for index in range(3)
+    ]
+
+
+FOLDERS: dict[str, Callable[[Path], object]] = {
+    "pipe": lambda cat: os.mkfifo(cat / "x.jpg"),
+    "socket": lambda cat: bind(cat / "x.jpg"),
+    "pipe without suffix": lambda cat: os.mkfifo(cat / "x"),
+    "pipe beside the classes": lambda cat: os.mkfifo(cat.parent / "x.jpg"),
+    "link to an endless device": lambda cat: (cat / "x.jpg").symlink_to("/dev/zero"),
+    "link to a pipe in the tree": lambda cat: (
+        os.mkfifo(cat / "pipe"), (cat / "x.jpg").symlink_to("pipe"),
+    ),
+    "link to itself": lambda cat: (cat / "x.jpg").symlink_to("x.jpg"),
+    "link to a folder around it": lambda cat: (cat / "x").symlink_to("../../photos"),
+    "name that is not UTF-8": lambda cat: write_bytes(cat, b"\xff\xfe.png", encode(picture(50))),
+    "broken image whose name is not UTF-8": lambda cat: write_bytes(cat, b"\xff\xfe.png", b"1"),
+    "many broken images whose names are not UTF-8": lambda cat: [
+        write_bytes(cat, b"\xff%d.png" % number, b"1") for number in range(25)
+    ],
+    "class that is not UTF-8": lambda cat: write_class(os.fsencode(cat.parent), b"\xe4\xff"),
+    "class with a line break": lambda cat: write_class(os.fsencode(cat.parent), b"a\nb\x1b[2J"),
+    "1,100 nested folders": lambda cat: nest(cat, 1_100),
+    "3,000 nested folders": lambda cat: nest(cat, 3_000),
+    "folder called like an image": lambda cat: (cat / "x.jpg").mkdir(),
+    "empty image": lambda cat: (cat / "x.jpg").touch(),
+}  # fmt: skip
+
+
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        here = Path.cwd()
+        os.chdir(path.parent)  # the whole path may be longer than a socket's name may be
+        try:
+            server.bind(path.name)
+        finally:
+            os.chdir(here)
+
+
+def write_bytes(folder: Path, name: bytes, content: bytes) -> None:
+    Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_bytes(content)
+
+
+def write_class(folder: bytes, name: bytes) -> None:
+    os.mkdir(folder + b"/" + name)
+    for number in range(2):
+        write_bytes(Path(os.fsdecode(folder + b"/" + name)), b"%d.png" % number, PIXELS[number])
+
+
+PIXELS = [encode(picture(70 + number)) for number in range(2)]
+
+
+def nest(folder: Path, depth: int) -> None:
+    """Folders in folders, with an image in the last; made step by step, as paths are bounded."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    image = os.open("deep.png", os.O_WRONLY | os.O_CREAT, dir_fd=here)
+    os.write(image, encode(picture(90)))
+    os.close(image)
+    os.close(here)
+
+
+def unnest(folder: Path) -> None:
+    """Remove what `nest` made, from the top: it is too deep for the test's own cleaning."""
+    while (folder / "d").is_dir():
+        inner = folder / "d" / "d"
+        if inner.is_dir():
+            inner.rename(folder / "inner")
+        else:
+            (folder / "d" / "deep.png").unlink()
+        (folder / "d").rmdir()
+        if (folder / "inner").is_dir():
+            (folder / "inner").rename(folder / "d")
+
+
+def as_json(*added: dict[str, object]) -> Callable[[Path], Path]:
+    return lambda folder: write_text(folder / "list.json", json.dumps([*rows(), *added]))
+
+
+def write_text(path: Path, text: str) -> Path:
+    path.write_text(text, "utf-8", newline="")
+    return path
+
+
+def as_parquet(**columns: object) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        plain = {key: [row[key] for row in rows()] for key in ("path", "label")}
+        made = {name: make(pyarrow) if callable(make) else make for name, make in columns.items()}
+        parquet.write_table(pyarrow.table({**plain, **made}), folder / "list.parquet")
+        return folder / "list.parquet"
+
+    return write
+
+
+def repeated_text(folder: Path) -> Path:
+    """1,500 rows of one text of a megabyte: 1.5 GB in a small file."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    label = pyarrow.DictionaryArray.from_arrays(np.zeros(1_500, np.int32), ["x" * 1_000_000])
+    table = pyarrow.table({"path": [f"{i}.png" for i in range(1_500)], "label": label})
+    parquet.write_table(table, folder / "list.parquet", compression="zstd")
+    return folder / "list.parquet"
+
+
+def pipe(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        os.mkfifo(folder / name)
+        return folder / name
+
+    return make
+
+
+def endless(name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).symlink_to("/dev/zero")
+        return folder / name
+
+    return make
+
+
+LONE = "\ud800cat"
+LISTS: dict[str, Callable[[Path], Path]] = {
+    **{f"pipe {kind}": pipe(f"list.{kind}") for kind in ("csv", "json", "jsonl", "parquet")},
+    **{f"endless {kind}": endless(f"list.{kind}") for kind in ("csv", "json", "parquet")},
+    "label with a lone surrogate": as_json({"path": "photos/cat/0.png", "label": LONE}),
+    "path with a lone surrogate": as_json({"path": LONE, "label": "cat"}),
+    "domain with a lone surrogate": as_json(
+        {"path": "photos/cat/0.png", "label": "cat", "domain": LONE}
+    ),
+    "split with a lone surrogate": as_json(
+        {"path": "photos/cat/0.png", "label": "cat", "split": LONE}
+    ),
+    "path with a null": as_json({"path": "photos/cat/\0.png", "label": "cat"}),
+    "home of a user with a null": as_json({"path": "~a\0b/x.png", "label": "cat"}),
+    "label with a null": as_json({"path": "photos/cat/0.png", "label": "c\0t"}),
+    "label that is a list": as_json({"path": "photos/cat/0.png", "label": ["cat"]}),
+    "label of 5,000 digits": lambda folder: write_text(
+        folder / "list.json", '[{"path": "photos/cat/0.png", "label": ' + "9" * 5_000 + "}]"
+    ),
+    "deep nesting": lambda folder: write_text(folder / "list.json", "[" * 100_000),
+    "deep nesting in a line": lambda folder: write_text(
+        folder / "list.jsonl", '{"a":' * 100_000 + "\n"
+    ),
+    "columns that are no text": lambda folder: write_text(folder / "list.json", "[{}, {}]"),
+    "path that is no text": as_json({"path": {"bytes": "x"}, "label": "cat"}),
+    "CSV with a null": lambda folder: write_text(folder / "list.csv", "path,label\na\0b.png,cat\n"),
+    "CSV with a long field": lambda folder: write_text(
+        folder / "list.csv", f"path,label\n{'a' * 200_000},cat\n"
+    ),
+    "CSV with a lone quote": lambda folder: write_text(folder / "list.csv", 'path,label\n"a,cat\n'),
+    "odd dates in an unused column": as_parquet(
+        when=lambda pa: pa.array([10**14] * 6, pa.timestamp("s"))
+    ),
+    "odd dates as labels": as_parquet(label=lambda pa: pa.array([2**31 - 1] * 6, pa.date32())),
+    "bytes as paths": as_parquet(path=lambda pa: pa.array([b"\xff"] * 6)),
+    "text repeated to 1.5 GB": repeated_text,
+}
+
+
+def digits(root: Path) -> Path:
+    write_mnist(root / "MNIST", 60)
+    write_mnist(root / "MNIST", 20, prefix="t10k")
+    write_usps(root / "USPS", 20)
+    write_mat(root / "SVHN" / "test_32x32.mat", 20)
+    return root
+
+
+MAT = "SVHN/test_32x32.mat"
+IMAGES = draw(32, 32, 3, 20)
+DIGITS: dict[str, Callable[[Path], object]] = {
+    "libsvm position inf": lambda root: (root / "USPS" / "usps.t.bz2").write_bytes(
+        bz2.compress(b"1 inf:0.5\n")
+    ),
+    "libsvm position nan": lambda root: (root / "USPS" / "usps.t.bz2").write_bytes(
+        bz2.compress(b"1 nan:0.5\n")
+    ),
+    "libsvm bomb": lambda root: (root / "USPS" / "usps.t.bz2").write_bytes(
+        bz2.compress(b"1\n" * 500_000) * 100
+    ),
+    "MATLAB text as labels": lambda root: savemat(root / MAT, {"X": IMAGES, "y": "x" * 20}),
+    "MATLAB cells as labels": lambda root: savemat(
+        root / MAT, {"X": IMAGES, "y": np.array([[1]] * 20, dtype=object)}
+    ),
+    "MATLAB text as images": lambda root: savemat(root / MAT, {"X": "text", "y": cycle(20)}),
+    "MATLAB empty": lambda root: savemat(
+        root / MAT, {"X": np.zeros((32, 32, 3, 0), np.uint8), "y": np.zeros((0, 1))}
+    ),
+    "MATLAB labels that are not numbers": lambda root: savemat(
+        root / MAT, {"X": IMAGES, "y": np.full((20, 1), np.nan)}
+    ),
+    "MATLAB structure": lambda root: savemat(root / MAT, {"X": {"a": 1}, "y": cycle(20)}),
+    "pipe for a file": lambda root: replace_by_pipe(root / MAT),
+    "pipe for a compressed file": lambda root: replace_by_pipe(root / "USPS" / "usps.t.bz2"),
+    "idx bomb": lambda root: idx_bomb(root / "MNIST" / "train-images-idx3-ubyte.gz"),
+}
+
+
+HDF5: dict[str, dict[str, object]] = {
+    "text as labels": {"labels": ["1"] * 7},
+    "text as images": {"images": np.full((7, 227, 227, 3), b"1")},
+    "labels that are not numbers": {"labels": np.full(7, np.nan)},
+    "no labels": {"images": np.zeros((0, 227, 227, 3), np.uint8), "labels": np.zeros(0)},
+    "4 GB of zeros": {
+        "images": {"shape": (4_000, 227, 227, 3), "dtype": "f8", "chunks": True},
+        "labels": np.ones(4_000),
+    },
+    "long text as labels": {"labels": {"shape": (7,), "dtype": "S100000000"}},
+    "chunks of 3 GB": {
+        "images": {
+            "shape": (7, 227, 227, 3), "dtype": "u1", "chunks": (20_000, 227, 227, 3),
+            "maxshape": (None, 227, 227, 3), "compression": "gzip",
+        }
+    },
+}  # fmt: skip
+
+
+def write_hdf5(file: Path, **content: object) -> None:
+    h5py = pytest.importorskip("h5py")
+    plain = {"images": np.zeros((7, 227, 227, 3), np.uint8), "labels": np.arange(1, 8)}
+    with h5py.File(file, "w") as opened:
+        for name, values in {**plain, **content}.items():
+            if isinstance(values, dict):
+                opened.create_dataset(name, **values)
+            else:
+                opened[name] = values
+
+
+@pytest.mark.parametrize("kind", HDF5)
+def test_an_odd_hdf5_file_is_answered(kind, model, tmp_path, capsys):
+    for domain in ("photo", "sketch"):
+        for part in ("train", "val", "test"):
+            write_hdf5(tmp_path / f"{domain}_{part}.hdf5")
+    write_hdf5(tmp_path / "photo_train.hdf5", **HDF5[kind])
+    write_hdf5(tmp_path / "sketch_test.hdf5", **HDF5[kind])
+    root = ["--root", str(tmp_path)]
+    shown = answers(["data", "verify", "pacs", *root], capsys)
+    assert "damaged" in shown
+    release = ["--pacs.release", "hdf5", "--out", str(tmp_path / "run")]
+    assert "photo_train.hdf5" in answers(["train", "pacs", *root, *release, *SHORT], capsys)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def idx_bomb(path: Path) -> None:
+    with gzip.open(path, "wb") as file:
+        file.write(struct.pack(">4I", 2051, 500_000, 28, 28))
+        for _ in range(500):
+            file.write(bytes(784 * 1_000))
+
+
+def answers(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command; what it printed as a problem."""
+    code = run(arguments, debug=False)
+    shown = capsys.readouterr()
+    assert code in PROMISED, (arguments, shown.err[-3000:])
+    assert "Traceback" not in shown.err
+    assert "Unknown option" not in shown.err
+    assert code == 0 or "Error: " in shown.err
+    return shown.err
+
+
+def commands(data: Path, model: Path, out: Path) -> Iterator[list[str]]:
+    yield ["data", "verify", str(data)]
+    yield ["data", "show", str(data), "-o", str(out / "sheet.png")]
+    yield ["evaluate", str(model), str(data)]
+    yield ["config", str(data)]
+    yield ["train", str(data), "--out", str(out / "run"), *SHORT]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_an_odd_folder_is_answered_by_every_command(kind, model, tmp_path, capsys):
+    root = photos(tmp_path / "photos")
+    FOLDERS[kind](root / "cat")
+    try:
+        for arguments in commands(root, model, tmp_path):
+            answers(arguments, capsys)
+        answers(["predict", str(model), str(root), "-o", str(tmp_path / "found.csv")], capsys)
+        answers(["predict", str(model), str(root), "-o", str(tmp_path / "found.jsonl")], capsys)
+    finally:
+        unnest(root / "cat")
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_an_odd_list_is_answered_by_every_command(kind, model, tmp_path, capsys):
+    photos(tmp_path / "photos")
+    file = LISTS[kind](tmp_path)
+    for arguments in commands(file, model, tmp_path):
+        answers(arguments, capsys)
+    answers(["predict", str(model), str(file)], capsys)
+
+
+@pytest.mark.parametrize("kind", DIGITS)
+def test_an_odd_file_of_a_published_set_is_answered(kind, model, tmp_path, capsys):
+    root = digits(tmp_path / "digits")
+    DIGITS[kind](root)
+    answers(["data", "verify", "digits", "--root", str(root)], capsys)
+    answers(["data", "show", "digits", "--root", str(root), "-o", str(tmp_path / "a.png")], capsys)
+    answers(["evaluate", str(model), "digits", "--root", str(root)], capsys)
+    out = str(tmp_path / "run")
+    answers(["train", "digits", "--root", str(root), "--out", out, *SHORT, "--quiet"], capsys)
+
+
+def test_a_pipe_among_images_is_listed_with_the_reason(tmp_path, capsys):
+    root = photos(tmp_path / "photos")
+    os.mkfifo(root / "cat" / "x.jpg")
+    assert run(["data", "verify", str(root)], debug=False) == 5
+    assert "cat/x.jpg: it is not a file" in capsys.readouterr().out
+    out = ["--out", str(tmp_path / "run")]
+    assert run(["train", str(root), *SHORT, *out], debug=False) == 5
+    assert "cat/x.jpg: it is not a file" in capsys.readouterr().err
+    skip = "--own-data.skip-bad-images"
+    assert run(["train", str(root), *SHORT, *out, skip], debug=False) == 0
+
+
+def test_images_whose_names_are_not_utf8_are_used_and_recorded(model, tmp_path, capsys):
+    root = photos(tmp_path / "photos")
+    write_bytes(root / "cat", b"\xff.png", PIXELS[0])
+    assert run(["data", "verify", str(root)], debug=False) == 0
+    assert run(["train", str(root), *SHORT, "--out", str(tmp_path / "run")], debug=False) == 0
+    records = "".join(p.read_text("utf-8") for p in (tmp_path / "run").rglob("*.json"))
+    assert r"cat/\\xff.png" in records
+    assert run(["resume", str(tmp_path / "run")], debug=False) == 0
+    found = tmp_path / "found.csv"
+    assert run(["predict", str(model), str(root), "-o", str(found)], debug=False) == 0
+    assert len(found.read_text("utf-8").splitlines()) == 1 + 7
+    capsys.readouterr()
+
+
+def test_predict_reaches_the_image_in_the_deepest_folder(model, tmp_path, capsys):
+    root = photos(tmp_path / "photos")
+    nest(root / "cat", 1_100)
+    found = tmp_path / "found.csv"
+    try:
+        assert run(["predict", str(model), str(root), "-o", str(found)], debug=False) == 0
+    finally:
+        unnest(root / "cat")
+    lines = found.read_text().splitlines()
+    assert len(lines) == 1 + 7
+    assert sum("/d/d/deep.png" in line for line in lines) == 1
+    capsys.readouterr()
+
+
+def test_predict_says_which_folder_it_could_not_read(model, tmp_path, capsys):
+    root = photos(tmp_path / "photos")
+    nest(root / "cat", 3_000)  # longer than a path may be
+    try:
+        with pytest.warns(PeerdgWarning, match="is left out: File name too long") as caught:
+            assert run(["predict", str(model), str(root)], debug=False) == 0
+    finally:
+        unnest(root / "cat")
+    assert len(caught) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 6
+
+
+def test_only_the_needed_columns_of_a_parquet_list_are_read(tmp_path):
+    photos(tmp_path / "photos")
+    file = LISTS["odd dates in an unused column"](tmp_path)
+    items = read_list(file).items
+    assert [(item.path.name, item.label) for item in items] == [
+        (Path(str(row["path"])).name, row["label"]) for row in rows()
+    ]
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+from peerdg.errors import DataError
+read, files = sys.argv[1], [Path(name) for name in sys.argv[2:]]
+try:
+    if read == "parquet":
+        from peerdg.data.list_file import read_list as reader
+        reader(files[0])
+    else:
+        from peerdg.data.benchmarks.pacs_hdf5 import read_hdf5
+        from peerdg.data.benchmarks.digits_files import read_libsvm, read_mat
+        if read == "hdf5":
+            read_hdf5(files[0])
+        else:
+            {"libsvm": read_libsvm, "mat": read_mat}[read](files)
+except DataError as error:
+    print(error.message.replace(chr(10), " "))
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def compressed_mat(folder: Path) -> Path:
+    images = np.zeros((32, 32, 3, 100_000), np.uint8)
+    savemat(folder / "a.mat", {"X": images, "y": np.ones((100_000, 1))}, do_compression=True)
+    return folder / "a.mat"
+
+
+def bomb_hdf5(folder: Path) -> Path:
+    images = {"shape": (4_000, 227, 227, 3), "dtype": "u1", "chunks": True, "compression": "gzip"}
+    write_hdf5(folder / "a.hdf5", images=images, labels=np.ones(4_000))
+    return folder / "a.hdf5"
+
+
+def bomb_libsvm(folder: Path) -> Path:
+    (folder / "a.bz2").write_bytes(bz2.compress(b"1\n" * 500_000) * 100)
+    return folder / "a.bz2"
+
+
+BOMBS = {"parquet": repeated_text, "hdf5": bomb_hdf5, "libsvm": bomb_libsvm, "mat": compressed_mat}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_small_file_that_claims_gigabytes_takes_little_memory(kind, tmp_path):
+    file = BOMBS[kind](tmp_path)
+    assert file.stat().st_size < 5_000_000
+    command = [sys.executable, "-c", MEMORY, kind, str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    message, kilobytes = result.stdout.splitlines()
+    assert file.name in message
+    assert int(kilobytes) < 700_000  # torch alone takes half of it
