@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from peerdg.errors import DataError
 from peerdg.files import NotRegularError, open_regular
 
 # Named one by one, because Pillow's full list has formats that start other programs (EPS).
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+# DIB is BMP without its file header, read by the same code.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .dib .gif .tif .tiff .ppm .pgm .pbm .pnm"
     .split()
@@ -35,7 +37,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_BITS_PER_SAMPLE = 258
+_BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
 _KNOWN = f"Known formats: {', '.join(FORMATS)}."
 
 
@@ -83,7 +85,7 @@ def decode(
         return Decoded(_to_rgb(source, name, pixel_limit), False)
     content = read_content(source, name) if isinstance(source, Path) else source
     with open_header(content, name) as image:
-        return Decoded(_to_rgb(image, name, pixel_limit), _has_further_frames(image))
+        return Decoded(_to_rgb(image, name, pixel_limit, content), _has_further_frames(image))
 
 
 def read_content(path: Path, name: str | None = None) -> bytes:
@@ -116,7 +118,9 @@ def open_header(content: bytes, name: str) -> Image.Image:
         raise _damaged(name, error) from error
 
 
-def _to_rgb(image: Image.Image, name: str, pixel_limit: int) -> Image.Image:
+def _to_rgb(
+    image: Image.Image, name: str, pixel_limit: int, content: bytes | None = None
+) -> Image.Image:
     _check_size(image, name, pixel_limit)
     if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
         kind = "floats" if image.mode == "F" else "32-bit integers"
@@ -126,14 +130,20 @@ def _to_rgb(image: Image.Image, name: str, pixel_limit: int) -> Image.Image:
             hint="Save it as an 8-bit or 16-bit image.",
         )
     try:
+        hidden = None if content is None else _hidden_pixels(image, content)
         image.load()
-        turn, top = _turn(image), _top_value(image)  # before anything makes a copy without them
+        # Before anything makes a copy without them.
+        turn, top, inverted = _turn(image), _top_value(image), _white_is_zero(image)
+        if hidden is not None:
+            pixels = np.array(image)
+            pixels[hidden] = 255
+            image = Image.fromarray(pixels)
         if (image.format, image.mode) == ("JPEG", "CMYK") and "adobe" not in image.info:
             # Pillow takes every CMYK JPEG for inverted; only those with Adobe's marker are.
             image = Image.eval(image, lambda value: 255 - value)
         image = image if turn is None else image.transpose(turn)
         if image.mode == "I" or image.mode.startswith("I;16"):
-            image = _scale_deep_grey(image, name, top)
+            image = _scale_deep_grey(image, name, top, inverted=inverted)
         if image.has_transparency_data:
             return _on_white(image)
         if (image.format, image.mode) == ("JPEG", "RGB"):
@@ -176,7 +186,33 @@ def _top_value(image: Image.Image) -> int:
     return 65_535
 
 
-def _scale_deep_grey(image: Image.Image, name: str, top: int) -> Image.Image:
+def _white_is_zero(image: Image.Image) -> bool:
+    """Whether 0 means white, in TIFF files; Pillow turns such values only up to 8 bits."""
+    with contextlib.suppress(Exception):
+        return bool(image.tag_v2[_PHOTOMETRIC] == 0)  # type: ignore[attr-defined]
+    return False
+
+
+def _hidden_pixels(image: Image.Image, content: bytes) -> NDArray[np.bool_] | None:
+    """Which pixels of a PNG with 16 bits per colour have the one colour that is transparent.
+
+    Pillow keeps only the upper byte of each value, but the colour is meant in both: the same file
+    read as if its bytes were in the other order gives the lower ones. None for all other images.
+    """
+    colour = image.info.get("transparency")
+    tiles = getattr(image, "tile", ())
+    if image.format != "PNG" or not isinstance(colour, tuple) or not tiles:
+        return None
+    if tiles[0].args != "RGB;16B":
+        return None
+    with Image.open(io.BytesIO(content), formats=("PNG",)) as again:
+        again.tile = [tile._replace(args="RGB;16L") for tile in again.tile]
+        low = np.asarray(again, np.uint16)
+    values = np.asarray(image, np.uint16) << 8 | low
+    return np.asarray((values == np.array(colour)).all(axis=2))
+
+
+def _scale_deep_grey(image: Image.Image, name: str, top: int, *, inverted: bool) -> Image.Image:
     """More than 8 bits over their whole range, where Pillow's own conversion clips at 255."""
     values = np.asarray(image)
     low, high = int(values.min()), int(values.max())
@@ -186,11 +222,15 @@ def _scale_deep_grey(image: Image.Image, name: str, top: int) -> Image.Image:
             f"its values run from {low} to {high}, which is neither 8-bit nor 16-bit grey",
             hint="Save it as an 8-bit or 16-bit image.",
         )
-    scaled = values.astype(np.uint32)
+    scaled = (top - values.astype(np.int64) if inverted else values).astype(np.uint32)
     scaled *= 255
     scaled += top // 2
     scaled //= top
-    return Image.fromarray(scaled.astype(np.uint8))
+    grey = scaled.astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):  # one value of a PNG; laid on white like all transparency
+        grey[values == transparent] = 255
+    return Image.fromarray(grey)
 
 
 def _on_white(image: Image.Image) -> Image.Image:

@@ -27,7 +27,7 @@ from peerdg.errors import DataError, PeerdgWarning
 from peerdg.text import storable
 
 SIDE = 256  # of images that do not share one small square size
-_RECIPE = 1  # raise it when the same file is decoded to other pixels
+_RECIPE = 2  # raise it when the same file is decoded to other pixels
 _BATCH = 16
 A = TypeVar("A")
 B = TypeVar("B")
