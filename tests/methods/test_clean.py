@@ -15,6 +15,7 @@ from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, DataError
 from peerdg.methods.base import Batch
 from peerdg.methods.clean import CleanImages, as_clean
+from peerdg.methods.images import as_bytes
 from peerdg.methods.peer import PEER
 from peerdg.methods.settings.peer import Settings
 from peerdg.models.averaging import recalibrate
@@ -243,3 +244,8 @@ def test_a_batch_of_other_floats_is_refused(images):
 def test_a_batch_of_integers_that_are_not_bytes_is_refused():
     with pytest.raises(DataError, match="int64"):
         Batch(SOURCE.images.long(), SOURCE.labels)
+
+
+def test_float_images_become_the_nearest_of_256_values():
+    values = torch.tensor([0.0, 0.4, 0.6, 99.49, 99.51, 254.4, 254.6, 255.0]) / 255
+    assert as_bytes(values).tolist() == [0, 0, 1, 99, 100, 254, 255, 255]

@@ -315,6 +315,32 @@ def test_info_nce_can_replace_barlow_twins():
     assert torch.isfinite(weights(a.proxy)).all()
 
 
+def test_info_nce_tells_the_proxys_augmented_image_from_the_task_models_clean_ones():
+    """Written out: of each row, the softmax of cosines over the temperature at its own image."""
+    peer = make(regulariser="info-nce", tau=0.3)
+    with torch.no_grad():  # else both models are equal
+        for p in peer.proxy.parameters():
+            p.add_(torch.randn_like(p) / 4)
+    batch = Batch(SOURCE.images[:6], SOURCE.labels[:6], seed=1)
+    x, x_bar = batch.images, peer.augment(batch.images, batch.generator())
+    peer.train()
+    z_f = peer.projection(peer.task.features(x))
+    z_p = peer.projection(peer.proxy.features(x_bar))
+    expected = torch.zeros(())
+    for i in range(6):
+        cosines = torch.stack([F.cosine_similarity(z_p[i], z_f[j], dim=0) for j in range(6)])
+        expected = expected - (cosines[i] / 0.3 - torch.logsumexp(cosines / 0.3, 0)) / 6
+    torch.testing.assert_close(peer.loss(batch)["regulariser"], expected.detach())
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_head_has_the_asked_number_of_layers(layers):
+    peer = make(head_layers=layers)
+    linear = [part for part in peer.projection if isinstance(part, nn.Linear)]
+    assert len(linear) == layers
+    assert linear[-1].out_features == 4
+
+
 def test_without_augmentation_both_views_are_the_clean_image():
     peer = PEER(tiny_classifier(), Settings(augment=False))
     terms = peer.loss(Batch(SOURCE.images, SOURCE.labels))
@@ -330,6 +356,16 @@ def test_a_teacher_guides_in_place_of_the_task_model():
     train(peer, epochs=2)
     assert torch.equal(weights(teacher), before)
     assert peer.deployed is peer.task
+
+
+def test_a_teacher_says_the_same_each_time_and_is_not_trained():
+    teacher = tiny_classifier(seed=9, dropout=0.5).train()
+    peer = make(teacher=teacher).train()
+    assert not any(module.training for module in teacher.modules())
+    assert not any(p.requires_grad for p in teacher.parameters())
+    torch.testing.assert_close(
+        peer._regulator_features(SOURCE.images), teacher.eval().features(SOURCE.images).detach()
+    )
 
 
 def test_a_teacher_of_another_width_is_refused():

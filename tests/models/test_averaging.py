@@ -48,7 +48,8 @@ def test_serves_the_start_until_the_first_snapshot_which_then_replaces_it():
 
 
 def test_is_frozen_and_never_in_train_mode():
-    average = SnapshotAverage(tiny_classifier(dropout=0.5), bn="copy")
+    average = SnapshotAverage(tiny_classifier(dropout=0.5).train(), bn="copy")
+    assert not any(module.training for module in average.modules() if module is not average)
     average.train()
     assert not any(module.training for module in average.modules())
     assert not any(p.requires_grad for p in average.parameters())
@@ -150,6 +151,17 @@ def test_recalibration_does_not_use_dropout(training):
     recalibrate(model, images)
     assert torch.equal(once, model.encoder.late.running_var)
     assert drop.training == model.encoder.late.training == training
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_recalibration_leaves_momentum_and_modes_as_they_were(momentum):
+    model = tiny_classifier(batch_norm=True, dropout=0.5)
+    model.encoder.norm.momentum = momentum
+    model.encoder.norm.eval()  # frozen inside a network that is trained
+    modes = [module.training for module in model.modules()]
+    recalibrate(model, tiny_domain(n=16).images.split(8))
+    assert model.encoder.norm.momentum == momentum
+    assert [module.training for module in model.modules()] == modes
 
 
 def test_recalibration_from_nothing_is_refused():
