@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import peerdg
 from peerdg.cli import train as command
@@ -175,7 +176,10 @@ def test_a_weight_that_the_last_step_made_infinite_is_not_deployed(
         fit(tmp_path / "run", method)
     assert caught.value.details["epoch"] == 3
     assert not (tmp_path / "run/done.json").exists()
-    assert not (tmp_path / "run/model").exists()
+    stored = tmp_path / "run/model/model.safetensors"  # of the evaluation before, where one was due
+    assert stored.exists() == (method == "peer")
+    if stored.exists():
+        assert all(value.isfinite().all() for value in load_file(stored).values())
 
 
 def test_a_learning_rate_that_explodes_is_a_numerical_failure_too(tmp_path: Path):
