@@ -16,7 +16,7 @@ from peerdg.cli.main import run
 from peerdg.errors import ConfigError, Stopped
 from peerdg.runner import run_plan
 from peerdg.train.forecast import Costs, PhaseCosts
-from peerdg.train.minutes import FEW_PERIODS, TimeBudget, fit_epochs, keep_schedule
+from peerdg.train.minutes import FEW_PERIODS, LEAST_PERIODS, TimeBudget, fit_epochs, keep_schedule
 from peerdg.train.progress import ConsoleProgress, Silent
 from peerdg.train.rundir import read_run_config
 from peerdg.train.settings import RunConfig, resolve
@@ -69,21 +69,38 @@ def test_the_time_is_used_but_not_exceeded(minutes: float, step: float, evaluati
     try:
         chosen, seconds = fitted(minutes, measured)
     except ConfigError:
+        config = resolve(OPTIONS)
         shortest = replace(
-            resolve(OPTIONS),
-            pretrain=replace(resolve(OPTIONS).pretrain, epochs=1),
-            train=replace(resolve(OPTIONS).train, epochs=FEW_PERIODS),
-            evaluate_every=1,
-            method_settings=replace(resolve(OPTIONS).method_settings, k=1),
+            config,
+            pretrain=replace(config.pretrain, epochs=1),
+            train=replace(config.train, epochs=LEAST_PERIODS),
+            evaluate_every=2,
+            method_settings=replace(config.method_settings, k=1),
         )
         assert 10 + seconds_of(shortest, measured) > 0.97 * 60 * minutes
         return
     assert seconds <= 0.97 * 60 * minutes + 1e-6
-    k = chosen.method_settings.k
-    one_more = STEPS * step * k * 1.25 + evaluation + 1.0  # a period, with its pre-training
-    assert seconds + one_more + STEPS * step > 0.97 * 60 * minutes
-    assert chosen.train.epochs % k == 0 and chosen.train.epochs // k >= FEW_PERIODS
-    assert chosen.evaluate_every == k <= 5
+    k, epochs = chosen.method_settings.k, chosen.train.epochs
+    # Not even 0.95 of one more period, its pre-training and two evaluations would fit, or a run of
+    # nearly as many epochs has a k nearer to the usual one.
+    more = (STEPS * step * k * 1.25 + 1.0 + 2 * evaluation) + STEPS * step
+    assert seconds + more > 0.95 * 0.97 * 60 * minutes
+    assert epochs % k == 0 and k <= 5
+    assert epochs // k >= (FEW_PERIODS if k > 1 else LEAST_PERIODS)
+    # Evaluations fall on ends of periods, with at least one in the middle of the run.
+    assert chosen.evaluate_every % k == 0
+    assert chosen.evaluate_every < epochs
+
+
+def test_costly_evaluations_are_further_apart():
+    cheap, _ = fitted(30, costs(0.3, evaluation=0.1))
+    costly, _ = fitted(30, costs(0.3, evaluation=20.0))
+    assert cheap.evaluate_every == cheap.method_settings.k
+    apart = costly.evaluate_every // costly.method_settings.k
+    assert apart > 1
+    evaluations = 1 + -(-costly.train.epochs // costly.evaluate_every)
+    training = costly.train.epochs * STEPS * 0.3
+    assert 20.0 * evaluations <= 0.2 * training or evaluations == 3
 
 
 def test_pretraining_and_the_rate_schedule_shrink_in_proportion():
@@ -103,7 +120,7 @@ def test_more_time_than_needed_means_more_epochs_and_the_same_k():
 def test_little_time_means_shorter_periods_not_fewer_than_a_few():
     chosen, _ = fitted(1, costs(0.5))
     assert chosen.method_settings.k == 1
-    assert chosen.train.epochs >= FEW_PERIODS
+    assert chosen.train.epochs >= LEAST_PERIODS
 
 
 def test_what_the_user_chose_stays():
@@ -119,12 +136,12 @@ def test_a_method_without_k_is_evaluated_a_few_times():
     options = {key: value for key, value in OPTIONS.items() if key != "peer"}
     config = resolve(options, {"method": "erm", "evaluate_every": 5})
     chosen, seconds = fitted(3, costs(0.5, evaluation=1.0), config)
-    assert chosen.train.epochs // chosen.evaluate_every >= FEW_PERIODS
+    assert chosen.evaluate_every < chosen.train.epochs
     assert 0.8 * 180 < seconds <= 0.97 * 180
 
 
 def test_too_little_time_is_refused_with_the_least_that_would_do():
-    with pytest.raises(ConfigError, match=r"1 minutes are too few .* 1 \+ 5 epochs, k 1, takes"):
+    with pytest.raises(ConfigError, match=r"1 minutes are too few .* 1 \+ 3 epochs, k 1, takes"):
         fitted(1, costs(30.0))
 
 
@@ -225,6 +242,7 @@ def test_a_resume_keeps_the_epochs_and_ends_like_a_run_that_was_not_stopped(
         "pretrain": {**SMALL["pretrain"], "epochs": chosen.pretrain.epochs},
         "train": {**SMALL["train"], "epochs": chosen.train.epochs},
         "peer": {**SMALL["peer"], "k": chosen.method_settings.k},
+        "evaluate_every": chosen.evaluate_every,
     }
     whole = peerdg.fit(
         tiny_splits(), out=tmp_path / "whole", model=slow_model(), **{**SMALL, **sections}

@@ -1,17 +1,20 @@
 """What a run prints, on a terminal and in a log."""
 
 import io
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from rich.cells import cell_len
 from rich.console import Console
 
 import peerdg
 from peerdg.terminal import Terminal
 from peerdg.train.forecast import Costs, PhaseCosts, PhasePlan, RunPlan
 from peerdg.train.progress import ConsoleProgress, Silent, choose_progress
+from peerdg.train.reading import ReadingBar
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.tiny_run import OPTIONS
 
@@ -126,3 +129,19 @@ def test_the_bar_never_goes_back_when_an_estimate_changes():
         progress.step(step // 4, step % 4 + 1, images=8, terms=terms)
         shares.append(progress._updated_block().share)
     assert shares == sorted(shares)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_bar_of_reading_fits_on_one_line(width: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("peerdg.train.reading.PATIENCE", -1.0)
+    text = io.StringIO()
+    console = Terminal(file=text, width=width, force_terminal=True, color_system=None)
+    bar = ReadingBar(console, "[3/12] [red]peer\x1b]0;x\x07-0  ")
+    for done in (1, 123_456, 999_999):
+        bar("decoding 回転寿司の写真を集めた長い名前", done, 1_000_000)
+    bar.close()
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue()).replace("\r", "\n")
+    lines = [line for line in drawn.splitlines() if line.strip()]
+    assert max(map(cell_len, lines)) <= width
+    assert all("/1000000" in line for line in lines)
+    assert all(line.isprintable() and "[red]" in line for line in lines)

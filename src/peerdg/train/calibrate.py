@@ -24,7 +24,7 @@ from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 from peerdg.train.step import train_step
 
-SECONDS = 1.5  # for the steps of all phases, unless a single step takes longer
+SECONDS = 1.0  # for the steps of all phases, unless a single step takes longer
 SMALL_BATCH = 8  # images of the first step, which decides how many the next ones have
 MOST_STEPS = 12  # of a phase
 SHORT = 0.2  # seconds; what is done sooner is measured again, now that kernels are chosen

@@ -1,5 +1,6 @@
 """Choose the epochs of a run so that it takes a given time on this machine. Free of torch."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,9 @@ from peerdg.errors import ConfigError
 from peerdg.train.forecast import Costs, RunPlan, duration
 from peerdg.train.settings import PhaseSettings, RunConfig
 
-FEW_PERIODS = 5  # snapshots are averaged, and accuracy is followed, at least so many times
+FEW_PERIODS = 5  # of k epochs; with less time k is smaller
+LEAST_PERIODS = 3  # of one epoch: the shortest run
+EVALUATION_SHARE = 0.2  # of the training's time; costly evaluations are several periods apart
 MOST_PERIODS = 2**16  # nobody waits for more; it bounds the search where a step takes no time
 NEARLY = 0.95  # of the most epochs that any period allows
 AIM = 0.97  # of the time; what is not measured in advance takes the rest
@@ -71,8 +74,10 @@ def fit_epochs(
 ) -> RunConfig:
     """The config with as many epochs as the time allows, pre-training in proportion.
 
-    A run has at least `FEW_PERIODS` periods of k epochs: where these are too long, k is smaller.
-    The steps of a learning rate's schedule shrink or grow like the epochs.
+    A run has at least `FEW_PERIODS` periods of k epochs: where these are too long, k is smaller,
+    and with k = 1 there are at least `LEAST_PERIODS`. Evaluations follow each period, or several
+    if they would take too long, but there is one in the middle. The steps of a learning rate's
+    schedule shrink or grow like the epochs.
 
     Args:
         config: The schedule to shorten or lengthen.
@@ -84,20 +89,23 @@ def fit_epochs(
     Raises:
         ConfigError: If not even the shortest run fits.
     """
+    train, steps = costs.phases["train"], plan_of(config).phases[-1].steps
 
     def with_periods(count: int, period: int) -> RunConfig:
-        return _with_epochs(config, count * period, period, budget.keep)
+        training = count * (period * steps * train.step + train.period)
+        apart = _periods_apart(count, costs.evaluation, EVALUATION_SHARE * training)
+        return _with_epochs(config, count * period, period, period * apart, budget.keep)
 
     def seconds(fitted: RunConfig) -> float:
         return spent + costs.of_run(plan_of(fitted))
 
     usual = _period(config)
     kept = "k" in budget.keep or (not _has_k(config) and "evaluate_every" in budget.keep)
-    least_count, least_period = (1, usual) if kept else (FEW_PERIODS, 1)
+    least_count, least_period = (1, usual) if kept else (LEAST_PERIODS, 1)
     found: list[RunConfig] = []
     for period in range(least_period, usual + 1):
         count = _most_periods(partial(with_periods, period=period), seconds, AIM * budget.seconds)
-        if count >= least_count:
+        if count >= (least_count if period == least_period else FEW_PERIODS):
             found.append(with_periods(count, period))
     if found:  # the period nearest to the usual one, unless whole ones waste too much of the time
         most = max(fitted.train.epochs for fitted in found)
@@ -132,7 +140,17 @@ def schedule(config: RunConfig) -> str:
     return f"{before}{config.train.epochs} epochs{k}"
 
 
-def _with_epochs(config: RunConfig, epochs: int, period: int, keep: frozenset[str]) -> RunConfig:
+def _periods_apart(count: int, evaluation: float, available: float) -> int:
+    """The fewest periods between evaluations that leave them in the `available` seconds."""
+    most = max(1, (count + 1) // 2)
+    return next(
+        (n for n in range(1, most) if (1 + math.ceil(count / n)) * evaluation <= available), most
+    )
+
+
+def _with_epochs(
+    config: RunConfig, epochs: int, period: int, evaluate_every: int, keep: frozenset[str]
+) -> RunConfig:
     """`config` with another number of epochs; pre-training and rate schedule in proportion."""
     factor = epochs / config.train.epochs
     changed: dict[str, Any] = {"train": _scaled(config.train, factor, epochs=epochs)}
@@ -144,9 +162,7 @@ def _with_epochs(config: RunConfig, epochs: int, period: int, keep: frozenset[st
     if _has_k(config) and "k" not in keep:
         changed["method_settings"] = replace(config.method_settings, k=period)
     if "evaluate_every" not in keep:
-        follows = not _has_k(config) or config.evaluate_every == config.method_settings.k
-        usual = max(1, min(config.evaluate_every, epochs // FEW_PERIODS))
-        changed["evaluate_every"] = period if follows else usual
+        changed["evaluate_every"] = evaluate_every
     return replace(config, **changed)
 
 

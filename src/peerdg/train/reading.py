@@ -4,7 +4,12 @@ import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
+from peerdg.text import visible
+
+LONGEST = 20  # cells of what is read
+WIDE = 80  # columns; below, the rate is not shown
 PATIENCE = 0.7  # seconds; what is done sooner shows no bar
 
 
@@ -50,11 +55,17 @@ class ReadingBar:
     def _show(self, what: str, done: int, total: int) -> None:
         if self._bar is None:
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
+                TextColumn(
+                    "{task.description}", markup=False,
+                    table_column=Column(no_wrap=True, overflow="ellipsis", max_width=LONGEST),
+                ),
+                BarColumn(bar_width=12), MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),
                 console=self.console, transient=True,
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task(f"{self.label}{what}", total=total, rate="")
+            description = visible(f"{self.label}{what}")
+            self._task = self._bar.add_task(description, total=total, rate="")
         rate = done / (time.monotonic() - self._began)
-        self._bar.update(self._task, completed=done, rate=f"{rate:,.0f}/s")
+        shown = f"{rate:,.0f}/s" if self.console.width >= WIDE else ""
+        self._bar.update(self._task, completed=done, rate=shown)
