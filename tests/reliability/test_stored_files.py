@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,27 @@ def test_many_names_for_one_tensor_are_refused(tmp_path: Path):
         load_weights(path)
     torch.save({"tied": one, "to": one, "half": one[:50_000]}, path)
     assert set(load_weights(path)) == {"tied", "to", "half"}
+
+
+def test_packed_weights_are_not_unpacked(tmp_path: Path):
+    """torch never compresses: a file that is would grow a thousandfold in memory."""
+    plain, packed = tmp_path / "plain.pth", tmp_path / "packed.pth"
+    torch.save({"a": torch.zeros(5_000_000)}, plain)
+    with zipfile.ZipFile(plain) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    assert packed.stat().st_size < plain.stat().st_size / 500
+    with pytest.raises(DamagedError):
+        load_weights(packed)
+
+
+def test_a_size_that_is_only_claimed_is_refused(tmp_path: Path):
+    path = tmp_path / "weights.pth"
+    torch.save({"a": torch.zeros(1000)}, path, _use_new_zipfile_serialization=False)
+    claimed = path.read_bytes().replace(b"M\xe8\x03", b"J" + (2 * 10**9).to_bytes(4, "little"))
+    path.write_bytes(claimed)
+    with pytest.raises(DamagedError):
+        load_weights(path)
 
 
 @pytest.mark.parametrize("old_format", [False, True], ids=["zip", "before 1.6"])

@@ -116,7 +116,7 @@ def _named_domains(
             raise ConfigError(
                 f"{run} is a model folder.", hint="Name the images to evaluate it on."
             )
-        chosen = [read_run_config(run)]
+        chosen = [resolve(read_run_config(run)).tables()]
     given: dict[str, Any] = {"root": root, "targets": list(target) if target else None}
     given = {key: value for key, value in given.items() if value is not None}
     found: dict[str, Domain] = {}
