@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from peerdg.augment.base import resize
 from peerdg.augment.policy import Policy
 from peerdg.data import VALIDATION
+from peerdg.data.check import check_root
 from peerdg.data.class_map import check_class_map, parse_class_map
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.progress import showing
@@ -117,6 +118,8 @@ def execute(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
+    if splits is None:
+        _data_root(config)
     if model is None:
         weights_file(config.backbone, config.weights)  # missing ones are told of before any work
     with showing(progress.reading):
@@ -406,13 +409,19 @@ def build_model(
 
 def load_splits(config: RunConfig, classes: tuple[str, ...] | None = None) -> Splits:
     """The configured data, with all labels in the order of `classes`; default: the source's."""
+    data, root = benchmark(config.benchmark), _data_root(config)
+    return match_classes(data.load(config.data, root=root, targets=config.targets), classes)
+
+
+def _data_root(config: RunConfig) -> Path | None:
+    """The folder of the data, which must be there if the data set needs one."""
     data = benchmark(config.benchmark)
-    if data.needs_root and config.root is None:
+    root = None if config.root is None else Path(config.root)
+    if data.needs_root and root is None:
         raise ConfigError(
             f"{data.name} needs the folder with its files.", hint="Give it with --root DIR."
         )
-    root = None if config.root is None else Path(config.root)
-    return match_classes(data.load(config.data, root=root, targets=config.targets), classes)
+    return check_root(root) if data.needs_root else root
 
 
 def match_classes(

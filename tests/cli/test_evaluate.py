@@ -118,7 +118,7 @@ def test_bad_images_are_refused_unless_they_may_be_skipped(
 def test_options_of_named_data_sets_do_not_go_with_folders(model: Path, photos: Path):
     assert evaluate(model, photos, "--root", "x") == 2
     assert evaluate(model) == 2  # a model folder has no data of its own
-    assert evaluate(model, "no-such-folder") == 2
+    assert evaluate(model, "no-such-folder") == 5
 
 
 def test_the_runs_own_targets_give_the_recorded_accuracy(tmp_path: Path):

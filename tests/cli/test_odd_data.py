@@ -430,6 +430,52 @@ def test_only_the_needed_columns_of_a_parquet_list_are_read(tmp_path):
     ]
 
 
+def missing(model: Path, run_folder: Path) -> dict[str, list[str]]:
+    out = ["--out", str(run_folder)]
+    return {
+        "train": ["train", "no/where", *out],
+        "train on a list": ["train", "no/where.csv", *out],
+        "config": ["config", "no/where"],
+        "data verify": ["data", "verify", "no/where"],
+        "data show": ["data", "show", "no/where"],
+        "evaluate": ["evaluate", str(model), "no/where"],
+        "predict": ["predict", str(model), "no/where"],
+        "train, root": ["train", "digits", "--root", "no/where", *out],
+        "train, root, without weights": ["train", "pacs", "--root", "no/where", *out],
+        "data verify, root": ["data", "verify", "pacs", "--root", "no/where"],
+        "data show, root": ["data", "show", "pacs", "--root", "no/where"],
+        "data prepare, root": ["data", "prepare", "pacs", "--root", "no/where"],
+        "evaluate, root": ["evaluate", str(model), "digits", "--root", "no/where"],
+    }
+
+
+@pytest.mark.parametrize("kind", missing(Path(), Path()))
+def test_a_missing_folder_ends_every_command_with_one_code(kind, model, tmp_path, capsys):
+    assert run(missing(model, tmp_path / "run")[kind], debug=False) == 5
+    assert "no/where" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["train"], ["config"], ["data", "verify"], ["data", "show"]])
+def test_a_misspelt_data_set_is_a_wrong_command(command, capsys):
+    assert run([*command, "digitz"], debug=False) == 2
+    assert "Did you mean 'digits'?" in capsys.readouterr().err
+
+
+def test_a_root_that_an_embedded_set_would_not_read_is_refused(model, tmp_path, capsys):
+    root = ["--root", str(photos(tmp_path / "photos"))]
+    for command in (
+        ["train", "digits-mini", "--out", str(tmp_path / "run")],
+        ["config", "digits-mini"],
+        ["data", "verify", "digits-mini"],
+        ["data", "show", "digits-mini"],
+        ["data", "prepare", "digits-mini"],
+        ["evaluate", str(model), "digits-mini"],
+    ):
+        assert run([*command, *root], debug=False) == 2, command
+        assert "reads no folder" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 MEMORY = """
 import sys
 from pathlib import Path

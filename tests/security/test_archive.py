@@ -121,7 +121,8 @@ HOSTILE = {
     "zip: control": (zipped(("a\nb", b"1")), "control characters"),
     "zip: null": (patched(zipped(("aQb", b"1")), b"aQb", b"a\0b", last=True), "control"),
     "zip: long": (zipped(("a" * 300, b"1")), "too long"),
-    "zip: deep": (zipped(("a/" * 600 + "x", b"1")), "too long"),
+    "zip: deep": (zipped(("a/" * 100 + "x", b"1")), "more than 100 parts"),
+    "zip: long path": (zipped((("a" * 200 + "/") * 6 + "x", b"1")), "too long"),
     # zip: kinds
     "zip: symbolic link": (zipped(("a", b"/etc/passwd"), mode=stat.S_IFLNK), "symbolic link"),
     "zip: device": (zipped(("a", b""), mode=stat.S_IFCHR), "device"),

@@ -7,7 +7,8 @@ from cyclopts import Parameter
 
 from peerdg.cli.console import console
 from peerdg.cli.folders import is_folder, read_folders, verify_folders
-from peerdg.data.registry import BENCHMARKS, benchmark
+from peerdg.data.benchmark import Benchmark
+from peerdg.data.registry import BENCHMARKS, no_such_data
 from peerdg.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -76,9 +77,7 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
     if folders:
         raise ConfigError(f"{name} is a data set; it cannot be verified together with folders.")
 
-    data = benchmark(name)
-    if data.needs_root:
-        require_root(name, root)
+    data = _data_set(name, root)
     reports = data.verify(root)
     rows = [
         [f"{r.domain} {r.split}", r.status, _number(r.count), _number(r.expected),
@@ -106,10 +105,19 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
 
 def load_data(name: str, root: Path | None) -> "Splits":
     """The set with its default switches."""
-    data = benchmark(name)
+    data = _data_set(name, root)
+    return data.load(data.settings(), root=root)
+
+
+def _data_set(name: str, root: Path | None) -> Benchmark:
+    """The data set called `name`, with a folder where it needs one and none where it does not."""
+    if name not in BENCHMARKS:
+        raise no_such_data(name)
+    data = BENCHMARKS[name]
+    data.refuse_unused_root(root)
     if data.needs_root:
         require_root(name, root)
-    return data.load(data.settings(), root=root)
+    return data
 
 
 def require_root(name: str, root: Path | None) -> Path:

@@ -11,7 +11,7 @@ from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import which_data
 from peerdg.config import merge
 from peerdg.data.class_map import check_class_map, parse_class_map
-from peerdg.data.registry import OWN_DATA
+from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.errors import ConfigError
 from peerdg.train.hardware import DEVICES
@@ -63,6 +63,8 @@ def evaluate(
             "--root and --target belong to a data set by name, not to a folder or list.",
             hint="Give the folders of all targets one after the other.",
         )
+    for name in data:
+        BENCHMARKS[which_data(name)["benchmark"]].refuse_unused_root(root)
     from peerdg import api
     from peerdg.data.progress import showing
     from peerdg.train.reading import ReadingBar

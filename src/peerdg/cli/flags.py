@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
 from peerdg.config import merge, nearest, read_toml
-from peerdg.data.registry import BENCHMARKS, OWN_DATA
+from peerdg.data.registry import BENCHMARKS, OWN_DATA, no_such_data
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.train.choices import Choices
@@ -162,7 +162,9 @@ def resolve_flags(
             )
         given.setdefault(OWN_DATA, {})["class_map"] = list(common.class_map)
     if _COMPLETE <= file.keys() or not _names_own_images(merge(file, given)):
-        return resolve(file, given), None
+        config = resolve(file, given)
+        BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
+        return config, None
     from peerdg.train.own import resolve_own  # looks at images, so it imports torch
 
     return resolve_own(given, file=file)
@@ -185,18 +187,14 @@ def which_data(data: str) -> dict[str, Any]:
     """A data set by name, or a folder or list by its path.
 
     Raises:
-        ConfigError: If it is neither.
+        ConfigError: If it looks like a misspelt data set.
+        DataError: If there is no such folder or list.
     """
     if data in BENCHMARKS:
         return {"benchmark": data}
     if Path(data).expanduser().exists():
         return {"benchmark": OWN_DATA, "root": data}
-    listed = [name for name, known in BENCHMARKS.items() if known.listed]
-    guess = nearest(data, listed)
-    raise ConfigError(
-        f"'{data}' is neither a data set nor a folder or list of images.",
-        hint=f"Did you mean '{guess}'?" if guess else f"Data sets: {', '.join(listed)}.",
-    )
+    raise no_such_data(data)
 
 
 def given_options(options: Any) -> dict[str, Any]:

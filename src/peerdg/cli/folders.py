@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerdg.cli.console import console, error_console
-from peerdg.data.registry import BENCHMARKS, benchmark
+from peerdg.data.registry import BENCHMARKS, no_such_data
 from peerdg.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def read_folders(paths: Sequence[Path]) -> "FolderReport":
 
     for path in paths:
         if not path.expanduser().exists():
-            benchmark(str(path))  # says which data set may have been meant
+            raise no_such_data(str(path))
     with _bar():
         return check_folders([path.expanduser() for path in paths])
 

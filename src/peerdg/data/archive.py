@@ -35,6 +35,7 @@ Progress = Callable[[int, int], None]
 _CHUNK = 1 << 18
 _BLOCK = tarfile.BLOCKSIZE
 _MOST_NAME_BYTES, _MOST_PART_BYTES = 1024, 255  # what common file systems take
+_MOST_PARTS = 100  # folders in folders; sets of images have 5
 _MOST_DIRECTORY = 256  # bytes for each entry in the directory of a zip; 100 is usual
 _MOST_HEADER = 8192  # bytes of a long name or an extended header of a tar; 500 is usual
 _MOST_GLOBAL = 32  # extended headers of a tar that hold for all files; 1 is usual
@@ -487,6 +488,8 @@ def _name_problem(name: str) -> str | None:
         return "leads out of the folder (..)"
     if not name.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs") for c in name):
         return "has control characters"
+    if len(parts) > _MOST_PARTS:
+        return f"has more than {_MOST_PARTS} parts"
     longest = max(len(part.encode()) for part in parts)
     if longest > _MOST_PART_BYTES or len(name.encode()) > _MOST_NAME_BYTES:
         return "is too long"

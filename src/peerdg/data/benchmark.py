@@ -91,6 +91,19 @@ class Benchmark:
             )
         return found
 
+    def refuse_unused_root(self, root: Path | str | None) -> None:
+        """Refuse a folder for a set that reads none: the user expects it to be read.
+
+        Raises:
+            ConfigError: If the set is embedded and a folder is given.
+        """
+        if root is not None and self.listed and not self.needs_root:
+            raise ConfigError(
+                f"{self.name} is made from installed packages and reads no folder, but --root is "
+                f"{root}.",
+                hint="Leave out --root, or name the data set that is in this folder.",
+            )
+
     def normalisation(self, settings: Any) -> tuple[_Channels, _Channels]:
         """Mean and scale that the model applies to values 0..1, as the settings ask for."""
         if getattr(settings, "values", "unit") == "centred":

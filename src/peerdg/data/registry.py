@@ -4,7 +4,7 @@ Free of torch, so that listing and checking names costs nothing. Adding a benchm
 its module under `benchmarks/` and its entry here.
 """
 
-from peerdg.config import did_you_mean
+from peerdg.config import did_you_mean, nearest
 from peerdg.data.benchmark import Benchmark
 from peerdg.data.settings import (
     DigitsMiniSettings,
@@ -15,7 +15,7 @@ from peerdg.data.settings import (
     TerraSettings,
     VlcsSettings,
 )
-from peerdg.errors import ConfigError
+from peerdg.errors import ConfigError, DataError, PeerdgError
 
 OWN_DATA = "own-data"  # a user's folder or list of images, or domains given from Python
 _DIGITS = tuple("0123456789")
@@ -163,6 +163,20 @@ BENCHMARKS = {
         ),
     )
 }
+
+
+def no_such_data(name: str) -> PeerdgError:
+    """The error for what is neither a data set nor a file or folder that exists.
+
+    A misspelt data set is a wrong command (2), everything else is data that is not there (5).
+    """
+    listed = [known for known, entry in BENCHMARKS.items() if entry.listed]
+    if "/" not in name and (guess := nearest(name, listed)):
+        return ConfigError(f"Unknown data set '{name}'.", hint=f"Did you mean '{guess}'?")
+    return DataError(
+        f"There is no folder or list {name}, and no data set of that name.",
+        hint=f"Check the path. Data sets: {', '.join(listed)}.",
+    )
 
 
 def benchmark(name: str) -> Benchmark:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from peerdg.config import did_you_mean
+from peerdg.config import did_you_mean, nearest
 from peerdg.data import is_target
 from peerdg.data.check import DomainReport
 from peerdg.data.class_map import check_class_map, parse_class_map
@@ -22,7 +22,7 @@ from peerdg.data.images import read_images
 from peerdg.data.listing import Listing
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.split import hold_out
-from peerdg.errors import ConfigError, PeerdgWarning
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 
 
 def load(
@@ -135,8 +135,11 @@ def _targets(
             name = by_name[target.casefold()]
             found[name] = others[name]
         elif not path.exists():
-            hint = did_you_mean(target, others) if others else "Give a folder or a list."
-            raise ConfigError(f"The target '{target}' is neither there nor a domain.", hint=hint)
+            text = f"The target '{target}' is neither there nor a domain."
+            if guess := nearest(target, list(others)):
+                raise ConfigError(text, hint=f"Did you mean '{guess}'?")
+            known = f" Domains: {', '.join(others)}." if others else ""
+            raise DataError(text, hint=f"Give a folder or a list.{known}")
         else:
             listing = find_images(path, layout=layout)
             parts = {name: listing.part(domain=name) for name in listing.domains}
