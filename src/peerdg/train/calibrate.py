@@ -26,7 +26,7 @@ from peerdg.train.step import train_step
 
 SECONDS = 1.0  # for the steps of all phases, unless a single step takes longer
 SMALL_BATCH = 8  # images of the first step, which decides how many the next ones have
-MOST_STEPS = 12  # of a phase
+LEAST_STEPS, MOST_STEPS = 4, 12  # of a phase, where the images of a step can be chosen for it
 SHORT = 0.2  # seconds; what is done sooner is measured again, now that kernels are chosen
 
 
@@ -123,18 +123,17 @@ class _Trial:
         """
         small = min(SMALL_BATCH, batch_size)
         began = time.perf_counter()
-        first = self._step(small, 0)
-        affordable = int(small * max(1.0, seconds / 2 / max(first, 1e-9)))
-        size = min(batch_size, affordable)
-        times: list[float] = [] if size > small else [first]
+        warm_up = self._step(small, 0)  # chooses kernels and takes memory; never counted
+        size = min(batch_size, int(small * max(1.0, seconds / LEAST_STEPS / max(warm_up, 1e-9))))
+        times: list[float] = []
         while len(times) < MOST_STEPS and (
             not times or time.perf_counter() - began + times[-1] < seconds
         ):
             if redraw:
                 self.method.start_epoch(len(times) * self.trial.plan.period)
             times.append(self._step(size, 1 + len(times)))
-        # The first of several prepares memory and kernels for this size.
-        counted = times[1:] if len(times) > 2 else times
+        # The first of another size has kernels to choose, too.
+        counted = times[1:] if size != small and len(times) > 1 else times
         return sum(counted) / len(counted) * batch_size / size
 
     def _step(self, size: int, number: int) -> float:
