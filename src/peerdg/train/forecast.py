@@ -11,9 +11,9 @@ from typing import Literal
 Activity = Literal["start of epoch", "training", "end of epoch", "evaluation", "finish"]
 
 WARM_UP_STEPS = 3  # measured steps of a phase before they replace the estimate made in advance
-STEPS_REMEMBERED = 50  # at least so many of the last steps decide the rate
-EPOCHS_REMEMBERED = 5  # or the steps of so many epochs, if they are more
-EVALUATIONS_REMEMBERED = 5
+STEPS_REMEMBERED = 20  # at least so many of the last steps decide the rate
+EPOCHS_REMEMBERED = 3  # or the steps of so many epochs, if they are more
+EVALUATIONS_REMEMBERED = 3
 
 
 @dataclass(frozen=True)
