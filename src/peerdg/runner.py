@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,11 @@ from peerdg.train.forecast import Costs, PhasePlan, RunPlan
 from peerdg.train.hardware import find_device, has_bf16
 from peerdg.train.keeper import Keeper
 from peerdg.train.loop import Evaluate, Phase, evaluation_epochs, run_phase
-from peerdg.train.manifest import check_manifest, require_batch_statistics
+from peerdg.train.manifest import (
+    check_manifest,
+    require_batch_statistics,
+    require_same_augmentation,
+)
 from peerdg.train.minutes import TimeBudget, fit_epochs, schedule
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.profile import profiled
@@ -76,6 +80,7 @@ from peerdg.train.state import TrainState
 
 CALIBRATION_SHARE = 0.03  # of the given minutes, to measure what fits into them
 MOST_CALIBRATION = 15.0  # seconds
+STOP_RECALIBRATION = 10.0  # seconds for the statistics of a model that is stored by a stop
 
 
 def execute(
@@ -146,12 +151,13 @@ def execute(
         warnings.warn(note, PeerdgWarning, stacklevel=2)
     run.begin()
     check_manifest(config, run, splits, device)
+    require_same_augmentation(config, run)
     run.failure_file.unlink(missing_ok=True)
     keeper = Keeper(
         run,
         minutes=config.checkpoint_minutes,
         keep_snapshots=config.keep_snapshots,
-        model_writer=partial(_model_writer, config, run, splits, source.size),
+        model_writer=partial(_model_writer, config, run, splits, source),
     )
     for sentence in [f"Going on {keeper.position}."] if keeper.resumes else about_weights:
         progress.note(sentence)
@@ -224,6 +230,29 @@ def _as_evaluated(
         return nullcontext()
     models = [m for name, m in method.observed.items() if name not in method.recalibrated]
     return recalibrated(models, clean, before_batch=before_chunk)
+
+
+def _as_stored(
+    config: RunConfig, clean: CleanImages, method: Method
+) -> AbstractContextManager[None]:
+    """The deployed network as `_as_evaluated` would have it, for a stop, which must not wait long.
+
+    What does not fit into `STOP_RECALIBRATION` is left out: the chunks are shuffled, so the first
+    ones are a sample of all images.
+    """
+    if config.batch_statistics == "trained" or method.deployed_name in method.recalibrated:
+        return nullcontext()
+    deployed = method.observed[method.deployed_name]
+    return recalibrated([deployed], _for_seconds(clean, STOP_RECALIBRATION))
+
+
+def _for_seconds(chunks: Iterable[Tensor], seconds: float) -> Iterator[Tensor]:
+    """The first chunk, and all others that are asked for before the time is over."""
+    end = time.monotonic() + seconds
+    for chunk in chunks:
+        yield chunk
+        if time.monotonic() >= end:
+            return
 
 
 def _network(
@@ -494,11 +523,15 @@ def _model_writer(
     config: RunConfig,
     run: RunFolder,
     splits: Splits,
-    size: int,
+    source: Source,
     state: TrainState,
-    records: list[dict[str, Any]],
+    records: list[dict[str, Any]] | None,
 ) -> Callable[[], None] | None:
-    """What writes the deployed model as it is now; None if it has not learnt an epoch yet."""
+    """What writes the deployed model; None if it has not learnt an epoch yet.
+
+    Inside an evaluation it is taken as it is. Without `records`, at a stop, its batch statistics
+    are first made what an evaluation would use.
+    """
     method, pretraining = state.method, state.phase == "pretrain"
     progress = training_progress(
         epoch=0 if pretraining else method.learnt_epochs(state.epoch),
@@ -511,17 +544,18 @@ def _model_writer(
         return None
     name = method.deployed_name
     model = method.observed[name]
-    own = [record for record in records if record["model"] == name]
+    own = [record for record in records or () if record["model"] == name]
     description = describe_model(
         model,
         backbone=config.backbone,
-        image_size=size,
+        image_size=source.size,
         stored_size=splits.train.image_size[0],
         training=training_record(config, splits, own, None),
         progress=progress,
     )
-    # Copied now: it is written while training goes on.
-    tensors = {n: t.detach().to("cpu", copy=True) for n, t in model.state_dict().items()}
+    as_stored = nullcontext() if records is not None else _as_stored(config, source.clean, method)
+    with as_stored:  # Copied now: it is written while training goes on.
+        tensors = {n: t.detach().to("cpu", copy=True) for n, t in model.state_dict().items()}
     return partial(_write_with_card, run.model, tensors, description)
 
 

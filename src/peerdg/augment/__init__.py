@@ -8,3 +8,21 @@
 Code here may import `errors`, `rng`, `config` and `_vision` of peerdg, and torch; nothing else.
 Nothing is imported with the package itself: import the module that you need.
 """
+
+REVISION = 2
+"""Of what the operations mean: raised when a change would alter the images of a run.
+
+1: the first version. 2: SolarizeAdd of the `sdg` set adds to every pixel and inverts those at or
+above 128, where it added to the pixels below the threshold only.
+"""
+
+_CHANGED_SETS = {2: ("sdg",)}  # by revision, the sets of operations that it changed
+
+
+def is_same_augmentation(operations: str, revision: int) -> bool:
+    """Whether a set of operations still means what it meant at `revision`.
+
+    Nothing is known about revisions that are yet to come: they count as different.
+    """
+    changed = [name for n, sets in _CHANGED_SETS.items() if n > revision for name in sets]
+    return revision <= REVISION and operations not in changed

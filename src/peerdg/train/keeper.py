@@ -25,7 +25,7 @@ from peerdg.train.progress import Progress
 from peerdg.train.rundir import RunFolder
 from peerdg.train.state import TrainState
 
-ModelWriter = Callable[[TrainState, list[dict[str, Any]]], Callable[[], None] | None]
+ModelWriter = Callable[[TrainState, list[dict[str, Any]] | None], Callable[[], None] | None]
 
 
 class Keeper:
@@ -35,8 +35,9 @@ class Keeper:
         run: The run folder, held by this process.
         minutes: At most this much work lies between two checkpoints.
         keep_snapshots: Keep the weights of the trained model at every evaluation.
-        model_writer: Makes the work that writes the deployed model as it is, given the state and
-            the records of its evaluation; None if the model has learnt nothing yet.
+        model_writer: Makes the work that writes the deployed model, given the state and the records
+            of its evaluation; None in their place if it was not evaluated, so that the networks are
+            as they are trained. Returns None if the model has learnt nothing yet.
 
     Attributes:
         problems: Sentences about damaged checkpoints passed over and records that are lost.
@@ -166,7 +167,7 @@ class Keeper:
         """
         self.save(state, wait=True)
         if not self.run.model.exists():
-            self._keep_model(state, [])
+            self._keep_model(state, None)
             self._background.wait()
         where = f"{state.phase} epoch {state.epoch + 1}, step {state.step}"
         message = f"Stopped in {where}. Saved; go on with:\n  peerdg resume {self.run.path}"
@@ -174,7 +175,7 @@ class Keeper:
             message += f"\nor use the model so far:\n  peerdg predict {self.run.path} IMAGE"
         raise Stopped(message, signal_number=signal_number)
 
-    def _keep_model(self, state: TrainState, records: list[dict[str, Any]]) -> None:
+    def _keep_model(self, state: TrainState, records: list[dict[str, Any]] | None) -> None:
         """Write the deployed model while training goes on."""
         write = self.model_writer(state, records)
         if write is not None:

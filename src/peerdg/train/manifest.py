@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import torch
 
+from peerdg.augment import REVISION, is_same_augmentation
 from peerdg.config import read_toml
 from peerdg.data import VALIDATION
 from peerdg.data.changes import Contents, contents_of, describe_changes
@@ -107,6 +108,26 @@ def require_batch_statistics(run: RunFolder) -> None:
         )
 
 
+def require_same_augmentation(config: RunConfig, run: RunFolder) -> None:
+    """Refuse to go on with a run whose operations have got another meaning since.
+
+    Raises:
+        ConfigError: If the run augments images, and a revision changed its set of operations.
+    """
+    started = read_started(run.manifest_file)
+    operations = config.augment.operations
+    if started is None or not config.augments:
+        return
+    if not is_same_augmentation(operations, started.augmentation):
+        raise ConfigError(
+            f"{run.path} was started by a peerdg whose operations '{operations}' change images in "
+            f"another way (revision {started.augmentation} of the augmentation, this is "
+            f"{REVISION}), so its last epochs would be of another method than its first.",
+            hint="Start it anew: peerdg train --config "
+            f"{run.config_file} --out {run.path} --overwrite",
+        )
+
+
 def _write_manifest(
     config: RunConfig, run: RunFolder, splits: Splits, hardware: Hardware | None
 ) -> None:
@@ -125,6 +146,7 @@ def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
         "config": config.tables(unset=True),
         "seed": config.seed,
         "data": splits.fingerprint,
+        "augmentation": REVISION,
         "images": {name: len(domain) for name, domain in parts.items()},
         "skipped": {
             name: [bad._asdict() for bad in d.skipped] for name, d in parts.items() if d.skipped

@@ -171,6 +171,11 @@ class RunConfig:
         scalars = {k: v for k, v in values.items() if not isinstance(v, dict)}
         return scalars | {k: v for k, v in values.items() if isinstance(v, dict) and v}
 
+    @property
+    def augments(self) -> bool:
+        """Whether the method trains on augmented images, as its options say."""
+        return bool(self.method_settings.augments)
+
     def toml(self) -> str:
         """A config file that repeats this run."""
         return tomli_w.dumps(self.tables())

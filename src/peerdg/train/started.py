@@ -52,6 +52,7 @@ class Started:
         config: The options, None for those that were not set; manifests of the first version have
             only the hash.
         hardware: Where it was started; manifests of the first version do not have it.
+        augmentation: `peerdg.augment.REVISION`; manifests of the first version do not have it.
     """
 
     data: dict[str, str]
@@ -59,6 +60,7 @@ class Started:
     config_hash: str
     config: dict[str, Any] | None = None
     hardware: Hardware | None = None
+    augmentation: int = 1
 
 
 def read_started(manifest: Path) -> Started | None:

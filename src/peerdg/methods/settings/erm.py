@@ -13,3 +13,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         validate(self)
+
+    @property
+    def augments(self) -> bool:
+        """Nothing is augmented."""
+        return False

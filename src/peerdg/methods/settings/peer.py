@@ -56,3 +56,8 @@ class Settings:
             raise ConfigError(
                 "include_init and reset_proxy exclude each other: Algorithm 1 resets no proxy."
             )
+
+    @property
+    def augments(self) -> bool:
+        """Unless it is switched off."""
+        return self.augment

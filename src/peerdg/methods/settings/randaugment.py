@@ -17,3 +17,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         validate(self)
+
+    @property
+    def augments(self) -> bool:
+        """Half of the images of a step are augmented."""
+        return True
