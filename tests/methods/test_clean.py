@@ -2,6 +2,7 @@
 
 import copy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from peerdg.data.domain import Domain
-from peerdg.errors import ConfigError, DataError
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.methods.base import Batch
 from peerdg.methods.clean import CleanImages, as_clean
 from peerdg.methods.images import as_bytes
@@ -162,10 +163,81 @@ def test_tensors_loaders_and_lists_give_the_same_statistics(clean):
         torch.testing.assert_close(ours, expected)
 
 
-def test_a_batch_of_one_image_is_left_out():
-    batches = [SOURCE.images[:10], SOURCE.images[10:11], SOURCE.images[11:]]
-    for ours, expected in zip(measured(batches), measured(batches[::2]), strict=True):
-        assert torch.equal(ours, expected)
+def sorted_batches() -> dict[str, Any]:
+    """Seven classes, one after the other, in batches of mostly one class."""
+    photos = class_sorted_photos()
+    data = TensorDataset(photos.images, photos.labels)
+    return {
+        "list": list(photos.images.split(20)),
+        "pairs": list(zip(photos.images.split(20), photos.labels.split(20), strict=True)),
+        "single images": list(photos.images.split(1)),
+        "shuffling loader": DataLoader(data, batch_size=20, shuffle=True),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted_batches())
+def test_class_sorted_batches_give_the_statistics_of_all_images(kind):
+    found, reference = (copy.deepcopy(residual_network()) for _ in range(2))
+    recalibrate(found, as_clean(sorted_batches()[kind]))
+    update_bn([class_sorted_photos().images], reference)
+    ratio = variances(found) / variances(reference)
+    assert (ratio - 1).abs().median() < 0.05
+    # As they were given, they lose the variance between classes; the test can see that.
+    update_bn(list(class_sorted_photos().images.split(20)), reference)
+    assert (variances(reference) / variances(found)).median() < 0.9
+
+
+def test_the_rows_of_a_list_of_batches_are_not_the_rows_of_the_training_set():
+    """A `Batch.index` must not be looked up in a table of images in another order."""
+    peer = PEER(tiny_classifier(), Settings(k=1), clean=list(SOURCE.images.flip(0).split(8)))
+    other = PEER(tiny_classifier(), Settings(k=1, cache_features=False))
+    losses = []
+    for method in (peer, other):
+        torch.manual_seed(0)
+        method.projection.apply(lambda part: getattr(part, "reset_parameters", lambda: None)())
+        method.start_epoch(0)
+        rows = torch.arange(8)
+        batch = Batch(SOURCE.images[rows], SOURCE.labels[rows], index=rows, seed=1)
+        losses.append(method.loss(batch)["regulariser"])
+    assert torch.equal(*losses)
+
+
+class OwnBatches:
+    """A batch sampler of one's own, as for balanced classes."""
+
+    def __iter__(self):
+        return iter([[0, 8, 16], [23, 3, 11]])
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_a_loader_that_does_not_shuffle_is_warned_of_once():
+    data = TensorDataset(SOURCE.images, SOURCE.labels)
+    with pytest.warns(PeerdgWarning, match="does not shuffle.*shuffle=True") as given:
+        peer = PEER(tiny_classifier(batch_norm=True), Settings(k=1), clean=DataLoader(data, 8))
+        peer.end_epoch(0)
+        peer.end_epoch(1)
+    assert len(given) == 1
+    assert given[0].filename == __file__
+    whole_batches = DataLoader(SOURCE.images.split(8), batch_size=None)
+    with pytest.warns(PeerdgWarning, match="does not shuffle"):
+        as_clean(whole_batches)
+    for loader in (
+        DataLoader(data, 8, shuffle=True),
+        DataLoader(data, 24),  # one batch has no order
+        DataLoader(data, sampler=RandomSampler(data), batch_size=8),
+        DataLoader(data, batch_sampler=OwnBatches()),
+    ):
+        as_clean(loader)  # a warning would be an error
+
+
+def test_a_batch_of_one_image_of_a_loader_is_left_out():
+    data = DataLoader(SOURCE.images[:11], batch_size=10)
+    with pytest.warns(PeerdgWarning, match="does not shuffle"):
+        found = measured(data)
+    for ours, expected in zip(found, measured(SOURCE.images[:10]), strict=True):
+        torch.testing.assert_close(ours, expected)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +260,17 @@ def test_anything_else_is_refused_at_once_with_what_is_accepted(clean):
         PEER(tiny_classifier(batch_norm=True), clean=clean)
 
 
-def test_batches_of_single_images_are_refused_at_once():
-    with pytest.raises(DataError, match="two images or more"):
-        PEER(tiny_classifier(batch_norm=True), clean=list(SOURCE.images.split(1)))
+@pytest.mark.parametrize(
+    ("clean", "told"),
+    [
+        ([], "no images; one size is needed"),
+        ([SOURCE.images[:1]], "at least two"),
+        ([SOURCE.images[:8], SOURCE.images[8:, :, :8, :8]], "8 x 8, 12 x 12; one size is needed"),
+    ],
+)
+def test_a_list_without_two_images_of_one_size_is_refused_at_once(clean, told):
+    with pytest.raises(DataError, match=told):
+        PEER(tiny_classifier(batch_norm=True), clean=clean)
 
 
 def test_normalised_images_are_refused_with_where_normalisation_belongs():

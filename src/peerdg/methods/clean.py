@@ -1,16 +1,17 @@
 """All clean training images in a fixed shuffled order: for batch statistics and task features."""
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 from peerdg.augment.base import resize
-from peerdg.errors import ConfigError, DataError
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.methods.images import as_bytes
 from peerdg.models.classifier import images_per_pass
 from peerdg.rng import generator_for
@@ -92,8 +93,10 @@ Clean = Tensor | Iterable[Any] | CleanImages | CleanBatches
 def as_clean(clean: Clean | None) -> CleanImages | CleanBatches | None:
     """What a user gives as clean training images, in the form that methods use.
 
-    One tensor is shuffled and cut into chunks whose rows are known. A loader or a list of batches
-    is used as it is; one batch of a loader is drawn here, to see that it can be used.
+    One tensor is shuffled and cut into chunks whose rows are known. So are all images of a list of
+    batches, but which rows of the training set they are is not known. A loader is used as it is;
+    one of its batches is drawn here, to see that it can be used. It has to shuffle: a warning is
+    given if it does not.
 
     Raises:
         ConfigError: If it is none of these, or a loader's batch begins with no tensor of images.
@@ -104,13 +107,18 @@ def as_clean(clean: Clean | None) -> CleanImages | CleanBatches | None:
     if isinstance(clean, Tensor):
         return CleanImages(_images_of(clean))
     if isinstance(clean, list | tuple):
-        batches = CleanBatches([_images_of(batch) for batch in clean])
-        if not any(True for _ in batches):
-            raise DataError("No batch of clean images has two images or more.", hint=_ACCEPTED)
-        return batches
+        return CleanBatches(CleanImages(_pooled([_images_of(batch) for batch in clean])))
     if isinstance(clean, DataLoader):
         with _unchanged_randomness(clean):
             _images_of(next(iter(clean), None))
+        if _is_sequential(clean):
+            warnings.warn(
+                "The loader of clean images does not shuffle. If its images are sorted by class, "
+                "batch statistics lose the variance between classes. Give it shuffle=True, or pass "
+                "all images as one tensor.",
+                PeerdgWarning,
+                stacklevel=3,
+            )
         return CleanBatches(clean)
     raise ConfigError(f"Clean images were given as {type(clean).__name__}.", hint=_ACCEPTED)
 
@@ -124,6 +132,25 @@ def _images_of(batch: Any) -> UInt8[Tensor, "batch 3 h w"]:
     if images.ndim != 4 or images.shape[1] != 3:
         raise ConfigError(f"Clean images have the shape {list(images.shape)}.", hint=_ACCEPTED)
     return as_bytes(images)
+
+
+def _pooled(batches: Sequence[UInt8[Tensor, "_ 3 h w"]]) -> UInt8[Tensor, "n 3 h w"]:
+    sides = {tuple(images.shape[2:]) for images in batches}
+    if len(sides) != 1:
+        found = ", ".join(f"{height} x {width}" for height, width in sorted(sides))
+        raise DataError(
+            f"The batches of clean images have {found or 'no images'}; one size is needed.",
+            hint="Resize them to the size that the network is trained with.",
+        )
+    return torch.cat(list(batches))
+
+
+def _is_sequential(loader: "DataLoader[Any]") -> bool:
+    """Whether it gives several batches in the order of storage."""
+    # With a batch sampler of the user's own, the loader's `sampler` is there but not used.
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    return isinstance(sampler, SequentialSampler) and len(loader) > 1
 
 
 @contextmanager

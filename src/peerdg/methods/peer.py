@@ -41,9 +41,9 @@ class PEER(Method):
         settings: Every switch of the method.
         augment: G, re-drawn by `start_epoch`.
         clean: All clean training images, to recalibrate batch normalisation after each update:
-            one tensor `[N, 3, H, W]`, a `DataLoader` or a list of batches. Of a tensor the rows
-            are known: a `Batch` that says its `index` gets the task model's features from a table
-            that is computed once per period.
+            one tensor `[N, 3, H, W]`, a `DataLoader` that shuffles or a list of batches. Of a
+            tensor the rows are known: a `Batch` that says its `index` gets the task model's
+            features from a table that is computed once per period.
         teacher: A frozen classifier that guides the proxy in place of the task model.
     """
 
