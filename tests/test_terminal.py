@@ -67,6 +67,11 @@ def test_commands_to_copy_stay_on_their_line():
     assert command in printed(f"Stopped in epoch 3. Saved; go on with:\n{command}", width=30)
 
 
+def test_entries_of_a_list_hang_below_their_beginning():
+    shown = printed("Chosen:\n  --transform.flip 0.5: mirrored photos are photos", width=30)
+    assert shown == "Chosen:\n  --transform.flip 0.5:\n    mirrored photos are photos\n"
+
+
 def test_a_file_gets_every_message_on_one_line():
     message = "word " * 60
     assert printed(message, terminal=False).count("\n") == 1

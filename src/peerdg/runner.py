@@ -78,8 +78,8 @@ from peerdg.train.signals import stop_on_signals
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 
-CALIBRATION_SHARE = 0.03  # of the given minutes, to measure what fits into them
-MOST_CALIBRATION = 15.0  # seconds
+CALIBRATION_SHARE = 0.05  # of the given minutes, to measure what fits into them
+MOST_CALIBRATION = 20.0  # seconds
 STOP_RECALIBRATION = 10.0  # seconds for the statistics of a model that is stored by a stop
 
 

@@ -26,8 +26,8 @@ class Terminal(Console):
         """Print as rich does, with these differences.
 
         A string is a message, without markup: see `visible_message`. On a terminal it is wrapped
-        between words, its indented lines and long words left whole. (rich's `Text` keeps all its
-        line breaks, for texts of several lines.) A file gets lines of any length.
+        between words: see `wrap`. (rich's `Text` keeps all its line breaks, for texts of several
+        lines.) A file gets lines of any length.
         """
         shown = [_visible(printed) for printed in objects]
         if all(isinstance(printed, str) for printed in shown):
@@ -56,20 +56,25 @@ class Terminal(Console):
     def _wrapped(self, message: str) -> str:
         if not self.is_terminal:
             return message
-        lines: list[str] = []
-        for line in message.split("\n"):
-            if line.startswith("  "):  # a command to copy, or an entry of a list
-                lines.append(line)
-                continue
-            shown = ""
-            for word in line.split(" "):
-                longer = f"{shown} {word}" if shown else word
-                if shown and cell_len(longer) > self.width:
-                    lines.append(shown)
-                    longer = word
-                shown = longer
+        return "\n".join(part for line in message.split("\n") for part in wrap(line, self.width))
+
+
+def wrap(line: str, width: int) -> list[str]:
+    """Lines of at most `width` cells, broken between words; an indented one hangs by two more.
+
+    A word that is longer than a line, and a command to copy, stay whole.
+    """
+    if line.startswith("  peerdg "):
+        return [line]
+    indent = len(line) - len(line.lstrip(" "))
+    lines, shown = [], ""
+    for word in line[indent:].split(" "):
+        longer = f"{shown} {word}" if shown else " " * indent + word
+        if shown and cell_len(longer) > width:
             lines.append(shown)
-        return "\n".join(lines)
+            longer = " " * (indent and indent + 2) + word
+        shown = longer
+    return [*lines, shown]
 
 
 class VisibleRows(io.TextIOBase):

@@ -172,7 +172,7 @@ class Keeper:
         where = f"{state.phase} epoch {state.epoch + 1}, step {state.step}"
         message = f"Stopped in {where}. Saved; go on with:\n  peerdg resume {self.run.path}"
         if self.run.model.exists():
-            message += f"\nor use the model so far:\n  peerdg predict {self.run.path} IMAGE"
+            message += f"\n  or use the model so far:\n  peerdg predict {self.run.path} IMAGE"
         raise Stopped(message, signal_number=signal_number)
 
     def _keep_model(self, state: TrainState, records: list[dict[str, Any]] | None) -> None:
