@@ -33,7 +33,7 @@ from peerdg.evaluate.crafted.sets import crafted_domains
 from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.export.card import write_card
 from peerdg.export.record import training_record
-from peerdg.files import require_own_files, write_json
+from peerdg.files import require_own_files, sha256, write_json
 from peerdg.methods.base import Method, Surroundings
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.erm import ERM
@@ -46,7 +46,8 @@ from peerdg.models.classifier import (
     has_batch_statistics,
     images_per_pass,
 )
-from peerdg.models.names import check_backbone, has_normalisation
+from peerdg.models.fingerprint import network_fingerprint
+from peerdg.models.names import check_backbone, has_normalisation, is_weights_file
 from peerdg.models.pretrained import initialise, weights_file
 from peerdg.models.stored import (
     DESCRIPTION,
@@ -130,6 +131,7 @@ def execute(
     with showing(progress.reading):
         splits = splits or load_splits(config, classes)
         domains = judged_on(config, splits)
+    inputs = _fingerprints(config, model)  # before anything changes the network
     for sentence in _describe(config, splits):
         progress.note(sentence)
     _check_batches(config, splits.train)
@@ -150,7 +152,7 @@ def execute(
     for note in (*notes(config), *_precision_notes(config, device)):
         warnings.warn(note, PeerdgWarning, stacklevel=2)
     run.begin()
-    check_manifest(config, run, splits, device)
+    check_manifest(config, run, splits, device, inputs)
     require_same_augmentation(config, run)
     run.failure_file.unlink(missing_ok=True)
     keeper = Keeper(
@@ -270,6 +272,16 @@ def _network(
     if not any(mean):  # values 0..1 as they are: worth a warning if the network was trained
         return as_classifier(given, classes=classes, mean=None, std=None, image_size=size)
     return as_classifier(given, classes=classes, mean=mean, std=std, image_size=size)
+
+
+def _fingerprints(config: RunConfig, given: nn.Module | None) -> dict[str, str]:
+    """What the manifest keeps of inputs that the config only names, see `Inputs`."""
+    if isinstance(given, nn.Module):
+        structure, values = network_fingerprint(given)
+        return {"network": structure, "network_weights": values}
+    if given is not None or not is_weights_file(config.weights):
+        return {}
+    return {"weights_sha256": sha256(Path(config.weights), follow_links=True)}
 
 
 def _phases(config: RunConfig) -> list[Phase]:

@@ -222,7 +222,11 @@ def test_a_profiled_run_shows_where_its_time_went(runs):
 
 
 def test_kept_runs_do_not_say_where_their_files_were(tmp_path: Path):
-    config = {"method": "erm", "weights": "/home/me/net.pth", "root": "/data"}
+    config = {
+        "method": "erm", "weights": "/home/me/net.pth", "root": "/data", "benchmark": "own-data",
+        "backbone": "resnet18", "budget": "quick", "seed": 0, "evaluate_every": 1,
+        "pretrain": {"epochs": 1}, "train": {"epochs": 1},
+    }  # fmt: skip
     run = RunResult(Path("/runs/a"), config, "done", [], [])
     save_runs(tmp_path / "runs.json", [run])
     text = (tmp_path / "runs.json").read_text()

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from peerdg.data.families import FAMILIES
+from peerdg.report.runs import RunResult
 from peerdg.terminal import Terminal
 from peerdg.train.display import Block, in_short
 
@@ -131,6 +133,15 @@ def test_a_domain_called_mean_is_not_taken_for_the_mean():
     accuracy = {"mean": 10.0, "crafted": 20.0, "crafted:blur": 90.0}
     short = in_short(accuracy)
     assert sorted(short.values()) == [10.0, 15.0, 20.0, 90.0]
+
+
+def test_the_crafted_mean_is_over_the_families_of_the_final_tables():
+    record = {"kind": "evaluation", "phase": "train", "epoch": 1, "model": "model"}
+    accuracy = {f"crafted:{name}": 7.0 * n for n, name in enumerate(FAMILIES)}
+    records = [{**record, "domain": d, "accuracy": a} for d, a in accuracy.items()]
+    final = RunResult(Path("run"), {}, "done", records, []).crafted_mean("model")
+    assert in_short(accuracy) == {("crafted", "crafted"): pytest.approx(final)}
+    assert final != pytest.approx(sum(accuracy.values()) / len(accuracy))
 
 
 def test_an_ascii_terminal_gets_an_ascii_bar():

@@ -23,7 +23,8 @@ def runs(
         report: Folder for a report: report.md, its figures, and runs.json with the records.
         title: Heading of the report.
     """
-    from peerdg.report.comparison import require_comparable, write_comparison
+    from peerdg.report.comparable import comparison_notes, require_comparable
+    from peerdg.report.comparison import write_comparison
     from peerdg.report.runs import collect_runs
     from peerdg.report.selection import selection_table
     from peerdg.report.tables import comparison, runs_table, targets_table
@@ -44,7 +45,8 @@ def runs(
     if any(run.targets for run in found):
         console.print(targets_table(found).rich())
         console.print(selection_table(found).rich())
-    for sentence in variant_differences(by_variant(found)):
+    groups = by_variant(found)
+    for sentence in (*variant_differences(groups), *comparison_notes(groups)):
         console.print(visible(sentence), markup=False, soft_wrap=True)
     if report is not None:
         page = write_comparison(found, report, title=title)

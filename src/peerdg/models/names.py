@@ -114,3 +114,8 @@ def has_normalisation(name: str) -> bool:
 def may_have_batch_norm(name: str) -> bool:
     """Whether the backbone has batch normalisation; true where its name does not say."""
     return name not in BACKBONES or BACKBONES[name].batch_norm
+
+
+def is_weights_file(weights: str) -> bool:
+    """Whether `--weights` names a file, and neither published weights nor none."""
+    return weights not in ("none", "imagenet")

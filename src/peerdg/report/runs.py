@@ -1,11 +1,12 @@
 """Read run folders back: what was run, how it went."""
 
+import hashlib
 import json
 import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,14 +21,14 @@ from peerdg.evaluate.fluctuation import (
     accuracy_series,
     run_fluctuation,
 )
-from peerdg.files import read_text, replace_atomically
-from peerdg.models.names import may_have_batch_norm
+from peerdg.files import read_text, replace_atomically, sha256
+from peerdg.models.names import OWN, is_weights_file, may_have_batch_norm
 from peerdg.schema import LARGEST, conform, read_stored, within
 from peerdg.text import visible
 from peerdg.train.records import check_event, check_metric
 from peerdg.train.rundir import RunFolder, Status, read_run_config
 from peerdg.train.settings import MAY_CHANGE
-from peerdg.train.started import read_started
+from peerdg.train.started import Inputs, read_inputs, read_started
 
 # The network that is trained, and the one that is deployed; the same but for PEER.
 TRAINED, DEPLOYED = ("proxy", "model"), ("task", "model")
@@ -35,6 +36,11 @@ TRAINED, DEPLOYED = ("proxy", "model"), ("task", "model")
 # Options in which runs of one variant may differ: their seed, and what does not decide the result.
 # Batch statistics have one only in some networks, see `RunResult.batch_statistics`.
 WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "keep_snapshots", "batch_statistics"}
+
+# Inputs that are no options, as options in names of variants and lists of differences.
+NETWORK, REVISION = "network", "operations revision"
+UNKNOWN = "unknown"
+_SHORT_HASH = 12  # characters of the hash of a file of weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +56,7 @@ class RunResult:
         profile: Seconds by stage, if they were measured.
         folder: The name of the folder or list, of a run on own images.
         fingerprints: The fingerprint of each part of the data, as far as it is known.
+        inputs: What its manifest says about inputs that the options only name.
     """
 
     path: Path
@@ -60,6 +67,7 @@ class RunResult:
     profile: dict[str, Any] | None = None
     folder: str | None = None
     fingerprints: dict[str, str] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=Inputs)
 
     @property
     def data(self) -> str:
@@ -94,9 +102,23 @@ class RunResult:
     @property
     def variant(self) -> str:
         """All options but the seed that decide the result, as a comparable text."""
-        options = {k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}
+        return json.dumps(self.options, sort_keys=True, default=str)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options but the seed that decide the result, and inputs that they only name.
+
+        Sections are flat, {"peer.w": 2}.
+        """
+        options = flat({k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT})
+        if self.inputs.weights_sha256 is not None:
+            name = Path(self.config["weights"]).name
+            options["weights"] = f"{name}@{self.inputs.weights_sha256[:_SHORT_HASH]}"
+        if self.config["backbone"] == OWN:
+            options[NETWORK] = self.inputs.network or UNKNOWN
+        options[REVISION] = self.inputs.augmentation or UNKNOWN
         options["batch_statistics"] = self.batch_statistics
-        return json.dumps(options, sort_keys=True, default=str)
+        return options
 
     @property
     def has_statistics_rule(self) -> bool:
@@ -161,10 +183,18 @@ class RunResult:
 
     @property
     def period(self) -> int:
-        """Epochs between the evaluations that count for fluctuation: k, where there is one."""
+        """Epochs between the evaluations that count for fluctuation.
+
+        That is k, where there is one and an evaluation after every k-th epoch.
+        """
         evaluated = int(self.config["evaluate_every"])
-        k = self.config.get(self.config["method"], {}).get("k", evaluated)
-        return math.lcm(int(k), evaluated)
+        return math.lcm(self.k or evaluated, evaluated)
+
+    @property
+    def k(self) -> int | None:
+        """The period of the method in epochs; None if it has none."""
+        k = self.config.get(self.config["method"], {}).get("k")
+        return None if k is None else int(k)
 
     def final(self, model: str) -> dict[str, float]:
         """Last accuracy of `model` on each domain."""
@@ -257,6 +287,7 @@ def read_run(path: Path) -> RunResult:
         profile=_read_profile(run.profile_file),
         folder=_folder_name(config),
         fingerprints=_read_fingerprints(run.manifest_file),
+        inputs=read_inputs(run.manifest_file),
     )
     _require_equal_evaluations(result.records, run.metrics.path)
     if status == "done":
@@ -341,6 +372,7 @@ class _Saved:
     profile: _Profile | None = None
     folder: str | None = None
     fingerprints: dict[str, str] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=Inputs)
 
 
 def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[str, str]]]:
@@ -409,12 +441,41 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
             "profile": run.profile,
             "folder": run.folder,
             "fingerprints": run.fingerprints,
+            "inputs": asdict(_with_weights(run)),
         }
         for run in runs
     ]
     lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in kept)
     with replace_atomically(path) as temporary:
         temporary.write_text(f"[\n{lines}\n]\n", "utf-8")
+
+
+def _with_weights(run: RunResult) -> Inputs:
+    """The inputs of a run, with the hash of its file of weights.
+
+    Only the file's name is kept, so what tells two files of one name apart must be kept beside it:
+    for runs that did not record the hash that of the file as it is now, or of its path.
+    """
+    weights = run.config.get("weights", "none")
+    known = run.inputs.weights_sha256 is not None or Path(weights).name == weights
+    if known or not is_weights_file(weights):
+        return run.inputs
+    try:
+        digest = sha256(Path(weights), follow_links=True)
+    except OSError:
+        digest = hashlib.sha256(weights.encode()).hexdigest()
+    return replace(run.inputs, weights_sha256=digest)
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """{"peer": {"w": 2}} -> {"peer.w": 2}."""
+    options: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            options.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            options[key] = value
+    return options
 
 
 def _without_places(config: dict[str, Any]) -> dict[str, Any]:
@@ -454,4 +515,5 @@ def _loaded(saved: _Saved, path: Path) -> RunResult:
         profile=None if saved.profile is None else asdict(saved.profile),
         folder=saved.folder,
         fingerprints=saved.fingerprints,
+        inputs=saved.inputs,
     )

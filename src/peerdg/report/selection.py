@@ -1,6 +1,7 @@
 """What each rule of model selection would have chosen, and what that cost on the targets."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
@@ -88,16 +89,19 @@ def selection_section(runs: Sequence[RunResult]) -> list[str]:
 def settings_findings(runs: Sequence[RunResult]) -> list[str]:
     """Which of several settings of one method crafted validation prefers at the last epoch."""
     by_method: dict[str, dict[str, list[Trajectory]]] = {}
+    images: dict[str, set[tuple[str, Any]]] = {}
     for name, group in by_variant(runs).items():
         if all(run.crafted for run in group):
+            images.setdefault(group[0].method, set()).update(map(_crafted_from, group))
             found = [Trajectory.of(run.records, model=run.deployed) for run in group]
             by_method.setdefault(group[0].method, {})[name] = found
     said = []
-    for variants in by_method.values():
+    for method, variants in by_method.items():
         evaluated = {
             (run.scored_by("crafted-val"), run.targets) for g in variants.values() for run in g
         }
-        if len(variants) < 2 or len(evaluated) > 1 or not next(iter(evaluated))[0]:
+        evaluated_alike = len(evaluated) == len(images[method]) == 1
+        if len(variants) < 2 or not evaluated_alike or not next(iter(evaluated))[0]:
             continue  # scores of different images cannot be compared
         choice = select_variant(variants)
         cost = "" if choice.regret is None else f"; its regret is {choice.regret:.1f} points"
@@ -111,6 +115,11 @@ def settings_findings(runs: Sequence[RunResult]) -> list[str]:
 def choices(run: RunResult) -> dict[Rule, Choice]:
     """What each rule chooses for the deployed model of a run."""
     return select(run.records, model=run.deployed)
+
+
+def _crafted_from(run: RunResult) -> tuple[str, Any]:
+    """What decides which images are distorted: the validation images, and how many of them."""
+    return run.fingerprints.get(VALIDATION, ""), run.config.get("crafted_images")
 
 
 def _cells(choice: Choice) -> list[str]:

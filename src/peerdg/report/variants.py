@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from peerdg.report.runs import WITHOUT_EFFECT, RunResult
+from peerdg.report.runs import REVISION, UNKNOWN, RunResult
 
 DATA = "data"  # as an option in a label: the images that were learnt from
+START = "initial_weights"  # likewise: of the user's own network
 _NAMED = 4  # options in a label; of more, the fewest that tell the variants apart
 _FINGERPRINT = 6  # characters of it, where two folders have the same name
 
@@ -41,25 +42,40 @@ def variant_differences(groups: Groups) -> list[str]:
     said = []
     for method, runs in by_method.items():
         if options := _differing(runs):
-            parts = [f"{key} ({', '.join(map(_shown, values))})" for key, values in options.items()]
+            parts = [f"{key} ({', '.join(_column(values))})" for key, values in options.items()]
             said.append(f"The variants of {method} differ in {'; '.join(parts)}.")
     return said
 
 
-def _grouped(runs: Sequence[RunResult]) -> dict[tuple[str, str], list[RunResult]]:
-    """Runs by options and training images; records that do not name their images fit any."""
-    groups: dict[tuple[str, str], list[RunResult]] = {}
-    known = [run for run in runs if run.trained_on]
-    places = {run.variant: (run.variant, run.trained_on) for run in reversed(known)}
+def _grouped(runs: Sequence[RunResult]) -> dict[tuple[str, ...], list[RunResult]]:
+    """Runs by options, training images and, of one's own network, where it starts.
+
+    Records that do not name their images fit any.
+    """
+    groups: dict[tuple[str, ...], list[RunResult]] = {}
+    images = {run.variant: run.trained_on for run in reversed(runs) if run.trained_on}
+    several_starts = _with_several_starts(runs)
     for run in runs:
-        place = (run.variant, run.trained_on)
-        if not run.trained_on:
-            place = places.get(run.variant, place)
+        start = str(run.inputs.network_weights) if run.variant in several_starts else ""
+        place = (run.variant, run.trained_on or images.get(run.variant, ""), start)
         group = groups.setdefault(place, [])
         # The same seed again is the same result again, not another sample.
         if run.status == "done" and run.evaluations and run.seed not in {r.seed for r in group}:
             group.append(run)
     return groups
+
+
+def _with_several_starts(runs: Sequence[RunResult]) -> set[str]:
+    """Variants in which one seed has several initial weights of the user's own network.
+
+    A network that is made anew for each seed has other weights with each; that is what a mean over
+    seeds is for, and `comparison_notes` says it. Other weights under the same seed are another
+    start, such as weights that have been trained.
+    """
+    starts: dict[tuple[str, int], set[str | None]] = {}
+    for run in runs:
+        starts.setdefault((run.variant, run.seed), set()).add(run.inputs.network_weights)
+    return {variant for (variant, _), found in starts.items() if len(found) > 1}
 
 
 def _labels(method: str, runs: Sequence[RunResult]) -> list[str]:
@@ -70,16 +86,29 @@ def _labels(method: str, runs: Sequence[RunResult]) -> list[str]:
     named = list(options) if len(options) <= _NAMED else _fewest(options)
     short = [key.rpartition(".")[2] for key in named]
     shown = {key: s if short.count(s) == 1 else key for key, s in zip(named, short, strict=True)}
-    columns = [[f"{shown[key]}={_shown(value)}" for value in options[key]] for key in named]
-    return [" ".join([method, *parts]) for parts in zip(*columns, strict=True)]
+    columns = [[_part(shown[key], text) for text in _column(options[key])] for key in named]
+    return _numbered([" ".join([method, *parts]) for parts in zip(*columns, strict=True)])
+
+
+def _part(key: str, text: str) -> str:
+    """An option in a name: `w=0.1`; `operations revision 2`, which is no option."""
+    return f"{key} {text}" if key == REVISION else f"{key}={text}"
+
+
+def _numbered(labels: Sequence[str]) -> list[str]:
+    """Labels that are all different: those that are not get a number."""
+    return [
+        label if labels.count(label) == 1 else f"{label} ({labels[: place + 1].count(label)})"
+        for place, label in enumerate(labels)
+    ]
 
 
 def _differing(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
     """Each option with more than one value among `runs`, the method's own first: its values."""
     method = str(runs[0].config["method"])
-    flat = [_flat(run.config) for run in runs]
+    flat = [run.options for run in runs]
     keys = sorted(
-        dict.fromkeys(key for options in flat for key in options if key not in WITHOUT_EFFECT),
+        dict.fromkeys(key for options in flat for key in options),
         key=lambda key: (key != "budget", not key.startswith(f"{method}.")),
     )
     found: dict[str, list[Any]] = {key: [o.get(key) for o in flat] for key in keys}
@@ -87,14 +116,14 @@ def _differing(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
     if found.get("evaluate_every") == found.get(f"{method}.k"):
         found.pop("evaluate_every", None)  # follows k unless it is given
     if len({run.trained_on for run in runs}) > 1:
-        found[DATA] = list(_data_names(runs))
-    rules = [run.batch_statistics for run in runs]
-    if len(set(rules)) > 1:
-        found["batch_statistics"] = rules
+        found[DATA] = list(data_names(runs))
+    if len(set(zip(*(map(repr, values) for values in found.values()), strict=True))) < len(runs):
+        starts = [run.inputs.network_weights or UNKNOWN for run in runs]
+        found |= {START: starts} if len(set(starts)) > 1 else {}
     return found
 
 
-def _data_names(runs: Sequence[RunResult]) -> list[str]:
+def data_names(runs: Sequence[RunResult]) -> list[str]:
     """What each run was trained on; folders of one name with other images keep a fingerprint."""
     images: dict[str, set[str]] = {}
     for run in runs:
@@ -116,22 +145,21 @@ def _fewest(options: Mapping[str, Sequence[Any]]) -> list[str]:
     return list(options)
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """{"peer": {"w": 2}} -> {"peer.w": 2}."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
-        else:
-            flat[key] = value
-    return flat
+def _column(values: Sequence[Any]) -> list[str]:
+    """The values of an option as text; numbers in full where six digits do not tell them apart."""
+    short = [_shown(value) for value in values]
+    if len(set(short)) == len(set(map(repr, values))):
+        return short
+    return [_shown(value, in_full=True) for value in values]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, *, in_full: bool = False) -> str:
     if value is None:
         return "unset"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return f"{value:g}"
-    return ",".join(map(_shown, value)) if isinstance(value, list) else str(value)
+        return repr(value) if in_full else f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ",".join(_shown(item, in_full=in_full) for item in value)
+    return str(value)

@@ -8,6 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from peerdg.data import CRAFTED, is_target
+from peerdg.data.families import DISJOINT
 from peerdg.text import abridge, visible
 from peerdg.train.forecast import duration
 
@@ -87,16 +88,19 @@ Column = tuple[str, str]
 """Kind and name of a column: a domain may be called like one of the means."""
 
 MEAN: Column = ("mean", "mean")  # over the targets
-CRAFTED_MEAN: Column = ("crafted", CRAFTED.rstrip(":"))  # over the families of crafted validation
+CRAFTED_MEAN: Column = ("crafted", CRAFTED.rstrip(":"))  # over the families that have a vote
 
 
 def in_short(accuracy: Mapping[str, float]) -> dict[Column, float]:
-    """Validation and targets, one mean for the families of crafted validation, one for targets."""
+    """Validation and targets, one mean for the crafted families that have a vote, one for targets.
+
+    The families are those of the final tables, however many were evaluated.
+    """
     short: dict[Column, float] = {}
     for name, value in accuracy.items():
         if not name.startswith(CRAFTED):
             short["target" if is_target(name) else "validation", name] = value
-    crafted = [value for name, value in accuracy.items() if name.startswith(CRAFTED)]
+    crafted = [accuracy[CRAFTED + name] for name in DISJOINT if CRAFTED + name in accuracy]
     targets = [value for (kind, _), value in short.items() if kind == "target"]
     if crafted:
         short[CRAFTED_MEAN] = sum(crafted) / len(crafted)

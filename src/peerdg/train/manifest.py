@@ -25,7 +25,11 @@ from peerdg.version import __version__
 
 
 def check_manifest(
-    config: RunConfig, run: RunFolder, splits: Splits, device: torch.device | None = None
+    config: RunConfig,
+    run: RunFolder,
+    splits: Splits,
+    device: torch.device | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> None:
     """Write the manifest, or compare data, versions and hardware with the one that is there.
 
@@ -36,6 +40,7 @@ def check_manifest(
         run: Its folder.
         splits: Its data.
         device: Where it is trained; None if nothing is to be trained.
+        inputs: Fingerprints of what the config only names, see `Inputs`.
 
     Raises:
         ConfigError: If the data changed and that was not allowed; it names the files.
@@ -44,7 +49,7 @@ def check_manifest(
     hardware = None if device is None else hardware_of(device)
     started = read_started(run.manifest_file)
     if started is None:
-        _write_manifest(config, run, splits, hardware)
+        _write_manifest(config, run, splits, hardware, inputs or {})
         return
     if changes := _changes(started.data, run, splits):
         if not run.renew():
@@ -54,9 +59,9 @@ def check_manifest(
                 "with --accept-new-data.",
             )
         warnings.warn(f"{changes}\n  The run starts anew.", PeerdgWarning, stacklevel=3)
-        _write_manifest(config, run, splits, hardware)
+        _write_manifest(config, run, splits, hardware, inputs or {})
     elif started.hardware is None and not run.checkpoints.exists():  # renewed a moment ago
-        _write_manifest(config, run, splits, hardware)
+        _write_manifest(config, run, splits, hardware, inputs or {})
     elif hardware is not None:
         for message in _differences(config, run, started, hardware):
             warnings.warn(message, PeerdgWarning, stacklevel=3)
@@ -129,12 +134,16 @@ def require_same_augmentation(config: RunConfig, run: RunFolder) -> None:
 
 
 def _write_manifest(
-    config: RunConfig, run: RunFolder, splits: Splits, hardware: Hardware | None
+    config: RunConfig,
+    run: RunFolder,
+    splits: Splits,
+    hardware: Hardware | None,
+    inputs: Mapping[str, str],
 ) -> None:
     write_json(run.files_file, contents_of(splits))
     write_known_images(run, splits)
     about_hardware = {} if hardware is None else {"hardware": asdict(hardware)}
-    write_json(run.manifest_file, {**_manifest(config, splits), **about_hardware})
+    write_json(run.manifest_file, {**_manifest(config, splits), **inputs, **about_hardware})
 
 
 def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.config import difference
-from peerdg.errors import ConfigError
-from peerdg.schema import read_stored
+from peerdg.errors import ConfigError, DamagedError
+from peerdg.schema import read_stored, within
 from peerdg.text import visible
 from peerdg.train.settings import MAY_CHANGE, RunConfig, hash_of
 
@@ -61,6 +61,34 @@ class Started:
     config: dict[str, Any] | None = None
     hardware: Hardware | None = None
     augmentation: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What `manifest.json` says about inputs that the config only names.
+
+    Args:
+        network: What the user's own network is, see `network_fingerprint`; None if there was
+            none, or the run is older than the record.
+        network_weights: The values it starts from; None likewise.
+        weights_sha256: Of the file of initial weights; None likewise.
+        augmentation: Revision of the augmentation's operations; None if the manifest is damaged.
+    """
+
+    network: str | None = None
+    network_weights: str | None = None
+    weights_sha256: str | None = None
+    augmentation: int | None = within(at_least=1, default=1)
+
+
+def read_inputs(manifest: Path) -> Inputs:
+    """The inputs of a run; a damaged manifest leaves them unknown."""
+    if not manifest.exists():
+        return Inputs()
+    try:
+        return read_stored(Inputs, manifest, hint=_HINT)
+    except DamagedError:
+        return Inputs(augmentation=None)
 
 
 def read_started(manifest: Path) -> Started | None:

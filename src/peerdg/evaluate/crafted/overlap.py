@@ -7,26 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from peerdg.config import did_you_mean
+from peerdg.data.families import DISJOINT as DISJOINT
+from peerdg.data.families import FAMILIES as FAMILIES
+from peerdg.data.families import RANDAUGMENT as RANDAUGMENT
 from peerdg.errors import ConfigError
-
-FAMILIES = (
-    "arithmetic",
-    "artistic",
-    "blur",
-    "color",
-    "contrast",
-    "convolutional",
-    "edges",
-    "geometric",
-    "segmentation",
-    "weather",
-)
-
-RANDAUGMENT = frozenset({"arithmetic", "color", "contrast", "geometric"})
-"""What RandAugment trains on: affine maps, brightness, colour and contrast, solarize, posterize.
-
-Its Sharpness is a mild relative of one of five operations of `convolutional`; that one stays.
-"""
 
 
 def overlap_free(families: Iterable[str], trained: Iterable[str]) -> tuple[str, ...]:
@@ -51,10 +35,6 @@ def require_family(name: str) -> None:
         raise ConfigError(
             f"Unknown family of distortions '{name}'.", hint=did_you_mean(name, FAMILIES)
         )
-
-
-DISJOINT = overlap_free(FAMILIES, RANDAUGMENT)
-"""The six families that decide by default, for every method alike."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,155 @@
+"""Whether runs can stand side by side, and what differs between them besides their methods."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from peerdg.data import VALIDATION
+from peerdg.errors import ConfigError
+from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.methods.registry import method_names
+from peerdg.report.runs import RunResult
+from peerdg.report.variants import Groups, data_names
+
+TRAINING_IMAGES = "training images"  # in a list of what differs
+
+
+def require_comparable(runs: Sequence[RunResult]) -> None:
+    """Refuse to put results side by side that were measured on different data or in different ways.
+
+    Every finished run is looked at, not one of each variant.
+
+    Raises:
+        ConfigError: If finished runs differ in their data set or their targets, were judged on
+            other images under the same names, or follow different rules for batch statistics.
+    """
+    finished = [run for run in runs if run.status == "done" and run.evaluations]
+    hint = "Compare those with the same targets only, by naming their folders."
+    data = {(run.config["benchmark"], *run.targets): run for run in finished}
+    if len(data) > 1:
+        found = "; ".join(
+            f"{run.data}: {', '.join(run.targets) or 'none'}" for _, run in sorted(data.items())
+        )
+        raise ConfigError(f"These runs have different data or targets ({found}).", hint=hint)
+    if changed := _with_other_images(run.judged_on for run in finished):
+        judged = ", ".join(dict.fromkeys(run.data for run in finished))
+        what = "targets" if finished[0].targets else "validation images"
+        raise ConfigError(
+            f"The {what} of these runs have the same names but other images "
+            f"({', '.join(changed)}; data: {judged}).",
+            hint=hint,
+        )
+    _require_one_rule(finished)
+
+
+def _with_other_images(fingerprints: Iterable[Mapping[str, str]]) -> list[str]:
+    """Names of domains with more than one fingerprint; unknown ones are none."""
+    known: dict[str, set[str]] = {}
+    for parts in fingerprints:
+        for name, fingerprint in parts.items():
+            known.setdefault(name, set()).add(fingerprint)
+    return [name.removeprefix("target:") for name, found in known.items() if len(found) > 1]
+
+
+def _require_one_rule(runs: Sequence[RunResult]) -> None:
+    """Refuse runs that were evaluated with different batch statistics."""
+    ruled = [run for run in runs if run.batch_statistics]
+    rules = sorted({str(run.batch_statistics) for run in ruled})
+    # Runs that are older than the rule stay comparable to each other; the table says what they are.
+    if len(rules) > 1 and any(run.has_statistics_rule for run in ruled):
+        raise ConfigError(
+            f"These runs were evaluated with different batch statistics ({'; '.join(rules)}).",
+            hint="Compare those with the same --batch-statistics only, by naming their folders.",
+        )
+
+
+def shared_options(run: RunResult) -> dict[str, Any]:
+    """Options that are not of the method's own section."""
+    # Batch statistics follow one rule in a comparison, and the table has a column for them.
+    own = {*method_names(), str(run.config["method"]), "method", "batch_statistics"}
+    return {k: v for k, v in run.options.items() if k.partition(".")[0] not in own}
+
+
+def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the options that do not have the same value everywhere."""
+    names = dict.fromkeys(name for values in options for name in values)
+    return [n for n in names if len({repr(values.get(n)) for values in options}) > 1]
+
+
+def training_images(groups: Iterable[Sequence[RunResult]]) -> set[str]:
+    """Fingerprints of what the runs learnt from, as far as they are known."""
+    return {run.trained_on for group in groups for run in group if run.trained_on}
+
+
+def differences(groups: Groups) -> list[str]:
+    """What differs between rows and is not an option of a method: options, training images."""
+    found = differing([shared_options(group[0]) for group in groups.values()])
+    images = [TRAINING_IMAGES] if len(training_images(groups.values())) > 1 else []
+    return found + images
+
+
+def comparison_notes(groups: Groups) -> list[str]:
+    """Sentences about what keeps the rows of a comparison from being comparable."""
+    return [
+        *_training_note(groups),
+        *_start_notes(groups),
+        *_validation_note(groups),
+        *_period_notes(groups),
+    ]
+
+
+def _training_note(groups: Groups) -> list[str]:
+    if len(training_images(groups.values())) < 2:
+        return []
+    known = {name: run for name, group in groups.items() for run in group if run.trained_on}
+    names = data_names(list(known.values()))
+    rows = "; ".join(f"{name}: {data}" for name, data in zip(known, names, strict=True))
+    return [
+        f"Rows were trained on different images ({rows}): a difference between them is not due to "
+        "the method alone."
+    ]
+
+
+def starts_of(group: Sequence[RunResult]) -> dict[int, str]:
+    """By seed, the initial weights of the user's own network, as far as they are known."""
+    return {run.seed: start for run in group if (start := run.inputs.network_weights)}
+
+
+def _start_notes(groups: Groups) -> list[str]:
+    found = {name: starts_of(group) for name, group in groups.items()}
+    return [
+        f"The networks of {name} have other initial weights with each seed ("
+        + ", ".join(f"{seed}: {start}" for seed, start in starts.items())
+        + ")."
+        for name, starts in found.items()
+        if len(set(starts.values())) > 1
+    ]
+
+
+def _validation_note(groups: Groups) -> list[str]:
+    runs = [run for group in groups.values() for run in group]
+    parts = [{VALIDATION: run.fingerprints.get(VALIDATION, "")} for run in runs]
+    if not _with_other_images(part for part in parts if part[VALIDATION]):
+        return []
+    return [
+        "The validation images differ between runs: source val and crafted val, and what is "
+        "selected by them, were not measured on the same images."
+    ]
+
+
+def _period_notes(groups: Groups) -> list[str]:
+    """Where the fluctuation is not over every k-th epoch, or not over the same epochs."""
+    first = {name: group[0] for name, group in groups.items()}
+    notes = [
+        f"Fluctuation of {name} is over evaluations every {run.period} epochs, the first "
+        f"{BURN_IN_PERIODS * run.period} epochs left out, and not every k epochs: k is {run.k}, "
+        f"but it was evaluated every {run.config['evaluate_every']} epochs."
+        for name, run in first.items()
+        if run.k is not None and run.k != run.period
+    ]
+    if len({run.period for run in first.values()}) > 1:
+        periods = ", ".join(f"{name}: {run.period}" for name, run in first.items())
+        notes.append(
+            f"Fluctuation has periods of different lengths, in epochs ({periods}); the variances "
+            "of these rows cannot be compared."
+        )
+    return notes

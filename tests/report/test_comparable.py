@@ -1,0 +1,329 @@
+"""Comparisons say what differs besides the methods, and compare only what goes together."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import peerdg
+from peerdg.config import merge
+from peerdg.errors import ConfigError
+from peerdg.files import sha256
+from peerdg.models.fingerprint import network_fingerprint
+from peerdg.report.comparison import comparison_page, findings, require_comparable
+from peerdg.report.escape import markdown_text
+from peerdg.report.runs import RunResult, load_runs, read_run, save_runs
+from peerdg.report.selection import settings_findings
+from peerdg.report.variants import by_variant
+from tests.conftest import tiny_classifier, tiny_splits
+from tests.report.test_selection_report import run
+
+FINGERPRINTS = {"train": "t1", "validation": "v1", "target:art": "a1", "target:sketch": "s1"}
+
+
+def made(
+    method: str = "peer",
+    *,
+    seed: int = 0,
+    shift: float = 0.0,
+    images: dict[str, str] | None = None,
+    **options: Any,
+) -> RunResult:
+    """A finished run; `images` are fingerprints other than the usual ones."""
+    usual = run(seed % 2, shift=shift)
+    config = {k: v for k, v in usual.config.items() if k != "peer" or method == "peer"}
+    config = merge(config, {"method": method, "seed": seed}, options)
+    records = usual.records
+    if method != "peer":
+        records = [{**r, "model": "model"} for r in records if r["model"] == "task"]
+    fingerprints = {**FINGERPRINTS, **(images or {})}
+    return replace(usual, config=config, records=records, fingerprints=fingerprints)
+
+
+def points(*runs: RunResult) -> list[str]:
+    """The findings that compare two methods."""
+    return [sentence for sentence in findings(by_variant(runs)) if "points" in sentence]
+
+
+# What was learnt from.
+
+
+def test_methods_that_learnt_from_other_images_are_not_compared_and_that_is_said():
+    runs = [made(), made("erm", shift=-5, images={"train": "t2"})]
+    assert points(*runs) == []
+    page = comparison_page(runs, title="t")
+    said = "Rows were trained on different images (peer: own-data@t1; erm: own-data@t2)"
+    assert markdown_text(said) in page
+    assert "Rows differ in training images; what follows is of the first." in page
+    same = [made(), made("erm", shift=-5)]
+    assert len(points(*same)) == 1
+    assert "trained on different images" not in comparison_page(same, title="t")
+
+
+def test_of_several_data_variants_only_those_of_the_same_data_are_compared():
+    runs = [
+        made(),
+        made(shift=10, images={"train": "t2"}),
+        made("erm", shift=-5),
+        made("erm", shift=-1, images={"train": "t2"}),
+    ]
+    assert [s.split(": ")[1] for s in points(*runs)] == [
+        "peer data=own-data@t1 is 5.0 points above erm data=own-data@t1 on the target mean.",
+        "peer data=own-data@t2 is 11.0 points above erm data=own-data@t2 on the target mean.",
+    ]
+
+
+# Options that belong to no method.
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "called"),
+    [
+        ("weights", "imagenet", "weights"),
+        ("transform", {"size": 64}, "transform.size"),
+        ("train", {"lr": 0.5}, "train.lr"),
+        ("own-data", {"validation_fraction": 0.5}, "own-data.validation_fraction"),
+    ],
+)
+def test_every_option_that_differs_between_methods_is_named(option, value, called):
+    runs = [made(), made("erm", shift=-5, **{option: value})]
+    assert markdown_text(f"Rows differ in {called};") in comparison_page(runs, title="t")
+    (sentence,) = points(*runs)
+    assert sentence.endswith(f"they also differ in {called}.")
+
+
+def test_operations_matter_between_methods_that_augment_only():
+    runs = [made(), made("erm", augment={"operations": "torchvision"})]
+    assert "Rows differ in augment.operations;" in comparison_page(runs, title="t")
+    assert "also differ" not in points(*runs)[0]
+    both = [made(), made("randaugment", augment={"operations": "torchvision"})]
+    assert points(*both)[0].endswith("they also differ in augment.operations.")
+
+
+def test_how_often_a_run_is_evaluated_does_not_change_its_last_accuracy():
+    (sentence,) = points(made(), made("erm", evaluate_every=3))
+    assert "also differ" not in sentence
+
+
+# PEER against P-ENS.
+
+
+@pytest.mark.parametrize("option", [{"k": 3}, {"average": False}, {"bn": "copy"}])
+def test_the_regulariser_is_not_judged_where_another_option_of_peer_differs(option):
+    runs = [made(), made(shift=-5, peer={"regulariser": "none", **option})]
+    (sentence,) = points(*runs)
+    assert sentence.endswith(f"they also differ in peer.{next(iter(option))}.")
+    assert "pay" not in sentence
+
+
+def test_options_of_the_regulariser_may_differ_from_those_of_p_ens():
+    without = {"regulariser": "none", "w": 0.0, "lam": 1.0, "tau": 1.0, "head_dim": 4}
+    (sentence,) = points(made(), made(shift=-5, peer=without))
+    assert sentence.endswith("at this budget the regulariser pays in accuracy.")
+
+
+def test_of_several_periods_p_ens_is_compared_with_its_own():
+    runs = [made(), made(peer={"k": 3}), made(shift=-5, peer={"k": 3, "regulariser": "none"})]
+    (sentence,) = points(*runs)
+    assert "peer k=3 is 5.0 points above p-ens" in sentence
+
+
+# What was judged on.
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_run_is_checked_for_the_images_it_was_judged_on(seed):
+    """Also one that would be another seed, or the same again, of a variant."""
+    require_comparable([made(), made(seed=seed)])
+    with pytest.raises(ConfigError, match=r"same names but other images \(art; data"):
+        require_comparable([made(), made(seed=seed, images={"target:art": "a2"})])
+
+
+def test_every_run_without_targets_is_checked_for_its_validation_images():
+    def without(seed: int, validation: str) -> RunResult:
+        usual = run(seed, ("validation", "crafted:blur"))
+        return replace(usual, fingerprints={"train": "t1", "validation": validation})
+
+    require_comparable([without(0, "v1"), without(1, "v1")])
+    with pytest.raises(ConfigError, match="validation images of these runs have the same names"):
+        require_comparable([without(0, "v1"), without(1, "v2")])
+
+
+def test_other_validation_images_under_the_same_targets_are_told_of():
+    runs = [made(), made(peer={"w": 0.1}, images={"validation": "v2"})]
+    require_comparable(runs)
+    note = "The validation images differ between runs: source val and crafted val"
+    assert note in comparison_page(runs, title="t")
+    assert settings_findings(runs) == []  # crafted scores of other images
+    same = [made(), made(peer={"w": 0.1})]
+    assert note not in comparison_page(same, title="t")
+    assert len(settings_findings(same)) == 1
+
+
+# Inputs that a config only names.
+
+
+OPTIONS: dict[str, Any] = {
+    "method": "erm", "evaluate_every": 1, "progress": False, "crafted": "off",
+    "pretrain": {"epochs": 0, "batch_size": 8}, "train": {"epochs": 1, "batch_size": 8, "lr": 0.02},
+}  # fmt: skip
+
+
+def test_other_networks_of_ones_own_are_other_rows(tmp_path: Path):
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(432, 3))
+    networks = {
+        "usual": (tiny_classifier(seed=0), 0),
+        "usual-1": (tiny_classifier(seed=0), 1),
+        "dropout": (tiny_classifier(seed=0, dropout=0.9), 0),
+        "flat": (flat, 1),
+        "other-start": (tiny_classifier(seed=5), 0),
+    }
+    runs = []
+    for name, (network, seed) in networks.items():
+        peerdg.fit(tiny_splits(), out=tmp_path / name, model=network, seed=seed, **OPTIONS)
+        runs.append(read_run(tmp_path / name))
+    expected = [["usual", "usual-1"], ["dropout"], ["flat"], ["other-start"]]
+    assert [[r.path.name for r in group] for group in by_variant(runs).values()] == expected
+    save_runs(tmp_path / "runs.json", runs)
+    kept = by_variant(load_runs(tmp_path / "runs.json"))
+    assert [[r.path.name for r in group] for group in kept.values()] == expected
+    assert list(kept) == list(by_variant(runs))
+
+
+def own(seed: int, network: str | None, start: str | None, method: str = "peer") -> RunResult:
+    usual = made(method, seed=seed, backbone="own")
+    return replace(usual, inputs=replace(usual.inputs, network=network, network_weights=start))
+
+
+def test_networks_made_anew_for_each_seed_are_one_row_that_says_so():
+    runs = [own(0, "n", "w0"), own(1, "n", "w1")]
+    assert list(by_variant(runs)) == ["peer"]
+    said = "The networks of peer have other initial weights with each seed (0: w0, 1: w1)."
+    assert said in comparison_page(runs, title="t")
+    (sentence,) = points(*runs, own(0, "n", "w0", "erm"))
+    assert "also differ" not in sentence
+    (sentence,) = points(*runs, own(0, "n", "trained", "erm"))
+    assert sentence.endswith("they also differ in initial weights.")
+
+
+def test_own_networks_of_old_runs_are_one_group():
+    assert list(by_variant([own(0, None, None), own(1, None, None)])) == ["peer"]
+    mixed = by_variant([own(0, None, None), own(1, None, None), own(0, "abc", "w")])
+    assert {name: len(group) for name, group in mixed.items()} == {
+        "peer network=unknown": 2, "peer network=abc": 1,
+    }  # fmt: skip
+
+
+def test_a_fingerprint_tells_structure_and_values_apart():
+    first, again, other = (tiny_classifier(seed=seed) for seed in (0, 0, 1))
+    assert network_fingerprint(first) == network_fingerprint(again)
+    assert network_fingerprint(first)[0] == network_fingerprint(other)[0]
+    assert network_fingerprint(first)[1] != network_fingerprint(other)[1]
+    again.head.bias.requires_grad_(False)  # another training, from the same values
+    assert network_fingerprint(first)[0] != network_fingerprint(again)[0]
+    assert network_fingerprint(first)[1] == network_fingerprint(again)[1]
+    with_statistics = tiny_classifier(batch_norm=True)
+    before = network_fingerprint(with_statistics)
+    next(with_statistics.buffers()).add_(1)
+    assert network_fingerprint(with_statistics)[1] != before[1]
+
+
+def test_a_functions_address_is_no_part_of_a_fingerprint():
+    class Activation(torch.nn.Module):
+        def extra_repr(self) -> str:
+            return f"<function relu at {hex(id(self))}>"
+
+    assert network_fingerprint(Activation()) == network_fingerprint(Activation())
+
+
+def test_files_of_weights_of_one_name_stay_apart(tmp_path: Path):
+    files = [tmp_path / folder / "best.pth" for folder in ("a", "b", "c")]
+    for file, content in zip(files, (b"first", b"second", b"first"), strict=True):
+        file.parent.mkdir()
+        file.write_bytes(content)
+    runs = [made(seed=seed, weights=str(file)) for seed, file in enumerate(files)]
+    save_runs(tmp_path / "runs.json", runs)
+    assert str(tmp_path) not in (tmp_path / "runs.json").read_text()
+    groups = by_variant(load_runs(tmp_path / "runs.json"))
+    assert [[r.seed for r in group] for group in groups.values()] == [[0, 2], [1]]
+    assert all(name.startswith("peer weights=best.pth@") for name in groups)
+    for file in files:  # then their contents cannot be known any more
+        file.unlink()
+    save_runs(tmp_path / "runs.json", runs)
+    assert len(by_variant(load_runs(tmp_path / "runs.json"))) == 3
+
+
+def test_the_hash_of_the_weights_is_that_at_the_start_of_the_run(tmp_path: Path):
+    peerdg.fit(tiny_splits(), out=tmp_path / "first", backbone="digits-cnn", **OPTIONS)
+    file = tmp_path / "net.safetensors"
+    stored = tmp_path / "first" / "model" / "model.safetensors"
+    file.write_bytes(stored.read_bytes())
+    peerdg.fit(
+        tiny_splits(), out=tmp_path / "second", backbone="digits-cnn", weights=str(file), **OPTIONS
+    )
+    before = read_run(tmp_path / "second").variant
+    recorded = json.loads((tmp_path / "second" / "manifest.json").read_text())["weights_sha256"]
+    assert recorded == sha256(stored)
+    file.write_bytes(b"another")
+    save_runs(tmp_path / "runs.json", [read_run(tmp_path / "second")])
+    assert load_runs(tmp_path / "runs.json")[0].variant == before
+
+
+def test_another_revision_of_the_operations_is_another_row(tmp_path: Path):
+    peerdg.fit(tiny_splits(), out=tmp_path / "run", model=tiny_classifier(), **OPTIONS)
+    manifest = tmp_path / "run" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    runs = []
+    for revision in (None, 1, 2):
+        content.pop("augmentation", None)
+        content |= {} if revision is None else {"augmentation": revision}
+        manifest.write_text(json.dumps(content))
+        runs.append(read_run(tmp_path / "run"))
+    runs = [replace(r, config={**r.config, "seed": n}) for n, r in enumerate(runs)]
+    save_runs(tmp_path / "runs.json", runs)
+    for found in (runs, load_runs(tmp_path / "runs.json")):
+        assert {name: [r.seed for r in group] for name, group in by_variant(found).items()} == {
+            "erm operations revision 1": [0, 1],
+            "erm operations revision 2": [2],
+        }
+
+
+# Names.
+
+
+def test_numbers_that_differ_late_are_written_in_full():
+    rates = (0.00012345678, 0.00012345699)
+    groups = by_variant([made(train={"lr": rate}) for rate in rates])
+    assert list(groups) == [f"peer lr={rate!r}" for rate in rates]
+    crops = ([0.8, 1.0], [0.80000001, 1.0])
+    groups = by_variant([made(transform={"crop": crop}) for crop in crops])
+    assert list(groups) == ["peer crop=0.8,1.0", "peer crop=0.80000001,1.0"]
+
+
+def test_variants_with_the_same_name_are_numbered():
+    runs = [made(peer={"note": "unset"}), made()]  # a text, and an option that is not there
+    groups = by_variant(runs)
+    assert list(groups) == ["peer note=unset (1)", "peer note=unset (2)"]
+    alike = [made(images={"train": f"123456{n}"}) for n in range(3)]
+    assert len(by_variant(alike)) == 3
+
+
+# Periods of fluctuation.
+
+
+def test_a_period_that_is_not_k_is_told_of():
+    runs = [made(evaluate_every=3, peer={"k": 2})]
+    page = comparison_page(runs, title="t")
+    assert "Fluctuation of peer is over evaluations every 6 epochs, the first 30 epochs" in page
+    assert "k is 2, but it was evaluated every 3 epochs." in page
+    assert "Fluctuation of peer" not in comparison_page([made()], title="t")
+
+
+def test_rows_with_other_periods_are_told_of():
+    page = comparison_page([made(peer={"k": 2}), made("erm", evaluate_every=3)], title="t")
+    assert "periods of different lengths, in epochs (peer: 2, erm: 3)" in page
+    page = comparison_page([made(peer={"k": 3}), made("erm", evaluate_every=3)], title="t")
+    assert "different lengths" not in page
