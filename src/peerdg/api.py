@@ -113,7 +113,7 @@ def fit(
     if minutes is not None:
         budget = TimeBudget.of(minutes, options, config.method, began)
         if existing in ("resume", "renew") and RunFolder(Path(out)).holds_run:
-            config = keep_schedule(config, read_run_config(Path(out)))
+            config = keep_schedule(config, read_run_config(Path(out)), keep=budget.keep)
     shown = choose_progress(progress)
     run = RunFolder.open(Path(out), config, existing=existing)
     try:

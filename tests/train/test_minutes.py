@@ -156,6 +156,10 @@ def test_epochs_and_minutes_exclude_each_other(tmp_path: Path, capsys: pytest.Ca
     for flag in ("--epochs=3", "--train.epochs=3"):
         assert run(["train", "digits-mini", "--minutes=1", flag, out], debug=False) == 2
         assert "exclude each other" in capsys.readouterr().err
+    (tmp_path / "given.toml").write_text("[train]\nepochs = 3\n")
+    file = f"--config={tmp_path / 'given.toml'}"
+    assert run(["train", "digits-mini", "--minutes=1", file, out], debug=False) == 2
+    assert "exclude each other" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="exclude each other"):
         peerdg.fit("digits-mini", out=tmp_path / "run", minutes=1, train={"epochs": 3})
     assert not (tmp_path / "run").exists()
@@ -259,6 +263,16 @@ def test_a_stored_schedule_wins_over_the_preset():
     stored, _ = fitted(5, costs(0.3))
     assert keep_schedule(config, stored.tables()) == stored
     assert keep_schedule(stored, config.tables()) == config
+
+
+def test_what_the_user_says_at_a_resume_is_not_hidden_by_the_stored_schedule():
+    stored, _ = fitted(5, costs(0.3))
+    k = stored.method_settings.k + 1
+    wanted = resolve(OPTIONS, {"peer": {"k": k}, "pretrain": {"epochs": 77}, "evaluate_every": 13})
+    keep = frozenset({"k", "pretrain.epochs", "evaluate_every"})
+    found = keep_schedule(wanted, stored.tables(), keep=keep)
+    assert (found.method_settings.k, found.pretrain.epochs, found.evaluate_every) == (k, 77, 13)
+    assert found.train.epochs == stored.train.epochs
 
 
 def test_a_run_that_cannot_be_measured_asks_for_epochs(tmp_path: Path):

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import CommonFlags, Options, config_from_flags, given_options
-from peerdg.config import merge
+from peerdg.config import merge, read_toml
 from peerdg.data.registry import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.train.minutes import TimeBudget, keep_schedule
@@ -59,11 +59,15 @@ def train(
         existing = "renew"
     budget = None
     if minutes is not None:
-        given = merge(given_options(options), _epochs(common))
+        given = merge(_from_file(common), given_options(options), _epochs(common))
         budget = TimeBudget.of(minutes, given, config.method, began)
         if existing in ("resume", "renew") and RunFolder(out).holds_run:
-            config = keep_schedule(config, read_run_config(out))
+            config = keep_schedule(config, read_run_config(out), keep=budget.keep)
     run_and_report(config, out, existing, quiet=quiet, profile=profile, budget=budget)
+
+
+def _from_file(common: CommonFlags | None) -> dict[str, Any]:
+    return read_toml(common.config) if common and common.config else {}
 
 
 def _epochs(common: CommonFlags | None) -> dict[str, Any]:

@@ -118,17 +118,22 @@ def fit_epochs(
     )
 
 
-def keep_schedule(config: RunConfig, stored: Mapping[str, Any]) -> RunConfig:
-    """`config` with the epochs, k and evaluations that a stored config was given at its start."""
+def keep_schedule(
+    config: RunConfig, stored: Mapping[str, Any], *, keep: frozenset[str] = frozenset()
+) -> RunConfig:
+    """`config` with the epochs, k and evaluations that a stored config was given at its start.
+
+    What the user chose (`keep`) stays as it is, so that a resume with other values is refused.
+    """
     changed: dict[str, Any] = {}
     for phase in ("pretrain", "train"):
         values = stored.get(phase, {})
-        names = ("epochs", "lr_step")
+        names = {"epochs", "lr_step"} - ({"epochs"} if f"{phase}.epochs" in keep else set())
         changed[phase] = replace(getattr(config, phase), **{n: values.get(n) for n in names})
-    if _has_k(config) and "k" in stored.get(config.method, {}):
+    if _has_k(config) and "k" not in keep and "k" in stored.get(config.method, {}):
         k = stored[config.method]["k"]
         changed["method_settings"] = replace(config.method_settings, k=k)
-    if "evaluate_every" in stored:
+    if "evaluate_every" in stored and "evaluate_every" not in keep:
         changed["evaluate_every"] = stored["evaluate_every"]
     return replace(config, **changed)
 
