@@ -562,7 +562,7 @@ def _model_writer(
         backbone=config.backbone,
         image_size=source.size,
         stored_size=splits.train.image_size[0],
-        training=training_record(config, splits, own, None),
+        training=training_record(config, splits, own, None, batch_norm=has_batch_statistics(model)),
         progress=progress,
     )
     as_stored = nullcontext() if records is not None else _as_stored(config, source.clean, method)
@@ -593,7 +593,9 @@ def _finish(
         backbone=config.backbone,
         image_size=size,
         stored_size=splits.train.image_size[0],
-        training=training_record(config, splits, mine, detail),
+        training=training_record(
+            config, splits, mine, detail, batch_norm=has_batch_statistics(model)
+        ),
         progress=training_progress(
             epoch=method.learnt_epochs(config.train.epochs),
             epochs=config.train.epochs,

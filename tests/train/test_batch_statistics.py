@@ -24,6 +24,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "randaugment": {"method": "randaugment", "randaugment": {"k": 1}},
     "peer": {"method": "peer", "peer": {"k": 1, "head_dim": 4}},
     "peer copy": {"method": "peer", "peer": {"k": 1, "head_dim": 4, "bn": "copy"}},
+    "peer latest": {"method": "peer", "peer": {"k": 1, "head_dim": 4, "average": False}},
+    "peer reset": {"method": "peer", "peer": {"k": 1, "head_dim": 4, "reset_proxy": True}},
 }
 STATISTICS = ("running_mean", "running_var")
 
@@ -106,7 +108,7 @@ def test_the_stored_model_is_the_one_that_was_evaluated(runs, name, rule):
         assert last["loss"] == pytest.approx(float(loss), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["erm", "randaugment", "peer copy"])
+@pytest.mark.parametrize("name", METHODS)
 def test_the_rule_does_not_touch_training(runs, name):
     clean, trained = runs[name, "clean"], runs[name, "trained"]
     assert records(clean, "epoch") == records(trained, "epoch")
@@ -114,7 +116,7 @@ def test_the_rule_does_not_touch_training(runs, name):
         if not key.startswith("encoder.norm.") or key.endswith(("weight", "bias")):
             assert torch.equal(value, stored(trained)[key])
     ours, theirs = last_state(clean), last_state(trained)
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
 
 
 def test_with_trained_statistics_a_single_network_keeps_what_its_training_left(runs):
@@ -136,6 +138,20 @@ def test_with_trained_statistics_the_task_model_has_the_mean_of_its_snapshots(ru
         torch.testing.assert_close(stored(run)[key], mean)
 
 
+def test_without_averaging_the_task_model_has_the_statistics_of_the_last_snapshot(runs):
+    run = runs["peer latest", "trained"]
+    last = load_file(run.path / "snapshots/000003.safetensors")
+    assert all(torch.equal(value, last[key]) for key, value in stored(run).items())
+
+
+def test_the_model_names_the_rule_and_what_guided_its_training(runs):
+    for (name, rule), run in runs.items():
+        training = json.loads((run.path / "model/model.json").read_text())["training"]
+        assert training["batch_statistics"] == rule
+        if name == "peer":
+            assert training["settings"]["peer.bn"] == "recalibrate"
+
+
 def test_every_record_of_a_batch_normalised_network_names_the_rule(runs):
     for (_, rule), run in runs.items():
         assert {r["batch_statistics"] for r in records(run, "evaluation")} == {rule}
@@ -154,6 +170,7 @@ def test_the_proxy_is_evaluated_by_the_same_rule_as_the_task_model(runs):
 def test_networks_without_batch_normalisation_have_no_rule(tmp_path):
     run = fit(tmp_path / "run", "erm", batch_norm=False)
     assert not any("batch_statistics" in record for record in records(run, "evaluation"))
+    assert "batch_statistics" not in (run.path / "model/model.json").read_text()
 
 
 @pytest.mark.parametrize("inside", ["recalibration", "evaluation"])

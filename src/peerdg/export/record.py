@@ -18,6 +18,8 @@ def training_record(
     splits: Splits,
     records: Iterable[Mapping[str, Any]],
     validation: Detail | None,
+    *,
+    batch_norm: bool,
 ) -> dict[str, Any]:
     """Data, method, settings and results of a run, for the model's card.
 
@@ -26,6 +28,7 @@ def training_record(
         splits: Its data.
         records: The last evaluations of the deployed model, one for each domain.
         validation: Its results on the source's validation images in detail, if there are any.
+        batch_norm: Whether it has batch normalisation; if so, the rule of its statistics is named.
     """
     tables = config.tables()
     settings = {
@@ -46,6 +49,7 @@ def training_record(
         "budget": config.budget,
         "seed": config.seed,
         "settings": settings,
+        **({"batch_statistics": config.batch_statistics} if batch_norm else {}),
         "selection": SELECTION,
         "accuracy": {r["domain"]: {"accuracy": r["accuracy"], "n": r["n"]} for r in records},
         "calibration": validation

@@ -17,7 +17,7 @@ from peerdg.methods.clean import Clean, CleanImages, as_clean
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.averaging import SnapshotAverage
-from peerdg.models.classifier import Classifier
+from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.models.projection import projection_head
 from peerdg.stages import stage
 
@@ -45,6 +45,9 @@ class PEER(Method):
             tensor the rows are known: a `Batch` that says its `index` gets the task model's
             features from a table that is computed once per period.
         teacher: A frozen classifier that guides the proxy in place of the task model.
+        trained_statistics: Deploy the mean of the snapshots' batch statistics. Training does not
+            change: with `bn="recalibrate"` the proxy is still guided by recalibrated ones, so there
+            is a second average, which only differs in its statistics.
     """
 
     deployed_name = "task"
@@ -58,6 +61,7 @@ class PEER(Method):
         augment: Policy | None = None,
         clean: Clean | None = None,
         teacher: Classifier | None = None,
+        trained_statistics: bool = False,
     ) -> None:
         super().__init__()
         self.settings = settings or Settings()
@@ -65,6 +69,10 @@ class PEER(Method):
         self.clean = as_clean(clean)
         self.proxy = model
         self.average = SnapshotAverage(model, bn=self.settings.bn, clean=self.clean)
+        second = trained_statistics and self.settings.bn == "recalibrate"
+        self.as_trained = (
+            SnapshotAverage(model, bn="average") if second and has_batch_statistics(model) else None
+        )
         self.projection = self._make_projection(model.feature_dim)
         self.teacher = _frozen(teacher, model.feature_dim) if teacher else None
         # The number of epochs P had learnt when the last snapshot was taken: makes taking it
@@ -79,15 +87,21 @@ class PEER(Method):
         """Needs the augmentation, the clean images, and the teacher if one is named."""
         teacher = surroundings.load_model(settings.teacher) if settings.teacher else None
         augment, clean = surroundings.augment, surroundings.clean
-        if surroundings.batch_statistics == "trained" and settings.bn == "recalibrate":
-            settings = replace(settings, bn="average")
+        trained = surroundings.batch_statistics == "trained"
         if settings.k * surroundings.passes <= 1:  # computing all features would cost more
             settings = replace(settings, cache_features=False)
-        return cls(model, settings, augment=augment, clean=clean, teacher=teacher)
+        return cls(
+            model,
+            settings,
+            augment=augment,
+            clean=clean,
+            teacher=teacher,
+            trained_statistics=trained,
+        )
 
     @property
     def task(self) -> Classifier:
-        """F, the mean of the snapshots."""
+        """F, the mean of the snapshots, with the batch statistics that guide the proxy."""
         return self.average.model
 
     @property
@@ -148,18 +162,18 @@ class PEER(Method):
                 PeerdgWarning,
                 stacklevel=2,
             )
-        return self.task
+        return self.observed[self.deployed_name]
 
     @property
     def observed(self) -> dict[str, Classifier]:
         """Proxy and task model."""
-        return {"proxy": self.proxy, "task": self.task}
+        return {"proxy": self.proxy, "task": (self.as_trained or self.average).model}
 
     @property
     def recalibrated(self) -> frozenset[str]:
-        """The task model, once there is a snapshot."""
+        """The task model, once there is a snapshot, unless another one is observed."""
         done = self.settings.bn == "recalibrate" and self.clean is not None and self.average.count
-        return frozenset({"task"} if done else ())
+        return frozenset({"task"} if done and self.as_trained is None else ())
 
     def train(self, mode: bool = True) -> "PEER":
         """Task model and teacher stay in eval mode: what they say must be deterministic."""
@@ -227,9 +241,10 @@ class PEER(Method):
     def _take_snapshot(self, epochs: int) -> None:
         if int(self.snapshot_epoch) == epochs:
             return
-        if not self.settings.average:
-            self.average.forget()
-        self.average.add(self.proxy)
+        for average in filter(None, (self.average, self.as_trained)):
+            if not self.settings.average:
+                average.forget()
+            average.add(self.proxy)
         self.snapshot_epoch.fill_(epochs)
 
     def _make_projection(self, feature_dim: int) -> nn.Module:

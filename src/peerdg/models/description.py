@@ -57,6 +57,7 @@ class Training:
     seed: int
     settings: dict[str, Any]
     selection: str
+    batch_statistics: str | None = None
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     calibration: Calibration | None = None
 
