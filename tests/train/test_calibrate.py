@@ -117,8 +117,29 @@ def test_measuring_takes_a_small_part_of_a_long_run():
     options["pretrain"] = {**options["pretrain"], "batch_size": 512}
     costs = measured(slow_classifier(), options, images=4000)
     assert Slow.images < 4000
-    assert costs.phases["train"].step >= Slow.SECONDS * 2 * 512
+    assert costs.phases["train"].step >= 0.8 * Slow.SECONDS * 2 * 512  # scaled from small steps
     assert costs.phases["train"].period >= Slow.SECONDS * 4000
+
+
+class Heavy(TinyEncoder):
+    """Takes the same time for any number of images, like an optimizer with many weights."""
+
+    SECONDS = 0.6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.SECONDS)
+        return super().forward(x)
+
+
+def test_what_every_step_takes_is_not_multiplied_by_the_size_of_the_batch():
+    """A step is too long here for a full batch to be tried: its time follows from small ones."""
+    model = Classifier(Heavy(), torch.nn.Linear(8, 3), classes=("a", "b", "c"))
+    options = options_of("erm")
+    options["train"] = {**options["train"], "batch_size": 32}
+    costs = measured(model, options)
+    # Four times the time of eight images if it were in proportion; half of that is the most that
+    # the estimate makes of a part of unknown size.
+    assert costs.phases["train"].step < 4 * Heavy.SECONDS
 
 
 def test_a_network_that_cannot_be_copied_is_trained_without_an_estimate(tmp_path: Path):

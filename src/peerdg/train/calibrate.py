@@ -25,8 +25,9 @@ from peerdg.train.state import TrainState
 from peerdg.train.step import train_step
 
 SECONDS = 1.0  # for the steps of all phases, unless a single step takes longer
-SMALL_BATCH = 8  # images of the first step, which decides how many the next ones have
-LEAST_STEPS, MOST_STEPS = 4, 12  # of a phase, where the images of a step can be chosen for it
+SMALL_BATCH = 8  # images of the first steps, which decide whether full ones are tried
+MOST_STEPS = 12  # of a phase
+PATIENCE = 2.0  # times the seconds that a phase has: a full step may take so long
 SHORT = 0.2  # seconds; what is done sooner is measured again, now that kernels are chosen
 
 
@@ -116,25 +117,29 @@ class _Trial:
         return PhaseCosts(step=step, period=(start + end) * images / len(self.sample))
 
     def _step_seconds(self, batch_size: int, seconds: float, *, redraw: bool) -> float:
-        """Of a full batch; where that takes too long, of a part of it, scaled.
+        """Of a full batch; where that takes too long, of small ones, from which it follows.
 
-        With `redraw`, each step is one of another period: what is drawn anew in each may be
+        Part of a step (the optimizer) takes the same time for any batch, so two sizes are needed.
+        With `redraw`, each full step is one of another period: what is drawn anew in each may be
         slower or faster.
         """
         small = min(SMALL_BATCH, batch_size)
-        began = time.perf_counter()
-        warm_up = self._step(small, 0)  # chooses kernels and takes memory; never counted
-        size = min(batch_size, int(small * max(1.0, seconds / LEAST_STEPS / max(warm_up, 1e-9))))
-        times: list[float] = []
-        while len(times) < MOST_STEPS and (
-            not times or time.perf_counter() - began + times[-1] < seconds
-        ):
+        half = max(2, small // 2)
+        self._step(half, 0)  # chooses kernels and takes memory; never counted
+        short, long = self._step(half, 1), self._step(small, 2)
+        most = long / small  # for an image
+        per_image = min(most, max(most / 2, (long - short) / max(1, small - half)))
+        whole = long + per_image * (batch_size - small)
+        if whole > PATIENCE * seconds:
+            return whole
+        began, times = time.perf_counter(), [self._step(batch_size, 3)]
+        while len(times) < MOST_STEPS and time.perf_counter() - began + times[-1] < seconds:
             if redraw:
                 self.method.start_epoch(len(times) * self.trial.plan.period)
-            times.append(self._step(size, 1 + len(times)))
+            times.append(self._step(batch_size, 3 + len(times)))
         # The first of another size has kernels to choose, too.
-        counted = times[1:] if size != small and len(times) > 1 else times
-        return sum(counted) / len(counted) * batch_size / size
+        counted = times[1:] if batch_size != small and len(times) > 1 else times
+        return sum(counted) / len(counted)
 
     def _step(self, size: int, number: int) -> float:
         """Seconds of one step with `size` images."""
