@@ -157,3 +157,38 @@ def test_many_missing_files_are_counted_and_the_first_twenty_shown(tmp_path):
 def test_classes_that_differ_only_in_case_are_a_problem(tmp_path):
     (tmp_path / "l.csv").write_text("path,label\na/1.jpg,cat\na/2.jpg,Cat\n")
     assert "'Cat' and 'cat'" in read_list(tmp_path / "l.csv").problems[0].message
+
+
+JSON_WRITERS = {
+    "l.json": lambda path, rows: path.write_text(json.dumps(rows)),
+    "l.jsonl": lambda path, rows: path.write_text("\n".join(map(json.dumps, rows))),
+}
+
+
+@pytest.mark.parametrize("name", JSON_WRITERS)
+@pytest.mark.parametrize("row", [0, 1, 2])
+@pytest.mark.parametrize("key", ["split", "domain", "label", "path"])
+def test_a_row_without_a_key_that_others_have_is_refused_by_its_number(tmp_path, name, key, row):
+    rows = [{k: v for k, v in r.items() if (n, k) != (row, key)} for n, r in enumerate(ROWS)]
+    JSON_WRITERS[name](tmp_path / name, rows)
+    told = rf"{name}, line {row + 1}: there is no '{key}'"
+    if row == 0 and key in ("label", "path"):  # without which nothing is read at all
+        told = f"{name} has no column '{key}'"
+    with pytest.raises(DataError, match=told) as error:
+        read_list(tmp_path / name)
+    assert error.value.exit_code == 5
+
+
+@pytest.mark.parametrize("name", JSON_WRITERS)
+def test_entries_may_have_other_keys_that_mean_nothing_here(tmp_path, name):
+    JSON_WRITERS[name](tmp_path / name, [ROWS[0], {**ROWS[1], "note": "blurred"}, ROWS[2]])
+    assert read_list(tmp_path / name).splits == ("train", "validation", "test")
+
+
+@pytest.mark.parametrize("name", JSON_WRITERS)
+def test_one_meaning_under_two_names_is_refused(tmp_path, name):
+    """Otherwise the images of one of the names would lose their label."""
+    other = {"path": "a/2.jpg", "class": "dog"}
+    JSON_WRITERS[name](tmp_path / name, [{"path": "a/1.jpg", "label": "cat"}, other])
+    with pytest.raises(DataError, match="2: there is no 'label'"):
+        read_list(tmp_path / name)

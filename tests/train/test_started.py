@@ -219,6 +219,26 @@ def test_options_that_came_later_are_no_change_but_are_said(tmp_path: Path):
     assert "other_version" in (out / "events.jsonl").read_text()
 
 
+def test_an_option_that_came_later_and_is_not_set_is_not_said(tmp_path: Path):
+    out = tmp_path / "run"
+    config = begun(out)
+    path = out / "manifest.json"
+    manifest = json.loads(path.read_text())
+    unset = [name for name, value in manifest["config"].items() if value is None]
+    inside = [name for name, value in manifest["config"]["peer"].items() if value is None]
+    assert unset
+    assert inside
+    for name in unset:
+        del manifest["config"][name]
+    for name in inside:
+        del manifest["config"]["peer"][name]
+    path.write_text(json.dumps(manifest))
+    opened = RunFolder.open(out, resolve(read_run_config(out)), existing="resume")
+    check_manifest(config, opened, tiny_splits(), CPU)  # a warning would be an error
+    opened.close()
+    assert not (out / "events.jsonl").exists()
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"data": 5, "torch": "1", "config_hash": ""}', "[" * 9999, "\xff"]
 )

@@ -80,8 +80,12 @@ def _read_rows(file: Path, rows: Iterable[_Row]) -> tuple[list[int], list[Item]]
     items: list[Item] = []
     first: dict[str, int] = {}
     columns: dict[str, str] = {}
+    keys: set[str] = set()
     for row in rows:
         columns = columns or _columns(file, [name for name in row.values if name is not None])
+        keys = keys or set(row.values)
+        if row.values.keys() != keys:  # of JSON; columns of other lists are the same in every row
+            _refuse_other_columns(file, row, columns, first=numbers[0])
         item = _item(file, row, columns)
         earlier = first.setdefault(os.path.normpath(item.path), len(items))
         if earlier != len(items):
@@ -221,6 +225,26 @@ def _columns(file: Path, header: Sequence[str]) -> dict[str, str]:
                 hint=f"Name the columns in the first line, e.g. path,label,domain. {known}".strip(),
             )
     return found
+
+
+def _refuse_other_columns(file: Path, row: _Row, columns: Mapping[str, str], *, first: int) -> None:
+    """Refuse a row that lacks a column of the first row, or has one that the first row lacks.
+
+    A split or domain that only some images have would be lost without a message.
+    """
+    names = {name.strip().lower() for name in row.values}
+    for meaning, known in COLUMNS.items():
+        column = columns.get(meaning)
+        if column is None and not names.isdisjoint(known):
+            lacks, has = first, row.number
+        elif column is not None and column not in row.values:
+            lacks, has = row.number, first
+        else:
+            continue
+        raise DataError(
+            f"{file}, line {lacks}: there is no '{column or meaning}', but line {has} has one.",
+            hint="Give it in every line, under one name, or in none.",
+        )
 
 
 def _text(file: Path, row: _Row, meaning: str, column: str) -> str:

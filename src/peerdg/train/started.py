@@ -138,10 +138,12 @@ def refuse_edited(
 
 
 def new_options(started: Started, stored: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Options that the version of peerdg that started the run did not have, as they are now."""
+    """Options that the version of peerdg that started the run did not have, as they are now.
+
+    An option that is not set does nothing, like one that was not there.
+    """
     known = set(_names(stored) if started.config is None else _names(started.config))
-    # A file has no options that are not set, so these cannot be told from unknown ones.
-    now = _names(config.tables(unset=started.config is not None))
+    now = _names(config.tables())
     return {name: value for name, value in now.items() if name not in known | MAY_CHANGE}
 
 
