@@ -1,5 +1,6 @@
 """What a Python user calls: `fit` and `load_model`, and what they give back."""
 
+import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +32,7 @@ from peerdg.evaluate.predictions import (
     FilePrediction,
     answer,
     most_probable,
+    not_finite,
     predict_files,
 )
 from peerdg.export.formats import Format
@@ -325,10 +327,16 @@ class Model:
         """Images, correct answers, accuracy in percent and loss on `domain`, classes by name.
 
         Warns if the model's run folder says that images of `domain` were trained on.
+
+        Raises:
+            NumericalError: If the network's output for an image is NaN or infinite.
         """
         domain = domain.with_classes(self.classes)
         self._count_seen(domain)
-        return evaluate_domain(self.classifier, domain, size=self.image_size)
+        result = evaluate_domain(self.classifier, domain, size=self.image_size)
+        if not math.isfinite(result["loss"]):
+            raise not_finite()
+        return result
 
     def evaluate_in_detail(self, domain: Domain, *, worst: int = WORST) -> Detail:
         """`evaluate`, and by class, confusion, calibration, and the `worst` mistakes."""

@@ -10,7 +10,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from peerdg.config import check_limits, convert
 from peerdg.errors import ConfigError, DamagedError
@@ -38,13 +38,17 @@ def read_json(path: Path, *, hint: str = _HINT) -> Any:
     """The JSON value in a regular file.
 
     Raises:
-        DamagedError: If it cannot be read, is a link, or is not JSON.
+        DamagedError: If it cannot be read, is a link, or is not JSON; NaN and Infinity are not.
     """
     try:
-        return json.loads(read_text(path, limit=LARGEST))
+        return json.loads(read_text(path, limit=LARGEST), parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise DamagedError(f"{path} is damaged: {reason}.", hint=hint) from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it has the value {name}, which is not JSON")
 
 
 def read_stored(cls: type[T], path: Path, *, hint: str = _HINT) -> T:

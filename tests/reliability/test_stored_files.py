@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from peerdg.api import load_model
 from peerdg.cli.main import run
-from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
+from peerdg.data.domain import Domain
+from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarning
+from peerdg.files import sha256
+from peerdg.models.backbones import build_classifier
 from peerdg.models.description import checksum
 from peerdg.models.pretrained import initialise
-from peerdg.models.stored import load_stored, load_weights
-from tests.cli.stored_models import save_small_model
+from peerdg.models.stored import load_stored, load_weights, save_model
+from tests.cli.stored_models import save_photos, save_small_model
 from tests.conftest import tiny_classifier
 from tests.reliability.photo_run import interrupt, photo_run
 from tests.reliability.test_damage import forge_manifest
@@ -48,7 +53,9 @@ WRONG_DESCRIPTIONS: list[dict[str, Any]] = [
     {"mean": [0.5, 0.5]}, {"mean": 0.5}, {"std": [1, 1, 0]}, {"std": [1, 1, float("nan")]},
     {"mean": ["0", "0", "0"]}, {"training": 5}, {"training": {"data": 1}},
     {"progress": {"complete": 1}}, {"progress": {"complete": False, "epoch": -1}},
-    {"weights_sha256": 5},
+    {"weights_sha256": 5}, {"mean": [float("nan")] * 3}, {"mean": [0, 0, float("inf")]},
+    {"mean": [1e30, 0, 0]}, {"std": [1e-45] * 3}, {"std": [1e30] * 3},
+    {"torch": float("nan")}, {"training": {"settings": float("inf")}}, {"unknown": float("nan")},
 ]  # fmt: skip
 
 
@@ -75,6 +82,63 @@ def test_a_million_classes_take_no_memory(tmp_path: Path):
     edit(folder, classes=[str(i) for i in range(10**6)])
     with pytest.raises(DamagedError, match="3 outputs for 1000000 classes"):
         load_stored(folder)
+
+
+def replace_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Change the weights of a model folder together with their checksums."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    edit(folder, weights_sha256=sha256(folder / "model.safetensors"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
+def test_weights_that_are_not_finite_are_never_used(
+    tmp_path: Path, value: float, capsys: pytest.CaptureFixture[str]
+):
+    folder = save_small_model(tmp_path / "model")
+    photos = save_photos(tmp_path / "photos")
+    replace_weights(folder, lambda tensors: tensors["head.bias"][1:2].fill_(value))
+    for command in ("predict", "evaluate"):
+        assert run([command, str(folder), str(photos)], debug=False) == 6
+        shown = capsys.readouterr()
+        assert "head.bias" in shown.err.replace("\n", "")
+        assert str(folder) in shown.err.replace("\n", "")
+        assert "nan" not in shown.out
+
+
+def test_a_mask_of_negative_infinity_is_usual(tmp_path: Path):
+    """Networks with attention keep such buffers, and their outputs are finite."""
+    model = tiny_classifier()
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    save_model(tmp_path / "model", model, backbone="own", image_size=8)
+    loaded, _ = load_stored(tmp_path / "model", model)
+    assert torch.equal(loaded.state_dict()["mask"], torch.tensor([0.0, -torch.inf]))
+
+
+def test_an_output_that_is_not_finite_is_no_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Each weight is finite, but what the network computes is not."""
+    folder = save_small_model(tmp_path / "model")
+    photos = save_photos(tmp_path / "photos")
+    replace_weights(folder, lambda tensors: tensors["head.weight"].fill_(3e38))
+    for command in ("predict", "evaluate"):
+        assert run([command, str(folder), str(photos)], debug=False) == 6
+        shown = capsys.readouterr()
+        assert "NaN or infinite" in shown.err
+        assert "nan" not in shown.out
+    model = load_model(folder)
+    white = torch.full((3, 3, 40, 40), 255, dtype=torch.uint8)
+    domain = Domain("white", model.classes, white, torch.arange(3))
+    with pytest.raises(NumericalError):
+        model.evaluate(domain)
+
+
+@pytest.mark.parametrize("values", [{"mean": [float("nan")] * 3}, {"std": [0.0, 1.0, 1.0]}])
+def test_a_classifier_is_not_made_that_could_not_be_loaded(values: dict[str, list[float]]):
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        build_classifier("digits-cnn-half", classes=("cat", "dog"), **values)
 
 
 def odd_tensors() -> dict[str, Callable[[], torch.Tensor]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from peerdg.augment.base import resize
 from peerdg.data.decode import PIXEL_LIMIT, UnusableImage, decode_image
 from peerdg.data.images import in_parallel, to_pixels
+from peerdg.errors import NumericalError
 from peerdg.models.classifier import Classifier, images_per_pass
 
 _GROUP = 16  # files that one thread decodes before it asks for more
@@ -75,9 +76,23 @@ def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
 
 @torch.inference_mode()
 def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
-    """The model's answers for a uint8 batch `[n, 3, h, w]`, resized to what it sees."""
+    """The model's answers for a uint8 batch `[n, 3, h, w]`, resized to what it sees.
+
+    Raises:
+        NumericalError: If the network's output for an image is NaN or infinite.
+    """
     logits = model(resize(images.to(model.head.weight.device), size))
+    if not logits.isfinite().all():
+        raise not_finite()
     return Answers(logits.argmax(1).cpu(), logits.softmax(1).cpu(), logits.log_softmax(1).cpu())
+
+
+def not_finite() -> NumericalError:
+    """The error for a network that gives no probabilities."""
+    return NumericalError(
+        "The network's output for an image is NaN or infinite, so there is no probability.",
+        hint="Its weights are too large or damaged; train the model again or use another one.",
+    )
 
 
 def predict_files(

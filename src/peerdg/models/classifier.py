@@ -8,8 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from peerdg.config import check_limits
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.last_layer import find_last_layer
+from peerdg.models.names import MEAN_LIMITS, STD_LIMITS
 
 
 class Classifier(nn.Module):
@@ -49,6 +51,8 @@ class Classifier(nn.Module):
             )
         if len(set(classes)) != len(classes):
             raise ConfigError(f"A class is named twice: {', '.join(classes)}.")
+        check_limits(tuple(mean), MEAN_LIMITS, "mean")
+        check_limits(tuple(std), STD_LIMITS, "std")
         self.encoder = encoder
         self.head = head
         self.classes = tuple(classes)

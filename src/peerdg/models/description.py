@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.errors import DamagedError
-from peerdg.models.names import LARGEST_SIDE
+from peerdg.models.names import LARGEST_SIDE, MEAN_LIMITS, STD_LIMITS
 from peerdg.schema import conform, read_json, within
 
 FORMAT = 1
@@ -69,8 +69,8 @@ class Description:
     format: int
     backbone: str
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...] = within(above=0)
+    mean: tuple[float, ...] = within(**MEAN_LIMITS)
+    std: tuple[float, ...] = within(**STD_LIMITS)
     image_size: int = within(at_least=1, at_most=LARGEST_SIDE)
     weights_sha256: str = ""
     stored_size: int | None = within(at_least=1, at_most=LARGEST_SIDE, default=None)

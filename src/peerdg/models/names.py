@@ -12,6 +12,8 @@ from peerdg.errors import ConfigError
 Channels = tuple[float, float, float]
 
 LARGEST_SIDE = 4096  # pixels of an image; what is larger would take gigabytes for each batch
+MEAN_LIMITS = {"at_least": -1e3, "at_most": 1e3}  # of images on the scale 0..1
+STD_LIMITS = {"at_least": 1e-3, "at_most": 1e3}
 OWN = "own"  # a network that the user brought
 TIMM = "timm:"  # what stands before the name of a timm model
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

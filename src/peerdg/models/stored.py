@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
+from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
 from peerdg.files import open_regular, replace_atomically, sha256, usual_mode
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
@@ -145,6 +145,7 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
         ConfigError: If the network was the user's own and `model` is not given.
         DataError: If there is no model in `folder`.
         DamagedError: If a file was changed or is not what its name says.
+        NumericalError: If a weight is NaN or infinite.
     """
     if not os.path.lexists(folder / DESCRIPTION):
         raise DataError(
@@ -175,7 +176,26 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedError(f"The model in {folder} is damaged: {error}.", hint=HINT) from error
+    _require_finite(model, folder)
     return model.eval(), description
+
+
+def _require_finite(model: nn.Module, folder: Path) -> None:
+    """Refuse weights with which no probability can be computed.
+
+    A buffer may have negative infinities: masks of attention do.
+    """
+    parameters = dict(model.named_parameters())
+    for name, tensor in model.state_dict().items():
+        usable = tensor.isfinite()
+        if name not in parameters:
+            usable |= tensor == -torch.inf
+        if not usable.all():
+            raise NumericalError(
+                f"The model in {folder} has values that are NaN or infinite in '{visible(name)}': "
+                "it cannot predict anything.",
+                hint="Use another model, or train it again.",
+            )
 
 
 def _check_header(path: Path, *, classes: int) -> None:
