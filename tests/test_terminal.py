@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peerdg.terminal import Terminal, VisibleRows
-from peerdg.text import abridge, visible, visible_message
+from peerdg.text import abridge, one_line, visible, visible_message
 
 HOSTILE = "a\x1b]0;t\x07\r\b\x9b1m\u202e\u2028[red]x[/red]"
 
@@ -52,6 +52,15 @@ def test_a_message_has_only_line_breaks_before_indented_lines(text: str):
 def test_our_lines_survive_and_those_of_a_name_do_not():
     message = f"2 images cannot be used:\n  {'x' + chr(10) + 'Error: y'}\n  z"
     assert visible_message(message) == "2 images cannot be used:\n  x\\nError: y\n  z"
+
+
+def test_the_text_of_a_librarys_error_ends_a_message_on_one_line():
+    error = RuntimeError("Couldn't read it:\ndon't know what type: \x0f\n\tat 3.\n")
+    message = f"Cannot read the list a.parquet: {one_line(error)}."
+    assert visible_message(message) == (
+        "Cannot read the list a.parquet: Couldn't read it: don't know what type: \\x0f at 3."
+    )
+    assert one_line(KeyError()) == "KeyError"
 
 
 @given(st.lists(st.text("abc/.-", min_size=1, max_size=30), min_size=1, max_size=20))

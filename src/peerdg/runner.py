@@ -59,6 +59,7 @@ from peerdg.models.stored import (
     write_model,
 )
 from peerdg.rng import seeded
+from peerdg.text import one_line
 from peerdg.train.calibrate import SECONDS, Trial, calibrate
 from peerdg.train.forecast import Costs, PhasePlan, RunPlan
 from peerdg.train.hardware import find_device, has_bf16
@@ -638,7 +639,8 @@ def _check_fit(model: Classifier, splits: Splits, size: int) -> None:
                 model.eval()(resize(domain.images[:1].to(model.head.weight.device), size))
         except RuntimeError as error:
             raise DataError(
-                f"The network cannot take the {size} x {size} images of '{domain.name}': {error}",
+                f"The network cannot take the {size} x {size} images of '{domain.name}': "
+                f"{one_line(error)}.",
                 hint="Change --transform.size, or choose another --backbone.",
             ) from error
     model.train(was_training)

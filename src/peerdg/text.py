@@ -31,6 +31,14 @@ def visible_lines(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))
 
 
+def one_line(error: BaseException) -> str:
+    """What a library's error says, on one line and without its full stop, to end a message with.
+
+    Libraries break their texts where they like; `visible_message` would write these breaks out.
+    """
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
 def abridge(text: str, cells: int) -> str:
     """At most so many cells of `text`, from both ends: names often differ in the last letters."""
     if cell_len(text) <= cells:

@@ -178,7 +178,10 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(
     _, said = process.communicate(timeout=90)
     assert time.monotonic() - began < 5
     assert process.returncode == code
-    assert f"peerdg resume {out}" in said
+    lines = said.splitlines()
+    assert f"  peerdg resume {out}" in lines
+    assert f"  peerdg predict {out} IMAGE" in lines
+    assert "\\n" not in said
     assert "Traceback" not in said
     assert list((out / "checkpoint").iterdir())
     if number is signal.SIGTERM:

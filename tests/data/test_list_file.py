@@ -137,6 +137,18 @@ def test_a_damaged_parquet_file_is_refused(tmp_path):
         read_list(tmp_path / "l.parquet")
 
 
+def test_a_parquet_file_with_a_damaged_footer_is_refused_on_one_line(tmp_path):
+    pytest.importorskip("pyarrow")
+    file = tmp_path / "l.parquet"
+    write_parquet(file)
+    content = bytearray(file.read_bytes())
+    content[-60:-20] = b"\xff" * 40
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="Cannot read the list") as refused:
+        read_list(file)
+    assert "\n" not in str(refused.value)
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "l.parquet").touch()

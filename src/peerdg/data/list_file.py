@@ -19,6 +19,7 @@ from peerdg.data.listing import (
 )
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import open_regular
+from peerdg.text import one_line
 
 SUFFIXES = frozenset({".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"})
 # What each column may be called, in any case.
@@ -58,7 +59,7 @@ def read_list(file: Path) -> Listing:
             _check_size(file, os.fstat(content.fileno()).st_size)
             numbers, items = _read_rows(file, _READERS[kind](file, content))
     except (OSError, UnicodeDecodeError, csv.Error, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or one_line(error)
         raise DataError(f"Cannot read the list {file}: {reason}.") from error
     if not items:
         raise DataError(f"The list {file} has no images.")
@@ -157,7 +158,7 @@ def _read_parquet(file: Path, content: BufferedReader) -> Iterator[_Row]:
                 number += 1
                 yield _Row(number, values)
     except (pyarrow.ArrowException, KeyError, OverflowError) as error:
-        raise DataError(f"Cannot read the list {file}: {error}.") from error
+        raise DataError(f"Cannot read the list {file}: {one_line(error)}.") from error
 
 
 def _check_type(file: Path, name: str, kind: Any) -> bool:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from peerdg.errors import ConfigError
+from peerdg.text import one_line
 
 SIZES = (32, 224, 64, 128, 28, 96, 256, 299, 384)  # tried when the image size is not given
 IMAGES = 4  # random ones; a few logits would look alike before and after a ReLU by chance
@@ -64,9 +65,9 @@ def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
         try:
             return network(images.to(like))
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
-            problem = str(error) or type(error).__name__
+            problem = one_line(error)
     tried = ", ".join(map(str, sizes))
     raise ConfigError(
-        f"{type(network).__name__} cannot take images of {tried} pixels: {problem}",
+        f"{type(network).__name__} cannot take images of {tried} pixels: {problem}.",
         hint="Give the side of its images, e.g. image_size=48.",
     )
