@@ -17,13 +17,21 @@ HINT = "Copy it again from its origin."
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the model was trained; `peerdg.models.stored.how_far` says it in words."""
+    """How far the model was trained; `peerdg.models.stored.how_far` says it in words.
+
+    The epochs are needed if it is not complete.
+    """
 
     complete: bool
-    epoch: int = within(at_least=0, default=0)
-    epochs: int = within(at_least=0, default=0)
-    pretrain_epoch: int = within(at_least=0, default=0)
-    pretrain_epochs: int = within(at_least=0, default=0)
+    epoch: int | None = within(at_least=0, default=None)
+    epochs: int | None = within(at_least=0, default=None)
+    pretrain_epoch: int | None = within(at_least=0, default=None)
+    pretrain_epochs: int | None = within(at_least=0, default=None)
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the values that it needs and does not have."""
+        return [] if self.complete else [name for name, v in vars(self).items() if v is None]
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,8 @@ def _problems(about: Description) -> list[str]:
         wrong.append("'classes' must be different names")
     if len(about.mean) != 3 or len(about.std) != 3:
         wrong.append("'mean' and 'std' must have a number for each of three channels")
+    if about.progress is not None and about.progress.missing:
+        wrong.append(f"'progress.{about.progress.missing[0]}' is missing")
     return wrong
 
 
