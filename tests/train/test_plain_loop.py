@@ -271,7 +271,7 @@ def test_a_run_equals_the_plain_loop(case: str, tmp_path: Path):
     run = peerdg.fit(
         SPLITS,
         out=tmp_path / "run",
-        model=tiny_classifier(dropout=0.2),
+        model=tiny_classifier(dropout=0.2).eval(),  # as one that was loaded
         method=method,
         seed=SEED,
         pretrain={"batch_size": BATCH, **pretrain},
