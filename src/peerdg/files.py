@@ -106,11 +106,16 @@ def open_for_append(path: Path) -> BufferedRandom:
     """Open a regular file to read, append and cut; make it if it is not there.
 
     Raises:
-        NotRegularError: If it is a link or anything else but a regular file.
+        NotRegularError: If it is a link or anything else but a regular file, or has a second name
+            (a hard link), under which it would change as well.
         OSError: If it cannot be opened.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(_open_regular(path, flags), "r+b")
+    descriptor = _open_regular(path, flags)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise NotRegularError(errno.EMLINK, _HARD_LINK, str(path))
+    return os.fdopen(descriptor, "r+b")
 
 
 def _open_regular(path: Path, flags: int) -> int:
@@ -169,6 +174,24 @@ def refuse_entry(path: Path) -> None:
         raise DamagedError(f"{visible(str(path))} is {kind}, not a regular file.", hint=_OWN_FILES)
 
 
+def refuse_hard_link(path: Path) -> None:
+    """Refuse a file that is written in place and has a second name, maybe outside the folder.
+
+    Files that are only read, or replaced atomically, may be hard links: their other name keeps
+    its content.
+
+    Raises:
+        DamagedError: If `path` is such a file.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        raise DamagedError(f"{visible(str(path))} is {_HARD_LINK}.", hint=_OWN_FILES)
+
+
+_HARD_LINK = "a hard link: the same file has another name, under which it would change too"
 _KINDS = {
     stat.S_ISLNK: "a link",
     stat.S_ISFIFO: "a pipe",

@@ -173,3 +173,46 @@ def test_a_file_opened_to_append_keeps_what_it_has_and_gets_the_usual_mode(tmp_p
         os.umask(umask)
     assert (tmp_path / "a").read_bytes() == b"one two"
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "run.lock"])
+def test_a_file_that_is_written_in_place_may_not_have_another_name(
+    tmp_path: Path, finished: Path, victim: Path, name: str, capsys: pytest.CaptureFixture[str]
+):
+    out = copy_of(finished, tmp_path)
+    interrupt(out)
+    replace_file(out / name, lambda path, target: path.hardlink_to(target), victim)
+    train = ["train", str(out.parent / "photos"), "--out", str(out), "--quiet", "--overwrite"]
+    for arguments in (commands(out)["resume"], train):
+        assert run(arguments, debug=False) == 7
+        assert str(out / name) in capsys.readouterr().err
+    assert victim.read_text() == VICTIM
+    assert run(commands(out)["predict"], debug=False) == 0  # only reads
+
+
+def test_a_run_copied_by_hard_links_is_read_and_its_origin_never_changes(
+    tmp_path: Path, finished: Path
+):
+    origin = copy_of(finished, tmp_path)
+    interrupt(origin)
+    before = {path: path.read_bytes() for path in origin.rglob("*") if path.is_file()}
+    out = Path(shutil.copytree(origin, tmp_path / "copy", copy_function=os.link))
+    for name in ("evaluate", "predict", "predict from the model", "export"):
+        assert run(commands(out)[name], debug=False) == 0, name
+    assert run(commands(out)["resume"], debug=False) == 7
+    for name in ("events.jsonl", "metrics.jsonl", "run.lock"):
+        (out / name).unlink()
+        shutil.copy(origin / name, out / name)
+    assert run(commands(out)["resume"], debug=False) == 0
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_records_are_never_written_to_a_file_with_another_name(tmp_path: Path, victim: Path):
+    """Also if it appears while the run goes on, after the folder was looked at."""
+    lines = JsonLines(tmp_path / "events.jsonl")
+    lines.path.hardlink_to(victim)
+    for write in (lambda: lines.append({"event": "x"}), lines.cut):
+        with pytest.raises(DamagedError, match="hard link") as caught:
+            write()
+        assert str(lines.path) in caught.value.message
+    assert victim.read_text() == VICTIM

@@ -34,6 +34,7 @@ from peerdg.files import (
     TEMPORARY,
     read_text,
     refuse_entry,
+    refuse_hard_link,
     remove,
     replace_atomically,
     require_own_files,
@@ -88,7 +89,8 @@ class RunFolder:
             OutputError: If it cannot be written, or holds a run and `existing` is `"refuse"`.
             RunInUseError: If another process is training in it.
             ConfigError: If it is to be resumed with other options.
-            DamagedError: If it holds a link, pipe or device, or its manifest is damaged.
+            DamagedError: If it holds a link, pipe or device, a record with a second name, or its
+                manifest is damaged.
         """
         run = cls(path)
         run._refuse_links()
@@ -189,6 +191,8 @@ class RunFolder:
             for part in self.path.iterdir():
                 if part.name.startswith(_OURS):
                     refuse_entry(part)
+        for written_in_place in (self.metrics.path, self.events.path, self._lock_file):
+            refuse_hard_link(written_in_place)
 
     def _create(self) -> None:
         with writing(self.path):
