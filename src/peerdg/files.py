@@ -174,6 +174,21 @@ def refuse_entry(path: Path) -> None:
         raise DamagedError(f"{visible(str(path))} is {kind}, not a regular file.", hint=_OWN_FILES)
 
 
+def require_real_folder(path: Path) -> None:
+    """Refuse anything but a folder at `path`, such as a link to one; it may also not exist yet.
+
+    Raises:
+        DamagedError: If `path` is there and is no folder of its own.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else "not a folder"
+        raise DamagedError(f"{visible(str(path))} is {kind}.", hint=_OWN_FILES)
+
+
 def refuse_hard_link(path: Path) -> None:
     """Refuse a file that is written in place and has a second name, maybe outside the folder.
 

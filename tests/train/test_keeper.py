@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from peerdg.errors import DamagedError
 from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
-from peerdg.train import keeper
+from peerdg.train import checkpoint, keeper
 from peerdg.train.optim import make_optimizer
 from peerdg.train.progress import Silent
 from peerdg.train.rundir import RunFolder
@@ -121,3 +122,54 @@ def test_kept_snapshots_are_those_of_what_is_trained(tmp_path: Path):
         keeps.close()
     stored = load_file(tmp_path / "run/snapshots/000004.safetensors")
     assert (stored["head.weight"] == 3.0).all()
+
+
+def swapped(folder: Path, outside: Path) -> set[Path]:
+    """Put a link in place of `folder`, whose content is then outside; returns what is there."""
+    folder.rename(outside)
+    folder.symlink_to(outside)
+    return set(outside.rglob("*"))
+
+
+def test_checkpoints_are_not_written_or_removed_through_a_link(tmp_path: Path):
+    with closing_run(tmp_path / "run") as run:
+        keeps = keeper.Keeper(run, minutes=1)
+        for epoch in (1, 2):
+            keeps.save(trained(epoch=epoch), wait=True)
+        before = swapped(run.checkpoints, tmp_path / "outside")
+        with pytest.raises(DamagedError, match="checkpoint is a link") as caught:
+            keeps.save(trained(epoch=3), wait=True)
+        assert caught.value.exit_code == 7
+        keeps.close()
+    assert set((tmp_path / "outside").rglob("*")) == before
+
+
+def test_old_checkpoints_are_not_removed_through_a_link_that_appears_while_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, outside = tmp_path / "checkpoint", tmp_path / "outside"
+    for number in (1, 2):
+        checkpoint.save_checkpoint(folder, number, {}, {})
+    replace_atomically = checkpoint.replace_atomically
+
+    @contextmanager
+    def swap_afterwards(path: Path) -> Iterator[Path]:
+        with replace_atomically(path) as temporary:
+            yield temporary
+        swapped(folder, outside)
+
+    monkeypatch.setattr(checkpoint, "replace_atomically", swap_afterwards)
+    with pytest.raises(DamagedError, match="checkpoint is a link"):
+        checkpoint.save_checkpoint(folder, 3, {}, {})
+    assert len(list(outside.iterdir())) == 3
+
+
+def test_snapshots_are_not_written_through_a_link(tmp_path: Path):
+    with closing_run(tmp_path / "run") as run:
+        keeps = keeper.Keeper(run, minutes=1, keep_snapshots=True)
+        keeps.record_evaluation(trained(epoch=1), [], Silent())
+        before = swapped(run.snapshots, tmp_path / "outside")
+        with pytest.raises(DamagedError, match="snapshots is a link"):
+            keeps.record_evaluation(trained(epoch=2), [], Silent())
+        keeps.close()
+    assert set((tmp_path / "outside").rglob("*")) == before

@@ -18,7 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from peerdg.errors import DamagedError
-from peerdg.files import TEMPORARY, remove, replace_atomically, sha256, writing
+from peerdg.files import (
+    TEMPORARY,
+    remove,
+    replace_atomically,
+    require_real_folder,
+    sha256,
+    writing,
+)
 from peerdg.models.stored import save_tensors
 from peerdg.schema import conform, read_json, within
 
@@ -59,7 +66,13 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
-    """Write checkpoint `number`, then remove all but the newest `KEEP`."""
+    """Write checkpoint `number`, then remove all but the newest `KEEP`.
+
+    Raises:
+        DamagedError: If `folder` has become a link: nothing is written or removed through it.
+        OutputError: If it cannot be written.
+    """
+    require_real_folder(folder)
     path = folder / f"{number:013d}"
     if path.exists():
         with contextlib.suppress(DamagedError):  # then it is written again
@@ -71,6 +84,7 @@ def save_checkpoint(
         (temporary / STATE).write_text(json.dumps(state), "utf-8")
         manifest = {name: _describe(temporary / name) for name in (TENSORS, STATE)}
         (temporary / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    require_real_folder(folder)  # again: writing takes long, and removing must not go elsewhere
     for old in checkpoints(folder)[:-KEEP]:
         # Renamed first: a kill must not leave half a checkpoint under its name.
         gone = old.with_name(f"{TEMPORARY}{old.name}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peerdg.errors import Stopped
-from peerdg.files import replace_atomically
+from peerdg.files import replace_atomically, require_real_folder
 from peerdg.models.stored import save_tensors
 from peerdg.schema import conform
 from peerdg.stages import stage
@@ -183,6 +183,7 @@ class Keeper:
 
     def _keep_snapshot(self, state: TrainState) -> None:
         trained = next(iter(state.method.observed.values()))
+        require_real_folder(self.run.snapshots)
         with replace_atomically(self.run.snapshots / f"{state.epoch:06d}.safetensors") as file:
             save_tensors(file, trained.state_dict())
 
