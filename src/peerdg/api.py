@@ -31,6 +31,7 @@ from peerdg.evaluate.predictions import (
     Answers,
     FilePrediction,
     answer,
+    images_in_memory,
     most_probable,
     not_finite,
     predict_files,
@@ -377,7 +378,8 @@ class Model:
 
     def _answers(self, images: Iterable[ImageLike]) -> Iterator[Answers]:
         pixels = (self._pixels(image) for image in images)
-        for chunk in _chunks(pixels, images_per_pass(self.image_size)):
+        most = min(images_per_pass(self.image_size), images_in_memory(self.stored_size))
+        for chunk in _chunks(pixels, most):
             yield answer(self.classifier, torch.stack(chunk), size=self.image_size)
 
     def _pixels(self, image: ImageLike) -> torch.Tensor:

@@ -87,3 +87,13 @@ class Stopped(PeerdgError):
     def __init__(self, message: str, *, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch on the CPU or an accelerator could not get memory."""
+    if isinstance(error, MemoryError):
+        return True
+    said = str(error)
+    return isinstance(error, RuntimeError) and (
+        "DefaultCPUAllocator" in said or "out of memory" in said.lower()
+    )

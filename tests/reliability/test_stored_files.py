@@ -17,7 +17,9 @@ from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarning
 from peerdg.files import sha256
 from peerdg.models.backbones import build_classifier
+from peerdg.models.classifier import images_per_pass
 from peerdg.models.description import checksum
+from peerdg.models.names import LARGEST_SIDE
 from peerdg.models.pretrained import initialise
 from peerdg.models.stored import load_stored, load_weights, save_model
 from tests.cli.stored_models import save_photos, save_small_model
@@ -47,7 +49,7 @@ def edit(folder: Path, **values: Any) -> None:
 WRONG_DESCRIPTIONS: list[dict[str, Any]] = [
     {"format": 2}, {"format": "1"}, {"format": ...}, {"backbone": 5}, {"backbone": None},
     {"image_size": 0}, {"image_size": -4}, {"image_size": "32"}, {"image_size": 10**7},
-    {"image_size": 32.5}, {"image_size": True}, {"image_size": ...}, {"stored_size": 0},
+    {"image_size": 2049}, {"image_size": 32.5}, {"image_size": True}, {"image_size": ...}, {"stored_size": 0},
     {"stored_size": 10**9}, {"classes": "abc"}, {"classes": []}, {"classes": ["cat", "cat", "dog"]},
     {"classes": ["cat", "dog", 3]}, {"classes": ["cat", "dog"]}, {"classes": {"cat": 1}},
     {"mean": [0.5, 0.5]}, {"mean": 0.5}, {"std": [1, 1, 0]}, {"std": [1, 1, float("nan")]},
@@ -86,6 +88,47 @@ def test_a_million_classes_take_no_memory(tmp_path: Path):
     edit(folder, classes=[str(i) for i in range(10**6)])
     with pytest.raises(DamagedError, match="3 outputs for 1000000 classes"):
         load_stored(folder)
+
+
+def test_the_pixels_of_a_pass_are_bounded():
+    """Sides up to 256 have the sizes that published numbers were computed with."""
+    for side in range(1, LARGEST_SIDE + 1):
+        images = images_per_pass(side)
+        if side <= 256:
+            assert images == (256 if side <= 64 else 32)
+        else:
+            assert images == 1 or 1 < images <= 32 * 256**2 / side**2 < images + 1
+
+
+def test_large_stored_images_are_predicted_a_few_at_a_time(tmp_path: Path):
+    """The network sees 32 pixels: 256 at once, if they were not stored with 2,048."""
+    folder = save_small_model(tmp_path / "model", stored_size=2048)
+    photos = sorted(save_photos(tmp_path / "photos", per_class=2).rglob("*.png"))
+    model = load_model(folder)
+    passes: list[int] = []
+    model.classifier.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
+    found = list(model.predict_files(photos))
+    assert passes == [4, 2]
+    passes.clear()
+    one_by_one = [model.predict(path) for path in photos]
+    assert [(item.label, item.probability) for item in found] == [
+        (item.label, pytest.approx(item.probability, abs=1e-6)) for item in one_by_one
+    ]
+    model.predict(photos)
+    assert passes == [1] * 6 + [4, 2]
+
+
+def test_too_little_memory_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folder = save_small_model(tmp_path / "model")
+    photos = save_photos(tmp_path / "photos")
+    monkeypatch.setattr("peerdg.api.load_model", lambda *_, **__: torch.empty(2**50))
+    assert run(["predict", str(folder), str(photos)], debug=False) == 1
+    said = capsys.readouterr().err
+    assert "not enough memory" in said
+    assert "Traceback" not in said
+    assert "bug" not in said
 
 
 def replace_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

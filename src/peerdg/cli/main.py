@@ -11,7 +11,7 @@ from rich.text import Text
 
 from peerdg.cli.console import console, error_console, say_problem
 from peerdg.cli.help import HelpFormatter
-from peerdg.errors import PeerdgError, PeerdgWarning, Stopped
+from peerdg.errors import PeerdgError, PeerdgWarning, Stopped, is_out_of_memory
 from peerdg.train.hardware import keep_memory
 from peerdg.version import __version__
 
@@ -173,7 +173,16 @@ def run(arguments: list[str], *, debug: bool) -> int:
         # The reader (head, less) has left; what it did not read is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            if debug:
+                _show_traceback()
+            say_problem(
+                "There is not enough memory for this.",
+                hint="Close other programs, or use smaller images (--transform.size) or fewer at a "
+                "time (--train.batch-size); the last saved state of a run is intact.",
+            )
+            return 1
         _show_traceback()
         say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
         return 1

@@ -24,6 +24,7 @@ from peerdg.errors import NumericalError
 from peerdg.models.classifier import Classifier, images_per_pass
 
 _GROUP = 16  # files that one thread decodes before it asks for more
+_MOST_STORED_PIXELS = 256 * 256**2  # of the decoded squares of a pass; 50 MB
 _MOST_WAITING = 4  # times a pass of good images: so many bad ones are not held back any longer
 
 
@@ -115,10 +116,11 @@ def predict_files(
         pixel_limit: Files with more pixels are not decoded.
     """
     task = partial(_decode_group, side=stored_size, pixel_limit=pixel_limit)
-    batch = images_per_pass(size)
+    held = images_in_memory(stored_size)
+    batch = min(images_per_pass(size), held)
     waiting: list[_Decoded] = []
     good = 0
-    with closing(in_parallel(task, _groups(paths))) as groups:
+    with closing(in_parallel(task, _groups(paths, min(_GROUP, held)))) as groups:
         for group in groups:
             for decoded in group:
                 waiting.append(decoded)
@@ -135,9 +137,14 @@ class _Decoded(NamedTuple):
     error: str | None = None
 
 
-def _groups(paths: Iterable[Path]) -> Iterator[list[Path]]:
+def images_in_memory(stored_size: int) -> int:
+    """How many decoded squares of this side may wait for one pass of the network."""
+    return max(1, _MOST_STORED_PIXELS // stored_size**2)
+
+
+def _groups(paths: Iterable[Path], size: int) -> Iterator[list[Path]]:
     left = iter(paths)
-    while group := list(islice(left, _GROUP)):
+    while group := list(islice(left, size)):
         yield group
 
 

@@ -52,7 +52,9 @@ class CleanImages:
         self.images = images
         self.size = size
         side = size or max(images.shape[-2:])
-        chunks = min(-(-count // images_per_pass(side)), count // 2)
+        # Not fewer for larger images: statistics of a few images are worse. Training holds as many.
+        largest = images_per_pass(min(side, 256))
+        chunks = min(-(-count // largest), count // 2)
         order = torch.randperm(count, generator=generator_for(0, "clean"), device="cpu")
         # Sorted within a chunk, where the order does not matter: mapped files are read forwards.
         self.rows = tuple(

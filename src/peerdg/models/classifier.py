@@ -191,6 +191,12 @@ def has_batch_statistics(module: nn.Module) -> bool:
 def images_per_pass(side: int) -> int:
     """Images in one pass without gradients, for images of this side.
 
-    With more of them the activations leave a CPU's cache, and each image takes longer.
+    With more of them the activations leave a CPU's cache, and each image takes longer. Above
+    256 x 256, images are fewer as they get larger, so that the memory of a pass stays bounded.
     """
-    return 256 if side <= 64 else 32
+    if side <= 64:
+        return 256
+    return max(1, min(32, _MOST_PIXELS // side**2))
+
+
+_MOST_PIXELS = 32 * 256**2  # of all images of a pass, as the network sees them
