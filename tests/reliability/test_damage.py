@@ -189,6 +189,46 @@ def test_a_run_without_a_whole_checkpoint_stops_and_loses_nothing(tmp_path: Path
     assert (out / "metrics.jsonl").read_bytes() == records
 
 
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path):
+    out, other = tmp_path / "run", tmp_path / "other"
+    fit(out)
+    fit(other, seed=1)
+    (out / "done.json").unlink()
+    shutil.rmtree(out / "checkpoint")
+    shutil.copytree(other / "checkpoint", out / "checkpoint")
+    weights = (out / "model/model.safetensors").read_bytes()
+    with pytest.raises(DamagedError, match="another run") as caught:
+        fit(out)
+    assert caught.value.exit_code == 7
+    assert (out / "model/model.safetensors").read_bytes() == weights
+
+
+def test_a_checkpoint_of_a_version_without_the_identity_is_used(tmp_path: Path):
+    out = tmp_path / "run"
+    fit(out)
+    done = (out / "done.json").read_bytes()
+    (out / "done.json").unlink()
+    for path in checkpoints(out / "checkpoint"):
+        state = json.loads((path / "state.json").read_text())
+        del state["run"]
+        (path / "state.json").write_text(json.dumps(state))
+        forge_manifest(path)
+    fit(out)
+    assert (out / "done.json").read_bytes() == done
+
+
+@pytest.mark.parametrize("name", ["9000000000000", "1", "\u0661000008000000"])
+def test_a_checkpoint_under_another_name_is_refused(tmp_path: Path, name: str):
+    out = tmp_path / "run"
+    fit(out)
+    (out / "done.json").unlink()
+    older, newest = checkpoints(out / "checkpoint")
+    shutil.rmtree(older)
+    newest.rename(newest.with_name(name))
+    with pytest.raises(DamagedError, match=name):
+        fit(out)
+
+
 @pytest.mark.parametrize("name", ["manifest.json"])
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"{}", b"[" * 5000])
 def test_a_damaged_record_of_the_data_stops_the_run(tmp_path: Path, name: str, content: bytes):

@@ -53,12 +53,14 @@ class Position:
     step: int = within(at_least=0, at_most=10**6)
     metrics_bytes: int = within(at_least=0)
     evaluated: bool = True  # versions without the key never stopped inside an evaluation
+    run: str | None = None  # `peerdg.train.started.identity`; the first versions did not write it
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """What a checkpoint holds, read and verified."""
 
+    path: Path
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
@@ -73,7 +75,7 @@ def save_checkpoint(
         OutputError: If it cannot be written.
     """
     require_real_folder(folder)
-    path = folder / f"{number:013d}"
+    path = folder / checkpoint_name(number)
     if path.exists():
         with contextlib.suppress(DamagedError):  # then it is written again
             load_checkpoint(path)
@@ -91,6 +93,11 @@ def save_checkpoint(
         with writing(old):
             old.rename(gone)
         remove(gone)
+
+
+def checkpoint_name(number: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"{number:013d}"
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -126,7 +133,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             if name not in manifest or _describe(path / name) != asdict(manifest[name]):
                 raise DamagedError(f"{path / name} is not what was saved.")
         state = read_json(path / STATE)
-        return Checkpoint(tensors=load_file(path / TENSORS), state=state)
+        return Checkpoint(path=path, tensors=load_file(path / TENSORS), state=state)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DamagedError(f"Checkpoint {path} is damaged: {error}.") from error
 

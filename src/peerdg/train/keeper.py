@@ -7,22 +7,25 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from peerdg.errors import Stopped
+from peerdg.errors import DamagedError, Stopped
 from peerdg.files import replace_atomically, require_real_folder
 from peerdg.models.stored import save_tensors
 from peerdg.schema import conform
 from peerdg.stages import stage
+from peerdg.text import visible
 from peerdg.train.background import Background
 from peerdg.train.checkpoint import (
     PHASES,
     Checkpoint,
     Position,
+    checkpoint_name,
     load_newest,
     remove_leftovers,
     save_checkpoint,
 )
 from peerdg.train.progress import Progress
 from peerdg.train.rundir import RunFolder
+from peerdg.train.started import identity
 from peerdg.train.state import TrainState
 
 ModelWriter = Callable[[TrainState, list[dict[str, Any]] | None], Callable[[], None] | None]
@@ -61,7 +64,8 @@ class Keeper:
         remove_leftovers(run.path)
         self._pending, damaged = load_newest(run.checkpoints)
         self.problems = [f"{problem} The one before it is used." for problem in damaged]
-        _refuse_foreign(self._pending)
+        self._identity = identity(run.manifest_file)
+        _refuse_foreign(self._pending, self._identity)
         self._cut_records(self._pending)
 
     @property
@@ -112,7 +116,8 @@ class Keeper:
         Raises:
             OutputError: If this checkpoint (with `wait`) or the one before could not be written.
         """
-        plain = {**state.plain(), "metrics_bytes": self.run.metrics.size()}
+        records = {"metrics_bytes": self.run.metrics.size(), "run": self._identity}
+        plain = {**state.plain(), **records}
         self._background.wait()
         self._copy(state.tensors())
         self._background.start(self._write, _number(state), self._copies, plain)
@@ -210,14 +215,32 @@ def _position(record: dict[str, Any]) -> tuple[Any, ...]:
     return record["kind"], record["phase"], record["epoch"]
 
 
-def _refuse_foreign(checkpoint: Checkpoint | None) -> None:
-    """Right checksums only say that nothing was changed, not that it was peerdg who wrote it."""
-    if checkpoint is not None:
-        hint = "It was not written by this version of peerdg; start the run anew with --overwrite."
-        conform(Position, checkpoint.state, "The newest checkpoint", hint=hint)
+def _refuse_foreign(checkpoint: Checkpoint | None, run: str | None) -> None:
+    """Right checksums only say that nothing was changed, not that this run wrote it.
+
+    Raises:
+        DamagedError: If it is of another run, of another position than its name says, or not
+            written by peerdg at all.
+    """
+    if checkpoint is None:
+        return
+    hint = "It was not written by this version of peerdg; start the run anew with --overwrite."
+    position = conform(Position, checkpoint.state, "The newest checkpoint", hint=hint)
+    where = visible(str(checkpoint.path))
+    name = checkpoint_name(_number(position))
+    if checkpoint.path.name != name:
+        raise DamagedError(
+            f"{where} holds the checkpoint '{name}': it was renamed or copied.",
+            hint="Remove it, restore the folder from a backup, or start anew with --overwrite.",
+        )
+    if None not in (position.run, run) and position.run != run:
+        raise DamagedError(
+            f"{where} is a checkpoint of another run: its options, data or network differ.",
+            hint="Restore the run's own checkpoints, or start anew with --overwrite.",
+        )
 
 
-def _number(state: TrainState) -> int:
+def _number(state: TrainState | Position) -> int:
     """Orders checkpoints by phase, epoch and step.
 
     Equal numbers mean equal states, up to an evaluation between two epochs: a state that was saved

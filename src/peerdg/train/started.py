@@ -3,6 +3,8 @@
 Free of torch, like the run folder: a changed config is refused before anything heavy is imported.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +100,23 @@ def read_started(manifest: Path) -> Started | None:
         DamagedError: If it is damaged.
     """
     return read_stored(Started, manifest, hint=_HINT) if manifest.exists() else None
+
+
+def identity(manifest: Path) -> str | None:
+    """Short name of the options, data and network that a run was started with; None without them.
+
+    Runs with the same identity have the same checkpoints.
+
+    Raises:
+        DamagedError: If the manifest is damaged.
+    """
+    started = read_started(manifest)
+    if started is None:
+        return None
+    inputs = read_inputs(manifest)
+    network = [inputs.network, inputs.network_weights, inputs.weights_sha256]
+    text = json.dumps([started.config_hash, started.data, network], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def refuse_edited(
