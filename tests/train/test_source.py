@@ -92,3 +92,10 @@ def test_evaluated_images_have_the_size_the_network_sees(tmp_path: Path):
     logits = run.model.classifier(resize(target.images, 16))
     expected = 100 * (logits.argmax(1) == target.labels).double().mean()
     assert run.accuracy["model"]["one"] == pytest.approx(float(expected))
+
+
+def test_the_clean_images_of_a_sample_are_its_own():
+    source = Source(tiny_domain(n=24))
+    assert source.clean is source.clean  # one object, so that a pass over it can be interrupted
+    assert len(source.sample(6).clean.images) == 6
+    assert len(source.clean.images) == 24

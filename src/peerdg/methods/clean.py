@@ -1,7 +1,7 @@
 """All clean training images in a fixed shuffled order: for batch statistics and task features."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,10 +60,21 @@ class CleanImages:
         self.rows = tuple(
             rows.sort().values.to(images.device) for rows in order.tensor_split(chunks)
         )
+        self._before_chunk: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def interruptible(self, before_chunk: Callable[[], None]) -> Iterator[None]:
+        """Inside the block, call `before_chunk` before each chunk; it may raise to stop there."""
+        self._before_chunk, before = before_chunk, self._before_chunk
+        try:
+            yield
+        finally:
+            self._before_chunk = before
 
     def chunks(self) -> Iterator[tuple[Int64[Tensor, " chunk"], UInt8[Tensor, "chunk 3 h w"]]]:
         """The rows of each chunk in `images`, and the images at these rows."""
         for rows in self.rows:
+            self._before_chunk()
             images = self.images[rows]
             yield rows, images if self.size is None else resize(images, self.size)
 

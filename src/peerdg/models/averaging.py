@@ -69,7 +69,7 @@ class SnapshotAverage(nn.Module):
 
     @torch.no_grad()
     def add(self, model: Classifier) -> None:
-        """Θ <- Θ ∪ {θ}, θ_f <- mean(Θ).
+        """Θ <- Θ ∪ {θ}, θ_f <- mean(Θ); an error or interruption leaves both as they were.
 
         Raises:
             NumericalError: If θ is not finite; one NaN would stay in the mean for ever.
@@ -77,9 +77,14 @@ class SnapshotAverage(nn.Module):
         for name, parameter in model.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise NumericalError(f"The snapshot's weight '{name}' is not finite.")
-        before = {name: b.clone() for name, b in _floating_buffers(self.model).items()}
-        self.averaged.update_parameters(model)
-        self._settle_buffers(before)
+        before = {name: tensor.clone() for name, tensor in self.averaged.state_dict().items()}
+        buffers = {name: b.clone() for name, b in _floating_buffers(self.model).items()}
+        try:
+            self.averaged.update_parameters(model)
+            self._settle_buffers(buffers)
+        except BaseException:
+            self.averaged.load_state_dict(before)
+            raise
 
     def _settle_buffers(self, before: dict[str, Tensor]) -> None:
         """The update has copied the newest snapshot's buffers; apply the rule to them."""

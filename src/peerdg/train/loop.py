@@ -1,8 +1,8 @@
 """The training loop, all of it."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -93,13 +93,14 @@ def run_phase(
     progress.start_phase(
         phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
     )
+    between_steps = partial(_between_steps, source, keeper, state, stop)
     # Before the first epoch, or where a stop interrupted it.
     _evaluate_if_due(phase, state, evaluate, as_evaluated, keeper, progress, stop)
     while state.epoch < settings.epochs:
         clock = time.perf_counter()
         progress.enter("start of epoch")
         method.train()
-        with stage("start of epoch"):
+        with stage("start of epoch"), between_steps():
             started = method.start_epoch(state.epoch)
         rate = learning_rate(settings, state.epoch)
         set_learning_rate(state.optimizer, rate)
@@ -119,7 +120,7 @@ def run_phase(
                 _save_if_due(stop, keeper, state, guard)
         progress.enter("end of epoch")
         guard.check_weights()
-        with stage("end of epoch"):
+        with stage("end of epoch"), between_steps():
             ended = method.end_epoch(state.epoch)
         if ended.pop("reset_optimizer", False):
             state.optimizer.state.clear()
@@ -130,7 +131,8 @@ def run_phase(
 
 
 def _check_position(state: TrainState, *, epochs: int, steps: int) -> None:
-    if state.epoch > epochs or state.step >= steps or (state.epoch == epochs and state.step):
+    # After the last step: stopped before the epoch was concluded.
+    if state.epoch > epochs or state.step > steps or (state.epoch == epochs and state.step):
         raise DamagedError(
             f"The checkpoint is from epoch {state.epoch}, step {state.step}; this run has {epochs} "
             f"epochs of {steps} steps.",
@@ -157,7 +159,7 @@ def _evaluate_if_due(
             records = evaluate(state.method.observed, before_chunk=before_chunk)
             state.evaluated = True
             keeper.record_evaluation(state, records, progress)  # keeps models as evaluated
-    except _EvaluationStopped:
+    except _GivenUp:
         _stop_if_asked(stop, keeper, state)  # only here: the models are again as they are trained
 
 
@@ -196,10 +198,26 @@ def _stop_if_asked(stop: StopRequest, keeper: Keeper, state: TrainState) -> None
         keeper.save_and_stop(state, stop.signal_number)
 
 
-class _EvaluationStopped(Exception):
-    """A signal asked to stop inside an evaluation."""
+@contextmanager
+def _between_steps(
+    source: Source, keeper: Keeper, state: TrainState, stop: StopRequest
+) -> Iterator[None]:
+    """What a method computes over all clean images may be given up; a resumed run does it again.
+
+    Raises:
+        Stopped: After saving, if asked to stop before one of their chunks.
+    """
+    try:
+        with source.clean.interruptible(partial(_give_up_if_asked, stop)):
+            yield
+    except _GivenUp:
+        _stop_if_asked(stop, keeper, state)
+
+
+class _GivenUp(Exception):
+    """A signal asked to stop inside an evaluation, or at the start or end of an epoch."""
 
 
 def _give_up_if_asked(stop: StopRequest) -> None:
     if stop.signal_number is not None:
-        raise _EvaluationStopped
+        raise _GivenUp

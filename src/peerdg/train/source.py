@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -70,6 +71,7 @@ class Source:
         rows = torch.linspace(0, len(self) - 1, min(images, len(self))).long()
         part = copy.copy(self)
         part.domain = self.domain.subset(rows.to(self.device))
+        part.__dict__.pop("clean", None)  # the copied one is of all images
         return part
 
     @property
@@ -77,7 +79,7 @@ class Source:
         """Whether an image looks the same at each visit."""
         return self._view is None
 
-    @property
+    @cached_property
     def clean(self) -> CleanImages:
         """All images in shuffled chunks, as they are evaluated: resized only."""
         return CleanImages(self.domain.images, self.size)
