@@ -71,11 +71,11 @@ def test_the_stored_size_is_part_of_the_rule(tmp_path: Path, photos: Path, model
 def test_a_model_saved_before_there_was_a_stored_size_still_loads(tmp_path: Path):
     folder = save_small_model(tmp_path / "model", stored_size=32)
     described = json.loads((folder / "model.json").read_text())
-    from peerdg.models.stored import _checksum
+    from peerdg.models.stored import checksum
 
     for name in ("stored_size", "training", "sha256"):
         del described[name]
-    described["sha256"] = _checksum(described)
+    described["sha256"] = checksum(described)
     (folder / "model.json").write_text(json.dumps(described))
     assert peerdg.load_model(folder).stored_size == 32
 

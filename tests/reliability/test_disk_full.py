@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import peerdg
-from peerdg.errors import OutputError
+from peerdg.errors import DamagedError, OutputError
 from peerdg.files import replace_atomically, write_json
 from peerdg.models.stored import save_model
 from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -98,13 +98,15 @@ def test_a_record_that_does_not_fit_is_completed_after_a_resume(
 ):
     append, written = JsonLines.append, []
 
-    def full(self: JsonLines, record: dict[str, object]) -> None:
-        written.append(record)
-        if len(written) == 9:
+    def full(self: JsonLines, *records: dict[str, object]) -> None:
+        before = len(written)
+        written.extend(records)
+        if before < 9 <= len(written):
+            append(self, *records[: 8 - before])
             with self.path.open("ab") as file:
                 file.write(b'{"kind": "epo')
             raise OutputError(f"Cannot write {self.path}: No space left on device.")
-        append(self, record)
+        append(self, *records)
 
     reference = tmp_path / "reference"
     train(reference)
@@ -130,24 +132,33 @@ def test_too_little_space_is_reported_at_the_start_with_both_numbers(
     train(tmp_path / "run")  # nothing is left that stands in the way
 
 
-def test_every_writer_turns_a_full_disk_into_the_same_error(tmp_path: Path):
+def test_every_writer_turns_a_full_disk_into_the_same_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("this system has no /dev/full")
-    with pytest.raises(OutputError, match="No space left"):
-        JsonLines(full).append({"a": 1})
+    with monkeypatch.context() as patched, pytest.raises(OutputError, match="No space left"):
+        # Only regular files are opened; the device stands in for one on a full disk.
+        patched.setattr("peerdg.train.records.open_for_append", lambda _: full.open("ab"))
+        JsonLines(tmp_path / "lines").append({"a": 1})
     with pytest.raises(OutputError, match="No space left"), replace_atomically(tmp_path / "a"):
         full.write_text("x")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("writer", ["checkpoint", "model", "json"])
+def test_a_file_in_place_of_the_folder_of_checkpoints_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(DamagedError, match="not a folder"):
+        save_checkpoint(tmp_path / "file", 1, {}, {})
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("writer", ["model", "json"])
 def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path, writer: str):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError):
-        if writer == "checkpoint":
-            save_checkpoint(tmp_path / "file", 1, {}, {})
-        elif writer == "model":
+        if writer == "model":
             save_model(tmp_path / "file/m", tiny_classifier(), backbone="x", image_size=12)
         else:
             write_json(tmp_path / "file/a.json", {})

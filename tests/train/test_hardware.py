@@ -72,7 +72,8 @@ def test_no_tensor_is_left_behind_by_a_period(tmp_path: Path):
 
     fit(tmp_path, epochs=12, progress=Count(), **PEER)
     assert len(sizes) == 13
-    assert sizes[-1] == sizes[5], sizes
+    # The least of several: a model that is just being written in the background counts too.
+    assert min(sizes[-4:]) == min(sizes[2:6]), list(map(int, sizes))
 
 
 def test_bfloat16_trains_nearly_as_float32_and_keeps_float32_weights(tmp_path: Path):

@@ -185,14 +185,15 @@ class RunFolder:
 
     def _refuse_links(self) -> None:
         """Before anything is written; in a folder that holds no run only what would be ours."""
-        if self.holds_run:
-            require_own_files(self.path)
-        elif self.path.is_dir():
-            for part in self.path.iterdir():
-                if part.name.startswith(_OURS):
-                    refuse_entry(part)
-        for written_in_place in (self.metrics.path, self.events.path, self._lock_file):
-            refuse_hard_link(written_in_place)
+        with writing(self.path):  # its name may be too long even to look at it
+            if self.holds_run:
+                require_own_files(self.path)
+            elif self.path.is_dir():
+                for part in self.path.iterdir():
+                    if part.name.startswith(_OURS):
+                        refuse_entry(part)
+            for written_in_place in (self.metrics.path, self.events.path, self._lock_file):
+                refuse_hard_link(written_in_place)
 
     def _create(self) -> None:
         with writing(self.path):
