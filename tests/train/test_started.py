@@ -14,7 +14,8 @@ from peerdg.config import merge, read_toml
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.train.manifest import check_manifest
 from peerdg.train.rundir import RunFolder, read_run_config
-from peerdg.train.settings import MAY_CHANGE, RunConfig, resolve
+from peerdg.train.settings import MAY_CHANGE, RunConfig, hash_of, resolve
+from peerdg.train.started import _set_only
 from tests.conftest import tiny_splits
 from tests.reliability.photo_run import interrupt, photo_run
 from tests.train.test_resume import OPTIONS, START, WHICH, another, value_of, with_option
@@ -211,6 +212,8 @@ def test_options_that_came_later_are_no_change_but_are_said(tmp_path: Path):
         for name in without:
             del options[name]
         del options["peer"]["tau"]
+        if file == "manifest.json":
+            tables["config_hash"] = hash_of(_set_only(options))
         path.write_text(tomli_w.dumps(tables) if file.endswith("toml") else json.dumps(tables))
     opened = RunFolder.open(out, resolve(read_run_config(out)), existing="resume")
     with pytest.warns(PeerdgWarning, match=r"without these options: crafted = disjoint, peer\.tau"):
@@ -245,5 +248,31 @@ def test_an_option_that_came_later_and_is_not_set_is_not_said(tmp_path: Path):
 def test_a_damaged_manifest_is_refused_before_torch_is_needed(tmp_path: Path, content: str):
     begun(tmp_path / "run")
     (tmp_path / "run/manifest.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(DamagedError, match=r"manifest\.json is damaged"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_with_a_checkpoint_and_no_manifest_is_refused(tmp_path: Path, finished: Path):
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    interrupt(out)
+    (out / "manifest.json").unlink()
+    edit(out, {"train": {"lr": 0.5}})
+    with pytest.raises(DamagedError, match=r"manifest\.json is missing") as caught:
+        resume(out)
+    assert "--overwrite" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "peer"}, None], ids=["empty", "few", "changed"])
+def test_a_manifest_with_incomplete_or_changed_options_is_refused(
+    tmp_path: Path, options: dict[str, Any] | None
+):
+    begun(tmp_path / "run")
+    path = tmp_path / "run/manifest.json"
+    values = json.loads(path.read_text())
+    values["config"] = {**values["config"], "seed": 7} if options is None else options
+    if options is not None:  # the keys that every config has are missing, whatever the hash
+        values["config_hash"] = hash_of(options)
+    path.write_text(json.dumps(values))
+    edit(tmp_path / "run", {"seed": 7})
     with pytest.raises(DamagedError, match=r"manifest\.json is damaged"):
         resume(tmp_path / "run")

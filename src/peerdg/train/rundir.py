@@ -29,7 +29,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from peerdg.config import read_toml
-from peerdg.errors import ConfigError, OutputError, RunInUseError
+from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
 from peerdg.files import (
     TEMPORARY,
     read_text,
@@ -259,6 +259,11 @@ class RunFolder:
         started = read_started(self.manifest_file)
         if started is not None:
             refuse_edited(started, stored, complete, file=self.config_file)
+        elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+            raise DamagedError(
+                f"{self.manifest_file} is missing: nothing says what the run was started with.",
+                hint="Restore it, or start anew with --overwrite.",
+            )
         refuse_difference(complete, config)
 
     def _require_empty(self) -> None:

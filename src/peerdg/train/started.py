@@ -16,6 +16,7 @@ from peerdg.schema import read_stored, within
 from peerdg.text import visible
 from peerdg.train.settings import MAY_CHANGE, RunConfig, hash_of
 
+_IN_EVERY_CONFIG = {"benchmark", "method", "seed", "train"}
 _HINT = "Restore it, or start anew with --overwrite."
 
 
@@ -97,9 +98,31 @@ def read_started(manifest: Path) -> Started | None:
     """The checked content of a manifest; None if there is none yet.
 
     Raises:
-        DamagedError: If it is damaged.
+        DamagedError: If it is damaged, or its options are not those of its hash.
     """
-    return read_stored(Started, manifest, hint=_HINT) if manifest.exists() else None
+    if not manifest.exists():
+        return None
+    started = read_stored(Started, manifest, hint=_HINT)
+    if started.config is not None and (
+        not started.config.keys() >= _IN_EVERY_CONFIG
+        or hash_of(_set_only(started.config)) != started.config_hash
+    ):
+        raise DamagedError(
+            f"{visible(str(manifest))} is damaged: its options are incomplete, or not those of "
+            "its hash.",
+            hint=_HINT,
+        )
+    return started
+
+
+def _set_only(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """`tables` without options that are not set, as they are hashed."""
+    result = {}
+    for key, value in tables.items():
+        inner = _set_only(value) if isinstance(value, Mapping) else value
+        if inner is not None and inner != {}:
+            result[key] = inner
+    return result
 
 
 def identity(manifest: Path) -> str | None:
