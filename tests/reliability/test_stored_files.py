@@ -49,8 +49,9 @@ def edit(folder: Path, **values: Any) -> None:
 WRONG_DESCRIPTIONS: list[dict[str, Any]] = [
     {"format": 2}, {"format": "1"}, {"format": ...}, {"backbone": 5}, {"backbone": None},
     {"image_size": 0}, {"image_size": -4}, {"image_size": "32"}, {"image_size": 10**7},
-    {"image_size": 2049}, {"image_size": 32.5}, {"image_size": True}, {"image_size": ...}, {"stored_size": 0},
-    {"stored_size": 10**9}, {"classes": "abc"}, {"classes": []}, {"classes": ["cat", "cat", "dog"]},
+    {"image_size": 2049}, {"image_size": 32.5}, {"image_size": True}, {"image_size": ...},
+    {"stored_size": 0}, {"stored_size": 10**9}, {"classes": "abc"}, {"classes": []},
+    {"classes": ["cat", "cat", "dog"]},
     {"classes": ["cat", "dog", 3]}, {"classes": ["cat", "dog"]}, {"classes": {"cat": 1}},
     {"mean": [0.5, 0.5]}, {"mean": 0.5}, {"std": [1, 1, 0]}, {"std": [1, 1, float("nan")]},
     {"mean": ["0", "0", "0"]}, {"training": 5}, {"training": {"data": 1}},
@@ -129,6 +130,59 @@ def test_too_little_memory_is_no_bug(
     assert "not enough memory" in said
     assert "Traceback" not in said
     assert "bug" not in said
+
+
+@pytest.mark.parametrize("backbone", ["vit_b_16", "timm:vit_giant_patch14_clip_224"])
+def test_no_memory_is_taken_for_a_network_that_the_weights_are_not_of(
+    tmp_path: Path, backbone: str, monkeypatch: pytest.MonkeyPatch
+):
+    """4.5 MB of weights name a network of 340 MB or 4 GB."""
+    if backbone.startswith("timm:"):
+        pytest.importorskip("timm")
+    folder = save_small_model(tmp_path / "model")
+    edit(folder, backbone=backbone)
+    devices: set[str] = set()
+    register = torch.nn.Module.register_parameter
+
+    def note(module: torch.nn.Module, name: str, value: torch.nn.Parameter | None) -> None:
+        register(module, name, value)
+        if value is not None:
+            devices.add(value.device.type)
+
+    monkeypatch.setattr(torch.nn.Module, "register_parameter", note)
+    with pytest.raises(DamagedError, match="needs"):
+        load_stored(folder)
+    assert devices == {"meta"}
+
+
+@pytest.mark.parametrize("backbone", ["digits-cnn", "alexnet", "regnet_y_16gf", "timm:resnet10t"])
+def test_usual_networks_load_bit_for_bit(tmp_path: Path, backbone: str):
+    """RegNet cannot be made without numbers, so its shapes are compared later."""
+    if backbone.startswith("timm:"):
+        pytest.importorskip("timm")
+    model = build_classifier(backbone, classes=("cat", "dog"))
+    save_model(tmp_path / "model", model, backbone=backbone, image_size=64)
+    loaded, _ = load_stored(tmp_path / "model")
+    saved = model.state_dict()
+    assert loaded.state_dict().keys() == saved.keys()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, saved[name]), name
+    for name, buffer in loaded.named_buffers():
+        assert buffer.device.type == "cpu", name
+
+
+def test_an_image_size_that_the_network_does_not_take_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = save_small_model(tmp_path / "model")
+    photos = save_photos(tmp_path / "photos")
+    for size in (1, 300):
+        edit(folder, image_size=size)
+        for command in ("predict", "evaluate"):
+            assert run([command, str(folder), str(photos)], debug=False) == 7
+            said = capsys.readouterr().err
+            assert f"{size} x {size}" in said
+            assert "Traceback" not in said
 
 
 def replace_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from peerdg.augment.base import resize
 from peerdg.data.decode import PIXEL_LIMIT, UnusableImage, decode_image
 from peerdg.data.images import in_parallel, to_pixels
-from peerdg.errors import NumericalError
+from peerdg.errors import DamagedError, NumericalError, is_out_of_memory
 from peerdg.models.classifier import Classifier, images_per_pass
 
 _GROUP = 16  # files that one thread decodes before it asks for more
@@ -80,9 +80,18 @@ def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
     """The model's answers for a uint8 batch `[n, 3, h, w]`, resized to what it sees.
 
     Raises:
+        DamagedError: If the network does not take images of this size.
         NumericalError: If the network's output for an image is NaN or infinite.
     """
-    logits = model(resize(images.to(model.head.weight.device), size))
+    try:
+        logits = model(resize(images.to(model.head.weight.device), size))
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise DamagedError(
+            f"The network cannot compute anything from images of {size} x {size} pixels: {error}.",
+            hint="This is the size that its model.json gives; copy the model again.",
+        ) from error
     if not logits.isfinite().all():
         raise not_finite()
     return Answers(logits.argmax(1).cpu(), logits.softmax(1).cpu(), logits.log_softmax(1).cpu())

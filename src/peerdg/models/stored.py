@@ -159,6 +159,7 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
             raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=HINT)
         _check_header(folder / WEIGHTS, classes=len(description["classes"]))
         if model is None:
+            _check_shapes(folder / WEIGHTS, description)
             model = _build(description)
         elif not isinstance(model, Classifier):
             model = as_classifier(
@@ -204,6 +205,27 @@ def _check_header(path: Path, *, classes: int) -> None:
         rows = file.get_slice("head.weight").get_shape()[0]
     if rows != classes:
         raise ValueError(f"its head has {rows} outputs for {classes} classes")
+
+
+def _check_shapes(path: Path, description: dict[str, Any]) -> None:
+    """Compare the stored tensors with those of the named network, before memory is taken for it.
+
+    A file of a few megabytes may name a network of gigabytes.
+    """
+    try:
+        with torch.device("meta"):  # shapes without numbers
+            network = _build(description)
+    except RuntimeError:  # e.g. torchvision's RegNet computes its widths with tensors
+        return
+    needed = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
+    with safe_open(path, "pt") as file:
+        stored = {name: file.get_slice(name).get_shape() for name in file.keys()}
+    for name in sorted(needed.keys() | stored.keys()):
+        if needed.get(name) != stored.get(name):
+            raise ValueError(
+                f"'{visible(name)}' has the shape {stored.get(name, 'of nothing: it is missing')}, "
+                f"{visible(description['backbone'])} needs {needed.get(name, 'no such weight')}"
+            )
 
 
 def _build(description: dict[str, Any]) -> Classifier:
