@@ -335,6 +335,23 @@ def test_a_forged_position_is_refused(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [None, "[]", '{"train": 5}', "{"], ids=str)
+@pytest.mark.parametrize("file", ["files.json", "images.json"])
+def test_a_run_with_a_bad_record_of_its_images_is_not_resumed(
+    out: Path, file: str, content: str | None, capsys: pytest.CaptureFixture[str]
+):
+    interrupt(out)
+    (out / file).unlink()
+    if content is None:
+        (out / file).mkdir()
+    else:
+        (out / file).write_text(content)
+    assert run(["resume", str(out), "--quiet"], debug=False) == 7
+    said = capsys.readouterr().err
+    assert file in said.replace("\n", "")
+    assert "Traceback" not in said
+
+
 CONFIGS = {
     "digits": "seed = " + "9" * 5000,
     "hexadecimal digits": "seed = 0x" + "f" * 5000,

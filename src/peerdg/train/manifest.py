@@ -18,7 +18,7 @@ from peerdg.files import write_json
 from peerdg.schema import conform, read_json
 from peerdg.text import visible
 from peerdg.train.rundir import RunFolder
-from peerdg.train.seen import write_known_images
+from peerdg.train.seen import read_known_images, write_known_images
 from peerdg.train.settings import RunConfig
 from peerdg.train.started import Hardware, Started, new_options, read_started
 from peerdg.version import __version__
@@ -44,7 +44,7 @@ def check_manifest(
 
     Raises:
         ConfigError: If the data changed and that was not allowed; it names the files.
-        DamagedError: If the manifest cannot be read.
+        DamagedError: If the manifest or a record of the images cannot be read.
     """
     hardware = None if device is None else hardware_of(device)
     started = read_started(run.manifest_file)
@@ -60,7 +60,9 @@ def check_manifest(
             )
         warnings.warn(f"{changes}\n  The run starts anew.", PeerdgWarning, stacklevel=3)
         _write_manifest(config, run, splits, hardware, inputs or {})
-    elif started.hardware is None and not run.checkpoints.exists():  # renewed a moment ago
+        return
+    read_known_images(run.path)  # only the check: a later evaluation needs both files
+    if started.hardware is None and not run.checkpoints.exists():  # renewed a moment ago
         _write_manifest(config, run, splits, hardware, inputs or {})
     elif hardware is not None:
         for message in _differences(config, run, started, hardware):
