@@ -16,7 +16,8 @@ from peerdg.errors import ConfigError
 from peerdg.files import read_text
 
 T = TypeVar("T")
-LARGEST_FILE = 1024**2  # bytes of a config file
+LARGEST_FILE = 256 * 1024  # bytes of a config file
+MOST_DOTS = 50  # in a key: the parser takes memory by the square of their number
 SHOWN = 100  # characters of a wrong value in a message
 
 
@@ -225,7 +226,9 @@ def read_toml(path: Path, *, follow_links: bool = True) -> dict[str, Any]:
         ConfigError: If it cannot be read, with the place where it is wrong.
     """
     try:
-        tables = tomllib.loads(read_text(path, limit=LARGEST_FILE, follow_links=follow_links))
+        text = read_text(path, limit=LARGEST_FILE, follow_links=follow_links)
+        _refuse_long_keys(text)
+        tables = tomllib.loads(text)
     except FileNotFoundError as error:
         raise ConfigError(f"There is no config file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -235,6 +238,14 @@ def read_toml(path: Path, *, follow_links: bool = True) -> dict[str, Any]:
     if not all(_is_flat(table) for table in tables.values() if isinstance(table, dict)):
         raise ConfigError(f"{path} has a section within a section; options have one level of them.")
     return tables
+
+
+def _refuse_long_keys(text: str) -> None:
+    """Raise a ValueError for a line whose key or section has more than `MOST_DOTS` dots."""
+    for number, line in enumerate(text.split("\n"), 1):
+        keys_anywhere = line.lstrip().startswith("[") or "{" in line or "}" in line
+        if (line if keys_anywhere else line.partition("=")[0]).count(".") > MOST_DOTS:
+            raise ValueError(f"a key of more than {MOST_DOTS} parts (at line {number})")
 
 
 def _is_flat(table: Mapping[str, Any]) -> bool:
