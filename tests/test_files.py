@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from peerdg.files import NotRegularError, open_regular, read_text, sha256
+from peerdg.errors import OutputError
+from peerdg.files import NotRegularError, open_regular, read_text, replace_atomically, sha256
 
 
 def test_reads_a_regular_file(tmp_path):
@@ -47,3 +48,40 @@ def test_text_is_bounded(tmp_path):
     assert read_text(tmp_path / "a", limit=5) == "12345"
     with pytest.raises(ValueError, match="more than 4 bytes"):
         read_text(tmp_path / "a", limit=4)
+
+
+def make_link(path):
+    (path.parent / "linked").write_text("before")
+    path.symlink_to("linked")
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+SPECIAL = {
+    "a link": make_link,
+    "a link to nothing": lambda path: path.symlink_to("none"),
+    "a link to a folder": lambda path: path.symlink_to("."),
+    "a pipe": os.mkfifo,
+    "a socket": make_socket,
+}
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_neither_file_nor_folder_is_not_replaced(tmp_path, kind):
+    path = tmp_path / "out"
+    SPECIAL[kind](path)
+    before = path.lstat()
+    with (
+        pytest.raises(OutputError, match=f"is {kind.split(' to ')[0]}, not a regular file"),
+        replace_atomically(path) as temporary,
+    ):
+        temporary.write_text("new")
+    after = path.lstat()
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert not list(tmp_path.glob(".tmp-*"))
+    if kind == "a link":
+        assert (tmp_path / "linked").read_text() == "before"

@@ -26,7 +26,11 @@ def replace_atomically(path: Path) -> Iterator[Path]:
     Works for a file or a folder that the block creates there. The temporary file lives in the same
     folder, so the rename stays on one disk; it is removed on any error. A folder that is there
     already is renamed first, because the system replaces only empty ones.
+
+    Raises:
+        OutputError: If it cannot be written, or `path` is a link, pipe, socket or device.
     """
+    require_replaceable(path)
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
         with writing(path):
@@ -43,6 +47,24 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # the reason to raise is the first error, not this one
             remove(temporary)
         raise
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuse to write where a link, pipe, socket or device is.
+
+    A rename onto it would replace it: a device would be lost to the whole system, and the file
+    that a link points to would stay as it was.
+
+    Raises:
+        OutputError: If `path` is there and is neither a regular file nor a folder.
+    """
+    with writing(path):
+        kind = _special_kind(path)
+    if kind is not None:
+        raise OutputError(
+            f"Cannot write {visible(str(path))}: it is {kind}, not a regular file.",
+            hint="Choose another name; it was left as it is.",
+        )
 
 
 @contextlib.contextmanager
@@ -165,13 +187,20 @@ def refuse_entry(path: Path) -> None:
     Raises:
         DamagedError: If `path` is there and is one of these.
     """
+    kind = _special_kind(path)
+    if kind is not None:
+        raise DamagedError(f"{visible(str(path))} is {kind}, not a regular file.", hint=_OWN_FILES)
+
+
+def _special_kind(path: Path) -> str | None:
+    """What `path` is; None for a regular file, a folder, and if nothing is there."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        kind = next((name for test, name in _KINDS.items() if test(mode)), "a special file")
-        raise DamagedError(f"{visible(str(path))} is {kind}, not a regular file.", hint=_OWN_FILES)
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    return next((name for test, name in _KINDS.items() if test(mode)), "a special file")
 
 
 def require_real_folder(path: Path) -> None:

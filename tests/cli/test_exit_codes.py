@@ -1,5 +1,6 @@
 """What the command line answers when something goes wrong, or when it is asked for help."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -152,6 +153,28 @@ def test_predictions_need_a_model_images_and_a_place_to_write(
     assert "Traceback" not in capsys.readouterr().err
     assert run(["predict", str(model), str(image)], debug=False) == 0
     assert capsys.readouterr().out.startswith("path,label,probability")
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "a.png")
+    return tmp_path / "a.png"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.partial"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_an_output_that_is_a_link_or_a_pipe_is_refused_and_left(
+    tmp_path: Path, model: Path, image: Path, kind: str, name: str
+):
+    place = tmp_path / name
+    (tmp_path / "notes").write_text("mine")
+    place.symlink_to("notes") if kind == "link" else os.mkfifo(place)
+    before = place.lstat()
+    output = str(tmp_path / "out.csv")
+    assert run(["predict", str(model), str(image), "-o", output], debug=False) == 4
+    assert place.lstat().st_ino == before.st_ino
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 # fmt: off

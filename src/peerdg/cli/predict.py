@@ -51,6 +51,7 @@ def predict(
     """
     total = _count(images)
     from peerdg import api
+    from peerdg.files import require_replaceable
     from peerdg.report.prediction_file import (
         PredictionWriter,
         partial_path,
@@ -61,6 +62,7 @@ def predict(
 
     if output is not None:
         text_format(output)  # a wrong name is refused before the model is read
+        require_replaceable(output)
     model = api.load_model(run, device=device)
     bar = ReadingBar(error_console)
     with (

@@ -15,7 +15,7 @@ from peerdg.export.check import Run, require_same_answers
 from peerdg.export.formats import FACTS, Format, require_packages
 from peerdg.export.program import write_onnx, write_program
 from peerdg.export.weights import origin_of, write_weights
-from peerdg.files import TEMPORARY, replace_atomically, writing
+from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, writing
 from peerdg.models.classifier import Classifier
 from peerdg.version import __version__
 
@@ -104,6 +104,8 @@ def _place(output: Path, format: Format, overwrite: bool) -> Iterator[tuple[Path
     if output.exists() and not overwrite:
         raise OutputError(f"{output} is there already.", hint="Add --overwrite, or change -o.")
     names = _Names(output.name, f"{output.stem}.json", f"{output.stem}.{CARD}")
+    for name in names:
+        require_replaceable(output.with_name(name))
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=TEMPORARY) as temporary:

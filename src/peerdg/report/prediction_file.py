@@ -17,7 +17,7 @@ from typing import Literal, TextIO
 from peerdg.data.images import shown_path
 from peerdg.errors import ConfigError
 from peerdg.evaluate.predictions import FilePrediction, most_probable
-from peerdg.files import writing
+from peerdg.files import require_replaceable, writing
 from peerdg.report.escape import spreadsheet_text
 
 PARTIAL = ".partial"
@@ -142,6 +142,8 @@ def prediction_file(
     """
     partial = partial_path(path)
     format = text_format(path)
+    require_replaceable(path)
+    require_replaceable(partial)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("w", newline="", encoding="utf-8") as file:
