@@ -14,9 +14,10 @@ from PIL import Image
 
 from peerdg.cli import train as command
 from peerdg.cli.main import COMMANDS, DATA_COMMANDS, run
-from peerdg.errors import DataError, PeerdgWarning
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import save_model
+from peerdg.train.settings import resolve
 from tests.reliability.processes import environment, peerdg, start
 from tests.reliability.processes import run as run_process
 
@@ -175,6 +176,33 @@ def test_an_output_that_is_a_link_or_a_pipe_is_refused_and_left(
     assert run(["predict", str(model), str(image), "-o", output], debug=False) == 4
     assert place.lstat().st_ino == before.st_ino
     assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_a_full_standard_output_is_an_output_error():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            peerdg("config", "digits-mini"), stdout=full, stderr=subprocess.PIPE, env=environment()
+        )
+    assert ended.returncode == 4, ended.stderr
+    assert b"Cannot write to standard output: No space left on device." in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+def test_what_the_encoding_of_the_output_lacks_is_written_out():
+    ended = subprocess.run(
+        peerdg("config", "digits", "--root", "\u72ac"),
+        capture_output=True,
+        env={**environment(), "PYTHONIOENCODING": "ascii"},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert b"\\u72ac" in ended.stdout
+
+
+def test_a_config_that_utf8_cannot_hold_is_refused():
+    config = resolve({"benchmark": "digits", "root": os.fsdecode(b"a/\xffb")})
+    with pytest.raises(ConfigError, match="not UTF-8") as refused:
+        config.toml()
+    assert "a/\\xffb" in str(refused.value)
 
 
 # fmt: off

@@ -1,10 +1,12 @@
 """Entry point: find the command, run it, turn errors into messages and exit codes."""
 
+import errno
+import io
 import os
 import sys
 import traceback
 import warnings
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 from rich.text import Text
@@ -138,6 +140,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is written out
+            stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", PeerdgWarning)
     keep_memory()
@@ -151,6 +156,7 @@ def run(arguments: list[str], *, debug: bool) -> int:
         return 2
     try:
         make_app()(arguments, exit_on_error=False, print_error=False)
+        sys.stdout.flush()  # a full disk may show only now
         return 0
     except CycloptsError as error:
         if debug:
@@ -171,7 +177,7 @@ def run(arguments: list[str], *, debug: bool) -> int:
         return 130
     except BrokenPipeError:
         # The reader (head, less) has left; what it did not read is not an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return 0
     except Exception as error:
         if is_out_of_memory(error):
@@ -183,9 +189,25 @@ def run(arguments: list[str], *, debug: bool) -> int:
                 "time (--train.batch-size); the last saved state of a run is intact.",
             )
             return 1
+        if _is_full_output(error):
+            _silence_output()
+            reason = f"Cannot write to standard output: {error.strerror}."
+            say_problem(reason, hint="Free some space, or send the output elsewhere.")
+            return 4
         _show_traceback()
         say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
         return 1
+
+
+def _is_full_output(error: Exception) -> TypeGuard[OSError]:
+    """Whether standard output took no more; files that peerdg writes itself raise `OutputError`."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return isinstance(error, OSError) and error.errno in full and error.filename is None
+
+
+def _silence_output() -> None:
+    """The interpreter writes what is left when it ends; that must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_traceback() -> None:

@@ -16,7 +16,7 @@ from peerdg.data.domain import Splits
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import write_json
 from peerdg.schema import conform, read_json
-from peerdg.text import visible
+from peerdg.text import storable, visible
 from peerdg.train.rundir import RunFolder
 from peerdg.train.seen import read_known_images, write_known_images
 from peerdg.train.settings import RunConfig
@@ -152,7 +152,7 @@ def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
     validation = {} if splits.validation is None else {VALIDATION: splits.validation}
     parts = {"train": splits.train, **validation, **splits.targets}
     return {
-        "command": sys.argv,
+        "command": [storable(argument) for argument in sys.argv],
         "config_hash": config.hash,
         "config": config.tables(unset=True),
         "seed": config.seed,

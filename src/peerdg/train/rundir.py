@@ -92,6 +92,7 @@ class RunFolder:
             DamagedError: If it holds a link, pipe or device, a record with a second name, or its
                 manifest is damaged.
         """
+        config.toml()  # what it cannot hold is refused before the folder is made
         run = cls(path)
         run._refuse_links()
         run._create()

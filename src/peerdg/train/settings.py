@@ -26,6 +26,7 @@ from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.models.names import LARGEST_SIDE, OWN, check_backbone
+from peerdg.text import storable
 from peerdg.train.choices import Choices
 from peerdg.train.hardware import DEVICES
 from peerdg.train.presets import BUDGETS, preset
@@ -177,13 +178,31 @@ class RunConfig:
         return bool(self.method_settings.augments)
 
     def toml(self) -> str:
-        """A config file that repeats this run."""
-        return tomli_w.dumps(self.tables())
+        """A config file that repeats this run.
+
+        Raises:
+            ConfigError: If a path in it is not UTF-8, which the file could not hold.
+        """
+        text = tomli_w.dumps(self.tables())
+        _require_utf8(text)
+        return text
 
     @property
     def hash(self) -> str:
         """Short name of everything that decides the result."""
         return hash_of(self.tables())
+
+
+def _require_utf8(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        line = text[: error.end].count("\n")
+        raise ConfigError(
+            f"{storable(text.splitlines()[line])}: this name is not UTF-8, "
+            "which the run's config.toml must be.",
+            hint="Rename it.",
+        ) from error
 
 
 def hash_of(tables: Mapping[str, Any]) -> str:
