@@ -162,3 +162,13 @@ def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path, writer: str)
             save_model(tmp_path / "file/m", tiny_classifier(), backbone="x", image_size=12)
         else:
             write_json(tmp_path / "file/a.json", {})
+
+
+def test_a_single_file_that_does_not_fit_on_the_disk_is_an_output_error(tmp_path):
+    (tmp_path / "photo_train.hdf5").write_bytes(bytes(300_000))
+    command = [sys.executable, "-m", "peerdg", "data", "prepare", "pacs"]
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
+    ended = run([*limited, str(tmp_path / "photo_train.hdf5"), "--root", str(tmp_path / "pacs")])
+    assert ended.returncode == 4, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "pacs").exists()

@@ -60,8 +60,9 @@ def unpack(
         for file in packed:
             extract(file, trees[file], limits=limits, progress=_told_of(file, progress))
         for file in single:
-            trees[file].mkdir()
-            shutil.copyfile(file, trees[file] / file.name)
+            with writing(root / file.name):
+                trees[file].mkdir()
+                shutil.copyfile(file, trees[file] / file.name)
         if layout.arrange is not None:
             layout.arrange(list(trees.values()))
         return _move(_moves(layout, trees, root))
