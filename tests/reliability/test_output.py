@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from peerdg.errors import OutputError
+from peerdg.train.checkpoint import remove_leftovers
 from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import resolve
 from tests.reliability.processes import environment, peerdg, run
@@ -133,3 +134,24 @@ def test_an_odd_name_is_shown_as_it_is(tmp_path: Path):
 
 def test_a_name_that_is_too_long_is_refused(tmp_path: Path):
     refused(tmp_path / ("x" * 300))
+
+
+def test_overwriting_replaces_nothing_that_another_program_made(tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine").write_text("mine")
+    (tmp_path / "config.toml").write_text('baseURL = "x"')
+    with pytest.raises(OutputError, match="not a run folder"):
+        RunFolder.open(tmp_path, resolve(), existing="overwrite")
+    assert (tmp_path / "model" / "mine").read_text() == "mine"
+
+
+def test_a_resume_removes_only_what_peerdg_had_begun_to_write(tmp_path: Path):
+    for name in (
+        ".tmp-mine", "notes/.tmp-mine", ".tmp-000001000000x", "checkpoint/.tmp-1000001000000",
+        ".tmp-model-123-0a1b2c3d", ".tmp-model-123-0a1b2c3d-former", "snapshots/.tmpAb3dE6",
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    remove_leftovers(tmp_path)
+    left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    assert left == [".tmp-000001000000x", ".tmp-mine", "notes/.tmp-mine"]

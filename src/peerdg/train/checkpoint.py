@@ -9,6 +9,7 @@ Files of `checkpoint/1000004000020/`, named by phase, epoch and step:
 
 import contextlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -145,11 +146,18 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.name.isdecimal())
 
 
+# Of `replace_atomically`, of a checkpoint about to be removed, and of safetensors itself.
+_LEFTOVER = re.compile(
+    rf"{re.escape(TEMPORARY)}(.+-\d+-[0-9a-f]{{8}}(-former)?|\d{{13}}|probe-\d+)|\.tmp\w{{6}}"
+)
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process had begun to write."""
-    # Without the dash: safetensors names its own temporary files .tmpXXXXXX.
-    for path in folder.rglob(f"{TEMPORARY.rstrip('-')}*") if folder.is_dir() else ():
-        remove(path)
+    """Remove what a killed process had begun to write, and nothing else of that kind of name."""
+    for place in (folder, *(folder / name for name in ("checkpoint", "model", "snapshots"))):
+        for path in place.iterdir() if place.is_dir() else ():
+            if _LEFTOVER.fullmatch(path.name):
+                remove(path)
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -248,7 +248,9 @@ class RunFolder:
                 f"{self.path} already holds a run ({self._progress()}).",
                 hint="Continue it with --resume, replace it with --overwrite, or change --out.",
             )
-        elif existing != "overwrite":
+        elif existing == "overwrite":
+            self._require_own_run()
+        else:
             self._refuse_other_options(config)
             self._renewal = config if existing == "renew" else None
             return
@@ -266,6 +268,18 @@ class RunFolder:
                 hint="Restore it, or start anew with --overwrite.",
             )
         refuse_difference(complete, config)
+
+    def _require_own_run(self) -> None:
+        """Replace only what peerdg made: other programs have a config.toml, too."""
+        if any(os.path.lexists(file) for file in (self.manifest_file, self.events.path)):
+            return
+        with contextlib.suppress(ConfigError):
+            if {"benchmark", "method"} <= read_toml(self.config_file).keys():
+                return
+        raise OutputError(
+            f"{self.path} is not a run folder: its config.toml is not one of peerdg.",
+            hint="Choose a new or empty folder with --out.",
+        )
 
     def _require_empty(self) -> None:
         foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(_OURS)]
