@@ -27,13 +27,13 @@ def steps(state: TrainState, guard: Guard, count: int) -> None:
         state.step += 1
 
 
-def spoil(state: TrainState, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the loss of one step infinite."""
+def spoil(state: TrainState, *bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the loss of some steps infinite."""
     loss = type(state.method).loss
 
     def wrong(method, batch):
         terms = loss(method, batch)
-        return {**terms, "loss": terms["loss"] * (float("inf") if state.step == step else 1)}
+        return {**terms, "loss": terms["loss"] * (float("inf") if state.step in bad else 1)}
 
     monkeypatch.setattr(type(state.method), "loss", wrong)
 
@@ -46,12 +46,20 @@ def test_noticed_late_the_weights_are_still_those_before_the_bad_step(
     before = fresh(optimizer)
     steps(before, Guard(before), 2)
     state = fresh(optimizer)
-    spoil(state, 2, monkeypatch)
+    spoil(state, 2, monkeypatch=monkeypatch)
     with pytest.raises(NumericalError, match="step 3") as caught:
         steps(state, Guard(state, every=6), 6)
     assert caught.value.details["step"] == 2
     for name, value in before.method.state_dict().items():
         assert torch.equal(state.method.state_dict()[name], value), name
+
+
+def test_of_several_bad_steps_the_first_is_reported(monkeypatch: pytest.MonkeyPatch):
+    state = fresh("adam")
+    spoil(state, 2, 4, 5, monkeypatch=monkeypatch)
+    with pytest.raises(NumericalError, match="step 3") as caught:
+        steps(state, Guard(state, every=6), 6)
+    assert caught.value.details["step"] == 2
 
 
 def test_looking_rarely_trains_the_same(monkeypatch: pytest.MonkeyPatch):
@@ -66,7 +74,7 @@ def test_looking_rarely_trains_the_same(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_bad_step_is_noticed_before_a_checkpoint(monkeypatch: pytest.MonkeyPatch):
     state = fresh("adam")
-    spoil(state, 1, monkeypatch)
+    spoil(state, 1, monkeypatch=monkeypatch)
     guard = Guard(state, every=100)
     steps(state, guard, 3)
     with pytest.raises(NumericalError, match="step 2"):
