@@ -31,9 +31,9 @@ def test_a_run_killed_between_its_last_two_writes_is_finished_and_tidied_up(tmp_
     assert run(tiny(out)).returncode == 0
     weights = (out / "model/model.safetensors").read_bytes()
     (out / "done.json").unlink()
-    (out / "checkpoint/.tmp-1000009000000-1-ab").mkdir()
-    (out / "checkpoint/.tmp-1000009000000-1-ab/tensors.safetensors").write_bytes(b"half")
-    (out / ".tmp-config.toml-1-ab").write_text("half")
+    (out / "checkpoint/.tmp-1000009000000-1-0a1b2c3d").mkdir()
+    (out / "checkpoint/.tmp-1000009000000-1-0a1b2c3d/tensors.safetensors").write_bytes(b"half")
+    (out / ".tmp-config.toml-1-0a1b2c3d").write_text("half")
     (out / "snapshots").mkdir()
     (out / "snapshots/.tmpA1b2C3").write_bytes(b"safetensors names its temporary files so")
     again = run(tiny(out))

@@ -17,7 +17,11 @@ from peerdg.errors import ConfigError, PeerdgWarning, Stopped
 from peerdg.methods.clean import CleanImages
 from peerdg.models.classifier import Classifier
 from peerdg.train import loop
+from peerdg.train.checkpoint import checkpoints
+from peerdg.train.settings import hash_of
+from peerdg.train.started import _set_only
 from tests.conftest import tiny_classifier, tiny_splits
+from tests.reliability.test_damage import forge_manifest
 
 METHODS: dict[str, dict[str, Any]] = {
     "erm": {"method": "erm"},
@@ -285,7 +289,13 @@ def half_done(out: Path, monkeypatch: pytest.MonkeyPatch, *, batch_norm: bool) -
     config.write_text(re.sub(r"batch_statistics = .*\n", "", config.read_text()))
     manifest = json.loads((out / "manifest.json").read_text())
     del manifest["config"]["batch_statistics"]
+    manifest["config_hash"] = hash_of(_set_only(manifest["config"]))
     (out / "manifest.json").write_text(json.dumps(manifest))
+    for path in checkpoints(out / "checkpoint"):
+        state = json.loads((path / "state.json").read_text())
+        del state["run"]
+        (path / "state.json").write_text(json.dumps(state))
+        forge_manifest(path)
 
 
 def test_a_half_done_run_without_the_rule_is_not_continued_with_it(tmp_path, monkeypatch):
