@@ -1,0 +1,90 @@
+"""What every average offers, and the arithmetic they share."""
+
+import abc
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from peerdg.errors import NumericalError
+from peerdg.models.classifier import Classifier
+
+ValidationLoss = Callable[[Classifier], float]
+
+
+class Average(nn.Module, abc.ABC):
+    """A frozen classifier that follows a trained one.
+
+    All state is in parameters and buffers, so that a checkpoint holds it. `model` serves a copy of
+    the network at the start until the average has something of its own.
+
+    Args:
+        model: The network to follow; it is copied.
+    """
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.averaged = frozen_copy(model)
+
+    def after_step(self, model: Classifier) -> None:
+        """Follow one optimizer step."""
+        return
+
+    def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
+        """Follow the end of epoch `epoch`, counted from 0; return what to record."""
+        return {}
+
+    @property
+    def model(self) -> Classifier:
+        """The averaged classifier."""
+        return self.averaged
+
+    @property
+    @abc.abstractmethod
+    def count(self) -> int:
+        """The number of networks in the average; 0 while it still serves the start."""
+
+    def train(self, mode: bool = True) -> "Average":
+        """The average is never in train mode, whatever its owner is."""
+        return super().train(False)
+
+
+def frozen_copy(model: Classifier) -> Classifier:
+    """A copy without gradients, in eval mode."""
+    return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def floating(model: nn.Module) -> list[Tensor]:
+    """Parameters and floating-point buffers, that is weights and batch statistics."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+
+@torch.no_grad()
+def blend(average: nn.Module, model: nn.Module, weight: float) -> None:
+    """average <- (1 - weight) · average + weight · model; integer buffers become the model's.
+
+    With weight 1 / (n + 1) this is the running mean of n + 1 networks, with a constant weight an
+    exponential moving average.
+    """
+    ours, theirs = floating(average), floating(model)
+    if weight == 1:
+        torch._foreach_copy_(ours, theirs)  # exact, where a + 1 · (b - a) is not
+    else:
+        torch._foreach_lerp_(ours, theirs, weight)
+    for own, other in zip(average.buffers(), model.buffers(), strict=True):
+        if not own.is_floating_point():
+            own.copy_(other)
+
+
+def require_finite(model: nn.Module) -> None:
+    """Refuse to average a network that is not finite: one NaN would stay for ever.
+
+    Raises:
+        NumericalError: If a weight is not finite.
+    """
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise NumericalError(f"The snapshot's weight '{name}' is not finite.")

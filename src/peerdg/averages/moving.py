@@ -1,0 +1,73 @@
+"""Averages that follow every optimizer step: EMA and SMA."""
+
+import torch
+from torch import Tensor
+
+from peerdg.averages.base import Average, blend
+from peerdg.models.classifier import Classifier
+
+
+class EMA(Average):
+    """Exponential moving average θ̄ <- d θ̄ + (1 - d) θ after every step.
+
+    With warm-up d is min(d, (1 + t) / (10 + t)) at step t, counted from 0, so that a short run does
+    not average its random start (Tarvainen and Valpola, "Mean teachers", NeurIPS 2017,
+    https://arxiv.org/abs/1703.01780, use the same device with other constants; these are
+    TensorFlow's). Batch statistics are averaged with the same d.
+
+    Args:
+        model: The network to follow.
+        decay: d.
+        warm_up: Whether d grows to its value from 0.1.
+    """
+
+    steps: Tensor
+
+    def __init__(self, model: Classifier, *, decay: float = 0.999, warm_up: bool = True) -> None:
+        super().__init__(model)
+        self.decay = decay
+        self.warm_up = warm_up
+        self.register_buffer("steps", torch.tensor(0))
+
+    def after_step(self, model: Classifier) -> None:
+        """θ̄ <- d θ̄ + (1 - d) θ."""
+        t = int(self.steps)
+        decay = min(self.decay, (1 + t) / (10 + t)) if self.warm_up else self.decay
+        blend(self.averaged, model, 1 - decay)
+        self.steps += 1
+
+    @property
+    def count(self) -> int:
+        """The number of steps followed."""
+        return int(self.steps)
+
+
+class SMA(Average):
+    """Simple moving average: the uniform mean of the networks after every step from t0 on.
+
+    Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832, Eq. 1. Up to
+    step t0 it is the network itself. Batch statistics are averaged like weights, as the authors do.
+
+    Args:
+        model: The network to follow.
+        start: t0, in steps.
+    """
+
+    steps: Tensor
+
+    def __init__(self, model: Classifier, *, start: int = 100) -> None:
+        super().__init__(model)
+        self.start = start
+        self.register_buffer("steps", torch.tensor(0))
+
+    def after_step(self, model: Classifier) -> None:
+        """Copy up to t0, then θ̄ <- (n θ̄ + θ) / (n + 1) with n = t - t0 networks in the mean."""
+        self.steps += 1
+        n = int(self.steps) - self.start
+        blend(self.averaged, model, 1 / (n + 1) if n > 0 else 1)
+
+    @property
+    def count(self) -> int:
+        """The number of networks in the mean."""
+        steps = int(self.steps)
+        return 0 if steps == 0 else max(1, steps - self.start + 1)

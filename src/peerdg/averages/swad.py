@@ -1,0 +1,149 @@
+"""SWAD: the mean over the flat part of the validation loss."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from peerdg.averages.base import Average, ValidationLoss, blend, frozen_copy
+from peerdg.models.classifier import Classifier
+
+
+class Valley(NamedTuple):
+    """Segments from `start` up to, but not including, `end`; None before convergence."""
+
+    start: int
+    end: int
+
+
+def valley(
+    losses: Sequence[float], *, converge: int = 3, tolerance: int = 6, ratio: float = 0.3
+) -> Valley | None:
+    """The segments that SWAD averages, from the validation loss after each of them.
+
+    Training has converged at segment c if its loss is the smallest of `converge` losses in a row of
+    which it is the first. The threshold is their mean times 1 + `ratio`. The valley begins at c, or
+    earlier: it takes in the segments right before c under the threshold, as far back as a queue of
+    `tolerance` segments reaches at that moment. It goes on after c for as long as the smallest loss
+    of the next `tolerance` segments (of those there are, at the end) is under the threshold.
+    """
+    for c in range(len(losses) - converge + 1):
+        row = losses[c : c + converge]
+        if min(row) == row[0]:
+            threshold = sum(row) / converge * (1 + ratio)
+            start = c
+            while start > max(0, c + converge - tolerance) and losses[start - 1] <= threshold:
+                start -= 1
+            end = c + 1
+            while end < len(losses) and min(losses[end : end + tolerance]) <= threshold:
+                end += 1
+            return Valley(start, end)
+    return None
+
+
+class SWAD(Average):
+    """Stochastic weight averaging densely, from the first minimum of the loss to overfitting.
+
+    Cha et al., "SWAD", NeurIPS 2021, https://arxiv.org/abs/2102.08604. Every step joins the mean of
+    a *segment*; every `every` steps the validation loss of the network itself closes the segment.
+    The average is the equal-weight mean of the segments in the `valley` of these losses; before
+    there is one it is the newest segment. Batch statistics are averaged like weights.
+
+    Only the last `tolerance` segments are kept, so memory does not grow: a segment that leaves the
+    queue is in the valley or can never be.
+
+    Args:
+        model: The network to follow.
+        loss: The validation loss of a network; with a single source, on its validation images.
+        every: Steps in a segment; the paper's 100, fewer in short runs.
+        converge: Losses in a row, of which the first is the smallest at convergence (N_s).
+        tolerance: Segments that may exceed the threshold before the valley ends (N_e), at least
+            `converge`.
+        ratio: Tolerance of the threshold (r).
+    """
+
+    steps: Tensor
+    in_segment: Tensor
+
+    def __init__(
+        self,
+        model: Classifier,
+        *,
+        loss: ValidationLoss,
+        every: int = 100,
+        converge: int = 3,
+        tolerance: int = 6,
+        ratio: float = 0.3,
+    ) -> None:
+        super().__init__(model)
+        self.loss = loss
+        self.every = every
+        self.converge, self.tolerance, self.ratio = converge, max(converge, tolerance), ratio
+        self.segment = frozen_copy(model)  # mean of the steps since the last evaluation
+        self.queue = nn.ModuleList(frozen_copy(model) for _ in range(self.tolerance))
+        self.mean = frozen_copy(model)  # of the valley's segments that have left the queue
+        self.losses: list[float] = []  # of every segment; the valley follows from them
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("in_segment", torch.tensor(0))
+
+    @property
+    def valley(self) -> Valley | None:
+        """The segments to average, of those closed so far."""
+        return valley(
+            self.losses, converge=self.converge, tolerance=self.tolerance, ratio=self.ratio
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of segments in the average."""
+        found = self.valley
+        return min(1, len(self.losses)) if found is None else found.end - found.start
+
+    def after_step(self, model: Classifier) -> None:
+        """Add the network to the segment; close it after the first and every f-th step."""
+        blend(self.segment, model, 1 / (int(self.in_segment) + 1))
+        self.in_segment += 1
+        if int(self.steps) % self.every == 0:  # the first segment has one step, as the authors' has
+            self._close(self.loss(model))
+        self.steps += 1
+
+    def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
+        """Record which segments are averaged."""
+        found = self.valley
+        return {"swad": list(found) if found else None}
+
+    @property
+    def model(self) -> Classifier:
+        """The mean over the valley, as if training ended now."""
+        newest = len(self.losses) - 1
+        if newest < 0:
+            return self.averaged
+        found = self.valley or Valley(newest, newest + 1)
+        oldest = max(0, len(self.losses) - self.tolerance)  # in the queue
+        if found.start < oldest:
+            blend(self.averaged, self.mean, 1)
+        for number in range(max(found.start, oldest), found.end):
+            blend(self.averaged, self._queued(number), 1 / (number - found.start + 1))
+        return self.averaged
+
+    def _close(self, loss: float) -> None:
+        """End the segment; the oldest one leaves the queue for the mean, or for ever."""
+        number, found = len(self.losses), self.valley
+        leaving = number - self.tolerance
+        if found is not None and found.start <= leaving < found.end:
+            blend(self.mean, self._queued(leaving), 1 / (leaving - found.start + 1))
+        blend(self._queued(number), self.segment, 1)
+        self.losses.append(loss)
+        self.in_segment.zero_()
+
+    def _queued(self, number: int) -> nn.Module:
+        return self.queue[number % self.tolerance]
+
+    def get_extra_state(self) -> Tensor:
+        """The losses, whose number grows: a buffer would have a fixed shape."""
+        return torch.tensor(self.losses, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the losses."""
+        self.losses = state.tolist()
