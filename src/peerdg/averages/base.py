@@ -64,7 +64,7 @@ def floating(model: nn.Module) -> list[Tensor]:
 
 @torch.no_grad()
 def blend(average: nn.Module, model: nn.Module, weight: float) -> None:
-    """average <- (1 - weight) · average + weight · model; integer buffers become the model's.
+    """Average <- (1 - weight) · average + weight · model; integer buffers become the model's.
 
     With weight 1 / (n + 1) this is the running mean of n + 1 networks, with a constant weight an
     exponential moving average.

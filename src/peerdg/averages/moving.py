@@ -45,8 +45,8 @@ class EMA(Average):
 class SMA(Average):
     """Simple moving average: the uniform mean of the networks after every step from t0 on.
 
-    Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832, Eq. 1. Up to
-    step t0 it is the network itself. Batch statistics are averaged like weights, as the authors do.
+    Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832. Up to step
+    t0 it is the network itself. Batch statistics are averaged like weights, as the authors do.
 
     Args:
         model: The network to follow.

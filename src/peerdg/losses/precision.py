@@ -12,9 +12,9 @@ def in_full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Compute `loss` outside of autocast, its half-precision arguments widened to float32."""
 
     @functools.wraps(loss)
-    def computed(z_a: Tensor, z_b: Tensor, **options: Any) -> Tensor:
-        with torch.autocast(z_a.device.type, enabled=False):
-            return loss(_widened(z_a), _widened(z_b), **options)
+    def computed(*z: Tensor, **options: Any) -> Tensor:
+        with torch.autocast(z[0].device.type, enabled=False):
+            return loss(*map(_widened, z), **options)
 
     return computed
 

@@ -1,0 +1,36 @@
+"""Likelihood and mutual information of an embedding under a diagonal Gaussian q(z|x)."""
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+Embedding = Float[Tensor, "batch dim"]
+
+
+def gaussian_nll(mu: Embedding, log_variance: Embedding, z: Embedding) -> Float[Tensor, ""]:
+    """Mean of (μ - z)²/σ² + log σ²: twice the negative log-likelihood per dimension, less log 2π.
+
+    Wang et al., "Learning to diversify", ICCV 2021, https://arxiv.org/abs/2108.11726: the
+    likelihood of an augmented image's embedding under the clean image's Gaussian.
+    """
+    return ((mu - z).square() / log_variance.exp() + log_variance).mean()
+
+
+def club(
+    mu: Embedding, log_variance: Embedding, z: Embedding, permutation: Int64[Tensor, " batch"]
+) -> Float[Tensor, ""]:
+    """Sampled upper bound of the mutual information between x and z.
+
+    E[log q(z_i|x_i)] - E[log q(z_j|x_i)] = ½ mean_i Σ_d [ (μ_i - z_j)² - (μ_i - z_i)² ]/σ_i² with
+    j = permutation(i): the sampled variant of Cheng et al., "CLUB", ICML 2020,
+    https://arxiv.org/abs/2006.12013, as L2D uses it.
+
+    Args:
+        mu: Means of q(z|x_i).
+        log_variance: Its logarithmic variances.
+        z: The embeddings z_i that belong to x_i.
+        permutation: Which other embedding each x_i is compared with.
+    """
+    variance = log_variance.exp()
+    own = (mu - z).square() / variance  # (batch, dim)
+    other = (mu - z[permutation]).square() / variance
+    return (other - own).sum(1).mean() / 2
