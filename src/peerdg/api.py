@@ -17,9 +17,9 @@ from torch import nn
 
 from peerdg.config import build
 from peerdg.data.class_map import class_map_entries
-from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain, Splits
-from peerdg.data.images import to_pixels
+from peerdg.data.images.decode import decode_image
+from peerdg.data.images.read import to_pixels
 from peerdg.data.objects import as_domain
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings

@@ -81,12 +81,12 @@ def test_the_cache_shows_what_was_decoded_and_can_be_cleared(photos, folder, cap
 
 
 def test_verifying_decodes_for_the_training_that_follows(photos, monkeypatch):
-    from peerdg.data import images
     from peerdg.data.benchmarks import own_data
+    from peerdg.data.images import read
     from peerdg.data.settings import OwnDataSettings
 
     peerdg("data", "verify", photos)
-    monkeypatch.setattr(images, "decode", None)
+    monkeypatch.setattr(read, "decode", None)
     splits = own_data.load(OwnDataSettings(), root=photos)
     assert len(splits.train) + len(splits.validation) == 12
 

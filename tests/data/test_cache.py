@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from peerdg.data.cache import cache_folder, cached_domain
+from peerdg.data.cache.domains import cached_domain
+from peerdg.data.cache.folder import cache_folder
 from peerdg.data.domain import Domain
 
 KEY = {"name": "toy photo/1", "recipe": 1}
@@ -159,7 +160,7 @@ def test_the_folder_follows_the_environment(monkeypatch):
 def test_processes_that_make_one_entry_at_once_all_succeed(folder):
     script = """
 import time, torch
-from peerdg.data.cache import cached_domain
+from peerdg.data.cache.domains import cached_domain
 from peerdg.data.domain import Domain
 def make():
     time.sleep(0.3)

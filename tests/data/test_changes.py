@@ -5,7 +5,7 @@ from dataclasses import replace
 from peerdg.data.changes import contents_of, describe_changes
 from peerdg.data.domain import Splits
 from peerdg.data.folder import scan
-from peerdg.data.images import read_images
+from peerdg.data.images.read import read_images
 from tests.conftest import tiny_domain
 from tests.data.image_files import make_tree, write_picture
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from peerdg.data.decode import FORMATS, UnusableImage, decode, decode_image
+from peerdg.data.images.decode import IMAGE_FORMATS, UnusableImage, decode, decode_image
 from peerdg.errors import DataError
 from tests.data.image_files import encode, picture
 from tests.data.odd_files import TABLE, frames, mpo
@@ -20,7 +20,7 @@ def pixels(source) -> list:
     return np.asarray(decode_image(source)).tolist()
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
 def test_reads_every_format_it_names(format):
     grey = Image.new("RGB", (16, 8), (100, 100, 100))
     image = decode_image(encode(grey, format))

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 
-from peerdg.data.decode import decode_image
+from peerdg.data.images.decode import decode_image
 from peerdg.errors import DataError
 from tests.data.image_files import encode, picture
 from tests.data.odd_files import TABLE, frames

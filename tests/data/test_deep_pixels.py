@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from peerdg.data.decode import SUFFIXES, decode_image
+from peerdg.data.images.decode import IMAGE_SUFFIXES, decode_image
 from tests.data.image_files import encode, picture
 from tests.data.odd_files import chunk, png
 
@@ -81,7 +81,7 @@ def test_transparent_pixels_turn_with_the_image():
 
 
 def test_dib_files_are_decoded_like_bmp():
-    assert ".dib" in SUFFIXES
+    assert ".dib" in IMAGE_SUFFIXES
     image = picture(3, (13, 7))
     found = decode_image(encode(image, "DIB"))
     assert (np.asarray(found) == np.asarray(image)).all()

@@ -13,8 +13,10 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from peerdg.data import file_index, images
-from peerdg.data.images import ImageFile, read_images, select
+from peerdg.data.cache.domains import select_rows
+from peerdg.data.images import index as indexing
+from peerdg.data.images import read as reading
+from peerdg.data.images.read import ImageFile, read_images
 from peerdg.data.progress import showing
 from peerdg.errors import DataError, PeerdgWarning
 from tests.data.image_files import encode, make_tree, picture, write_picture
@@ -63,7 +65,7 @@ def test_the_images_are_those_of_the_files_in_their_order(root):
     assert torch.equal(domain.images, torch.from_numpy(np.stack(expected)).permute(0, 3, 1, 2))
     assert domain.labels.tolist() == [0] * 20 + [1] * 20
     assert domain.paths == tuple(f.path.relative_to(root).as_posix() for f in files_of(root))
-    assert domain.hashes[3] == file_index.examine(files_of(root)[3].path.read_bytes()).sha256
+    assert domain.hashes[3] == indexing.examine(files_of(root)[3].path.read_bytes()).sha256
 
 
 def test_a_given_size_is_reached_with_pillows_bilinear_filter(root):
@@ -98,11 +100,11 @@ def test_the_second_start_decodes_nothing_and_reads_no_file(root, monkeypatch):
     long_ago = time.time() - 100
     for file in files_of(root):
         os.utime(file.path, (long_ago, long_ago))
-    monkeypatch.setattr(file_index, "_FRESH_SECONDS", -1)
+    monkeypatch.setattr(indexing, "_FRESH_SECONDS", -1)
     first = read(root)
-    forbid(monkeypatch, images, "decode")
-    forbid(monkeypatch, images, "read_content")
-    forbid(monkeypatch, file_index, "read_content")
+    forbid(monkeypatch, reading, "decode")
+    forbid(monkeypatch, reading, "read_content")
+    forbid(monkeypatch, indexing, "read_content")
     second = read(root)
     assert second.fingerprint == first.fingerprint
     assert (second.paths, second.hashes) == (first.paths, first.hashes)
@@ -111,7 +113,7 @@ def test_the_second_start_decodes_nothing_and_reads_no_file(root, monkeypatch):
 def test_the_same_contents_elsewhere_are_not_decoded_again(root, tmp_path, monkeypatch):
     first = read(root)
     shutil.move(root, tmp_path / "moved")
-    forbid(monkeypatch, images, "decode")
+    forbid(monkeypatch, reading, "decode")
     second = read(tmp_path / "moved")
     assert second.fingerprint == first.fingerprint
 
@@ -151,7 +153,7 @@ def test_a_file_changed_within_the_clocks_grain_is_seen(root):
 
 
 def test_a_damaged_index_is_made_again(root, folder, monkeypatch):
-    monkeypatch.setattr(file_index, "_FRESH_SECONDS", -1)
+    monkeypatch.setattr(indexing, "_FRESH_SECONDS", -1)
     first = read(root)
     (index,) = (folder / "index").iterdir()
     content = index.read_text()
@@ -214,7 +216,7 @@ def test_skipped_images_are_left_out_and_listed_and_nothing_takes_their_place(ro
     assert [bad.path for bad in domain.skipped] == [f"cat/bad0{i}.jpg" for i in range(3)]
     assert torch.equal(domain.images, good.images)
     assert (domain.paths, domain.hashes) == (good.paths, good.hashes)
-    forbid(monkeypatch, images, "decode")  # the answer is remembered, whatever the question
+    forbid(monkeypatch, reading, "decode")  # the answer is remembered, whatever the question
     with pytest.raises(DataError, match="3 of 43"):
         read(root)
     assert read(root, skip_bad=True).skipped == domain.skipped
@@ -297,13 +299,13 @@ def test_rows_of_a_mapped_domain_are_mapped_too(root, folder, monkeypatch):
     whole = read(root)
     rows = torch.tensor([5, 1, 30])
     monkeypatch.setenv("PEERDG_MEMORY_BUDGET", "1KB")
-    part = select(read(root), rows, name="part")
+    part = select_rows(read(root), rows, name="part")
     assert len(entries(folder)) == 2
     expected = whole.subset(rows, name="part")
     assert part.fingerprint == expected.fingerprint
     assert (part.name, part.paths, part.hashes) == ("part", expected.paths, expected.hashes)
     monkeypatch.delenv("PEERDG_MEMORY_BUDGET")
-    assert select(whole, rows).fingerprint == expected.fingerprint
+    assert select_rows(whole, rows).fingerprint == expected.fingerprint
 
 
 def test_without_a_place_for_the_cache_images_are_decoded_each_time(root, tmp_path, monkeypatch):
@@ -354,14 +356,14 @@ def test_processes_that_start_together_share_one_entry(root, folder):
 
 def test_a_killed_process_leaves_nothing_that_is_used(root, folder):
     before = """
-from peerdg.data import images
+from peerdg.data.images import read as reading
 import os
-real = images.decode
+real = reading.decode
 def slow(*arguments, **options):
     print("started", flush=True)
     import time; time.sleep(0.2)
     return real(*arguments, **options)
-images.decode = slow
+reading.decode = slow
 """
     process = start(root, before)
     process.stdout.readline()

@@ -23,9 +23,8 @@ def cache_data(
         name: Only entries of this name.
     """
     from peerdg.config import did_you_mean
-    from peerdg.data.cache import cache_folder
-    from peerdg.data.cached import cached_domains, tidy
-    from peerdg.data.cached import clear as clear_entries
+    from peerdg.data.cache.folder import cache_folder, cached_domains, tidy
+    from peerdg.data.cache.folder import clear as clear_entries
     from peerdg.report.tables import plain_table
 
     folder = cache_folder()

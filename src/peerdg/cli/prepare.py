@@ -22,7 +22,7 @@ def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
         _unpack(name, archives, root)
         verify_data(name, root=root)
         return
-    from peerdg.data.cache import cache_folder
+    from peerdg.data.cache.folder import cache_folder
 
     splits = load_data(name, root)
     for domain in (splits.train, *splits.targets.values()):

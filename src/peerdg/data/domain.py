@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peerdg.config import nearest
 from peerdg.data import is_target
-from peerdg.data.digest import digest, item_hashes
+from peerdg.data.parallel import digest, item_hashes
 from peerdg.errors import DataError
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from peerdg.data.decode import SUFFIXES
+from peerdg.data.images.decode import IMAGE_SUFFIXES
 from peerdg.data.listing import (
     SPLIT_NAMES,
     Item,
@@ -100,7 +100,7 @@ def _walk(root: Path) -> _Found:
             if entry.is_dir():
                 found.folders.append((*parts, name))
                 stack.append((entry.path, (*parts, name)))
-            elif os.path.splitext(name)[1].lower() in SUFFIXES:
+            elif os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
                 found.images.append((parts, name))
             else:
                 found.ignored.append("/".join((*parts, name)))
@@ -206,7 +206,7 @@ def _no_images(root: Path, found: _Found) -> DataError:
     there = ", ".join(f"{count} x {kind or 'no suffix'}" for kind, count in kinds.most_common(4))
     return DataError(
         f"There are no images in {root}" + (f" (other files: {there})." if there else "."),
-        hint=f"Known types: {' '.join(sorted(SUFFIXES))}.",
+        hint=f"Known types: {' '.join(sorted(IMAGE_SUFFIXES))}.",
     )
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from peerdg.data.bad_images import REMEDY, SHOWN, write_list
 from peerdg.data.check import DomainReport
-from peerdg.data.decode import PIXEL_LIMIT
 from peerdg.data.domain import Domain
 from peerdg.data.duplicates import Duplicate, describe, find_duplicates
-from peerdg.data.file_index import facts_of
 from peerdg.data.find import find_images
 from peerdg.data.folder import Layout
-from peerdg.data.images import read_images, shown_path
+from peerdg.data.images.decode import PIXEL_LIMIT
+from peerdg.data.images.index import facts_of
+from peerdg.data.images.paths import shown_path
+from peerdg.data.images.read import REMEDY, describe_bad, read_images
 from peerdg.data.listing import Listing, Problem, examples
 from peerdg.data.progress import listener
 
@@ -117,14 +117,9 @@ def _decode(part: Listing, name: str, pixel_limit: int) -> Domain:
 
 
 def _bad_files(name: str, domain: Domain, count: int) -> list[Problem]:
-    bad = domain.skipped
-    if not bad:
+    if not domain.skipped:
         return []
-    lines = [f"{len(bad):,} of {count:,} images of '{name}' cannot be used:"]
-    lines += [f"  {path}: {reason}" for path, reason in bad[:SHOWN]]
-    if len(bad) > SHOWN:
-        lines.append(f"  ... all of them in {write_list(bad)}")
-    return [Problem("error", "\n".join(lines), REMEDY)]
+    return [Problem("error", describe_bad(domain.skipped, count=count, name=name), REMEDY)]
 
 
 def _small_classes(name: str, domain: Domain) -> list[Problem]:

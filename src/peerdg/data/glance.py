@@ -6,8 +6,8 @@ from pathlib import Path
 from PIL import Image
 
 from peerdg.data.benchmarks.own_data import source_of
-from peerdg.data.decode import FORMATS
 from peerdg.data.find import find_images
+from peerdg.data.images.decode import IMAGE_FORMATS
 from peerdg.data.settings import OwnDataSettings
 from peerdg.files import open_regular
 
@@ -36,7 +36,7 @@ def _shorter_side(path: Path) -> int | None:
     try:
         with (
             open_regular(path, follow_links=True) as file,
-            Image.open(file, formats=FORMATS) as image,
+            Image.open(file, formats=IMAGE_FORMATS) as image,
         ):
             return min(image.size)
     except Exception:  # Pillow raises many types on damaged files

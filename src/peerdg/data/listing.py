@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from peerdg.data.domain import class_positions
-from peerdg.data.images import ImageFile
+from peerdg.data.images.read import ImageFile
 from peerdg.errors import DataError
 from peerdg.text import storable
 

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain
-from peerdg.data.images import SIDE, to_pixels
+from peerdg.data.images.decode import decode_image
+from peerdg.data.images.read import DEFAULT_SIDE, to_pixels
 from peerdg.data.labels import encode_labels, single_label
 from peerdg.data.progress import listener
 from peerdg.errors import DataError
@@ -139,9 +139,9 @@ def _common_size(pairs: _Pairs, name: str) -> int:
     for row, (image, _) in enumerate(pairs()):
         size = _picture(image, f"image {row} of '{name}'").size
         first = first or size
-        if size != first or size[0] != size[1] or size[0] > SIDE:
-            return SIDE
-    return first[0] if first else SIDE
+        if size != first or size[0] != size[1] or size[0] > DEFAULT_SIDE:
+            return DEFAULT_SIDE
+    return first[0] if first else DEFAULT_SIDE
 
 
 def _picture(image: Any, name: str) -> Image.Image:

@@ -17,7 +17,7 @@ from typing import Any
 from peerdg.data.archive import Limits, check, extract
 from peerdg.data.benchmark import Benchmark
 from peerdg.data.benchmarks.layout import Layout, find_domains, folders_in
-from peerdg.data.progress import Progress, listener
+from peerdg.data.progress import ReadProgress, listener
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
 from peerdg.files import TEMPORARY, remove, writing
 
@@ -30,7 +30,7 @@ def unpack(
     root: Path,
     *,
     limits: Limits | None = None,
-    progress: Progress | None = None,
+    progress: ReadProgress | None = None,
 ) -> list[Path]:
     """Unpack `archives` of the set `data` and put its domains and lists under `root`.
 
@@ -68,7 +68,7 @@ def unpack(
         return _move(_moves(layout, trees, root))
 
 
-def _told_of(file: Path, progress: Progress | None) -> Callable[[int, int], None]:
+def _told_of(file: Path, progress: ReadProgress | None) -> Callable[[int, int], None]:
     told = listener(progress)
     return lambda done, total: told(f"unpacking {file.name}", done, total)
 

@@ -1,18 +1,18 @@
-"""Who is told how far reading has come: the command line shows it, a script hears nothing."""
+"""Progress reporting for long reads: a bar in the command line, nothing in scripts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# Is told what is being done, how many files are done, and how many there are.
-Progress = Callable[[str, int, int], None]
+# Receives what is being done, how many files are done, and how many there are.
+ReadProgress = Callable[[str, int, int], None]
 
-_listener: ContextVar[Progress | None] = ContextVar("progress", default=None)
+_listener: ContextVar[ReadProgress | None] = ContextVar("progress", default=None)
 
 
 @contextmanager
-def showing(progress: Progress) -> Iterator[None]:
-    """Tell `progress` of everything that is read inside the block, whoever reads it."""
+def showing(progress: ReadProgress) -> Iterator[None]:
+    """Report everything that is read inside the block to `progress`."""
     token = _listener.set(progress)
     try:
         yield
@@ -20,8 +20,8 @@ def showing(progress: Progress) -> Iterator[None]:
         _listener.reset(token)
 
 
-def listener(given: Progress | None = None) -> Progress:
-    """`given`, else the one of the surrounding `showing`, else one that does nothing."""
+def listener(given: ReadProgress | None = None) -> ReadProgress:
+    """Return `given`, else the one of the surrounding `showing`, else one that does nothing."""
     return given or _listener.get() or _ignore
 
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from peerdg.data.cache.domains import select_rows
 from peerdg.data.domain import Domain
-from peerdg.data.images import select
 from peerdg.errors import ConfigError
 from peerdg.rng import generator_for
 
@@ -15,7 +15,8 @@ def hold_out(domain: Domain, fraction: float, seed: int = 0) -> tuple[Domain, Do
     kept, held_out = stratified(domain.labels, fraction, seed)
     if len(held_out) == 0:
         return domain, None
-    return select(domain, kept), select(domain, held_out, name=f"{domain.name}-validation")
+    validation = select_rows(domain, held_out, name=f"{domain.name}-validation")
+    return select_rows(domain, kept), validation
 
 
 def stratified(

@@ -16,7 +16,7 @@ from PIL import Image
 
 from peerdg.data.benchmarks.digits_files import read_list
 from peerdg.data.benchmarks.digits_sets import PARTS, Part, content_key, refused_pickle
-from peerdg.data.cache import cached_domain
+from peerdg.data.cache.domains import cached_domain
 from peerdg.data.check import DomainReport, check_root, inspect
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.registry import BENCHMARKS

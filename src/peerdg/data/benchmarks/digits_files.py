@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from peerdg.data.benchmark import fold
 from peerdg.data.check import check_unpacked
-from peerdg.data.decode import decode_image
+from peerdg.data.images.decode import decode_image
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import open_regular, read_text
 

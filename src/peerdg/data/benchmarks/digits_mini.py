@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from peerdg.data.benchmarks import digits_render, packaged
-from peerdg.data.cache import cached_domain
+from peerdg.data.cache.domains import cached_domain
 from peerdg.data.check import DomainReport, inspect
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.registry import BENCHMARKS

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from peerdg.config import did_you_mean
 from peerdg.data.benchmark import Benchmark, fold
-from peerdg.data.decode import SUFFIXES
+from peerdg.data.images.decode import IMAGE_SUFFIXES
 from peerdg.errors import DataError
 
 SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini", "icon\r"))
@@ -168,7 +168,7 @@ def _images(folder: Path) -> tuple[list[Path], list[Path]]:
         if entry.is_dir() or entry.name.startswith(".") or entry.name.lower() in SYSTEM_FILES:
             continue
         suffix = os.path.splitext(entry.name)[1].lower()
-        (images if suffix in SUFFIXES else foreign).append(Path(entry.path))
+        (images if suffix in IMAGE_SUFFIXES else foreign).append(Path(entry.path))
     return images, foreign
 
 

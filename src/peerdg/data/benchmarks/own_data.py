@@ -18,7 +18,7 @@ from peerdg.data.duplicates import describe, find_duplicates
 from peerdg.data.find import find_images
 from peerdg.data.folder import Layout
 from peerdg.data.folder_check import check_folders
-from peerdg.data.images import read_images
+from peerdg.data.images.read import read_images
 from peerdg.data.listing import Listing
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.split import hold_out

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from peerdg.data.decode import decode_image
+from peerdg.data.images.decode import decode_image
 from peerdg.errors import ConfigError
 
 # All of them in the scikit-image and scikit-learn wheels; the licences allow changed copies.

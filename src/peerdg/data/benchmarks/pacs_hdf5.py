@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from peerdg.data.benchmark import fold
 from peerdg.data.benchmarks.layout import Layout
 from peerdg.data.benchmarks.partition import held_out
-from peerdg.data.cache import cached_domain
+from peerdg.data.cache.domains import cached_domain
 from peerdg.data.check import DomainReport, check_unpacked, inspect
 from peerdg.data.domain import Domain, Splits
 from peerdg.data.settings import PacsSettings

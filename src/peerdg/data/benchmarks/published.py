@@ -12,9 +12,10 @@ import torch
 
 from peerdg.data.benchmarks.layout import Contents, Item, Layout, contents, find_domains
 from peerdg.data.benchmarks.partition import held_out
+from peerdg.data.cache.domains import select_rows
 from peerdg.data.check import DomainReport, check_root
 from peerdg.data.domain import Domain, Splits
-from peerdg.data.images import ImageFile, read_images, select
+from peerdg.data.images.read import ImageFile, read_images
 from peerdg.errors import DataError, PeerdgWarning
 
 Rows = Sequence[int]
@@ -100,7 +101,7 @@ def _select(domain: Domain, rows: Rows) -> Domain:
         return domain
     if not rows:
         raise DataError(f"Domain '{domain.name}' has no images for one of its parts.")
-    return select(domain, torch.tensor(rows))
+    return select_rows(domain, torch.tensor(rows))
 
 
 def _place(layout: Layout, name: str, folder: Path, keep: Callable[[Item], bool] | None) -> Place:

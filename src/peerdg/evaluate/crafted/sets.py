@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from peerdg.data import CRAFTED
-from peerdg.data.cache import cached_domain
+from peerdg.data.cache.domains import cached_domain
 from peerdg.data.domain import Domain
 from peerdg.evaluate.crafted.operation import Operation, distort
 from peerdg.evaluate.crafted.overlap import FAMILIES, overlap_free

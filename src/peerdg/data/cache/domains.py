@@ -1,4 +1,4 @@
-"""Decoded images on disk, so that only the first start of a data set pays for decoding it.
+"""Find or make the cache entry of a domain.
 
 An entry is used only if it is whole, was made for the same key, and its content has the checksum
 it was written with; anything else is made again and replaced.
@@ -16,31 +16,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from peerdg.data.cache.entry import Add, CacheEntry, EntryWriter, MemorySink, read_entry
+from peerdg.data.cache.folder import cache_folder, remove_abandoned
 from peerdg.data.domain import Domain
-from peerdg.data.entry import Add, Entry, EntryWriter, MemorySink, read_entry
-from peerdg.data.leftovers import remove_leftovers
 from peerdg.errors import ConfigError, DataError, OutputError
 from peerdg.files import replace_atomically
 
-FORMAT = "peerdg-domain-2"
+_FORMAT = "peerdg-domain-2"
 _MOST_IN_MEMORY = 4 * 2**30
+_ROWS_AT_ONCE = 16
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 # Hands every chunk of images to the function it is given; returns the labels and plain values.
 Fill = Callable[[Add], tuple[NDArray[np.int64], dict[str, Any]]]
-
-
-def cache_folder() -> Path | None:
-    """`$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`; None without a home."""
-    if chosen := os.environ.get("PEERDG_CACHE"):
-        return Path(chosen).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "peerdg"
-    try:
-        return Path.home() / ".cache" / "peerdg"
-    except RuntimeError:  # a container's user without HOME and without an entry in passwd
-        return None
 
 
 def memory_budget() -> int:
@@ -64,7 +54,7 @@ def memory_budget() -> int:
 
 
 def cached_domain(key: Mapping[str, Any], make: Callable[[], Domain]) -> Domain:
-    """The domain that `make` gives, from the cache if it was made before for the same `key`.
+    """Return the domain that `make` gives, from the cache if it was made before for `key`.
 
     Any number of processes may ask for one entry at once: each writes a file of its own and
     renames it, so the last one wins and all have the same content.
@@ -84,8 +74,8 @@ def cached_domain(key: Mapping[str, Any], make: Callable[[], Domain]) -> Domain:
     return domain_of(cached_entry(key, fill))
 
 
-def domain_of(entry: Entry, **changes: Any) -> Domain:
-    """The domain that an entry holds; `changes` are fields that the entry does not decide."""
+def domain_of(entry: CacheEntry, **changes: Any) -> Domain:
+    """Make the domain that an entry holds; `changes` are fields that the entry does not decide."""
     about = entry.about
     paths = about.get("paths")
     fields = {
@@ -99,8 +89,8 @@ def domain_of(entry: Entry, **changes: Any) -> Domain:
     return domain
 
 
-def cached_entry(key: Mapping[str, Any], fill: Fill, *, count: int | None = None) -> Entry:
-    """The entry made for `key`, or a new one, filled chunk by chunk.
+def cached_entry(key: Mapping[str, Any], fill: Fill, *, count: int | None = None) -> CacheEntry:
+    """Return the entry made for `key`, or a new one, filled chunk by chunk.
 
     With a cache the memory needed is that of a few chunks, however many images there are.
     Without one (there is no home, the disk is full or read-only) the images are held in memory.
@@ -110,15 +100,15 @@ def cached_entry(key: Mapping[str, Any], fill: Fill, *, count: int | None = None
         fill: Makes the content; called only if there is no good entry.
         count: The most images that will come, if known.
     """
-    text = json.dumps({"format": FORMAT, **key}, sort_keys=True, default=str)
+    text = json.dumps({"format": _FORMAT, **key}, sort_keys=True, default=str)
     folder = cache_folder()
     if folder is None:
         _warn_not_kept("there is no home folder")
         return _fill_memory(fill, count)
     path = folder / _entry_name(str(key.get("name", "domain")), text)
-    if (entry := find_entry(path, text)) is not None:
+    if (entry := _find_entry(path, text)) is not None:
         return entry
-    remove_leftovers(folder)
+    remove_abandoned(folder)
     try:
         _write(path, text, fill)
         # What was just written is read like any other entry, so a failing disk shows at once.
@@ -130,8 +120,38 @@ def cached_entry(key: Mapping[str, Any], fill: Fill, *, count: int | None = None
     return _fill_memory(fill, count)
 
 
-def find_entry(path: Path, key: str) -> Entry | None:
-    """The entry in `path`, or None if there is none or it cannot be trusted."""
+def select_rows(domain: Domain, rows: Tensor, *, name: str | None = None) -> Domain:
+    """Take some rows of a domain without using more memory than the budget allows.
+
+    The chosen rows of a domain that is mapped from the cache become a cache entry of their own.
+    """
+    picked_bytes = len(rows) * domain.images[0].numel()
+    if picked_bytes <= memory_budget():
+        return domain.subset(rows, name=name)
+    labels = domain.labels[rows]
+
+    def fill(add: Add) -> tuple[NDArray[np.int64], dict[str, Any]]:
+        for chunk in rows.split(_ROWS_AT_ONCE):
+            add(domain.images[chunk].numpy())
+        return labels.numpy(), {"name": domain.name, "classes": domain.classes}
+
+    key = {
+        "name": name or domain.name,
+        "rows_of": domain.fingerprint,
+        "rows": hashlib.sha256(rows.contiguous().numpy().data).hexdigest(),
+    }
+    chosen = rows.tolist()
+    return domain_of(
+        cached_entry(key, fill, count=len(rows)),
+        name=name or domain.name,
+        paths=domain.paths and tuple(domain.paths[row] for row in chosen),
+        hashes=domain.hashes and tuple(domain.hashes[row] for row in chosen),
+        skipped=domain.skipped,
+    )
+
+
+def _find_entry(path: Path, key: str) -> CacheEntry | None:
+    """Read the entry in `path`; None if there is none or it cannot be trusted."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError, AttributeError, DataError):
         entry = read_entry(path, key=key, budget=memory_budget())
         domain_of(entry)  # refuses labels that do not fit the images
@@ -146,7 +166,7 @@ def _write(path: Path, key: str, fill: Fill) -> None:
         writer.finish(labels, {**about, "key": key})
 
 
-def _fill_memory(fill: Fill, count: int | None) -> Entry:
+def _fill_memory(fill: Fill, count: int | None) -> CacheEntry:
     sink = MemorySink(count)
     try:
         return sink.entry(*fill(sink.add))
@@ -158,7 +178,7 @@ def _fill_memory(fill: Fill, count: int | None) -> Entry:
 
 
 def _warn_not_kept(reason: str) -> None:
-    """The same words for every entry, so that Python shows them once."""
+    """Use the same words for every entry, so that Python shows them once."""
     warnings.warn(
         f"Decoded images are not kept ({reason}), so every start decodes them again. "
         "Set PEERDG_CACHE to a folder you may write to.",

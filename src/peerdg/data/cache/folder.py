@@ -1,25 +1,41 @@
-"""What is in the cache, and how to empty it.
+"""The cache folder: where it is, what is in it, and how to empty it.
 
 Only files that this package wrote are ever removed, by the form of their names: the cache folder
 may be one that holds other things.
 """
 
 import contextlib
+import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from peerdg.data import bad_images, file_index
-from peerdg.data.entry import read_about
-from peerdg.data.leftovers import leftovers, remove_leftovers
+from peerdg.data.cache.entry import read_about
 from peerdg.errors import OutputError
-from peerdg.files import writing
+from peerdg.files import TEMPORARY, remove, writing
 
+INDEX = "index"  # folder of what is known of image files
+BAD_IMAGES = "bad-images"  # folder of lists of files that cannot be decoded
 _ENTRY = re.compile(r"(.*)-[0-9a-f]{16}\.safetensors")
 _HELPERS = {
-    file_index.FOLDER: re.compile(r"[0-9a-f]{16}\.json"),
-    bad_images.FOLDER: re.compile(r"[0-9a-f]{12}\.tsv"),
+    INDEX: re.compile(r"[0-9a-f]{16}\.json"),
+    BAD_IMAGES: re.compile(r"[0-9a-f]{12}\.tsv"),
 }
+_QUIET_SECONDS = 600  # a cache may be shared by machines: a writer there touches its file often
+_FORGOTTEN_SECONDS = 24 * 3600  # by then a process of that number is another one
+
+
+def cache_folder() -> Path | None:
+    """`$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`; None without a home."""
+    if chosen := os.environ.get("PEERDG_CACHE"):
+        return Path(chosen).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "peerdg"
+    try:
+        return Path.home() / ".cache" / "peerdg"
+    except RuntimeError:  # a container's user without HOME and without an entry in passwd
+        return None
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ def clear(folder: Path, name: str | None = None) -> list[Path]:
     """
     chosen = [e.path for e in cached_domains(folder) if name in (None, e.name, e.path.name)]
     if name is None:
-        chosen += leftovers(folder)
+        chosen += abandoned_files(folder)
         for helper, pattern in _HELPERS.items():
             chosen += [path for path in _files(folder / helper) if pattern.fullmatch(path.name)]
     for path in chosen:
@@ -79,10 +95,51 @@ def clear(folder: Path, name: str | None = None) -> list[Path]:
 def tidy(folder: Path) -> int:
     """Remove what killed processes left, and give back the bytes that were freed."""
     sizes = {}
-    for path in leftovers(folder):
+    for path in abandoned_files(folder):
         with contextlib.suppress(OSError):
             sizes[path] = path.stat().st_size
-    return sum(sizes.get(path, 0) for path in remove_leftovers(folder))
+    return sum(sizes.get(path, 0) for path in remove_abandoned(folder))
+
+
+def abandoned_files(folder: Path) -> list[Path]:
+    """Find temporary files of processes that were killed while they wrote to the cache."""
+    found = []
+    with contextlib.suppress(OSError):
+        for place in (folder, *(entry for entry in folder.iterdir() if entry.is_dir())):
+            found += [path for path in place.glob(f"{TEMPORARY}*") if _is_abandoned(path)]
+    return sorted(found)
+
+
+def remove_abandoned(folder: Path) -> list[Path]:
+    """Remove the abandoned temporary files under `folder`; return their paths."""
+    found = abandoned_files(folder)
+    for path in found:
+        with contextlib.suppress(OSError):
+            remove(path)
+    return found
+
+
+def _is_abandoned(path: Path) -> bool:
+    match = re.search(r"-(\d+)-[0-9a-f]{8}$", path.name)
+    try:
+        quiet = time.time() - path.stat().st_mtime
+    except OSError:
+        return False
+    if match is None or quiet > _FORGOTTEN_SECONDS:
+        return quiet > _FORGOTTEN_SECONDS
+    return quiet > _QUIET_SECONDS and not _is_alive(int(match[1]))
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":  # there, signal 0 is Ctrl-C
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is there, but belongs to someone else
+        return True
+    return True
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,21 +1,41 @@
-"""Hashes of many bytes in parts, so that all cores can share the work."""
+"""Work for all cores: results in order, and hashes of many bytes in blocks."""
 
 import hashlib
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 2**24
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def cores() -> int:
-    """Processors this process may use."""
+    """Count the processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None, None]:
+    """Yield the results in order; compute only a few ahead, so that memory does not grow."""
+    workers = cores()
+    ahead: deque[Future[B]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+    try:
+        for item in items:
+            ahead.append(pool.submit(task, item))
+            if len(ahead) > 3 * workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)  # Ctrl-C ends within a few images
 
 
 class BlockDigest:
@@ -47,20 +67,15 @@ class BlockDigest:
 
 
 def digest(data: memoryview) -> str:
-    """SHA-256 of the SHA-256 of each block of `data`."""
+    """Compute the SHA-256 of the SHA-256 of each block of `data`."""
     blocks = list(_blocks(data.cast("B")))
-    if len(blocks) == 1:
-        parts = [_sha256(blocks[0])]
-    else:
-        with ThreadPoolExecutor(min(cores(), 16)) as pool:
-            parts = list(pool.map(_sha256, blocks))
+    parts = in_parallel(_sha256, blocks) if len(blocks) > 1 else map(_sha256, blocks)
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def item_hashes(items: NDArray[np.uint8]) -> tuple[str, ...]:
-    """A hash of 64 bits of each `items[row]`, as 16 hex digits."""
-    with ThreadPoolExecutor(min(cores(), 16)) as pool:
-        return tuple(pool.map(_short_hash, items))
+    """Hash each `items[row]` to 64 bits, as 16 hex digits."""
+    return tuple(in_parallel(_short_hash, items))
 
 
 def _short_hash(item: NDArray[np.uint8]) -> str:

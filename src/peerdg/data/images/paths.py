@@ -1,17 +1,17 @@
-"""Every image file below a folder, whatever its class: found while they are used."""
+"""Paths of image files: find them below a folder, show them in records."""
 
 import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from peerdg.data.decode import SUFFIXES
+from peerdg.data.images.decode import IMAGE_SUFFIXES
 from peerdg.errors import PeerdgWarning
 from peerdg.text import storable
 
 
 def image_files(folder: Path) -> Iterator[Path]:
-    """The image files at any depth, in the order in which a folder of classes is read.
+    """Yield the image files at any depth, in the order in which a folder of classes is read.
 
     Hidden files and folders, and links to folders, are passed over. A folder that cannot be read
     is passed over with a `PeerdgWarning`.
@@ -28,7 +28,7 @@ def image_files(folder: Path) -> Iterator[Path]:
             continue
         entries = [entry for entry in entries if not entry.name.startswith(".")]
         for entry in entries:
-            if os.path.splitext(entry.name)[1].lower() in SUFFIXES and not _is_folder(entry):
+            if os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and not _is_folder(entry):
                 yield Path(entry.path)
         inside = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         folders += reversed(inside)
@@ -43,3 +43,11 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 def _shortened(path: str) -> str:
     return path if len(path) <= 400 else f"{path[:200]}...{path[-100:]}"
+
+
+def shown_path(path: Path, root: Path | None) -> str:
+    """Format a path for records: relative to `root`, with forward slashes, printable."""
+    text = os.path.relpath(path, root) if root is not None else os.fspath(path)
+    if os.sep != "/":
+        text = text.replace(os.sep, "/")
+    return storable(text)

@@ -19,8 +19,8 @@ from peerdg.files import NotRegularError, open_regular
 
 # Named one by one, because Pillow's full list has formats that start other programs (EPS).
 # DIB is BMP without its file header, read by the same code.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
-SUFFIXES = frozenset(
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+IMAGE_SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .dib .gif .tif .tiff .ppm .pgm .pbm .pnm"
     .split()
 )  # fmt: skip
@@ -38,7 +38,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
-_KNOWN = f"Known formats: {', '.join(FORMATS)}."
+_KNOWN = f"Known formats: {', '.join(IMAGE_FORMATS)}."
 
 
 class UnusableImage(DataError):
@@ -70,7 +70,7 @@ def decode_image(
         pixel_limit: Refuse images of more pixels, by their header.
 
     Raises:
-        UnusableImage: If it cannot be read, is not an image of `FORMATS`, is damaged, is too
+        UnusableImage: If it cannot be read, is not an image of `IMAGE_FORMATS`, is damaged, is too
             large, or has values whose black and white are not known.
     """
     return decode(source, name=name, pixel_limit=pixel_limit).image
@@ -109,7 +109,7 @@ def open_header(content: bytes, name: str) -> Image.Image:
     if not content:
         raise UnusableImage(name, "the file is empty")
     try:
-        return Image.open(io.BytesIO(content), formats=FORMATS)
+        return Image.open(io.BytesIO(content), formats=IMAGE_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, "far more pixels than", PIXEL_LIMIT) from error
     except UnidentifiedImageError as error:

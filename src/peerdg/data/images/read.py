@@ -1,36 +1,34 @@
 """Many image files become one `Domain`: decoded in parallel, once, into the cache."""
 
 import hashlib
-import os
+import tempfile
 import warnings
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, __version__
 
-from peerdg.data.bad_images import refuse
-from peerdg.data.cache import cached_entry, domain_of, memory_budget
-from peerdg.data.decode import PIXEL_LIMIT, UnusableImage, decode, read_content
-from peerdg.data.digest import cores
+from peerdg.data.cache.domains import cached_entry, domain_of
+from peerdg.data.cache.entry import Add
+from peerdg.data.cache.folder import BAD_IMAGES, cache_folder
 from peerdg.data.domain import BadImage, Domain
-from peerdg.data.entry import Add
-from peerdg.data.file_index import FileFacts, facts_of
-from peerdg.data.progress import Progress, listener
-from peerdg.errors import DataError, PeerdgWarning
-from peerdg.text import storable
+from peerdg.data.images.decode import PIXEL_LIMIT, UnusableImage, decode, read_content
+from peerdg.data.images.index import FileFacts, facts_of
+from peerdg.data.images.paths import shown_path
+from peerdg.data.parallel import in_parallel
+from peerdg.data.progress import ReadProgress, listener
+from peerdg.errors import DataError, OutputError, PeerdgWarning
+from peerdg.files import replace_atomically
 
-SIDE = 256  # of images that do not share one small square size
+DEFAULT_SIDE = 256  # of images that do not share one small square size
 _RECIPE = 2  # raise it when the same file is decoded to other pixels
 _BATCH = 16
-A = TypeVar("A")
-B = TypeVar("B")
+_BAD_SHOWN = 20  # of the images that cannot be decoded
+REMEDY = "Repair or remove them; of your own images --own-data.skip-bad-images leaves them out."
 
 
 class ImageFile(NamedTuple):
@@ -49,9 +47,9 @@ def read_images(
     root: Path | None = None,
     skip_bad: bool = False,
     pixel_limit: int = PIXEL_LIMIT,
-    progress: Progress | None = None,
+    progress: ReadProgress | None = None,
 ) -> Domain:
-    """The files' images as a domain, from the cache if the same contents were decoded before.
+    """Read the files' images as a domain, from the cache if the same contents were decoded before.
 
     Every image becomes a square of side `size` with Pillow's bilinear filter, which is
     antialiased; its proportions are not kept. A domain that is larger than `memory_budget()` is a
@@ -66,7 +64,7 @@ def read_images(
         root: The domain's `paths` are relative to this folder.
         skip_bad: Leave out files that cannot be decoded and list them in the domain's `skipped`.
         pixel_limit: Refuse images of more pixels.
-        progress: Is told how far it has come; default: that of the surrounding `showing`.
+        progress: Receives progress; default: that of the surrounding `showing`.
 
     Raises:
         DataError: If there are no files, or some cannot be decoded and `skip_bad` is not set. All
@@ -74,13 +72,13 @@ def read_images(
     """
     if not files:
         raise DataError(f"Domain '{name}' has no images.")
-    told = listener(progress)
-    facts = facts_of([file.path for file in files], told, root=root)
+    report = listener(progress)
+    facts = facts_of([file.path for file in files], report, root=root)
     side = automatic_size(facts) if size is None else size
     shown = [shown_path(file.path, root) for file in files]
 
     def fill(add: Add) -> tuple[NDArray[np.int64], dict[str, Any]]:
-        labels, about = _decode_all(files, shown, facts, side, pixel_limit, add, told)
+        labels, about = _decode_all(files, shown, facts, side, pixel_limit, add, report)
         return labels, {"name": name, "classes": classes, **about}
 
     labels = [file.label for file in files]
@@ -97,7 +95,7 @@ def read_images(
     entry = cached_entry(key, fill, count=len(files))
     skipped = {row: BadImage(shown[row], reason) for row, reason in entry.about["skipped"]}
     if skipped and not skip_bad:
-        refuse(list(skipped.values()), count=len(files), name=name)
+        refuse_bad(list(skipped.values()), count=len(files), name=name)
     _note_frames([shown[row] for row in entry.about["several_frames"]])
     kept = [row for row in range(len(files)) if row not in skipped]
     return domain_of(
@@ -110,52 +108,52 @@ def read_images(
     )
 
 
-def select(domain: Domain, rows: torch.Tensor, *, name: str | None = None) -> Domain:
-    """`domain.subset(rows)`, without taking more memory than the budget allows.
+def refuse_bad(bad: Sequence[BadImage], *, count: int, name: str = "") -> NoReturn:
+    """Raise a `DataError` that names the first bad images and the file with all of them.
 
-    The chosen rows of a domain that is mapped from the cache become a cache entry of their own.
+    Args:
+        bad: The files and what is wrong with each.
+        count: How many files were tried.
+        name: The domain, if it has a name.
     """
-    picked_bytes = len(rows) * domain.images[0].numel()
-    if picked_bytes <= memory_budget():
-        return domain.subset(rows, name=name)
-    labels = domain.labels[rows]
+    raise DataError(describe_bad(bad, count=count, name=name), hint=REMEDY)
 
-    def fill(add: Add) -> tuple[NDArray[np.int64], dict[str, Any]]:
-        for chunk in rows.split(_BATCH):
-            add(domain.images[chunk].numpy())
-        return labels.numpy(), {"name": domain.name, "classes": domain.classes}
 
-    key = {
-        "name": name or domain.name,
-        "rows_of": domain.fingerprint,
-        "rows": hashlib.sha256(rows.contiguous().numpy().data).hexdigest(),
-    }
-    chosen = rows.tolist()
-    return domain_of(
-        cached_entry(key, fill, count=len(rows)),
-        name=name or domain.name,
-        paths=domain.paths and tuple(domain.paths[row] for row in chosen),
-        hashes=domain.hashes and tuple(domain.hashes[row] for row in chosen),
-        skipped=domain.skipped,
-    )
+def describe_bad(bad: Sequence[BadImage], *, count: int, name: str = "") -> str:
+    """Name the first bad images and, if there are more, the file that lists all of them."""
+    where = f" of '{name}'" if name else ""
+    lines = [f"{len(bad):,} of {count:,} images{where} cannot be used:"]
+    lines += [f"  {path}: {reason}" for path, reason in bad[:_BAD_SHOWN]]
+    if len(bad) > _BAD_SHOWN:
+        lines.append(f"  ... all of them in {_write_list(bad)}")
+    return "\n".join(lines)
+
+
+def _write_list(bad: Sequence[BadImage]) -> Path:
+    """Write one line per file, its path and the reason, and return the path of the list."""
+    text = "".join(f"{path}\t{reason}\n" for path, reason in bad)
+    name = f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.tsv"
+    places = [Path(tempfile.gettempdir()) / f"peerdg-{BAD_IMAGES}"]
+    if (folder := cache_folder()) is not None:
+        places.insert(0, folder / BAD_IMAGES)
+    for place in places:
+        try:
+            with replace_atomically(place / name) as temporary:
+                temporary.write_text(text, "utf-8")
+            return place / name
+        except OutputError:
+            continue
+    raise DataError(text)  # no place to write to: then all of it is the message
 
 
 def automatic_size(facts: Sequence[FileFacts]) -> int:
-    """The one small square size that all readable images share, or 256."""
+    """Find the one small square size that all readable images share, or 256."""
     sizes = {(fact.width, fact.height) for fact in facts if fact.width}
     if len(sizes) == 1:
         width, height = sizes.pop()
-        if width == height <= SIDE:
+        if width == height <= DEFAULT_SIDE:
             return width
-    return SIDE
-
-
-def shown_path(path: Path, root: Path | None) -> str:
-    """The path as records show it: relative to `root`, with forward slashes, printable."""
-    text = os.path.relpath(path, root) if root is not None else os.fspath(path)
-    if os.sep != "/":
-        text = text.replace(os.sep, "/")
-    return storable(text)
+    return DEFAULT_SIDE
 
 
 def _decode_all(
@@ -165,7 +163,7 @@ def _decode_all(
     side: int,
     pixel_limit: int,
     add: Add,
-    told: Progress,
+    report: ReadProgress,
 ) -> tuple[NDArray[np.int64], dict[str, Any]]:
     """Decode every file in order and hand the good ones on; labels, and what was wrong."""
 
@@ -177,7 +175,7 @@ def _decode_all(
     labels: list[int] = []
     skipped: list[tuple[int, str]] = []
     frames: list[int] = []
-    told("decoding", 0, len(files))
+    report("decoding", 0, len(files))
     starts = range(0, len(files), _BATCH)
     with closing(in_parallel(task, starts)) as batches, warnings.catch_warnings():
         # Pillow warns of odd metadata and of large images; both are ours to judge.
@@ -188,9 +186,9 @@ def _decode_all(
             labels += [files[start + i].label for i in batch.good]
             skipped += [(start + i, reason) for i, reason in batch.bad.items()]
             frames += [start + i for i in batch.several_frames]
-            told("decoding", min(start + _BATCH, len(files)), len(files))
+            report("decoding", min(start + _BATCH, len(files)), len(files))
     if not labels:
-        refuse([BadImage(shown[row], reason) for row, reason in skipped], count=len(files))
+        refuse_bad([BadImage(shown[row], reason) for row, reason in skipped], count=len(files))
     return np.array(labels, np.int64), {"skipped": skipped, "several_frames": frames}
 
 
@@ -222,7 +220,7 @@ def _decode_batch(
 
 
 def _read_again(path: Path, sha256: str) -> bytes:
-    """The content whose hash is part of the entry's key, and no other."""
+    """Read the content whose hash is part of the entry's key, and accept no other."""
     try:
         content = read_content(path)
     except UnusableImage:
@@ -235,26 +233,10 @@ def _read_again(path: Path, sha256: str) -> bytes:
 
 
 def to_pixels(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """An RGB image as a square `[3, side, side]`."""
+    """Resize an RGB image to a square `[3, side, side]`."""
     if image.size != (side, side):
         image = image.resize((side, side), Image.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)
-
-
-def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None, None]:
-    """The results in order; only a few are computed ahead, so memory does not grow."""
-    workers = cores()
-    ahead: deque[Future[B]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
-    try:
-        for item in items:
-            ahead.append(pool.submit(task, item))
-            if len(ahead) > 3 * workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # Ctrl-C ends within a few images
 
 
 def _note_frames(paths: Sequence[str]) -> None:

@@ -1,28 +1,26 @@
-"""Content hash, size and format of image files, remembered, so that no file is read twice.
+"""Index of image files: content hash, size and format, so that no file is read twice.
 
 A file is the same as before if its path, length, time of change and time of status change are.
 The last cannot be set by a program, so copying an older file over a newer one does not go unseen.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from peerdg.data.cache import cache_folder
-from peerdg.data.decode import open_header, read_content
-from peerdg.data.digest import cores
-from peerdg.data.progress import Progress
+from peerdg.data.cache.folder import INDEX, cache_folder
+from peerdg.data.images.decode import open_header, read_content
+from peerdg.data.parallel import in_parallel
+from peerdg.data.progress import ReadProgress
 from peerdg.errors import DataError, OutputError
 from peerdg.files import read_text, replace_atomically
 
-FOLDER = "index"
 _FORMAT = "peerdg-index-1"
 _FRESH_SECONDS = 2  # a file changed twice within the clock's grain may look unchanged
 _BATCH = 64
@@ -49,13 +47,13 @@ _Known = dict[str, tuple[_Stamp, FileFacts]]
 
 
 def facts_of(
-    files: Sequence[Path], progress: Progress, *, root: Path | None = None
+    files: Sequence[Path], progress: ReadProgress, *, root: Path | None = None
 ) -> list[FileFacts]:
-    """The facts of each file, in order; only new and changed files are read.
+    """Look up the facts of each file, in order; read only new and changed files.
 
     Args:
         files: The files.
-        progress: Is told how far it has come.
+        progress: Receives progress.
         root: The folder they are remembered under; default: the one that holds them all.
     """
     names = [os.path.abspath(file) for file in files]
@@ -78,7 +76,7 @@ def facts_of(
 
 
 def examine(content: bytes) -> FileFacts:
-    """The facts of a file's content."""
+    """Hash a file's content and read the image's header."""
     sha256 = hashlib.sha256(content).hexdigest()
     try:
         with open_header(content, "") as image:
@@ -87,19 +85,15 @@ def examine(content: bytes) -> FileFacts:
         return FileFacts(sha256)
 
 
-def _examine(names: Sequence[str], progress: Progress) -> dict[str, FileFacts]:
+def _examine(names: Sequence[str], progress: ReadProgress) -> dict[str, FileFacts]:
     batches = [names[i : i + _BATCH] for i in range(0, len(names), _BATCH)]
     found: dict[str, FileFacts] = {}
     progress("indexing", 0, len(names))
-    with ThreadPoolExecutor(cores()) as pool, warnings.catch_warnings():
+    with closing(in_parallel(_examine_batch, batches)) as results, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, of large images: refused when they are decoded
-        try:
-            for batch, facts in zip(batches, pool.map(_examine_batch, batches), strict=True):
-                found.update(zip(batch, facts, strict=True))
-                progress("indexing", len(found), len(names))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for batch, facts in zip(batches, results, strict=True):
+            found.update(zip(batch, facts, strict=True))
+            progress("indexing", len(found), len(names))
     return found
 
 
@@ -123,7 +117,7 @@ def _stamp(name: str) -> _Stamp | None:
 
 
 def _index_file(names: Sequence[str], root: Path | None) -> Path | None:
-    """One index for each folder that was read."""
+    """Name the index of the folder that holds the files."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -134,14 +128,14 @@ def _index_file(names: Sequence[str], root: Path | None) -> Path | None:
     if root is not None:
         place = os.path.abspath(root)
     digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
-    return folder / FOLDER / f"{digest}.json"
+    return folder / INDEX / f"{digest}.json"
 
 
 def _load(index: Path | None) -> _Known:
-    """What the index holds; nothing if it is missing or damaged."""
+    """Read the index; a missing or damaged one is empty."""
     if index is None:
         return {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         checksum, text = read_text(index, follow_links=True).split("\n", 1)
         if checksum != f"{_FORMAT} {_sha256(text)}":
             return {}
@@ -156,7 +150,7 @@ def _save(index: Path | None, known: _Known) -> None:
     if index is None:
         return
     text = json.dumps(known)
-    with contextlib.suppress(OutputError), replace_atomically(index) as temporary:
+    with suppress(OutputError), replace_atomically(index) as temporary:
         temporary.write_text(f"{_FORMAT} {_sha256(text)}\n{text}", "utf-8")
 
 

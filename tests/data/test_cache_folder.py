@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from peerdg.data.cached import cached_domains, clear, tidy
-from peerdg.data.images import ImageFile, read_images
+from peerdg.data.cache.folder import cached_domains, clear, tidy
+from peerdg.data.images.read import ImageFile, read_images
 from tests.data.image_files import write_picture
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Int64, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerdg.data.digest import BlockDigest, digest
+from peerdg.data.parallel import BlockDigest, digest
 from peerdg.files import open_regular
 
 _HEADER_ROOM = 4096
@@ -30,7 +30,7 @@ Add = Callable[[NDArray[np.uint8]], None]
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """What one entry holds.
 
     Args:
@@ -108,7 +108,7 @@ class MemorySink:
         self._images[self._count : self._count + len(images)] = images
         self._count += len(images)
 
-    def entry(self, labels: NDArray[np.int64], about: dict[str, Any]) -> Entry:
+    def entry(self, labels: NDArray[np.int64], about: dict[str, Any]) -> CacheEntry:
         """All chunks together."""
         if self._images is not None:
             images = self._images[: self._count]
@@ -116,7 +116,7 @@ class MemorySink:
             images = self._chunks[0] if len(self._chunks) == 1 else np.concatenate(self._chunks)
         images = np.ascontiguousarray(images)
         checksum = digest(images.data)
-        return Entry(torch.from_numpy(images), torch.from_numpy(labels), about, checksum)
+        return CacheEntry(torch.from_numpy(images), torch.from_numpy(labels), about, checksum)
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def read_about(path: Path) -> dict[str, Any]:
         return _read_about(file, header, start)
 
 
-def read_entry(path: Path, *, key: str, budget: int) -> Entry:
+def read_entry(path: Path, *, key: str, budget: int) -> CacheEntry:
     """The entry in `path`, if it is whole, undamaged and made for `key`.
 
     Args:
@@ -159,7 +159,7 @@ def read_entry(path: Path, *, key: str, budget: int) -> Entry:
             images = np.fromfile(file, np.uint8, last - first).reshape(shape)
     if digest(images.data) != about["images_digest"]:
         raise ValueError("another checksum")
-    return Entry(_tensor_of(images), torch.from_numpy(labels), about, about["images_digest"])
+    return CacheEntry(_tensor_of(images), torch.from_numpy(labels), about, about["images_digest"])
 
 
 def _tensor_of(images: NDArray[np.uint8]) -> Tensor:

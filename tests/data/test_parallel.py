@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerdg.data import digest as module
-from peerdg.data.digest import BlockDigest, digest
+from peerdg.data import parallel as module
+from peerdg.data.parallel import BlockDigest, digest
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,0 +1,1 @@
+"""Image files become pixels: find, index, decode, and read many of them into one `Domain`."""
