@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 import peerdg
+from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError, PeerdgWarning
-from peerdg.evaluate.crafted.overlap import DISJOINT
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 CRAFTED_DISJOINT = [CRAFTED + family for family in DISJOINT]

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from peerdg.augment.base import resize
 from peerdg.augment.policy import Policy
+from peerdg.crafted.families import DISJOINT, FAMILIES
+from peerdg.crafted.sets import crafted_domains
 from peerdg.data import VALIDATION
 from peerdg.data.check import check_root
 from peerdg.data.class_map import check_class_map, parse_class_map
@@ -28,8 +30,6 @@ from peerdg.errors import (
     Stopped,
 )
 from peerdg.evaluate.accuracy import evaluate_models
-from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
-from peerdg.evaluate.crafted.sets import crafted_domains
 from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.export.card import write_card
 from peerdg.export.record import training_record

@@ -21,7 +21,7 @@ import peerdg.augment
 from peerdg._vision import transforms
 from peerdg.augment import operations as op
 from peerdg.augment.curves import FixedCurve
-from peerdg.augment.geometry import CUTOUT_COLOUR, move_rows, row_starts, sources
+from peerdg.augment.geometry import CUTOUT_COLOR, move_rows, row_starts, sources
 from peerdg.augment.pixels import grey
 
 TORCHVISION = transforms.RandAugment()
@@ -84,7 +84,7 @@ def expected(name, images, strengths):
 
 
 def make_images(seed, height, width):
-    """Noise, dark noise, few values, grey, black, white, one colour, two values, gradients."""
+    """Noise, dark noise, few values, grey, black, white, one color, two values, gradients."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(0, 256, (12, 3, height, width), dtype=torch.uint8, generator=generator)
     noise[1] //= 16
@@ -235,7 +235,7 @@ def test_cutout_equals_rectangles_drawn_by_pil(size, sides, seed):
         rows = [y for y in range(height) if top <= y < top + side]
         if columns and rows:
             corners = (columns[0], rows[0], columns[-1], rows[-1])
-            ImageDraw.Draw(picture).rectangle(corners, fill=CUTOUT_COLOUR)
+            ImageDraw.Draw(picture).rectangle(corners, fill=CUTOUT_COLOR)
         drawn = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
         assert torch.equal(result[k], drawn.view(height, width, 3).permute(2, 0, 1))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from peerdg.report.comparison import FIGURE, OVERVIEW, write_comparison
-from peerdg.report.figures import COLOURS, overview_figure, spread_apart
+from peerdg.report.figures import COLORS, overview_figure, spread_apart
 from peerdg.report.runs import load_runs
 from peerdg.report.variants import by_variant
 from tests.report.test_selection_report import RUNS
@@ -31,18 +31,18 @@ def test_labels_with_room_stay_where_they_are():
     assert spread_apart([1.0, 1.0, 9.0], room=2) == [0.0, 2.0, 9.0]
 
 
-def colours_in(path: Path) -> set[tuple[int, ...]]:
+def colors_in(path: Path) -> set[tuple[int, ...]]:
     with Image.open(path) as picture:
         return {tuple(c) for c in np.asarray(picture.convert("RGB")).reshape(-1, 3).tolist()}
 
 
-def test_every_variant_has_its_colour_in_the_overview_of_the_demo(tmp_path: Path):
+def test_every_variant_has_its_color_in_the_overview_of_the_demo(tmp_path: Path):
     runs = load_runs(ROOT / "results/demo/runs.json")
     overview_figure(runs, tmp_path / OVERVIEW, title="t")
-    found = colours_in(tmp_path / OVERVIEW)
-    for colour in COLOURS[: len(by_variant(runs))]:
-        wanted = np.array(ImageColor.getrgb(colour))
-        assert min(np.abs(wanted - np.array(c)).max() for c in found) < 12, colour
+    found = colors_in(tmp_path / OVERVIEW)
+    for color in COLORS[: len(by_variant(runs))]:
+        wanted = np.array(ImageColor.getrgb(color))
+        assert min(np.abs(wanted - np.array(c)).max() for c in found) < 12, color
 
 
 def test_the_figures_have_a_ground_and_load_at_once(tmp_path: Path):

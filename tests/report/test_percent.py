@@ -9,7 +9,7 @@ import pytest
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.evaluate.crafted.overlap import DISJOINT
+from peerdg.crafted.families import DISJOINT
 from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.report.comparison import comparison_page
 from peerdg.report.evaluation import class_table, summary_table

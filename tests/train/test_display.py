@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from peerdg.data.families import FAMILIES
+from peerdg.crafted.families import FAMILIES
 from peerdg.report.runs import RunResult
 from peerdg.terminal import Terminal
 from peerdg.train.display import Block, in_short

@@ -1,4 +1,4 @@
-"""Operations that mix an image with something duller: contrast, colour and sharpness.
+"""Operations that mix an image with something duller: contrast, color and sharpness.
 
 All three are `image * w + other * (1 - w)` with `w = 1 + strength`, and differ in the other: the
 mean grey, the grey image, the smoothed image. So one pass of arithmetic serves them together.

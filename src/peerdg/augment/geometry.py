@@ -17,8 +17,8 @@ from peerdg.augment.pixels import portions
 Matrix = Callable[[Float64[Tensor, " b"], int, int], Float64[Tensor, "b 2 3"]]
 """From (strength, height, width) to the map from output to source coordinates, centre (0, 0)."""
 
-CUTOUT_COLOUR = (125, 123, 114)
-"""Grey-brown, the mean colour of ImageNet; the published cutout paints with it."""
+CUTOUT_COLOR = (125, 123, 114)
+"""Grey-brown, the mean color of ImageNet; the published cutout paints with it."""
 
 _LARGEST_FLOAT32_INTEGER = 2**24
 
@@ -212,8 +212,8 @@ def cutout(
     height, width = images.shape[-2:]
     rows = _covered(strength, centres[:, 1], height).unsqueeze(2)
     columns = _covered(strength, centres[:, 0], width).unsqueeze(1)
-    colour = torch.tensor(CUTOUT_COLOUR, dtype=torch.uint8, device=images.device).view(3, 1, 1)
-    return torch.where((rows & columns).unsqueeze(1), colour, images)
+    color = torch.tensor(CUTOUT_COLOR, dtype=torch.uint8, device=images.device).view(3, 1, 1)
+    return torch.where((rows & columns).unsqueeze(1), color, images)
 
 
 def _covered(strength: Tensor, centre: Tensor, size: int) -> Tensor:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.errors import ConfigError
-from peerdg.evaluate.crafted.overlap import DISJOINT
 
 Rule = Literal["last", "source-val", "crafted-val", "oracle"]
 

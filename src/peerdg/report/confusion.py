@@ -22,7 +22,7 @@ _LONGEST = 24  # characters of a class name
 
 
 def confusion_figure(detail: Detail, path: Path) -> None:
-    """The confusion matrix as PNG: a row is a true class, its colours are shares of its images."""
+    """The confusion matrix as PNG: a row is a true class, its colors are shares of its images."""
     plot = pyplot()
     names = [_short(result.name) for result in detail.classes]
     shares = detail.confusion.double()
@@ -43,8 +43,8 @@ def confusion_figure(detail: Detail, path: Path) -> None:
         for row, counts in enumerate(detail.confusion.tolist()):
             for column, count in enumerate(counts):
                 if count:
-                    colour = "white" if shares[row, column] > 0.6 else "black"
-                    axis.text(column, row, f"{count}", ha="center", va="center", color=colour,
+                    color = "white" if shares[row, column] > 0.6 else "black"
+                    axis.text(column, row, f"{count}", ha="center", va="center", color=color,
                               fontsize=7)  # fmt: skip
     figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true class")
     with replace_atomically(path) as temporary, warnings.catch_warnings():

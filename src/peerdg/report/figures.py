@@ -16,9 +16,9 @@ from peerdg.report.runs import RunResult
 from peerdg.report.variants import Groups, by_variant
 from peerdg.text import visible
 
-# Okabe-Ito: told apart by colour-blind readers too. Its yellow is too pale for a line.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_PALETTE = 96  # colours of a picture; a curve needs few, and the file is a fifth as large
+# Okabe-Ito: told apart by color-blind readers too. Its yellow is too pale for a line.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_PALETTE = 96  # colors of a picture; a curve needs few, and the file is a fifth as large
 _ROOM = 0.052  # least distance between two labels at the ends of curves, of the axis' height
 
 
@@ -28,14 +28,14 @@ class Curve:
 
     Args:
         label: The variant and the model.
-        colour: The variant's.
+        color: The variant's.
         style: Dashes for a model that is trained but not deployed.
         epochs: Where it was evaluated.
         accuracy: `[seeds, targets, epochs]`, in percent.
     """
 
     label: str
-    colour: str
+    color: str
     style: str
     epochs: NDArray[np.float64]
     accuracy: NDArray[np.float64]
@@ -60,9 +60,9 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     for number, (axis, target) in enumerate(zip(axes.flat, targets, strict=False)):
         for curve in curves:
             for seed in curve.accuracy[:, number]:
-                axis.plot(curve.epochs, seed, curve.style, color=curve.colour, alpha=0.2, lw=0.8)
+                axis.plot(curve.epochs, seed, curve.style, color=curve.color, alpha=0.2, lw=0.8)
             mean = curve.accuracy[:, number].mean(0)
-            axis.plot(curve.epochs, mean, curve.style, color=curve.colour, lw=2, label=curve.label)
+            axis.plot(curve.epochs, mean, curve.style, color=curve.color, lw=2, label=curve.label)
         axis.set_title(visible(target), parse_math=False)
         _tidy(axis)
     for axis in axes.flat[len(targets) :]:
@@ -92,11 +92,11 @@ def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     for curve in _curves(groups, targets):
         mean = curve.accuracy.mean(1)  # over targets: [seeds, epochs]
         if len(mean) > 1 and curve.style == "-":
-            axis.fill_between(curve.epochs, mean.min(0), mean.max(0), color=curve.colour,
+            axis.fill_between(curve.epochs, mean.min(0), mean.max(0), color=curve.color,
                               alpha=0.13, lw=0)  # fmt: skip
-        axis.plot(curve.epochs, mean.mean(0), curve.style, color=curve.colour,
+        axis.plot(curve.epochs, mean.mean(0), curve.style, color=curve.color,
                   lw=2.4 if curve.style == "-" else 1.5)  # fmt: skip
-        ends.append((curve.epochs[-1], mean.mean(0)[-1], curve.label, curve.colour))
+        ends.append((curve.epochs[-1], mean.mean(0)[-1], curve.label, curve.color))
     _tidy(axis)
     axis.set_xlabel("epoch")
     axis.set_ylabel("accuracy %")
@@ -112,15 +112,15 @@ def _targets(groups: Groups) -> list[str]:
 
 
 def _curves(groups: Groups, targets: Sequence[str]) -> list[Curve]:
-    """What to draw: a colour per variant; models with the very same accuracies share a curve."""
+    """What to draw: a color per variant; models with the very same accuracies share a curve."""
     curves: list[Curve] = []
     for number, (name, group) in enumerate(groups.items()):
-        colour = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         for model in group[0].models:
             label = visible(name if len(group[0].models) == 1 else f"{name} {model}")
             epochs, accuracy = _accuracies(group, model, targets)
             curve = Curve(
-                label, colour, "-" if model == group[0].deployed else "--", epochs, accuracy
+                label, color, "-" if model == group[0].deployed else "--", epochs, accuracy
             )
             twins = [n for n, c in enumerate(curves) if np.array_equal(c.accuracy, accuracy)]
             if twins:
@@ -153,11 +153,11 @@ def _name_ends(axis: Any, ends: Sequence[tuple[float, float, str, str]]) -> None
     low, high = axis.get_ylim()
     ordered = sorted(ends, key=lambda end: end[1])
     places = spread_apart([end[1] for end in ordered], room=_ROOM * (high - low))
-    for (x, y, label, colour), place in zip(ordered, places, strict=True):
+    for (x, y, label, color), place in zip(ordered, places, strict=True):
         axis.annotate(
             label, (x, y), xytext=(1.02, place), textcoords=("axes fraction", "data"),
-            color=colour, va="center", fontsize=9.5, parse_math=False, annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 2},
+            color=color, va="center", fontsize=9.5, parse_math=False, annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 2},
         )  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def _tidy(axis: Any) -> None:
 
 
 def _save(figure: Any, path: Path, *, dpi: int) -> None:
-    """As a PNG with few colours and a white ground, which is legible on dark pages, too."""
+    """As a PNG with few colors and a white ground, which is legible on dark pages, too."""
     with replace_atomically(path) as temporary:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji as a name

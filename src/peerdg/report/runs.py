@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.registry import OWN_DATA
 from peerdg.errors import DamagedError, DataError, PeerdgError, PeerdgWarning
-from peerdg.evaluate.crafted.overlap import DISJOINT
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
     RunFluctuation,

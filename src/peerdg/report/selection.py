@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from peerdg.crafted.families import DISJOINT, FAMILIES
 from peerdg.data import CRAFTED, VALIDATION
-from peerdg.evaluate.crafted.overlap import DISJOINT, FAMILIES
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
 from peerdg.report.escape import markdown_text
 from peerdg.report.percent import accuracy_spread, spread

@@ -7,8 +7,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED, is_target
-from peerdg.data.families import DISJOINT
 from peerdg.text import abridge, visible
 from peerdg.train.forecast import duration
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from peerdg.evaluate.crafted.pixels import Picture, Random, size_of
+from peerdg.crafted.pixels import Picture, Random, size_of
 
 REFERENCE_SIDE = 227  # lengths in the tables are pixels of an image of this side
 UNCHANGED = 5.0  # levels of 255: below this mean difference an image counts as not distorted

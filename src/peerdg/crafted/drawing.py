@@ -1,26 +1,162 @@
-"""Areas of one colour: superpixels and Voronoi cells."""
+"""Images redrawn by lines and flat areas: the families `artistic`, `edges` and `segmentation`."""
 
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peerdg.evaluate.crafted.operation import Operation, between, pixels
-from peerdg.evaluate.crafted.pixels import Picture, Random, size_of
+from peerdg.crafted.filters import mean_shift
+from peerdg.crafted.operation import Operation, between, pixels
+from peerdg.crafted.pixels import (
+    Picture,
+    Plane,
+    Random,
+    blend,
+    convolve,
+    from_hsv,
+    luma,
+    size_of,
+    smooth_plane,
+    to_hsv,
+)
 
+Mask = NDArray[np.bool_]
 Labels = NDArray[np.int64]
 """The number of each pixel's area: [h, w]."""
 Points = NDArray[np.float32]
 """Places as (y, x): [n, 2]."""
 Line = NDArray[np.floating]
 
-_TILE = 32
+_SOBEL = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], dtype=np.float32) / 4
+_CONTRAST = 100  # levels between lines and ground, so that lines are seen
+_TILE = 32  # side in pixels of the parts in which nearest points are looked up
+
+
+def cartoon(
+    image: Picture,
+    rng: Random,
+    *,
+    radius: float,
+    color: float,
+    saturation: float,
+    line: float,
+    threshold: float,
+) -> Picture:
+    """Flatten the areas, strengthen their colors, draw lines where brightness falls.
+
+    Args:
+        image: The picture.
+        rng: Not used: all that is random are the strengths.
+        radius: Size in pixels of the details that vanish.
+        color: Difference of color below which areas merge.
+        saturation: Factor of the saturation.
+        line: Width in pixels of the lines.
+        threshold: How much darker than its surroundings a pixel must be to become a line.
+    """
+    flat = mean_shift(image, rng, radius=radius, color=color)
+    hsv = to_hsv(np.rint(flat / 32) * 32)
+    painted = from_hsv(hsv * np.array([1, saturation, 1], dtype=np.float32))
+    light = luma(flat)
+    darker = smooth_plane(light, 2 * line) - smooth_plane(light, line)
+    ink = np.clip(darker / threshold - 1, 0, 1)[..., None]
+    return painted * (1 - ink)
+
+
+ARTISTIC = (
+    Operation(
+        "cartoon",
+        cartoon,
+        {
+            "radius": pixels(5, 8),
+            "color": between(40, 70),
+            "saturation": between(1.5, 2.5),
+            "line": pixels(1.5, 2.5, at_least=0.5),
+            "threshold": between(2, 4),
+        },
+    ),
+)
+
+
+def canny_lines(
+    image: Picture, rng: Random, *, sigma: float, share: float, weak: float, strong: float
+) -> Picture:
+    """Edges in a random color over another one."""
+    edges = canny(smooth_plane(luma(image), sigma), weak=weak, strong=strong)
+    line, ground = _two_colors(rng)
+    return blend(image, np.where(edges[..., None], line, ground), share)
+
+
+def canny(plane: Plane, *, weak: float, strong: float) -> Mask:
+    """Edges that are strong, or weak and connected to a strong one (Canny 1986).
+
+    Args:
+        plane: A smoothed image.
+        weak: Gradient in levels per pixel that an edge must have.
+        strong: Gradient that each edge must have somewhere.
+    """
+    x = convolve(plane[..., None], _SOBEL)[..., 0] / 2
+    y = convolve(plane[..., None], _SOBEL.T)[..., 0] / 2
+    size = np.hypot(x, y)
+    thin = size * _is_ridge(size, x, y)
+    return connected(thin >= weak, thin >= strong)
+
+
+def connected(mask: Mask, seeds: Mask) -> Mask:
+    """The parts of `mask` that touch a seed, over any distance and also diagonally."""
+    grown = np.pad(mask & seeds, 1)
+    inside = np.pad(mask, 1)
+    while True:
+        wider = grown.copy()
+        wider[1:] |= grown[:-1]
+        wider[:-1] |= grown[1:]
+        tall = wider.copy()
+        wider[:, 1:] |= tall[:, :-1]
+        wider[:, :-1] |= tall[:, 1:]
+        wider &= inside
+        if np.array_equal(wider, grown):
+            return grown[1:-1, 1:-1]
+        grown = wider
+
+
+def _is_ridge(size: Plane, x: Plane, y: Plane) -> Mask:
+    """Whether a pixel's gradient is the largest among its neighbours along the gradient."""
+    around = np.pad(size, 1)
+    height, width = size.shape
+    sector = np.rint(np.arctan2(y, x) / (np.pi / 4)).astype(int) % 4
+    ridge = np.zeros(size.shape, dtype=bool)
+    for number, (down, right) in enumerate(((0, 1), (1, 1), (1, 0), (1, -1))):
+        ahead = around[1 + down : 1 + down + height, 1 + right : 1 + right + width]
+        behind = around[1 - down : 1 - down + height, 1 - right : 1 - right + width]
+        ridge |= (sector == number) & (size >= ahead) & (size > behind)
+    return ridge
+
+
+def _two_colors(rng: Random) -> tuple[Picture, Picture]:
+    """Two random colors that differ in brightness."""
+    while True:
+        line, ground = rng.uniform(0, 255, (2, 3)).astype(np.float32)
+        if abs(float(luma(line) - luma(ground))) >= _CONTRAST:
+            return line, ground
+
+
+EDGES = (
+    Operation(
+        "canny",
+        canny_lines,
+        {
+            "sigma": pixels(2, 2, at_least=0.5),
+            "share": between(0.8, 1),
+            "weak": between(4, 6),
+            "strong": between(10, 15),
+        },
+    ),
+)
 
 
 def superpixels(
     image: Picture, rng: Random, *, side: float, compactness: float, share: float
 ) -> Picture:
-    """Areas of similar colour."""
+    """Areas of similar color."""
     return flatten(image, slic(image, side, compactness), share, rng)
 
 
@@ -49,7 +185,7 @@ def loose_cells(image: Picture, rng: Random, *, side: float, lost: float, share:
 
 
 def flatten(image: Picture, labels: Labels, share: float, rng: Random) -> Picture:
-    """Paint a share of all areas in their mean colour."""
+    """Paint a share of all areas in their mean color."""
     count = int(labels.max()) + 1
     flat = labels.ravel()
     size = np.maximum(np.bincount(flat, minlength=count), 1)
@@ -101,13 +237,13 @@ def _nearest(rows: Line, columns: Line, points: Points, margin: float) -> Labels
 def slic(image: Picture, side: float, compactness: float, *, rounds: int = 5) -> Labels:
     """Simple linear iterative clustering (Achanta et al. 2012), in RGB.
 
-    k-means over colour and place, where each pixel chooses among the nine areas that started
+    k-means over color and place, where each pixel chooses among the nine areas that started
     around it, so the cost does not depend on their number.
 
     Args:
         image: The picture.
         side: Of the squares to start from.
-        compactness: How many levels of colour a distance of `side` pixels is worth.
+        compactness: How many levels of color a distance of `side` pixels is worth.
         rounds: Iterations.
     """
     height, width = size_of(image)
@@ -140,7 +276,7 @@ def _squared_distance(a: Picture, b: Picture) -> Picture:
 
 _SHARE = between(0.8, 1)
 
-FAMILY = (
+SEGMENTATION = (
     Operation(
         "superpixels",
         superpixels,

@@ -1,16 +1,36 @@
-"""Which families of distortions there are, and which of them a training has already seen.
+"""The families of distortions by name, and which of them a training has already seen.
 
-A family that was trained on says nothing about the unseen, so it has no vote in a choice.
+A family that was trained on says nothing about the unseen, so it has no vote in a choice. Free of
+torch.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from peerdg.config import did_you_mean
-from peerdg.data.families import DISJOINT as DISJOINT
-from peerdg.data.families import FAMILIES as FAMILIES
-from peerdg.data.families import RANDAUGMENT as RANDAUGMENT
 from peerdg.errors import ConfigError
+
+FAMILIES = (
+    "arithmetic",
+    "artistic",
+    "blur",
+    "color",
+    "contrast",
+    "convolutional",
+    "edges",
+    "geometric",
+    "segmentation",
+    "weather",
+)
+
+RANDAUGMENT = frozenset({"arithmetic", "color", "contrast", "geometric"})
+"""What RandAugment trains on: affine maps, brightness, color and contrast, solarize, posterize.
+
+Its Sharpness is a mild relative of one of five operations of `convolutional`; that one stays.
+"""
+
+DISJOINT = tuple(name for name in FAMILIES if name not in RANDAUGMENT)
+"""The six families that decide by default, for every method alike."""
 
 
 def overlap_free(families: Iterable[str], trained: Iterable[str]) -> tuple[str, ...]:

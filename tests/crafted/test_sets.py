@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from peerdg.data.domain import Domain
-from peerdg.errors import ConfigError
-from peerdg.evaluate.accuracy import evaluate_domain
-from peerdg.evaluate.crafted import sets
-from peerdg.evaluate.crafted.operation import (
+from peerdg.crafted import sets
+from peerdg.crafted.families import (
+    DISJOINT,
+    FAMILIES,
+    FOLDS,
+    RANDAUGMENT,
+    overlap_free,
+    two_fold_score,
+)
+from peerdg.crafted.operation import (
     UNCHANGED,
     Operation,
     between,
@@ -18,26 +23,21 @@ from peerdg.evaluate.crafted.operation import (
     signed,
     whole,
 )
-from peerdg.evaluate.crafted.overlap import (
-    DISJOINT,
-    FAMILIES,
-    FOLDS,
-    RANDAUGMENT,
-    overlap_free,
-    two_fold_score,
-)
-from peerdg.evaluate.crafted.sets import craft, crafted_domains
+from peerdg.crafted.sets import craft, crafted_domains
+from peerdg.data.domain import Domain
+from peerdg.errors import ConfigError
+from peerdg.evaluate.accuracy import evaluate_domain
 from tests.conftest import tiny_classifier
 
 OPERATIONS = [
     pytest.param(family, operation, id=f"{family}: {operation.name}")
     for family in FAMILIES
-    for operation in sets.operations(family)
+    for operation in sets.OPERATIONS[family]
 ]
 
 
 def photo(side: int, *, seed: int = 0) -> np.ndarray:
-    """Discs of random colours on a colour gradient with some texture, as float32."""
+    """Discs of random colors on a color gradient with some texture, as float32."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:side, :side] / side
     image = np.stack([200 * y, 120 + 60 * x, 220 - 150 * y], axis=-1)
@@ -96,7 +96,7 @@ def test_an_image_without_content_is_no_problem(family):
 def test_grey_digits_are_changed_by_every_family_although_some_operations_cannot(family):
     image = digit()
     for seed in range(20):
-        result = distort(image, sets.operations(family), np.random.default_rng(seed))
+        result = distort(image, sets.OPERATIONS[family], np.random.default_rng(seed))
         assert change(result, image) >= UNCHANGED
 
 
@@ -238,4 +238,4 @@ def test_the_documentation_lists_every_operation_of_every_family():
             line for line in page.read_text().splitlines() if line.startswith(f"| {family} |")
         )
         listed = row.split("|")[2].strip().split(", ")
-        assert listed == [operation.name for operation in sets.operations(family)]
+        assert listed == [operation.name for operation in sets.OPERATIONS[family]]

@@ -1,6 +1,5 @@
 """The crafted domains: a distorted copy of the validation images for each family."""
 
-import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -8,14 +7,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from peerdg.crafted.drawing import ARTISTIC, EDGES, SEGMENTATION
+from peerdg.crafted.families import FAMILIES, overlap_free
+from peerdg.crafted.filters import BLUR, CONVOLUTIONAL
+from peerdg.crafted.geometric import GEOMETRIC
+from peerdg.crafted.operation import Operation, distort
+from peerdg.crafted.values import ARITHMETIC, COLOR, CONTRAST
+from peerdg.crafted.weather import WEATHER
 from peerdg.data import CRAFTED
 from peerdg.data.cache.domains import cached_domain
 from peerdg.data.domain import Domain
-from peerdg.evaluate.crafted.operation import Operation, distort
-from peerdg.evaluate.crafted.overlap import FAMILIES, overlap_free
 from peerdg.rng import seed_for
 
 VERSION = 1  # of the tables and functions: a change of any makes other images
+
+OPERATIONS: dict[str, Sequence[Operation]] = {
+    "arithmetic": ARITHMETIC,
+    "artistic": ARTISTIC,
+    "blur": BLUR,
+    "color": COLOR,
+    "contrast": CONTRAST,
+    "convolutional": CONVOLUTIONAL,
+    "edges": EDGES,
+    "geometric": GEOMETRIC,
+    "segmentation": SEGMENTATION,
+    "weather": WEATHER,
+}
+"""The table of each family."""
 
 
 def crafted_domains(
@@ -39,15 +57,9 @@ def crafted_domains(
     return {CRAFTED + family: _crafted(validation, family, seed) for family in chosen}
 
 
-def operations(family: str) -> Sequence[Operation]:
-    """The table of a family."""
-    table: Sequence[Operation] = importlib.import_module(f"peerdg.evaluate.crafted.{family}").FAMILY
-    return table
-
-
 def craft(images: Tensor, family: str, *, seed: int = 0) -> Tensor:
     """Distort each image of a uint8 batch [n, 3, h, w] with an operation of the family."""
-    table = operations(family)
+    table = OPERATIONS[family]
     result = torch.empty_like(images, memory_format=torch.contiguous_format)
     for index, image in enumerate(images):
         rng = np.random.default_rng(seed_for(seed, "crafted", family, index))

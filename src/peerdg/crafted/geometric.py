@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from peerdg.evaluate.crafted.operation import (
+from peerdg.crafted.operation import (
     Operation,
     between,
     either,
@@ -10,7 +10,7 @@ from peerdg.evaluate.crafted.operation import (
     signed,
     whole,
 )
-from peerdg.evaluate.crafted.pixels import (
+from peerdg.crafted.pixels import (
     Picture,
     Random,
     coordinates,
@@ -109,7 +109,7 @@ def jigsaw(image: Picture, rng: Random, *, tiles: int) -> Picture:
 
 _SIDEWAYS = signed(between(0.12, 0.22))
 
-FAMILY = (
+GEOMETRIC = (
     Operation("scale", scale, {"factor": either(between(0.5, 0.75), between(1.25, 1.75))}),
     Operation("translate", translate, {"down": _SIDEWAYS, "right": _SIDEWAYS}),
     Operation("rotate", rotate, {"degrees": signed(between(15, 45))}),

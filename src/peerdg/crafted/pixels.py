@@ -1,4 +1,4 @@
-"""What the families share: filters, warps, colour spaces, random fields.
+"""What the families share: filters, warps, color spaces, random fields.
 
 A picture is a float32 array of shape [h, w, 3] with values 0..255.
 """

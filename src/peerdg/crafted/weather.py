@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from peerdg.evaluate.crafted.blur import motion, odd
-from peerdg.evaluate.crafted.operation import Operation, between, either, pixels
-from peerdg.evaluate.crafted.pixels import Picture, Random, blend, field, luma, size_of, smooth
+from peerdg.crafted.filters import motion, odd
+from peerdg.crafted.operation import Operation, between, either, pixels
+from peerdg.crafted.pixels import Picture, Random, blend, field, luma, size_of, smooth
 
 
 def snow_cover(image: Picture, rng: Random, *, threshold: float, gain: float) -> Picture:
@@ -71,7 +71,7 @@ def _fall(
 
 _FALLING = either(between(60, 80), between(100, 120))
 
-FAMILY = (
+WEATHER = (
     Operation("snow cover", snow_cover, {"threshold": between(90, 130), "gain": between(1.5, 2.5)}),
     Operation("clouds", clouds, {"density": between(0.6, 0.85), "lumps": pixels(60, 120)}),
     Operation("fog", fog, {"density": between(0.6, 0.8), "lumps": pixels(80, 160)}),

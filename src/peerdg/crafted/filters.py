@@ -1,4 +1,4 @@
-"""Blurs: over a square, along a line, and those that keep edges."""
+"""Filters over neighbouring pixels: the families `blur` and `convolutional`."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,11 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from peerdg.evaluate.crafted.operation import Operation, between, pixels
-from peerdg.evaluate.crafted.pixels import (
+from peerdg.crafted.operation import Operation, between, pixels
+from peerdg.crafted.pixels import (
     Picture,
     Random,
+    blend,
     convolve,
     from_pil,
     size_of,
@@ -51,19 +52,19 @@ def motion(image: Picture, rng: Random, *, length: float, angle: float) -> Pictu
 
 
 def bilateral(image: Picture, rng: Random, *, radius: float, color: float) -> Picture:
-    """Mean over neighbours, those of similar colour above all."""
+    """Mean over neighbours, those of similar color above all."""
     return similar_mean(image, radius, lambda distance: torch.exp(distance / (-2 * color**2)))
 
 
 def mean_shift(image: Picture, rng: Random, *, radius: float, color: float) -> Picture:
-    """Colours move to the mean of the similar ones around them, until areas are flat."""
+    """Colors move to the mean of the similar ones around them, until areas are flat."""
     for _ in range(4):
         image = similar_mean(image, radius, lambda distance: (distance < color**2).float())
     return image
 
 
 def similar_mean(image: Picture, radius: float, weight: Callable[[Tensor], Tensor]) -> Picture:
-    """Mean over a disc, weighted by the squared distance of the colours.
+    """Mean over a disc, weighted by the squared distance of the colors.
 
     Large discs are sampled on a grid of every second or third pixel: nobody sees the difference.
     """
@@ -90,11 +91,61 @@ def odd(length: float) -> int:
     return max(3, 2 * round((length - 1) / 2) + 1)
 
 
-FAMILY = (
+BLUR = (
     Operation("gaussian", gaussian, {"sigma": pixels(5, 7, at_least=1)}),
     Operation("average", average, {"side": pixels(9, 15)}),
     Operation("median", median, {"side": pixels(9, 15)}),
     Operation("motion", motion, {"length": pixels(15, 21, at_least=5), "angle": between(0, 180)}),
     Operation("bilateral", bilateral, {"radius": pixels(5, 8), "color": between(60, 120)}),
     Operation("mean shift", mean_shift, {"radius": pixels(6, 10), "color": between(50, 80)}),
+)
+
+
+def laplacian(image: Picture, rng: Random, *, gain: float) -> Picture:
+    """What differs from its eight neighbours."""
+    kernel = np.full((3, 3), -1, dtype=np.float32)
+    kernel[1, 1] = 8
+    return np.float32(gain) * convolve(image, kernel)
+
+
+def sharpen(image: Picture, rng: Random, *, share: float, lightness: float) -> Picture:
+    """Contrast against the eight neighbours."""
+    kernel = np.full((3, 3), -1, dtype=np.float32)
+    kernel[1, 1] = 8 + lightness
+    return blend(image, convolve(image, kernel), share)
+
+
+def emboss(image: Picture, rng: Random, *, share: float, strength: float) -> Picture:
+    """Light from one corner."""
+    s = strength
+    kernel = np.array([[-1 - s, -s, 0], [-s, 1, s], [0, s, 1 + s]], dtype=np.float32)
+    return blend(image, convolve(image, kernel), share)
+
+
+def edge_detect(image: Picture, rng: Random, *, share: float, gain: float) -> Picture:
+    """What differs from its four neighbours, either way."""
+    kernel = np.array([[0, 1, 0], [1, -4, 1], [0, 1, 0]], dtype=np.float32)
+    return blend(image, np.float32(gain) * np.abs(convolve(image, kernel)), share)
+
+
+def directed_edges(
+    image: Picture, rng: Random, *, share: float, gain: float, angle: float
+) -> Picture:
+    """Steps from dark to bright in one direction."""
+    places = np.array([(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)], dtype=np.float32)
+    direction = np.array([np.sin(np.deg2rad(angle)), np.cos(np.deg2rad(angle))])
+    kernel = (places @ direction).reshape(3, 3).astype(np.float32)
+    return blend(image, np.float32(gain) * convolve(image, kernel / 2), share)
+
+
+CONVOLUTIONAL = (
+    Operation("laplacian", laplacian, {"gain": between(1.5, 2.5)}),
+    Operation("sharpen", sharpen, {"share": between(0.8, 1), "lightness": between(0.75, 1.5)}),
+    Operation("emboss", emboss, {"share": between(0.8, 1), "strength": between(0.5, 1.5)}),
+    Operation("edge detect", edge_detect, {"share": between(0.8, 1), "gain": between(2, 3)}),
+    Operation(
+        "directed edges",
+        directed_edges,
+        {"share": between(0.8, 1), "gain": between(2, 3), "angle": between(0, 360)},
+    ),
 )

@@ -5,19 +5,9 @@ import pytest
 from scipy import ndimage
 from scipy.spatial import cKDTree
 
-from peerdg.evaluate.crafted import (
-    arithmetic,
-    artistic,
-    blur,
-    color,
-    contrast,
-    edges,
-    geometric,
-    segmentation,
-    weather,
-)
-from peerdg.evaluate.crafted.pixels import blocks, convolve, field, from_hsv, smooth, to_hsv
-from tests.evaluate.test_crafted import change, digit, photo
+from peerdg.crafted import drawing, filters, geometric, values, weather
+from peerdg.crafted.pixels import blocks, convolve, field, from_hsv, smooth, smooth_plane, to_hsv
+from tests.crafted.test_sets import change, digit, photo
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -39,7 +29,7 @@ def test_smooth_is_a_gaussian_filter():
     np.testing.assert_allclose(smooth(image, 2.0), expected, atol=2e-3)
 
 
-def test_colours_survive_the_way_to_hsv_and_back():
+def test_colors_survive_the_way_to_hsv_and_back():
     assert change(from_hsv(to_hsv(photo(32))), photo(32)) < 2
 
 
@@ -81,17 +71,15 @@ def test_a_jigsaw_keeps_every_pixel():
 
 def test_noise_has_the_scale_it_was_given():
     grey = np.full((120, 120, 3), 128, dtype=np.float32)
-    assert (arithmetic.gaussian_noise(grey, rng(), scale=60) - grey).std() == pytest.approx(
-        60, 0.03
-    )
-    laplace = arithmetic.laplace_noise(grey, rng(), scale=60) - grey
+    assert (values.gaussian_noise(grey, rng(), scale=60) - grey).std() == pytest.approx(60, 0.03)
+    laplace = values.laplace_noise(grey, rng(), scale=60) - grey
     assert np.abs(laplace).mean() == pytest.approx(60, 0.03)
-    poisson = arithmetic.poisson_noise(grey, rng(), rate=50) - grey
+    poisson = values.poisson_noise(grey, rng(), rate=50) - grey
     assert np.abs(poisson).mean() == pytest.approx(50, 0.03)
     assert abs(poisson.mean()) < 2
 
 
-@pytest.mark.parametrize("operation", [arithmetic.dropout, arithmetic.salt])
+@pytest.mark.parametrize("operation", [values.dropout, values.salt])
 def test_covered_squares_take_the_share_they_were_given(operation):
     grey = np.full((200, 200, 3), 128, dtype=np.float32)
     covered = operation(grey, rng(), share=0.3, side=1) != 128
@@ -101,7 +89,7 @@ def test_covered_squares_take_the_share_they_were_given(operation):
 
 def test_salt_and_pepper_are_half_white_half_black():
     grey = np.full((200, 200, 3), 128, dtype=np.float32)
-    result = arithmetic.salt_and_pepper(grey, rng(), share=0.4, side=1)
+    result = values.salt_and_pepper(grey, rng(), share=0.4, side=1)
     assert (result == 0).mean() == pytest.approx(0.2, abs=0.02)
     assert (result == 255).mean() == pytest.approx(0.2, abs=0.02)
 
@@ -109,7 +97,7 @@ def test_salt_and_pepper_are_half_white_half_black():
 def test_every_blur_keeps_flat_images_and_the_mean_of_others():
     flat = np.full((24, 24, 3), 90, dtype=np.float32)
     image = photo(48)
-    for operation in blur.FAMILY:
+    for operation in filters.BLUR:
         np.testing.assert_allclose(operation(flat, rng()), flat, atol=1)
         assert operation(image, rng()).mean() == pytest.approx(image.mean(), abs=4)
 
@@ -118,21 +106,21 @@ def test_mean_shift_flattens_areas_and_keeps_the_edge_between_them():
     image = np.full((30, 30, 3), 60, dtype=np.float32)
     image[:, 15:] = 200
     noisy = image + rng().normal(0, 12, image.shape).astype(np.float32)
-    result = blur.mean_shift(noisy, rng(), radius=5, color=60)
+    result = filters.mean_shift(noisy, rng(), radius=5, color=60)
     assert np.abs(result - image).max() < 12
     assert np.abs(result - image).std() < np.abs(noisy - image).std() / 3
 
 
 def test_a_hue_turned_all_the_way_round_and_white_light_change_little():
     image = photo(32)
-    assert change(color.hue(image, rng(), degrees=360), image) < 2
-    np.testing.assert_allclose(color.white_of(6600), 1, atol=0.02)
-    assert color.white_of(2000)[2] < 0.2 < color.white_of(2000)[0]  # candle light lacks blue
+    assert change(values.hue(image, rng(), degrees=360), image) < 2
+    np.testing.assert_allclose(values.white_of(6600), 1, atol=0.02)
+    assert values.white_of(2000)[2] < 0.2 < values.white_of(2000)[0]  # candle light lacks blue
 
 
 def test_few_bits_leave_two_to_the_power_of_them():
-    assert set(np.unique(color.few_bits(photo(32), rng(), bits=2))) == {0, 85, 170, 255}
-    few = color.few_colors(photo(32), rng(), colors=4)
+    assert set(np.unique(values.few_bits(photo(32), rng(), bits=2))) == {0, 85, 170, 255}
+    few = values.few_colors(photo(32), rng(), colors=4)
     assert len(np.unique(few.reshape(-1, 3), axis=0)) == 4
 
 
@@ -140,22 +128,22 @@ def test_adaptive_equalisation_with_one_tile_and_no_limit_is_the_global_one():
     image = photo(32)
     value = to_hsv(image)[..., 2]
     ranks = np.array([(value <= v).mean() for v in range(256)]) * 255
-    result = to_hsv(contrast.adaptive(image, rng(), clip=256, tiles=1))[..., 2]
+    result = to_hsv(values.adaptive(image, rng(), clip=256, tiles=1))[..., 2]
     assert np.abs(result - ranks[value.astype(int)]).max() <= 2
 
 
 def test_adaptive_equalisation_limited_to_nothing_is_a_straight_line():
     image = photo(32)
-    assert change(contrast.adaptive(image, rng(), clip=0, tiles=3), image) < 2.5
+    assert change(values.adaptive(image, rng(), clip=0, tiles=3), image) < 2.5
 
 
 def test_canny_draws_one_thin_line_along_a_step():
     plane = np.zeros((20, 20), dtype=np.float32)
     plane[:, 10:] = 200
-    found = edges.canny(edges.smooth_plane(plane, 1.0), weak=5, strong=20)
+    found = drawing.canny(smooth_plane(plane, 1.0), weak=5, strong=20)
     assert found[1:-1].sum(axis=1).max() == 1
     assert set(np.nonzero(found)[1]) <= {9, 10}
-    assert not edges.canny(np.full((9, 9), 70, np.float32), weak=5, strong=20).any()
+    assert not drawing.canny(np.full((9, 9), 70, np.float32), weak=5, strong=20).any()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -164,7 +152,7 @@ def test_connected_parts_are_those_that_hold_a_seed(seed):
     seeds = rng(seed + 1).random((40, 40)) < 0.02
     labels, _ = ndimage.label(mask, structure=np.ones((3, 3)))
     expected = np.isin(labels, np.unique(labels[mask & seeds])) & mask
-    assert np.array_equal(edges.connected(mask, seeds), expected)
+    assert np.array_equal(drawing.connected(mask, seeds), expected)
 
 
 @pytest.mark.parametrize("count", [1, 3, 50, 700])
@@ -174,32 +162,32 @@ def test_each_pixel_finds_its_nearest_point(count):
     y, x = np.mgrid[:height, :width] + 0.5
     places = np.stack([y.ravel(), x.ravel()], axis=1)
     expected, _ = cKDTree(points).query(places)
-    labels = segmentation.nearest_point(height, width, points).ravel()
+    labels = drawing.nearest_point(height, width, points).ravel()
     found = np.linalg.norm(points[labels] - places, axis=1)
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_points_in_one_corner_are_found_from_the_other():
     points = np.array([[1, 1], [2, 2]], dtype=np.float32)
-    assert segmentation.nearest_point(100, 100, points)[-1, -1] == 1
+    assert drawing.nearest_point(100, 100, points)[-1, -1] == 1
 
 
 def test_superpixels_do_not_cross_a_strong_edge():
     image = np.full((60, 60, 3), 20, dtype=np.float32)
     image[:, 27:] = 230
-    labels = segmentation.slic(image, side=15, compactness=30)
+    labels = drawing.slic(image, side=15, compactness=30)
     assert not set(labels[:, :27].ravel()) & set(labels[:, 27:].ravel())
     assert len(np.unique(labels)) > 8
 
 
-def test_areas_are_painted_in_their_mean_colour():
+def test_areas_are_painted_in_their_mean_color():
     image = photo(30)
     labels = np.arange(900).reshape(30, 30) // 90
-    result = segmentation.flatten(image, labels, 1.0, rng())
+    result = drawing.flatten(image, labels, 1.0, rng())
     np.testing.assert_allclose(
         result[3:6], np.broadcast_to(image[3:6].mean((0, 1)), (3, 30, 3)), atol=0.01
     )
-    assert np.array_equal(segmentation.flatten(image, labels, 0.0, rng()), image)
+    assert np.array_equal(drawing.flatten(image, labels, 0.0, rng()), image)
 
 
 def test_rain_and_snow_cover_about_the_share_they_were_given():
@@ -209,13 +197,13 @@ def test_rain_and_snow_cover_about_the_share_they_were_given():
         assert 0.1 < (snow > 40).mean() < 0.35
 
 
-def test_fog_brings_all_colours_closer_together():
+def test_fog_brings_all_colors_closer_together():
     assert weather.fog(photo(64), rng(), density=0.7, lumps=30).std() < photo(64).std() / 2
 
 
-def test_a_cartoon_has_few_colours_and_black_lines():
+def test_a_cartoon_has_few_colors_and_black_lines():
     image = photo(96)
-    drawn = artistic.cartoon(image, rng(), radius=4, color=50, saturation=2, line=1, threshold=3)
+    drawn = drawing.cartoon(image, rng(), radius=4, color=50, saturation=2, line=1, threshold=3)
     assert (drawn.max(axis=2) < 10).mean() > (image.max(axis=2) < 10).mean() + 0.02
     few = len(np.unique(np.rint(drawn).reshape(-1, 3), axis=0))
     assert few < len(np.unique(image.reshape(-1, 3), axis=0)) / 3
@@ -223,7 +211,7 @@ def test_a_cartoon_has_few_colours_and_black_lines():
 
 def test_lines_keep_a_digit_readable_in_outline():
     plane = digit(32)[..., 0]
-    found = edges.canny(edges.smooth_plane(plane, 0.5), weak=5, strong=12)
+    found = drawing.canny(smooth_plane(plane, 0.5), weak=5, strong=12)
     ring = plane > 128
     near = ndimage.binary_dilation(ring, iterations=2)
     assert found.sum() > 30 and (found & ~near).sum() == 0

@@ -1,0 +1,267 @@
+"""Pixel values, each pixel by itself: the families `arithmetic`, `color` and `contrast`."""
+
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from peerdg.crafted.operation import Draw, Operation, between, either, pixels, signed, whole
+from peerdg.crafted.pixels import (
+    Picture,
+    Random,
+    blend,
+    blocks,
+    from_hsv,
+    from_pil,
+    luma,
+    size_of,
+    to_hsv,
+    to_pil,
+)
+
+
+def add(image: Picture, rng: Random, *, amount: float) -> Picture:
+    """Brighter or darker everywhere."""
+    return image + np.float32(amount)
+
+
+def add_per_pixel(image: Picture, rng: Random, *, amount: float) -> Picture:
+    """Every pixel brighter or darker by up to `amount`."""
+    return image + rng.uniform(-amount, amount, (*size_of(image), 1)).astype(np.float32)
+
+
+def gaussian_noise(image: Picture, rng: Random, *, scale: float) -> Picture:
+    """Normal noise, each channel its own."""
+    return image + np.float32(scale) * rng.standard_normal(image.shape, dtype=np.float32)
+
+
+def laplace_noise(image: Picture, rng: Random, *, scale: float) -> Picture:
+    """Noise with more outliers than the normal one."""
+    return image + rng.laplace(0.0, scale, image.shape).astype(np.float32)
+
+
+def poisson_noise(image: Picture, rng: Random, *, rate: float) -> Picture:
+    """Counts with a random sign."""
+    counts = rng.poisson(rate, image.shape) * rng.choice((-1, 1), image.shape)
+    return np.asarray(image + counts)
+
+
+def multiply(image: Picture, rng: Random, *, factor: float) -> Picture:
+    """Overexposure."""
+    return image * np.float32(factor)
+
+
+def cutout(image: Picture, rng: Random, *, squares: int, side: float) -> Picture:
+    """Grey squares at random places; `side` is a share of the image's."""
+    result = image.copy()
+    height, width = size_of(image)
+    half = max(1, round(side * min(height, width) / 2))
+    for y, x in rng.integers((height, width), size=(squares, 2)):
+        result[max(0, y - half) : y + half, max(0, x - half) : x + half] = 128
+    return result
+
+
+def dropout(image: Picture, rng: Random, *, share: float, side: float) -> Picture:
+    """Black squares of `side` pixels over a share of the image; elsewhere called pepper."""
+    gone = blocks(rng, *size_of(image), side) < share
+    return np.where(gone[..., None], np.float32(0), image)
+
+
+def impulses(image: Picture, rng: Random, *, share: float) -> Picture:
+    """Channels that are 0 or 255, over a share of all values."""
+    hit = rng.random(image.shape, dtype=np.float32) < share
+    return np.where(hit, np.float32(255) * rng.integers(2, size=image.shape), image)
+
+
+def salt_and_pepper(image: Picture, rng: Random, *, share: float, side: float) -> Picture:
+    """White and black squares of `side` pixels over a share of the image."""
+    draw = blocks(rng, *size_of(image), side)[..., None]
+    return np.where(draw < share / 2, np.float32(0), np.where(draw < share, np.float32(255), image))
+
+
+def salt(image: Picture, rng: Random, *, share: float, side: float) -> Picture:
+    """White squares."""
+    hit = blocks(rng, *size_of(image), side) < share
+    return np.where(hit[..., None], np.float32(255), image)
+
+
+def invert(image: Picture, rng: Random) -> Picture:
+    """The negative."""
+    return 255 - image
+
+
+def solarize(image: Picture, rng: Random, *, threshold: float) -> Picture:
+    """The negative of what is brighter than the threshold."""
+    return np.where(image >= threshold, 255 - image, image)
+
+
+def jpeg(image: Picture, rng: Random, *, quality: int) -> Picture:
+    """Heavy compression."""
+    file = io.BytesIO()
+    to_pil(image).save(file, format="JPEG", quality=quality)
+    return from_pil(Image.open(file, formats=("JPEG",)))
+
+
+_FINE: dict[str, Draw] = {"share": between(0.25, 0.4), "side": pixels(1, 1, at_least=1)}
+_COARSE: dict[str, Draw] = {"share": between(0.15, 0.3), "side": pixels(10, 20, at_least=2)}
+
+ARITHMETIC = (
+    Operation("add", add, {"amount": signed(between(50, 150))}),
+    Operation("add per pixel", add_per_pixel, {"amount": between(100, 200)}),
+    Operation("gaussian noise", gaussian_noise, {"scale": between(50, 120)}),
+    Operation("laplace noise", laplace_noise, {"scale": between(50, 100)}),
+    Operation("poisson noise", poisson_noise, {"rate": between(40, 60)}),
+    Operation("multiply", multiply, {"factor": between(2, 3)}),
+    Operation("cutout", cutout, {"squares": whole(5, 8), "side": between(0.15, 0.2)}),
+    Operation("dropout", dropout, _FINE),
+    Operation("coarse dropout", dropout, _COARSE),
+    Operation("impulses", impulses, {"share": between(0.3, 0.5)}),
+    Operation("salt and pepper", salt_and_pepper, _FINE),
+    Operation("coarse salt and pepper", salt_and_pepper, _COARSE),
+    Operation("salt", salt, _FINE),
+    Operation("coarse salt", salt, _COARSE),
+    Operation("invert", invert),
+    Operation("solarize", solarize, {"threshold": between(32, 128)}),
+    Operation("jpeg", jpeg, {"quality": whole(1, 10)}),
+)
+
+
+def hue(image: Picture, rng: Random, *, degrees: float) -> Picture:
+    """Turn the color wheel."""
+    return from_hsv(to_hsv(image) + np.array([degrees / 360 * 256, 0, 0], dtype=np.float32))
+
+
+def saturation(image: Picture, rng: Random, *, factor: float) -> Picture:
+    """Paler or stronger colors."""
+    return from_hsv(to_hsv(image) * np.array([1, factor, 1], dtype=np.float32))
+
+
+def add_brightness(image: Picture, rng: Random, *, amount: float) -> Picture:
+    """Add to the value; hue and saturation stay."""
+    return from_hsv(to_hsv(image) + np.array([0, 0, amount], dtype=np.float32))
+
+
+def multiply_brightness(image: Picture, rng: Random, *, factor: float) -> Picture:
+    """Multiply the value; hue and saturation stay."""
+    return from_hsv(to_hsv(image) * np.array([1, 1, factor], dtype=np.float32))
+
+
+def grey(image: Picture, rng: Random, *, share: float) -> Picture:
+    """Most of the color taken away."""
+    return blend(image, luma(image)[..., None], share)
+
+
+def temperature(image: Picture, rng: Random, *, kelvin: float) -> Picture:
+    """The light of a black body of this temperature, as in candle light or blue shadow."""
+    return image * white_of(kelvin)
+
+
+def white_of(kelvin: float) -> Picture:
+    """What white looks like in this light, 0..1: a fit to the black-body colors."""
+    t = kelvin / 100
+    if t <= 66:
+        rgb = (255.0, 99.47 * np.log(t) - 161.12, 138.52 * np.log(max(t - 10, 1)) - 305.04)
+    else:
+        rgb = (329.70 * (t - 60) ** -0.1332, 288.12 * (t - 60) ** -0.0755, 255.0)
+    return np.clip(np.array(rgb, dtype=np.float32) / 255, 0, 1)
+
+
+def few_colors(image: Picture, rng: Random, *, colors: int) -> Picture:
+    """A palette made for the image."""
+    return from_pil(to_pil(image).quantize(colors=colors))
+
+
+def few_bits(image: Picture, rng: Random, *, bits: int) -> Picture:
+    """Each channel in `2 ** bits` even steps, from 0 to 255."""
+    steps = 2**bits - 1
+    return np.asarray(np.rint(image / 255 * steps) / steps * 255)
+
+
+COLOR = (
+    Operation("hue", hue, {"degrees": between(70, 250)}),
+    Operation("saturation", saturation, {"factor": either(between(0, 0.3), between(2.5, 4))}),
+    Operation("add brightness", add_brightness, {"amount": signed(between(50, 150))}),
+    Operation(
+        "multiply brightness",
+        multiply_brightness,
+        {"factor": either(between(0.15, 0.3), between(1.8, 2))},
+    ),
+    Operation("grey", grey, {"share": between(0.8, 1)}),
+    Operation(
+        "temperature", temperature, {"kelvin": either(between(1500, 2500), between(12e3, 20e3))}
+    ),
+    Operation("four colors", few_colors, {"colors": whole(4, 4)}),
+    Operation("few bits", few_bits, {"bits": whole(1, 2)}),
+)
+
+
+def gamma(image: Picture, rng: Random, *, exponent: float) -> Picture:
+    """`v ** exponent`, v in 0..1."""
+    return 255 * (image / 255) ** np.float32(exponent)
+
+
+def sigmoid(image: Picture, rng: Random, *, gain: float, middle: float) -> Picture:
+    """Steep around the middle, flat at both ends."""
+    return 255 / (1 + np.exp(np.float32(gain) * (np.float32(middle) - image / 255)))
+
+
+def logarithm(image: Picture, rng: Random, *, gain: float) -> Picture:
+    """`gain * log2(1 + v)`, v in 0..1."""
+    return 255 * np.float32(gain) * np.log2(1 + image / 255)
+
+
+def linear(image: Picture, rng: Random, *, factor: float) -> Picture:
+    """Nearer to or farther from middle grey."""
+    return 127 + (image - 127) * np.float32(factor)
+
+
+def adaptive(image: Picture, rng: Random, *, clip: float, tiles: int) -> Picture:
+    """Contrast-limited adaptive histogram equalisation of the brightness (CLAHE)."""
+    hsv = to_hsv(image)
+    value = hsv[..., 2].astype(np.int64)
+    height, width = value.shape
+    curves = _tile_curves(value, clip, tiles)
+    y, x = _tile_position(height, tiles), _tile_position(width, tiles)
+    result = np.zeros((height, width), dtype=np.float32)
+    # Each pixel mixes the curves of the four tiles whose centres are around it.
+    for rows, row_share in ((y[0], 1 - y[2]), (y[1], y[2])):
+        for columns, column_share in ((x[0], 1 - x[2]), (x[1], x[2])):
+            curve = curves[rows[:, None], columns[None], value]
+            result += curve * row_share[:, None] * column_share[None]
+    hsv[..., 2] = result
+    return from_hsv(hsv)
+
+
+def _tile_curves(value: NDArray[np.int64], clip: float, tiles: int) -> NDArray[np.float32]:
+    """The equalising curve of each tile, [tiles, tiles, 256]."""
+    height, width = value.shape
+    rows, columns = np.arange(height) * tiles // height, np.arange(width) * tiles // width
+    tile = rows[:, None] * tiles + columns[None]
+    counts = np.bincount((tile * 256 + value).ravel(), minlength=tiles * tiles * 256)
+    counts = counts.reshape(tiles * tiles, 256).astype(np.float32)
+    size = counts.sum(axis=1, keepdims=True)
+    limited = np.minimum(counts, clip * size / 256)
+    limited += (size - limited.sum(axis=1, keepdims=True)) / 256  # spread what was cut off
+    curves = 255 * np.cumsum(limited, axis=1) / size
+    return np.asarray(curves, dtype=np.float32).reshape(tiles, tiles, 256)
+
+
+def _tile_position(
+    length: int, tiles: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Of each pixel along one axis: the tile centres before and after it, share of the latter."""
+    place = (np.arange(length) + 0.5) * tiles / length - 0.5
+    before = np.floor(place)
+    share = (place - before).astype(np.float32)
+    first = np.clip(before, 0, tiles - 1).astype(np.int64)
+    return first, np.clip(before + 1, 0, tiles - 1).astype(np.int64), share
+
+
+CONTRAST = (
+    Operation("gamma", gamma, {"exponent": either(between(0.1, 0.3), between(1.8, 2))}),
+    Operation("sigmoid", sigmoid, {"gain": between(10, 25), "middle": between(0.4, 0.6)}),
+    Operation("logarithm", logarithm, {"gain": either(between(0.3, 0.5), between(1.4, 1.8))}),
+    Operation("linear", linear, {"factor": either(between(0.1, 0.3), between(1.8, 2))}),
+    Operation("adaptive", adaptive, {"clip": between(4, 10), "tiles": whole(4, 8)}),
+)
