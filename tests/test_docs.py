@@ -9,7 +9,8 @@ import yaml
 from markdown_it import MarkdownIt
 
 import peerdg
-from peerdg.report.runs import RunResult, load_runs
+from peerdg.report.result import RunResult
+from peerdg.report.runs import load_runs
 from peerdg.train.presets import BUDGETS, preset
 
 ROOT = Path(__file__).parents[1]

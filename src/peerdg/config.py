@@ -29,6 +29,7 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     announced: bool = False,
+    part_of: str | None = None,
 ) -> Any:
     """A dataclass field with its help text and the range it must lie in.
 
@@ -40,9 +41,11 @@ def option(
         at_most: Largest value.
         announced: Whether a run on a user's own images prints it at the start, because results
             depend on it.
+        part_of: The option that chooses the component this one belongs to: where that is `"none"`,
+            this one has no effect.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
-    metadata = {"help": help, "limits": limits, "announced": announced}
+    metadata = {"help": help, "limits": limits, "announced": announced, "part_of": part_of}
     return field(default=default, metadata=metadata)
 
 
@@ -66,7 +69,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     Args:
         cls: A dataclass whose fields were made with `option`.
         values: Keys and values as TOML or the command line gave them.
-        where: The section the values stand in, for messages, e.g. `"peer"`; `""` for the top.
+        where: The section the values stand in, for messages, e.g. `"train"`; `""` for the top.
     """
     hints = get_type_hints(cls)
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.domain import Splits
 from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import accuracy_series
-from peerdg.report.runs import RunResult
+from peerdg.report.result import RunResult
 from peerdg.train.progress import ConsoleProgress
 from tests.conftest import tiny_domain
 

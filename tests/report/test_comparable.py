@@ -15,7 +15,8 @@ from peerdg.files import sha256
 from peerdg.models.fingerprint import network_fingerprint
 from peerdg.report.comparison import comparison_page, findings, require_comparable
 from peerdg.report.escape import markdown_text
-from peerdg.report.runs import RunResult, load_runs, read_run, save_runs
+from peerdg.report.result import RunResult
+from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.selection import settings_findings
 from peerdg.report.variants import by_variant
 from tests.conftest import tiny_classifier, tiny_splits
@@ -272,8 +273,19 @@ def test_the_hash_of_the_weights_is_that_at_the_start_of_the_run(tmp_path: Path)
     assert load_runs(tmp_path / "runs.json")[0].variant == before
 
 
-def test_another_revision_of_the_operations_is_another_row(tmp_path: Path):
-    peerdg.fit(tiny_splits(), out=tmp_path / "run", model=tiny_classifier(), **OPTIONS)
+@pytest.mark.parametrize(
+    ("method", "operations", "expected"),
+    [
+        ("randaugment", "sdg", {"operations revision 1": [0, 1], "operations revision 2": [2]}),
+        ("randaugment", "torchvision", {"": [0, 1, 2]}),  # no revision changed this set
+        ("erm", "sdg", {"": [0, 1, 2]}),  # augments nothing
+    ],
+)
+def test_a_revision_that_changed_the_operations_of_a_run_makes_another_row(
+    tmp_path: Path, method: str, operations: str, expected: dict[str, list[int]]
+):
+    options = {**OPTIONS, "method": method, "augment": {"operations": operations}}
+    peerdg.fit(tiny_splits(), out=tmp_path / "run", model=tiny_classifier(), **options)
     manifest = tmp_path / "run" / "manifest.json"
     content = json.loads(manifest.read_text())
     runs = []
@@ -285,10 +297,18 @@ def test_another_revision_of_the_operations_is_another_row(tmp_path: Path):
     runs = [replace(r, config={**r.config, "seed": n}) for n, r in enumerate(runs)]
     save_runs(tmp_path / "runs.json", runs)
     for found in (runs, load_runs(tmp_path / "runs.json")):
-        assert {name: [r.seed for r in group] for name, group in by_variant(found).items()} == {
-            "erm operations revision 1": [0, 1],
-            "erm operations revision 2": [2],
-        }
+        groups = {name: [r.seed for r in group] for name, group in by_variant(found).items()}
+        assert groups == {f"{method} {name}".strip(): seeds for name, seeds in expected.items()}
+
+
+def test_methods_with_and_without_augmentation_do_not_differ_in_its_revision():
+    def at(revision: int, method: str) -> RunResult:
+        usual = made(method, augment={"operations": "sdg"})
+        return replace(usual, inputs=replace(usual.inputs, augmentation=revision))
+
+    assert "operations revision" not in comparison_page([at(2, "peer"), at(1, "erm")], title="t")
+    page = comparison_page([at(2, "peer"), at(1, "randaugment")], title="t")
+    assert "Rows differ in operations revision;" in page
 
 
 # Names.

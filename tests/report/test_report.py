@@ -10,7 +10,8 @@ import peerdg
 from peerdg.errors import ConfigError, DataError
 from peerdg.report.comparison import comparison_page, findings, write_comparison
 from peerdg.report.percent import spread
-from peerdg.report.runs import RunResult, collect_runs, load_runs, read_run, save_runs
+from peerdg.report.result import RunResult
+from peerdg.report.runs import collect_runs, load_runs, read_run, save_runs
 from peerdg.report.tables import Table, comparison, fluctuation_table, targets_table
 from peerdg.report.variants import by_variant, variant_differences
 from tests.conftest import tiny_classifier, tiny_splits
@@ -88,14 +89,14 @@ def test_the_table_has_the_numbers_of_the_records(folder, runs):
         np.mean([np.var(by_hand(folder, "peer", "task", d)[seed][5:]) for d in ("one", "two")])
         for seed in (0, 1)
     ]
-    assert row["var task"] == f"{np.mean(variances):.2f} ± {np.std(variances, ddof=1):.2f}"
+    assert row["var deployed"] == f"{np.mean(variances):.2f} ± {np.std(variances, ddof=1):.2f}"
     assert row["seeds"] == "2"
 
 
-def test_a_method_with_one_network_has_no_task_fluctuation(runs):
+def test_a_method_with_one_network_has_no_second_fluctuation(runs):
     row = row_of(comparison(runs), "erm")
-    assert row["var task"] == "-"
-    assert row["var proxy"] != "-"
+    assert row["var deployed"] == "-"
+    assert row["var trained"] != "-"
 
 
 def test_the_fluctuation_table_lists_every_observed_model(runs):
@@ -110,7 +111,12 @@ def test_findings_follow_the_numbers_in_either_direction(runs):
     above = mean["peer"] > mean["p-ens"]
     assert ("above p-ens" in sentence) == above
     assert ("does not pay" in sentence) == (not above)
-    swapped = {"peer": groups["p-ens"], "p-ens": groups["peer"]}
+    swapped = {
+        name: [
+            replace(a, records=b.records) for a, b in zip(groups[name], groups[other], strict=True)
+        ]
+        for name, other in (("peer", "p-ens"), ("p-ens", "peer"))
+    }
     sentence = next(s for s in findings(swapped) if "p-ens on the target mean" in s)
     assert ("above p-ens" in sentence) == (mean["p-ens"] > mean["peer"])
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from peerdg.report.comparison import comparison_page
-from peerdg.report.runs import RunResult
+from peerdg.report.result import RunResult
 from peerdg.report.selection import (
     choices_table,
     crafted_table,

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from peerdg.crafted.families import FAMILIES
-from peerdg.report.runs import RunResult
+from peerdg.report.result import RunResult
 from peerdg.terminal import Terminal
 from peerdg.train.display import Block, in_short
 

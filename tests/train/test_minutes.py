@@ -124,7 +124,7 @@ def test_little_time_means_shorter_periods_not_fewer_than_a_few():
 
 
 def test_what_the_user_chose_stays():
-    keep = frozenset({"k", "evaluate_every", "pretrain.epochs"})
+    keep = frozenset({"period", "evaluate_every", "pretrain.epochs"})
     config = replace(resolve(OPTIONS), evaluate_every=7)
     chosen, seconds = fitted(10, costs(0.2), config, keep=keep)
     assert (chosen.method_settings.k, chosen.evaluate_every, chosen.pretrain.epochs) == (5, 7, 60)
@@ -269,7 +269,7 @@ def test_what_the_user_says_at_a_resume_is_not_hidden_by_the_stored_schedule():
     stored, _ = fitted(5, costs(0.3))
     k = stored.method_settings.k + 1
     wanted = resolve(OPTIONS, {"peer": {"k": k}, "pretrain": {"epochs": 77}, "evaluate_every": 13})
-    keep = frozenset({"k", "pretrain.epochs", "evaluate_every"})
+    keep = frozenset({"period", "pretrain.epochs", "evaluate_every"})
     found = keep_schedule(wanted, stored.tables(), keep=keep)
     assert (found.method_settings.k, found.pretrain.epochs, found.evaluate_every) == (k, 77, 13)
     assert found.train.epochs == stored.train.epochs

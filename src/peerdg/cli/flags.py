@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter, Token, UnknownOptionError
 from peerdg.config import merge, nearest, read_toml
 from peerdg.data.registry import BENCHMARKS, OWN_DATA, no_such_data
 from peerdg.errors import ConfigError
-from peerdg.methods.registry import method_names, settings_of
+from peerdg.methods.registry import aliases_of, method_names, settings_of
 from peerdg.train.choices import Choices
 from peerdg.train.settings import SECTIONS, RunConfig, resolve
 
@@ -216,12 +216,27 @@ def given_options(options: Any) -> dict[str, Any]:
 
 # What people type for options that have another name here.
 _ALIASES = {
-    "--peer.weight": "--peer.w", "--peer.lambda": "--peer.lam", "--peer.period": "--peer.k",
-    "--weight": "--peer.w", "--k": "--peer.k", "--w": "--peer.w", "--lam": "--peer.lam",
     "--lr": "--train.lr", "--learning-rate": "--train.lr", "--batch-size": "--train.batch-size",
     "--output": "--out", "--dir": "--out", "--model": "--backbone", "--dataset": "--root",
     "--data": "--root", "--targets": "--target", "--force": "--overwrite",
 }  # fmt: skip
+
+
+@cache
+def _all_aliases() -> dict[str, str]:
+    """`_ALIASES`, and those of the methods, with and without the section in front.
+
+    An option of a method without its section is that of the default method, if it has one.
+    """
+    found: dict[str, str] = {}
+    for method in (*method_names(), RunConfig.method):
+        options = {f.name: f.name for f in fields(settings_of(method))} | aliases_of(method)
+        for typed, name in options.items():
+            found |= {
+                f"--{typed}": f"--{method}.{name}",
+                f"--{method}.{typed}": f"--{method}.{name}",
+            }
+    return {key.replace("_", "-"): name.replace("_", "-") for key, name in found.items()} | _ALIASES
 
 
 def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
@@ -230,7 +245,7 @@ def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
     name = token.split("=")[0].replace("_", "-")
     known = [n for argument in error.argument_collection or () for n in argument.names]
     known = [n for n in known if n.startswith("--")] + ["--help", "--debug"]
-    guess = _ALIASES.get(name)
+    guess = _all_aliases().get(name)
     if guess not in known:
         section, dot, key = name.partition(".")
         inside = [n for n in known if n.startswith(f"{section}.")] if dot else []

@@ -93,9 +93,8 @@ def run_and_report(
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.", markup=False)
     train_into(config, out, existing, quiet=quiet, profile=profile, budget=budget)
-    from peerdg.report.profile import profile_table
     from peerdg.report.runs import read_run
-    from peerdg.report.tables import final_table
+    from peerdg.report.tables import final_table, profile_table
 
     console.print(final_table(out))
     if profile:

@@ -3,12 +3,15 @@
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from peerdg.config import did_you_mean
+from peerdg.config import build, did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
+from peerdg.methods.metadata import MethodSettings
 
 
 @cache
@@ -17,14 +20,49 @@ def method_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(settings.__path__)))
 
 
-def settings_of(name: str) -> type[Any]:
+def settings_of(name: str) -> type[MethodSettings]:
     """The dataclass of a method's options.
 
     Raises:
         ConfigError: If there is no such method, with the nearest name.
     """
-    kind: type[Any] = _module(name).Settings
+    kind: type[MethodSettings] = _module(name).Settings
     return kind
+
+
+def stored_settings(name: str, values: Mapping[str, Any]) -> MethodSettings | None:
+    """The settings of a run that another version may have made; unknown options are left out.
+
+    Returns:
+        None if this version does not have the method, or refuses a value.
+    """
+    if name not in method_names():
+        return None
+    kind = settings_of(name)
+    known = {f.name for f in fields(kind)}
+    try:
+        return build(kind, {k: v for k, v in values.items() if k in known}, where=name)
+    except ConfigError:
+        return None
+
+
+def known_as(name: str, values: Mapping[str, Any]) -> str:
+    """What the literature calls a method with these options; usually its own name."""
+    names = getattr(_module(name), "KNOWN_AS", {}) if name in method_names() else {}
+    for called, options in names.items():
+        if all(values.get(key) == value for key, value in options.items()):
+            return str(called)
+    return name
+
+
+def title_of(name: str) -> str:
+    """A method's name as it is written in a sentence."""
+    return str(getattr(_module(name), "TITLE", name)) if name in method_names() else name
+
+
+def aliases_of(name: str) -> dict[str, str]:
+    """What people type for the options of a method, {"weight": "w"}."""
+    return dict(getattr(_module(name), "ALIASES", {}))
 
 
 def implementation_of(name: str) -> type[Any]:

@@ -7,8 +7,8 @@ from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.methods.registry import method_names
-from peerdg.report.runs import RunResult
-from peerdg.report.variants import Groups, data_names
+from peerdg.report.result import RunResult
+from peerdg.report.variants import Groups, data_names, differs
 
 TRAINING_IMAGES = "training images"  # in a list of what differs
 
@@ -65,14 +65,14 @@ def _require_one_rule(runs: Sequence[RunResult]) -> None:
 def shared_options(run: RunResult) -> dict[str, Any]:
     """Options that are not of the method's own section."""
     # Batch statistics follow one rule in a comparison, and the table has a column for them.
-    own = {*method_names(), str(run.config["method"]), "method", "batch_statistics"}
+    own = {*method_names(), str(run.config["method"]), "method", "name", "batch_statistics"}
     return {k: v for k, v in run.options.items() if k.partition(".")[0] not in own}
 
 
 def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of the options that do not have the same value everywhere."""
     names = dict.fromkeys(name for values in options for name in values)
-    return [n for n in names if len({repr(values.get(n)) for values in options}) > 1]
+    return [name for name in names if differs(name, [values.get(name) for values in options])]
 
 
 def training_images(groups: Iterable[Sequence[RunResult]]) -> set[str]:

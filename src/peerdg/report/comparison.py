@@ -1,24 +1,28 @@
 """A Markdown page that compares finished runs: table, curves, fluctuation, what it shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.evaluate.interval import FEW
 from peerdg.files import replace_atomically
-from peerdg.methods.registry import method_names, settings_of
+from peerdg.methods.metadata import OFF
 from peerdg.report.comparable import comparison_notes, differences, require_comparable
 from peerdg.report.escape import markdown_text
 from peerdg.report.figures import accuracy_figure, overview_figure
 from peerdg.report.findings import findings
-from peerdg.report.profile import profile_section
-from peerdg.report.runs import RunResult, save_runs
+from peerdg.report.result import RunResult
+from peerdg.report.runs import save_runs
 from peerdg.report.selection import selection_section
-from peerdg.report.tables import comparison, fluctuation_table, targets_table
+from peerdg.report.tables import (
+    comparison,
+    fluctuation_table,
+    profile_table,
+    targets_table,
+)
 from peerdg.report.variants import Groups, by_variant, variant_differences
 
 OVERVIEW, FIGURE, PAGE, RECORDS = "overview.png", "accuracy.png", "report.md", "runs.json"
@@ -50,11 +54,12 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         comparison(runs).markdown(),
         *([targets_table(runs).markdown()] if any(run.targets for run in runs) else []),
         "Accuracy in percent of the deployed model after the last epoch: mean ± standard deviation "
-        "over seeds; `target mean` is the unweighted mean of the targets. `var proxy` and `var "
-        "task` are the fluctuation: the variance of target accuracy over evaluations every k "
-        "epochs (without k, or where a note says so, every period of evaluation), the first "
-        f"{BURN_IN_PERIODS} periods left out, mean over targets. Methods with one network have it "
-        "in the first column. `seconds` is the time spent in training epochs. "
+        "over seeds; `target mean` is the unweighted mean of the targets. `var trained` and `var "
+        "deployed` are the fluctuation of the network that is trained and of the average that is "
+        "deployed: the variance of target accuracy over evaluations every k epochs (without k, or "
+        f"where a note says so, every period of evaluation), the first {BURN_IN_PERIODS} periods "
+        "left out, mean over targets. Methods that deploy the trained network have it in the first "
+        "column. `seconds` is the time spent in training epochs. "
         f"An accuracy on fewer than {FEW} images has its 95 % interval (Wilson) beside it if it is "
         "of one run, the number of images if it is of several.",
         "",
@@ -71,7 +76,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         "",
         fluctuation_table(runs, burn_in_periods=0).markdown(),
         *selection_section(runs),
-        *profile_section(runs),
+        *_profile_section(runs),
     ])  # fmt: skip
 
 
@@ -95,7 +100,11 @@ def _batch_statistics(groups: Groups) -> str:
         return "Batch statistics of every network: recomputed on the clean training images. "
     if rules == {"trained"}:
         return "Batch statistics of every network: as training left them. "
-    return "Batch statistics: as training left them; PEER's task model: of clean training images. "
+    averages = dict.fromkeys(g[0].deployed for g in groups.values() if g[0].averages)
+    return (
+        "Batch statistics: as training left them; those of the deployed average "
+        f"({', '.join(averages)}): of clean training images. "
+    )
 
 
 def _conditions(groups: Groups) -> str:
@@ -125,21 +134,33 @@ def _held_back(run: RunResult) -> str:
 
 def _own_options(groups: Groups) -> str:
     """Those options of each method that results depend on."""
-    said = [
+    return "".join(
         f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in found.items()) + ". "
         for name, group in groups.items()
-        if (found := _announced(group[0].config))
-    ]
-    return "".join(said)
+        if (found := _announced(group[0]))
+    )
 
 
-def _announced(config: Mapping[str, Any]) -> dict[str, float]:
-    method = str(config["method"])
-    if method not in method_names():  # of a run made with another version or a plugin
+def _announced(run: RunResult) -> dict[str, float]:
+    """Numbers among its announced options; those of a component that is switched off mean nothing.
+
+    A run of a method that this version does not have announces nothing.
+    """
+    if run.settings is None:
         return {}
-    named = [f.name for f in fields(settings_of(method)) if f.metadata.get("announced")]
-    settings = config.get(method, {})
-    if settings.get("regulariser") == "none":  # then its weight means nothing
-        named = [name for name in named if name != "w"]
-    values = {name: settings.get(name) for name in named}
+    values = {
+        f.name: run.own_options.get(f.name)
+        for f in fields(run.settings)
+        if f.metadata["announced"] and run.own_options.get(f.metadata["part_of"]) != OFF
+    }
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def _profile_section(runs: Sequence[RunResult]) -> list[str]:
+    """The part of a report about the profiled runs among `runs`; empty if there is none."""
+    lines: list[str] = []
+    for run in runs:
+        if run.profile is not None:
+            title = markdown_text(f"Where the time went: {run.method}, seed {run.seed}")
+            lines += [f"## {title}", "", profile_table(run).markdown()]
+    return lines

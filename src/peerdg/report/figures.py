@@ -12,7 +12,7 @@ from PIL import Image
 
 from peerdg.errors import ConfigError
 from peerdg.files import replace_atomically
-from peerdg.report.runs import RunResult
+from peerdg.report.result import RunResult
 from peerdg.report.variants import Groups, by_variant
 from peerdg.text import visible
 

@@ -1,107 +1,155 @@
-"""Sentences about compared runs that their numbers support, whichever way they point."""
+"""Sentences about compared runs that their numbers support, whichever way they point.
 
+No method is known here by name. A run has up to three ingredients: augmentation and an objective
+of its own, which its method's metadata name, and an average that is deployed in place of the
+trained network, which its records name. Runs are compared with baselines that have fewer.
+"""
+
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.methods.metadata import OFF, components, parts_of
+from peerdg.methods.registry import title_of
 from peerdg.report.comparable import differing, shared_options, starts_of, training_images
-from peerdg.report.runs import REVISION, RunResult
+from peerdg.report.result import RunResult
 from peerdg.report.variants import Groups
 
-COMPARED = (
-    ("randaugment", "erm", "augmentation alone"),
-    ("peer", "erm", "PEER against no augmentation"),
-    ("peer", "randaugment", "PEER against augmentation alone"),
-    ("peer", "p-ens", "PEER against augmentation with averaging, without regulariser"),
-)
+AUGMENTATION, AVERAGING, OBJECTIVE = "augmentation", "averaging", "objective"
 # What decides when and on what a run is evaluated, or names a preset: not the last accuracy.
 _WITHOUT_EFFECT_AT_THE_END = {"budget", "evaluate_every", "crafted", "crafted_images"}
-# What P-ENS, PEER without its regulariser, makes no use of.
-_REGULARISER = {f"peer.{name}" for name in ("w", "regulariser", "lam", "tau")}
 
 
 def findings(groups: Groups) -> list[str]:
-    """Differences between methods, and whether the task model is steadier than its proxy."""
+    """Differences between methods, and whether a deployed average is steadier than its network."""
     mean = {
         name: float(np.mean([run.target_mean(run.deployed) for run in group]))
         for name, group in groups.items()
         if group[0].targets
     }
     messages = [
-        _compare(mean, a, b, about, also)
-        for better, worse, about in COMPARED
-        for a, b, also in _pairs(groups, better, worse)
+        _compare(mean, a, b, groups, also)
+        for a, b, also in _pairs(groups)
         if a in mean and b in mean
     ]
-    steady = [_steadiness(name, group) for name, group in groups.items() if _has_task(group)]
+    steady = [_steadiness(name, group) for name, group in groups.items() if group[0].averages]
     return messages + steady
 
 
-def _pairs(groups: Groups, better: str, worse: str) -> list[tuple[str, str, list[str]]]:
-    """Variants of two methods to compare, and the options in which they also differ.
+def ingredients(run: RunResult) -> frozenset[str]:
+    """What a run has beyond cross-entropy on clean images."""
+    has = {
+        AUGMENTATION: run.augments,
+        AVERAGING: run.averages,
+        OBJECTIVE: run.settings is None or not run.settings.is_baseline,
+    }
+    return frozenset(name for name, present in has.items() if present)
+
+
+def _pairs(groups: Groups) -> list[tuple[str, str, list[str]]]:
+    """Variants to compare with a baseline, and the options in which they also differ.
 
     Only variants that learnt from the same images are compared; of several, only those that share
     everything else.
     """
-    first, second = (
-        [name for name in groups if _method(name) == method] for method in (better, worse)
-    )
-    alone = len(first) == len(second) == 1
+    plainest_first = sorted(groups, key=lambda name: len(ingredients(groups[name][0])))
+    variants = Counter(group[0].method for group in groups.values())
     found = []
-    for a, b in product(first, second):
-        also = _also(groups[a], groups[b], worse)
-        same_images = len(training_images((groups[a], groups[b]))) < 2
-        if same_images and (alone or not also):
-            found.append((a, b, also))
+    for a, b in product(plainest_first, plainest_first):
+        run, baseline = groups[a][0], groups[b][0]
+        if _is_compared(run, baseline):
+            alone = variants[run.method] == variants[baseline.method] == 1
+            also = _also(groups[a], groups[b])
+            same_images = len(training_images((groups[a], groups[b]))) < 2
+            if same_images and (alone or not also):
+                found.append((a, b, also))
     return found
 
 
-def _also(a: Sequence[RunResult], b: Sequence[RunResult], worse: str) -> list[str]:
+def _is_compared(run: RunResult, baseline: RunResult) -> bool:
+    """Whether the difference of two runs shows what an objective, or augmentation, is worth."""
+    if run.settings is None or baseline.settings is None:
+        return False  # of another version or a plugin: its ingredients are not known
+    has, less = ingredients(run), ingredients(baseline)
+    worth_it = OBJECTIVE in has or has == {AUGMENTATION}
+    return worth_it and OBJECTIVE not in less and less < has
+
+
+def _also(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[str]:
     """Options besides the methods' own in which two variants differ, with effect on accuracy."""
-    options = [shared_options(a[0]), shared_options(b[0])]
-    if worse == "p-ens":  # the same method, so its options must agree, too
+    if _is_same_method(a[0], b[0]):
         options = [a[0].options, b[0].options]
-    found = [name for name in differing(options) if not _is_irrelevant(name, worse)]
+    else:
+        options = [shared_options(a[0]), shared_options(b[0])]
+    unused = _unused_by(a[0], b[0])
+    found = [name for name in differing(options) if name not in unused]
+    if not b[0].augments:
+        found = [name for name in found if not name.startswith("augment.")]
     starts, others = starts_of(a), starts_of(b)
     if any(starts[seed] != others[seed] for seed in starts.keys() & others.keys()):
         found.append("initial weights")
     return found
 
 
-def _is_irrelevant(option: str, worse: str) -> bool:
-    if worse == "erm" and (option.startswith("augment.") or option == REVISION):
-        return True  # ERM does not augment
-    if worse == "p-ens" and (option in _REGULARISER or option.startswith("peer.head")):
-        return True
-    return option in _WITHOUT_EFFECT_AT_THE_END
+def _unused_by(a: RunResult, b: RunResult) -> set[str]:
+    """Options without effect on the last accuracy of `b`, among them those of what it lacks."""
+    unused = set(_WITHOUT_EFFECT_AT_THE_END)
+    if b.settings is not None and (component := _ablated(a, b)):
+        unused |= {f"{b.config['method']}.{name}" for name in parts_of(b.settings, component)}
+    return unused
 
 
-def _compare(mean: Mapping[str, float], a: str, b: str, about: str, also: Sequence[str]) -> str:
+def _is_same_method(a: RunResult, b: RunResult) -> bool:
+    return bool(a.config["method"] == b.config["method"])
+
+
+def _ablated(a: RunResult, b: RunResult) -> str | None:
+    """The component that `b` lacks and `a`, of the same method, has; None if there is none."""
+    if not _is_same_method(a, b) or a.settings is None or b.settings is None:
+        return None
+    lacking = [name for name in components(b.settings) if getattr(b.settings, name) == OFF]
+    return next((name for name in lacking if getattr(a.settings, name) != OFF), None)
+
+
+def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Sequence[str]) -> str:
     gain = mean[a] - mean[b]
     verdict = "above" if gain > 0 else "below"
+    run, baseline = groups[a][0], groups[b][0]
+    about = _about(run, baseline)
     sentence = f"{about}: {a} is {abs(gain):.1f} points {verdict} {b} on the target mean"
     if also:
         sentence += f"; they also differ in {', '.join(also)}"
-    elif (_method(a), _method(b)) == ("peer", "p-ens"):
+    elif component := _ablated(run, baseline):
         lesson = "pays" if gain > 0 else "does not pay"
-        sentence += f"; at this budget the regulariser {lesson} in accuracy"
+        sentence += f"; at this budget the {component} {lesson} in accuracy"
     return sentence + "."
 
 
-def _method(name: str) -> str:
-    """The method of a variant, from its name."""
-    return name.partition(" ")[0]
+def _about(run: RunResult, baseline: RunResult) -> str:
+    """What a comparison shows: `PEER against augmentation alone`."""
+    has = ingredients(baseline)
+    if OBJECTIVE not in ingredients(run):
+        return f"{AUGMENTATION} alone"
+    without = f", without {component}" if (component := _ablated(run, baseline)) else ""
+    if not has:
+        plain = f"no {AUGMENTATION}" if run.augments else "cross-entropy alone"
+        return f"{title_of(run.method)} against {plain}{without}"
+    named = " with ".join(name for name in (AUGMENTATION, AVERAGING) if name in has)
+    alone = " alone" if len(has) == 1 else ""
+    return f"{title_of(run.method)} against {named}{alone}{without}"
 
 
 def _steadiness(name: str, group: Sequence[RunResult]) -> str:
-    task, proxy = (_variance(group, model) for model in ("task", "proxy"))
-    if task is None or proxy is None:
+    deployed, trained = (_variance(group, model) for model in (group[0].deployed, group[0].trained))
+    if deployed is None or trained is None:
         return f"{name}: too few periods after the first {BURN_IN_PERIODS} to speak of fluctuation."
-    verdict = "less" if task < proxy else "not less"
+    verdict = "less" if deployed < trained else "not less"
     return (
-        f"{name}: the task model fluctuates {verdict} than its proxy ({task:.2f} and {proxy:.2f})."
+        f"{name}: the deployed network ({group[0].deployed}) fluctuates {verdict} than the trained "
+        f"one ({group[0].trained}): {deployed:.2f} and {trained:.2f}."
     )
 
 
@@ -109,7 +157,3 @@ def _variance(group: Sequence[RunResult], model: str) -> float | None:
     found = [run.fluctuation(model) for run in group]
     values = [f.mean.var for f in found if f is not None]
     return float(np.mean(values)) if values else None
-
-
-def _has_task(group: Sequence[RunResult]) -> bool:
-    return "task" in group[0].models

@@ -8,7 +8,7 @@ from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
 from peerdg.report.escape import markdown_text
 from peerdg.report.percent import accuracy_spread, spread
-from peerdg.report.runs import RunResult
+from peerdg.report.result import RunResult
 from peerdg.report.tables import CRAFTED_MEAN, Table
 from peerdg.report.variants import by_variant
 
@@ -95,7 +95,7 @@ def settings_findings(runs: Sequence[RunResult]) -> list[str]:
             images.setdefault(group[0].method, set()).update(map(_crafted_from, group))
             found = [Trajectory.of(run.records, model=run.deployed) for run in group]
             by_method.setdefault(group[0].method, {})[name] = found
-    said = []
+    sentences = []
     for method, variants in by_method.items():
         evaluated = {
             (run.scored_by("crafted-val"), run.targets) for g in variants.values() for run in g
@@ -105,11 +105,11 @@ def settings_findings(runs: Sequence[RunResult]) -> list[str]:
             continue  # scores of different images cannot be compared
         choice = select_variant(variants)
         cost = "" if choice.regret is None else f"; its regret is {choice.regret:.1f} points"
-        said.append(
+        sentences.append(
             f"of {', '.join(variants)}, crafted validation prefers {choice.variant} "
             f"({choice.scores[choice.variant]:.1f}){cost}."
         )
-    return said
+    return sentences
 
 
 def choices(run: RunResult) -> dict[Rule, Choice]:

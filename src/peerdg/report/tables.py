@@ -11,7 +11,8 @@ from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.report.escape import markdown_text
 from peerdg.report.fitted import FittedTable
 from peerdg.report.percent import accuracy_spread, accuracy_text, mean_text, spread
-from peerdg.report.runs import RunResult, read_run
+from peerdg.report.result import RunResult
+from peerdg.report.runs import read_run
 from peerdg.report.variants import by_variant
 
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
@@ -130,7 +131,7 @@ def comparison(runs: Sequence[RunResult]) -> Table:
             ]
         )
     summary = "target mean" if targets else CRAFTED_MEAN
-    columns = ["method", "seeds", summary, "source val", "var proxy", "var task", "seconds"]
+    columns = ["method", "seeds", summary, "source val", "var trained", "var deployed", "seconds"]
     rules = [group[0].batch_statistics for group in groups.values()]
     if any(rules):
         columns.append("batch statistics")
@@ -179,3 +180,24 @@ def _fluctuation(group: Sequence[RunResult], which: str) -> str:
         return "-"
     found = [run.fluctuation(getattr(run, which), burn_in_periods=BURN_IN_PERIODS) for run in group]
     return spread([f.mean.var for f in found if f is not None], digits=2)
+
+
+def profile_table(run: RunResult) -> Table:
+    """Seconds and share of each stage of one profiled run, the longest first."""
+    profile = run.profile or {"seconds": 0.0, "stages": {}}
+    whole = profile["seconds"]
+    longest_first = sorted(profile["stages"].items(), key=lambda item: -item[1]["seconds"])
+    rows = [
+        [name, f"{spent['seconds']:.2f}", _share(spent["seconds"], whole), _each(spent)]
+        for name, spent in longest_first
+    ]
+    total = ["all", f"{whole:.2f}", _share(whole, whole), ""]
+    return Table(["stage", "seconds", "share", "ms per call"], [*rows, total])
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _each(spent: dict[str, float]) -> str:
+    return f"{1e3 * spent['seconds'] / spent['calls']:.2f}" if spent["calls"] else "-"

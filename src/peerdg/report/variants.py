@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from peerdg.report.runs import REVISION, UNKNOWN, RunResult
+from peerdg.report.result import OPERATIONS_REVISION, UNKNOWN, RunResult
 
 DATA = "data"  # as an option in a label: the images that were learnt from
 START = "initial_weights"  # likewise: of the user's own network
@@ -18,7 +18,7 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     """Finished runs that differ only in their seed, under a short name that is unique.
 
     A method with one variant is called by its name; several have the options that differ between
-    them beside it, `peer w=0.1`.
+    them beside it, `erm lr=0.1`.
     """
     groups = list(filter(None, _grouped(runs).values()))
     by_method: dict[str, list[int]] = {}
@@ -39,12 +39,12 @@ def variant_differences(groups: Groups) -> list[str]:
     by_method: dict[str, list[RunResult]] = {}
     for group in groups.values():
         by_method.setdefault(group[0].method, []).append(group[0])
-    said = []
+    sentences = []
     for method, runs in by_method.items():
         if options := _differing(runs):
             parts = [f"{key} ({', '.join(_column(values))})" for key, values in options.items()]
-            said.append(f"The variants of {method} differ in {'; '.join(parts)}.")
-    return said
+            sentences.append(f"The variants of {method} differ in {'; '.join(parts)}.")
+    return sentences
 
 
 def _grouped(runs: Sequence[RunResult]) -> dict[tuple[str, ...], list[RunResult]]:
@@ -92,7 +92,7 @@ def _labels(method: str, runs: Sequence[RunResult]) -> list[str]:
 
 def _part(key: str, text: str) -> str:
     """An option in a name: `w=0.1`; `operations revision 2`, which is no option."""
-    return f"{key} {text}" if key == REVISION else f"{key}={text}"
+    return f"{key} {text}" if key == OPERATIONS_REVISION else f"{key}={text}"
 
 
 def _numbered(labels: Sequence[str]) -> list[str]:
@@ -112,15 +112,22 @@ def _differing(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
         key=lambda key: (key != "budget", not key.startswith(f"{method}.")),
     )
     found: dict[str, list[Any]] = {key: [o.get(key) for o in flat] for key in keys}
-    found = {key: values for key, values in found.items() if len(set(map(repr, values))) > 1}
-    if found.get("evaluate_every") == found.get(f"{method}.k"):
-        found.pop("evaluate_every", None)  # follows k unless it is given
+    found = {key: values for key, values in found.items() if differs(key, values)}
+    if found.get("evaluate_every") == found.get(f"{method}.{runs[0].period_option}"):
+        found.pop("evaluate_every", None)  # follows the period unless it is given
     if len({run.trained_on for run in runs}) > 1:
         found[DATA] = list(data_names(runs))
     if len(set(zip(*(map(repr, values) for values in found.values()), strict=True))) < len(runs):
         starts = [run.inputs.network_weights or UNKNOWN for run in runs]
         found |= {START: starts} if len(set(starts)) > 1 else {}
     return found
+
+
+def differs(option: str, values: Sequence[Any]) -> bool:
+    """Whether an option has several values; runs without augmentation have no revision of it."""
+    if option == OPERATIONS_REVISION:
+        values = [value for value in values if value is not None]
+    return len(set(map(repr, values))) > 1
 
 
 def data_names(runs: Sequence[RunResult]) -> list[str]:

@@ -69,9 +69,9 @@ def choose(*, images: int, side: int, budget: str, own_network: bool = False) ->
         raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
     base = preset(name, budget)
     batch = _batch(images)
-    k = base["peer"]["k"]
+    period = base["evaluate_every"]  # equals each method's own in these presets
     epochs = {
-        "train": k * max(3, round(base["train"]["epochs"] / k * _factor(images))),
+        "train": period * max(3, round(base["train"]["epochs"] / period * _factor(images))),
         "pretrain": max(1, round(base["pretrain"]["epochs"] * _factor(images))),
     }
     options: dict[str, Any] = {

@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from peerdg.errors import ConfigError
+from peerdg.methods.registry import settings_of
 from peerdg.train.forecast import Costs, RunPlan, duration
 from peerdg.train.settings import PhaseSettings, RunConfig
 
-FEW_PERIODS = 5  # of k epochs; with less time k is smaller
+FEW_PERIODS = 5  # of the method; with less time its period is shorter
 LEAST_PERIODS = 3  # of one epoch: the shortest run
 EVALUATION_SHARE = 0.2  # of the training's time; costly evaluations are several periods apart
 MOST_PERIODS = 2**16  # nobody waits for more; it bounds the search where a step takes no time
@@ -26,7 +27,8 @@ class TimeBudget:
     Args:
         minutes: In all, from `began` to the stored model.
         began: When the command started, by `time.monotonic`.
-        keep: Options that the user chose and that stay: `k`, `evaluate_every`, `pretrain.epochs`.
+        keep: What the user chose and stays: `period` (of the method), `evaluate_every`,
+            `pretrain.epochs`.
     """
 
     minutes: float
@@ -52,7 +54,7 @@ class TimeBudget:
                 hint="Give one of --minutes and --epochs.",
             )
         chosen = {
-            "k": "k" in given.get(method, {}),
+            "period": settings_of(method).period_option in given.get(method, {}),
             "evaluate_every": "evaluate_every" in given,
             "pretrain.epochs": "epochs" in given.get("pretrain", {}),
         }
@@ -74,10 +76,10 @@ def fit_epochs(
 ) -> RunConfig:
     """The config with as many epochs as the time allows, pre-training in proportion.
 
-    A run has at least `FEW_PERIODS` periods of k epochs: where these are too long, k is smaller,
-    and with k = 1 there are at least `LEAST_PERIODS`. Evaluations follow each period, or several
-    if they would take too long, but there is one in the middle. The steps of a learning rate's
-    schedule shrink or grow like the epochs.
+    A run has at least `FEW_PERIODS` periods of its method: where these are too long, they get
+    shorter, and of one epoch each there are at least `LEAST_PERIODS`. Evaluations follow each
+    period, or several if they would take too long, but there is one in the middle. The steps of a
+    learning rate's schedule shrink or grow like the epochs.
 
     Args:
         config: The schedule to shorten or lengthen.
@@ -100,7 +102,8 @@ def fit_epochs(
         return spent + costs.of_run(plan_of(fitted))
 
     usual = _period(config)
-    kept = "k" in budget.keep or (not _has_k(config) and "evaluate_every" in budget.keep)
+    own_period = config.method_settings.period_option is not None
+    kept = ("period" if own_period else "evaluate_every") in budget.keep
     least_count, least_period = (1, usual) if kept else (LEAST_PERIODS, 1)
     found: list[RunConfig] = []
     for period in range(least_period, usual + 1):
@@ -121,7 +124,7 @@ def fit_epochs(
 def keep_schedule(
     config: RunConfig, stored: Mapping[str, Any], *, keep: frozenset[str] = frozenset()
 ) -> RunConfig:
-    """`config` with the epochs, k and evaluations that a stored config was given at its start.
+    """`config` with the epochs, period and evaluations that a stored config was given at its start.
 
     What the user chose (`keep`) stays as it is, so that a resume with other values is refused.
     """
@@ -130,9 +133,10 @@ def keep_schedule(
         values = stored.get(phase, {})
         names = {"epochs", "lr_step"} - ({"epochs"} if f"{phase}.epochs" in keep else set())
         changed[phase] = replace(getattr(config, phase), **{n: values.get(n) for n in names})
-    if _has_k(config) and "k" not in keep and "k" in stored.get(config.method, {}):
-        k = stored[config.method]["k"]
-        changed["method_settings"] = replace(config.method_settings, k=k)
+    option = config.method_settings.period_option
+    if "period" not in keep and option in stored.get(config.method, {}):
+        period = stored[config.method][option]
+        changed["method_settings"] = replace(config.method_settings, **{option: period})
     if "evaluate_every" in stored and "evaluate_every" not in keep:
         changed["evaluate_every"] = stored["evaluate_every"]
     return replace(config, **changed)
@@ -141,8 +145,9 @@ def keep_schedule(
 def schedule(config: RunConfig) -> str:
     """`4 + 60 epochs, k 5`."""
     before = f"{config.pretrain.epochs} + " if config.pretrain.epochs else ""
-    k = f", k {config.method_settings.k}" if _has_k(config) else ""
-    return f"{before}{config.train.epochs} epochs{k}"
+    settings = config.method_settings
+    period = f", {settings.period_option} {settings.period}" if settings.period_option else ""
+    return f"{before}{config.train.epochs} epochs{period}"
 
 
 def _periods_apart(count: int, evaluation: float, available: float) -> int:
@@ -164,8 +169,9 @@ def _with_epochs(
         changed["pretrain"] = _scaled(
             config.pretrain, before / config.pretrain.epochs, epochs=before
         )
-    if _has_k(config) and "k" not in keep:
-        changed["method_settings"] = replace(config.method_settings, k=period)
+    option = config.method_settings.period_option
+    if option is not None and "period" not in keep:
+        changed["method_settings"] = replace(config.method_settings, **{option: period})
     if "evaluate_every" not in keep:
         changed["evaluate_every"] = evaluate_every
     return replace(config, **changed)
@@ -192,10 +198,7 @@ def _most_periods(
     return low
 
 
-def _has_k(config: RunConfig) -> bool:
-    """Whether the method repeats something every k epochs."""
-    return isinstance(getattr(config.method_settings, "k", None), int)
-
-
 def _period(config: RunConfig) -> int:
-    return int(config.method_settings.k) if _has_k(config) else config.evaluate_every
+    """Epochs after which the method repeats its work, or else an evaluation comes."""
+    settings = config.method_settings
+    return config.evaluate_every if settings.period_option is None else int(settings.period)

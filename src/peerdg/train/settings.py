@@ -24,7 +24,7 @@ from peerdg.config import (
 )
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
-from peerdg.methods.registry import method_names, settings_of
+from peerdg.methods.registry import aliases_of, method_names, settings_of
 from peerdg.models.names import LARGEST_SIDE, OWN, check_backbone
 from peerdg.text import storable
 from peerdg.train.choices import Choices
@@ -56,7 +56,7 @@ class PhaseSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentSettings:
-    """The augmentation G that RandAugment and PEER share."""
+    """The augmentation G, shared by all methods that augment."""
 
     operations: Literal["torchvision", "sdg"] = option(
         "torchvision", "torchvision's 14 operations, or the 16 with Invert of the sDG code bases"
@@ -152,7 +152,7 @@ class RunConfig:
     crafted_images: int = option(
         500, "validation images that are crafted, at most; 0 takes all", at_least=0
     )
-    keep_snapshots: bool = option(False, "keep the proxy's weights at every evaluation")
+    keep_snapshots: bool = option(False, "keep the trained network's weights at every evaluation")
     data: Any = None
     pretrain: PhaseSettings = PhaseSettings()
     train: PhaseSettings = PhaseSettings()
@@ -222,7 +222,6 @@ SECTIONS: dict[str, type[Any]] = {
 _SCALARS = {f.name for f in fields(RunConfig)} - {*SECTIONS, "data", "method_settings"}
 # Names from papers and other projects that people type; checked before similar spelling.
 _ALIASES = {
-    "weight": "peer.w", "lambda": "peer.lam", "period": "peer.k", "temperature": "peer.tau",
     "learning_rate": "train.lr", "epochs": "train.epochs", "batch_size": "train.batch_size",
     "lr": "train.lr", "target": "targets", "data": "benchmark", "model": "backbone",
 }  # fmt: skip
@@ -264,13 +263,14 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
 
 
 def _evaluation_period(layers: tuple[Mapping[str, Any], ...], method: str) -> dict[str, Any]:
-    """`evaluate_every` follows k wherever k is given without it; a later layer wins."""
+    """`evaluate_every` follows the method's period where only that is given; a later layer wins."""
+    own_period = settings_of(method).period_option
     period: dict[str, Any] = {}
     for layer in layers:
         if "evaluate_every" in layer:
             period = {"evaluate_every": layer["evaluate_every"]}
-        elif "k" in layer.get(method, {}):
-            period = {"evaluate_every": layer[method]["k"]}
+        elif own_period in layer.get(method, {}):
+            period = {"evaluate_every": layer[method][own_period]}
     return period
 
 
@@ -286,20 +286,7 @@ def _refuse_two_budgets(layers: tuple[Mapping[str, Any], ...]) -> None:
 
 def notes(config: RunConfig) -> list[str]:
     """What a person should know about a legal but surprising configuration."""
-    k, epochs = getattr(config.method_settings, "k", None), config.train.epochs
-    said = []
-    if config.method == "peer" and k is not None and not config.method_settings.include_init:
-        if k > epochs:
-            said.append(
-                f"k = {k} is larger than the {epochs} epochs: no snapshot is averaged, and the "
-                "task model stays the pre-trained one. Lower --peer.k or raise --epochs."
-            )
-        elif epochs % k:
-            said.append(
-                f"{epochs} epochs are not a multiple of k = {k}: the proxy trains through the "
-                f"last {epochs % k}, but they do not enter the task model."
-            )
-    return said
+    return list(config.method_settings.notes(config.train.epochs))
 
 
 def refuse_difference(old: RunConfig, new: RunConfig) -> None:
@@ -345,8 +332,10 @@ def _check_keys(
 
 def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
     """The nearest option anywhere: at the top, a section, or inside one."""
-    if key in _ALIASES and _ALIASES[key].partition(".")[0] in {*sections, *_SCALARS}:
-        return f"Did you mean '{_ALIASES[key]}'?"
+    methods = [name for name in sections if name in method_names()]
+    own = {a: f"{name}.{to}" for name in methods for a, to in aliases_of(name).items()}
+    if meant := {**own, **_ALIASES}.get(key):
+        return f"Did you mean '{meant}'?"
     top = [*sorted(_SCALARS), *sections]
     if nearest(key, top):
         return suggest(key, top, "")

@@ -68,7 +68,7 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What `manifest.json` says about inputs that the config only names.
+    """What `manifest.json` says about what the config only names.
 
     Args:
         network: What the user's own network is, see `network_fingerprint`; None if there was
@@ -76,12 +76,17 @@ class Inputs:
         network_weights: The values it starts from; None likewise.
         weights_sha256: Of the file of initial weights; None likewise.
         augmentation: Revision of the augmentation's operations; None if the manifest is damaged.
+        trained: The observed network that learns; None if the run is older than the record, or
+            has not come to its main phase.
+        deployed: The observed network that ships; None likewise.
     """
 
     network: str | None = None
     network_weights: str | None = None
     weights_sha256: str | None = None
     augmentation: int | None = within(at_least=1, default=1)
+    trained: str | None = None
+    deployed: str | None = None
 
 
 def read_inputs(manifest: Path) -> Inputs:

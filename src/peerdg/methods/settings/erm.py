@@ -2,19 +2,21 @@
 
 from dataclasses import dataclass
 
-from peerdg.config import validate
+from peerdg.methods.metadata import MethodSettings
 
 IMPLEMENTED_BY = "peerdg.methods.erm:ERM"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(MethodSettings):
     """Cross-entropy on clean images; the baseline of every comparison."""
-
-    def __post_init__(self) -> None:
-        validate(self)
 
     @property
     def augments(self) -> bool:
         """Nothing is augmented."""
         return False
+
+    @property
+    def is_baseline(self) -> bool:
+        """Cross-entropy is all there is."""
+        return True

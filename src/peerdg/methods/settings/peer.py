@@ -1,41 +1,50 @@
 """Options of PEER, with the paper's values as defaults and a switch for every ambiguity."""
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
-from peerdg.config import option, validate
+from peerdg.config import option
 from peerdg.errors import ConfigError
+from peerdg.methods.metadata import OFF, MethodSettings
 
 IMPLEMENTED_BY = "peerdg.methods.peer:PEER"
+TITLE = "PEER"
+ALIASES = {"weight": "w", "lambda": "lam", "period": "k", "temperature": "tau"}
+KNOWN_AS: dict[str, dict[str, Any]] = {"p-ens": {"regulariser": OFF}}
+
+_of_regulariser = partial(option, part_of="regulariser")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(MethodSettings):
     """A proxy learns augmented images, guided by the average of its own snapshots."""
 
     k: int = option(
         10, "re-draw the policy and average a snapshot every k epochs", at_least=1, announced=True
     )
-    w: float = option(2.0, "weight of the regulariser", at_least=0, announced=True)
-    lam: float = option(0.005, "weight of Barlow Twins' redundancy term", at_least=0)
+    w: float = _of_regulariser(2.0, "weight of the regulariser", at_least=0, announced=True)
+    lam: float = _of_regulariser(0.005, "weight of Barlow Twins' redundancy term", at_least=0)
     regulariser: Literal["barlow-twins", "info-nce", "none"] = option(
         "barlow-twins", "how proxy and task model are compared; none is P-ENS"
     )
-    tau: float = option(0.1, "temperature of InfoNCE; the paper's formula has 1", above=0)
+    tau: float = _of_regulariser(0.1, "temperature of InfoNCE; the paper's formula has 1", above=0)
     augment: bool = option(True, "train on augmented images; off: both views are clean")
     average: bool = option(True, "task model is the mean of snapshots; off: the latest one")
     include_init: bool = option(
         False, "Algorithm 1 to the letter: average the initial snapshot, leave out the last"
     )
     reset_proxy: bool = option(False, "after each update continue from the task model")
-    head: Literal["trained", "frozen", "none"] = option("trained", "the projection head R")
-    head_layers: int = option(2, "layers of R; paper: 2 on Digits, else 3", at_least=1)
-    head_dim: int = option(
+    head: Literal["trained", "frozen", "none"] = _of_regulariser("trained", "the projection head R")
+    head_layers: int = _of_regulariser(2, "layers of R; paper: 2 on Digits, else 3", at_least=1)
+    head_dim: int = _of_regulariser(
         128, "output dimension of R; paper: 128 on Digits, else 1024", at_least=1
     )
-    head_hidden: int | None = option(None, "hidden width of R; default max(dim, 512)", at_least=1)
-    head_norm: Literal["bn", "ln", "none"] = option("bn", "normalisation inside R")
-    head_grad_target: bool = option(True, "R also learns from the task model's branch")
+    head_hidden: int | None = _of_regulariser(
+        None, "hidden width of R; default max(dim, 512)", at_least=1
+    )
+    head_norm: Literal["bn", "ln", "none"] = _of_regulariser("bn", "normalisation inside R")
+    head_grad_target: bool = _of_regulariser(True, "R also learns from the task model's branch")
     views: Literal["clean_aug", "aug_clean", "both_same"] = option(
         "clean_aug", "views compared: task-proxy; both_same sums both views, same in both models"
     )
@@ -50,8 +59,10 @@ class Settings:
     )
     teacher: str | None = option(None, "run or model folder of a frozen teacher, the regulator")
 
+    period_option: ClassVar[str | None] = "k"
+
     def __post_init__(self) -> None:
-        validate(self)
+        super().__post_init__()
         if self.include_init and self.reset_proxy:
             raise ConfigError(
                 "include_init and reset_proxy exclude each other: Algorithm 1 resets no proxy."
@@ -61,3 +72,24 @@ class Settings:
     def augments(self) -> bool:
         """Unless it is switched off."""
         return self.augment
+
+    @property
+    def is_baseline(self) -> bool:
+        """Without its regulariser it averages a network trained by cross-entropy."""
+        return self.regulariser == OFF
+
+    def notes(self, epochs: int) -> list[str]:
+        """Whether epochs are trained that no snapshot sees."""
+        if self.include_init:
+            return []
+        if self.k > epochs:
+            return [
+                f"k = {self.k} is larger than the {epochs} epochs: no snapshot is averaged, and "
+                "the task model stays the pre-trained one. Lower --peer.k or raise --epochs."
+            ]
+        if epochs % self.k:
+            return [
+                f"{epochs} epochs are not a multiple of k = {self.k}: the proxy trains through the "
+                f"last {epochs % self.k}, but they do not enter the task model."
+            ]
+        return []

@@ -1,24 +1,26 @@
 """Options of the RandAugment baseline."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from peerdg.config import option, validate
+from peerdg.config import option
+from peerdg.methods.metadata import MethodSettings
 
 IMPLEMENTED_BY = "peerdg.methods.randaugment:RandAug"
+ALIASES = {"period": "k"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(MethodSettings):
     """Cross-entropy on clean and augmented images."""
 
     k: int = option(
         10, "re-draw the augmentation policy every k epochs", at_least=1, announced=True
     )
 
-    def __post_init__(self) -> None:
-        validate(self)
+    period_option: ClassVar[str | None] = "k"
 
     @property
-    def augments(self) -> bool:
-        """Half of the images of a step are augmented."""
+    def is_baseline(self) -> bool:
+        """Cross-entropy is all there is, on both views."""
         return True

@@ -1,0 +1,51 @@
+"""What the rest of the package knows about a method besides its options. Free of torch."""
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from peerdg.config import validate
+
+OFF = "none"
+"""The value of an option that switches its component off, see `part_of` of `config.option`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """Base of every method's `Settings`: facts about the method, with the usual answers."""
+
+    period_option: ClassVar[str | None] = None
+    """The option that sets the period; None for a method that does the same in every epoch."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def augments(self) -> bool:
+        """Whether the method trains on images augmented by the run's augmentation."""
+        return True
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether its loss is cross-entropy alone, so that reports compare others with it."""
+        return False
+
+    @property
+    def period(self) -> int:
+        """Epochs after which the work between epochs repeats: a re-draw, a snapshot."""
+        return 1 if self.period_option is None else int(getattr(self, self.period_option))
+
+    def notes(self, epochs: int) -> list[str]:
+        """What a person should know about a legal but surprising choice, for so many epochs."""
+        return []
+
+
+def parts_of(settings: type[MethodSettings] | MethodSettings, component: str) -> frozenset[str]:
+    """The options of a component, among them the one that chooses it."""
+    parts = {f.name for f in fields(settings) if f.metadata.get("part_of") == component}
+    return frozenset({component, *parts} if parts else ())
+
+
+def components(settings: type[MethodSettings] | MethodSettings) -> tuple[str, ...]:
+    """The options that choose a component, and switch it off with the value `OFF`."""
+    named = (f.metadata.get("part_of") for f in fields(settings))
+    return tuple(dict.fromkeys(name for name in named if name is not None))

@@ -1,0 +1,277 @@
+"""One run as reports see it: its options, its records, and what they mean."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from peerdg.augment import REVISION, is_same_augmentation
+from peerdg.crafted.families import DISJOINT
+from peerdg.data import CRAFTED, VALIDATION, is_target
+from peerdg.data.registry import OWN_DATA
+from peerdg.evaluate.fluctuation import (
+    BURN_IN_PERIODS,
+    RunFluctuation,
+    accuracy_series,
+    run_fluctuation,
+)
+from peerdg.methods.metadata import MethodSettings
+from peerdg.methods.registry import known_as, method_names, settings_of, stored_settings
+from peerdg.models.names import OWN, may_have_batch_norm
+from peerdg.train.rundir import Status
+from peerdg.train.settings import MAY_CHANGE
+from peerdg.train.started import Inputs
+
+# Options in which runs of one variant may differ: their seed, the name they were called by, and
+# what does not decide the result. Batch statistics have one only in some networks, see
+# `RunResult.batch_statistics`.
+WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "name", "keep_snapshots", "batch_statistics"}
+
+# Inputs that are no options, as options in names of variants and lists of differences.
+NETWORK, OPERATIONS_REVISION = "network", "operations revision"
+UNKNOWN = "unknown"
+_SHORT_HASH = 12  # characters of the hash of a file of weights
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """One run folder, read.
+
+    Args:
+        path: The folder.
+        config: Its options, nested as in a config file.
+        status: How far it is.
+        records: What `metrics.jsonl` holds.
+        events: What `events.jsonl` holds.
+        profile: Seconds by stage, if they were measured.
+        folder: The name of the folder or list, of a run on own images.
+        fingerprints: The fingerprint of each part of the data, as far as it is known.
+        inputs: What its manifest says about what the options only name.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    status: Status
+    records: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    profile: dict[str, Any] | None = None
+    folder: str | None = None
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=Inputs)
+
+    @property
+    def data(self) -> str:
+        """Name of the data set, or of the folder or list of a user's own images."""
+        benchmark = str(self.config["benchmark"])
+        return self.folder or benchmark if benchmark == OWN_DATA else benchmark
+
+    @property
+    def trained_on(self) -> str:
+        """Fingerprint of the training images; empty if the records do not have it."""
+        return self.fingerprints.get("train", "")
+
+    @property
+    def judged_on(self) -> dict[str, str]:
+        """Fingerprints of the targets, or of the validation images where there are none."""
+        names = [f"target:{target}" for target in self.targets] or [VALIDATION]
+        return {name: self.fingerprints[name] for name in names if name in self.fingerprints}
+
+    @property
+    def method(self) -> str:
+        """The name it was called by, or what the literature calls its method and options."""
+        called = self.config.get("name")
+        return str(called or known_as(self.config["method"], self.own_options))
+
+    @property
+    def own_options(self) -> Mapping[str, Any]:
+        """Options of its method's own section."""
+        options: Mapping[str, Any] = self.config.get(self.config["method"], {})
+        return options
+
+    @cached_property
+    def settings(self) -> MethodSettings | None:
+        """Its method's settings, if this version has the method."""
+        return stored_settings(self.config["method"], self.own_options)
+
+    @property
+    def augments(self) -> bool:
+        """Whether it was trained on augmented images; methods unknown here count as if."""
+        return self.settings is None or self.settings.augments
+
+    @property
+    def averages(self) -> bool:
+        """Whether it deploys another network than the one that is trained."""
+        return self.deployed != self.trained
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        seed: int = self.config["seed"]
+        return seed
+
+    @property
+    def variant(self) -> str:
+        """All options but the seed that decide the result, as a comparable text."""
+        return json.dumps(self.options, sort_keys=True, default=str)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options but the seed that decide the result, and inputs that they only name.
+
+        Sections are flat, {"train.lr": 0.1}.
+        """
+        options = flat({k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT})
+        if self.inputs.weights_sha256 is not None:
+            name = Path(self.config["weights"]).name
+            options["weights"] = f"{name}@{self.inputs.weights_sha256[:_SHORT_HASH]}"
+        if self.config["backbone"] == OWN:
+            options[NETWORK] = self.inputs.network or UNKNOWN
+        if self.augments:
+            options[OPERATIONS_REVISION] = self._operations_revision()
+        options["batch_statistics"] = self.batch_statistics
+        return options
+
+    def _operations_revision(self) -> int | str:
+        """The revision of its operations; of those that mean the same, the latest."""
+        revision = self.inputs.augmentation
+        if revision is None:
+            return UNKNOWN
+        operations = self.config.get("augment", {}).get("operations", "")
+        return REVISION if is_same_augmentation(operations, revision) else revision
+
+    @property
+    def has_statistics_rule(self) -> bool:
+        """Whether all its networks were evaluated by one rule; runs of old versions were not."""
+        recorded = any("batch_statistics" in record for record in self.evaluations)
+        return recorded or "batch_statistics" in self.config
+
+    @property
+    def batch_statistics(self) -> str | None:
+        """Where the statistics of batch normalisation came from; None without batch normalisation.
+
+        Runs that are older than the rule were evaluated as training left them, but for a deployed
+        average with the option `bn = "recalibrate"`.
+        """
+        if self.has_statistics_rule:
+            found = {
+                str(r["batch_statistics"]) for r in self.evaluations if "batch_statistics" in r
+            }
+            return " and ".join(sorted(found)) or None
+        if not may_have_batch_norm(self.config["backbone"]):
+            return None
+        mixed = self.own_options.get("bn") == "recalibrate"
+        return f"trained, {self.deployed} clean" if mixed else "trained"
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in training epochs."""
+        return sum(float(e["seconds"]) for e in self.events if e.get("event") == "epoch")
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Evaluation records in order."""
+        return [r for r in self.records if r["kind"] == "evaluation"]
+
+    @property
+    def targets(self) -> list[str]:
+        """Target domains in the order they were evaluated."""
+        return list(filter(is_target, dict.fromkeys(r["domain"] for r in self.evaluations)))
+
+    @property
+    def crafted(self) -> list[str]:
+        """Crafted validation domains in the order they were evaluated."""
+        domains = dict.fromkeys(r["domain"] for r in self.evaluations)
+        return [domain for domain in domains if domain.startswith(CRAFTED)]
+
+    @property
+    def models(self) -> list[str]:
+        """Observed models."""
+        return list(dict.fromkeys(r["model"] for r in self.evaluations))
+
+    @property
+    def trained(self) -> str:
+        """Name of the network that learns; records that do not say list it first."""
+        known = self.models or ["model"]
+        return self.inputs.trained if self.inputs.trained in known else known[0]
+
+    @property
+    def deployed(self) -> str:
+        """Name of the network that ships; records that do not say list it last."""
+        known = self.models or ["model"]
+        return self.inputs.deployed if self.inputs.deployed in known else known[-1]
+
+    @property
+    def period(self) -> int:
+        """Epochs between the evaluations that count for fluctuation.
+
+        That is k, where there is one and an evaluation after every k-th epoch.
+        """
+        evaluated = int(self.config["evaluate_every"])
+        return math.lcm(self.k or evaluated, evaluated)
+
+    @property
+    def k(self) -> int | None:
+        """The period of the method in epochs; None if it has none."""
+        k = self.own_options.get(self.period_option)
+        return None if k is None else int(k)
+
+    @property
+    def period_option(self) -> str:
+        """The option of its method that sets the period; empty if it has none."""
+        method = self.config["method"]
+        return settings_of(method).period_option or "" if method in method_names() else ""
+
+    def final(self, model: str) -> dict[str, float]:
+        """Last accuracy of `model` on each domain."""
+        return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
+
+    def images(self, *domains: str) -> int | None:
+        """Images of the smallest of these evaluated domains; None if the records do not say."""
+        found = {r["domain"]: r.get("n") for r in self.evaluations if r["domain"] in domains}
+        return min((n for n in found.values() if n is not None), default=None)
+
+    def crafted_mean(self, model: str) -> float | None:
+        """Mean of the last accuracies over the crafted families that have a vote, if any."""
+        final = self.final(model)
+        voting = [final[domain] for domain in self.voting if domain in final]
+        return sum(voting) / len(voting) if voting else None
+
+    @property
+    def voting(self) -> list[str]:
+        """Evaluated crafted domains of the families that RandAugment does not train on."""
+        return [domain for domain in self.crafted if domain.removeprefix(CRAFTED) in DISJOINT]
+
+    def score(self, model: str) -> float | None:
+        """What a run is judged by: its target mean, or without targets its crafted mean."""
+        return self.target_mean(model) if self.targets else self.crafted_mean(model)
+
+    def target_mean(self, model: str) -> float:
+        """Unweighted mean over the targets of the last accuracies."""
+        final = self.final(model)
+        return sum(final[t] for t in self.targets) / len(self.targets)
+
+    def fluctuation(
+        self, model: str, *, burn_in_periods: int = BURN_IN_PERIODS
+    ) -> RunFluctuation | None:
+        """Fluctuation of `model` over evaluations every k epochs; None if there are none."""
+        series = accuracy_series(
+            self.records,
+            model=model,
+            every=self.period,
+            burn_in_periods=burn_in_periods,
+        )
+        return run_fluctuation(series)
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """{"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
+    options: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            options.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            options[key] = value
+    return options
