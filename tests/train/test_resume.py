@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -51,7 +51,8 @@ def options() -> dict[str, Any]:
     }
     found = {}
     for prefix, kind in sections.items():
-        for name, hint in get_type_hints(kind).items():
+        hints = get_type_hints(kind)
+        for name, hint in ((f.name, hints[f.name]) for f in fields(kind)):
             if not hasattr(hint, "__dataclass_fields__") and name not in (
                 "data",
                 "method_settings",

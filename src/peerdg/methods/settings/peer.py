@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from peerdg.config import option
 from peerdg.errors import ConfigError
@@ -59,7 +59,7 @@ class Settings(MethodSettings):
     )
     teacher: str | None = option(None, "run or model folder of a frozen teacher, the regulator")
 
-    period_option: ClassVar[str | None] = "k"
+    period_option = "k"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,6 @@
 """Options of the RandAugment baseline."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from peerdg.config import option
 from peerdg.methods.metadata import MethodSettings
@@ -18,7 +17,7 @@ class Settings(MethodSettings):
         10, "re-draw the augmentation policy every k epochs", at_least=1, announced=True
     )
 
-    period_option: ClassVar[str | None] = "k"
+    period_option = "k"
 
     @property
     def is_baseline(self) -> bool:
