@@ -13,9 +13,9 @@ from PIL import Image
 
 from benchmarks.record import Found, Row
 from peerdg.data.domain import Domain
-from peerdg.data.find import find_images
 from peerdg.data.images.decode import decode_image
 from peerdg.data.images.read import read_images
+from peerdg.data.own.find import find_images
 from peerdg.data.parallel import cores
 
 CLASSES = 100

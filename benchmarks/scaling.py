@@ -18,7 +18,7 @@ PROGRAM = """
 import ctypes, gc, json, resource, sys
 import peerdg
 from benchmarks.contenders import random_domain
-from peerdg.data.domain import Splits
+from peerdg.data.splits import Splits
 from peerdg.train.progress import Silent
 
 def peak():

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
+from peerdg.data.splits import Splits
 from peerdg.models.classifier import Classifier
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import peerdg
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
+from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, Stopped
 from peerdg.train.progress import Silent
 from tests.conftest import TinyEncoder

@@ -6,8 +6,8 @@ from PIL import Image
 from torch import nn
 
 import peerdg
-from peerdg.data.domain import Domain, Splits
-from peerdg.data.split import stratified
+from peerdg.data.domain import Domain
+from peerdg.data.splits import Splits, stratified
 from peerdg.errors import ConfigError, DataError
 from peerdg.train.own import resolve_own
 from peerdg.train.settings import resolve

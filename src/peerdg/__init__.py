@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from peerdg.augment.policy import Policy as Policy
     from peerdg.augment.randaugment import RandAugment as RandAugment
     from peerdg.data.domain import Domain as Domain
-    from peerdg.data.domain import Splits as Splits
-    from peerdg.data.objects import as_domain as as_domain
+    from peerdg.data.own.objects import as_domain as as_domain
+    from peerdg.data.splits import Splits as Splits
     from peerdg.errors import PeerdgError as PeerdgError
     from peerdg.methods.base import Batch as Batch
     from peerdg.methods.erm import ERM as ERM
@@ -35,8 +35,8 @@ _HOME = {
     "Policy": "peerdg.augment.policy:Policy",
     "RandAug": "peerdg.methods.randaugment:RandAug",
     "RandAugment": "peerdg.augment.randaugment:RandAugment",
-    "Splits": "peerdg.data.domain:Splits",
-    "as_domain": "peerdg.data.objects:as_domain",
+    "Splits": "peerdg.data.splits:Splits",
+    "as_domain": "peerdg.data.own.objects:as_domain",
     "build_classifier": "peerdg.models.backbones:build_classifier",
     "fit": "peerdg.api:fit",
     "load_model": "peerdg.api:load_model",

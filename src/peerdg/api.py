@@ -16,14 +16,14 @@ from PIL import Image
 from torch import nn
 
 from peerdg.config import build
-from peerdg.data.class_map import class_map_entries
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.classes import class_map_entries
+from peerdg.data.domain import Domain
 from peerdg.data.images.decode import decode_image
 from peerdg.data.images.read import to_pixels
-from peerdg.data.objects import as_domain
+from peerdg.data.own.objects import as_domain
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
-from peerdg.data.split import hold_out
+from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.detail import WORST, Detail, evaluate_in_detail

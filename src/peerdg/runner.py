@@ -17,11 +17,12 @@ from peerdg.augment.policy import Policy
 from peerdg.crafted.families import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains
 from peerdg.data import VALIDATION
-from peerdg.data.check import check_root
-from peerdg.data.class_map import check_class_map, parse_class_map
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.benchmark import check_root
+from peerdg.data.classes import check_class_map, parse_class_map
+from peerdg.data.domain import Domain
 from peerdg.data.progress import showing
 from peerdg.data.registry import benchmark
+from peerdg.data.splits import Splits
 from peerdg.errors import (
     ConfigError,
     DataError,

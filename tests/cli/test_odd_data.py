@@ -20,7 +20,7 @@ import pytest
 from scipy.io import savemat
 
 from peerdg.cli.main import run
-from peerdg.data.list_file import read_list
+from peerdg.data.own.list_file import read_list
 from peerdg.errors import PeerdgWarning
 from tests.cli.stored_models import save_small_model
 from tests.data.digit_files import cycle, draw, write_mat, write_mnist, write_usps
@@ -483,7 +483,7 @@ from peerdg.errors import DataError
 read, files = sys.argv[1], [Path(name) for name in sys.argv[2:]]
 try:
     if read == "parquet":
-        from peerdg.data.list_file import read_list as reader
+        from peerdg.data.own.list_file import read_list as reader
         reader(files[0])
     else:
         from peerdg.data.benchmarks.pacs_hdf5 import read_hdf5

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from peerdg.data import CRAFTED, VALIDATION, is_target
-from peerdg.data.domain import Splits
+from peerdg.data.splits import Splits
 from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import accuracy_series
 from peerdg.report.result import RunResult

@@ -2,16 +2,15 @@ import json
 import os
 from dataclasses import replace
 
-from peerdg.data.changes import contents_of, describe_changes
-from peerdg.data.domain import Splits
-from peerdg.data.folder import scan
 from peerdg.data.images.read import read_images
+from peerdg.data.own.folder import list_folder
+from peerdg.data.splits import Splits, describe_changes, file_hashes
 from tests.conftest import tiny_domain
 from tests.data.image_files import make_tree, write_picture
 
 
 def splits_of(root):
-    listing = scan(root)
+    listing = list_folder(root)
     files = listing.files(listing.classes, name="photo")
     domain = read_images(files, name="photo", classes=listing.classes, root=root)
     return Splits(train=domain, validation=None, targets={"copy": domain})
@@ -19,17 +18,17 @@ def splits_of(root):
 
 def test_nothing_changes_between_two_readings(tmp_path):
     make_tree(tmp_path, "cat", "dog")
-    old = json.loads(json.dumps(contents_of(splits_of(tmp_path))))
-    assert describe_changes(old, contents_of(splits_of(tmp_path))) == []
+    old = json.loads(json.dumps(file_hashes(splits_of(tmp_path))))
+    assert describe_changes(old, file_hashes(splits_of(tmp_path))) == []
 
 
 def test_added_removed_and_changed_files_are_named(tmp_path):
     make_tree(tmp_path, "cat", "dog")
-    old = contents_of(splits_of(tmp_path))
+    old = file_hashes(splits_of(tmp_path))
     (tmp_path / "cat/0.png").unlink()
     write_picture(tmp_path / "cat/new.png", 77)
     write_picture(tmp_path / "dog/1.png", 78)
-    changes = describe_changes(old, contents_of(splits_of(tmp_path)))
+    changes = describe_changes(old, file_hashes(splits_of(tmp_path)))
     assert changes[3:] == [
         "train: 1 added: cat/new.png",
         "train: 1 removed: cat/0.png",
@@ -43,12 +42,12 @@ def test_one_changed_byte_is_seen_though_size_and_time_are_as_before(tmp_path):
     file = tmp_path / "cat/0.png"
     long_ago = 1_500_000_000_000_000_000
     os.utime(file, ns=(long_ago, long_ago))
-    old = contents_of(splits_of(tmp_path))
+    old = file_hashes(splits_of(tmp_path))
     content = bytearray(file.read_bytes())
     content[-1] ^= 1  # the checksum of the last chunk: the pixels stay as they are
     file.write_bytes(content)
     os.utime(file, ns=(long_ago, long_ago))
-    assert describe_changes(old, contents_of(splits_of(tmp_path)))[1] == (
+    assert describe_changes(old, file_hashes(splits_of(tmp_path)))[1] == (
         "train: 1 changed: cat/0.png"
     )
 
@@ -63,4 +62,4 @@ def test_many_changes_are_counted_and_ten_shown(tmp_path):
 def test_a_part_without_files_has_only_its_fingerprint():
     domain = tiny_domain()
     splits = Splits(train=domain, validation=replace(domain, name="v"), targets={})
-    assert contents_of(splits) == {}
+    assert file_hashes(splits) == {}

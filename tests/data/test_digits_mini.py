@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from peerdg.data.benchmarks import digits_mini, packaged
-from peerdg.data.domain import Splits
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import DigitsMiniSettings
+from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError
 
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
+from peerdg.data.splits import Splits
 from peerdg.errors import DataError
 
 

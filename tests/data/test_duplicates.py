@@ -1,7 +1,7 @@
 import torch
 
 from peerdg.data.domain import Domain
-from peerdg.data.duplicates import describe, find_duplicates
+from peerdg.data.own.check import describe_duplicates, find_duplicates
 from tests.conftest import tiny_domain
 
 
@@ -55,4 +55,4 @@ def test_many_copies_are_each_paired_with_the_first():
     found = find_duplicates({"x": make("x", torch.zeros(500, 3, 8, 8, dtype=torch.uint8))})
     assert len(found) == 499
     assert {d.first.path for d in found} == {"image 0"}
-    assert describe(found).endswith("; and 494 more")
+    assert describe_duplicates(found).endswith("; and 494 more")

@@ -3,11 +3,15 @@ import time
 
 import pytest
 
-from peerdg.data.folder import scan, survey
+from peerdg.data.own.folder import list_folder
 from peerdg.errors import DataError
 from tests.data.image_files import touch_tree
 
 PETS = ("cat/1.jpg", "cat/2.PNG", "dog/1.jpeg", "dog/2.webp")
+
+
+def scan(root, *, layout="auto", training=True):
+    return list_folder(root, layout=layout).require(training=training)
 
 
 def paths(listing) -> list[str]:
@@ -221,10 +225,10 @@ def test_numbered_classes_are_in_the_order_of_their_numbers(tmp_path):
 
 def test_the_order_does_not_depend_on_that_of_the_disk(tmp_path, monkeypatch):
     touch_tree(tmp_path, *PETS, "Zebra/1.jpg", "Ähre/1.jpg")
-    expected = survey(tmp_path).items
+    expected = list_folder(tmp_path).items
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda place: reversed(list(real(place))))
-    assert survey(tmp_path).items == expected
+    assert list_folder(tmp_path).items == expected
 
 
 def test_thousands_of_classes_are_read(tmp_path):

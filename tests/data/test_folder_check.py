@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from peerdg.data.folder_check import check_folders
+from peerdg.data.own.check import check_folders
 from peerdg.errors import DataError
 from tests.data.image_files import encode, make_tree, picture, write_picture
 

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from peerdg.data.objects import as_domain
+from peerdg.data.own.objects import as_domain
 from peerdg.errors import DataError
 from tests.conftest import tiny_domain
 from tests.data.image_files import encode, picture

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerdg.data.split import stratified
+from peerdg.data.splits import stratified
 from peerdg.errors import ConfigError
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=200)

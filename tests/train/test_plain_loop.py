@@ -22,7 +22,8 @@ from torch import Tensor, nn
 import peerdg
 from peerdg.augment.base import RandomView
 from peerdg.augment.randaugment import RandAugment
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
+from peerdg.data.splits import Splits
 from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier, tiny_domain
 

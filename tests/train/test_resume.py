@@ -11,7 +11,7 @@ import torch
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.data.domain import Splits
+from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
 from peerdg.methods.erm import ERM
 from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint

@@ -12,7 +12,7 @@ from peerdg.data.registry import BENCHMARKS, no_such_data
 from peerdg.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from peerdg.data.domain import Splits
+    from peerdg.data.splits import Splits
 
 Root = Annotated[Path | None, Parameter(help="folder with the data set's files")]
 

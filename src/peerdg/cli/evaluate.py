@@ -10,7 +10,7 @@ from cyclopts import Parameter, validators
 from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import which_data
 from peerdg.config import merge
-from peerdg.data.class_map import check_class_map, parse_class_map
+from peerdg.data.classes import check_class_map, parse_class_map
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.errors import ConfigError

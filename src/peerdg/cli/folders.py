@@ -10,7 +10,7 @@ from peerdg.data.registry import BENCHMARKS, no_such_data
 from peerdg.errors import DataError
 
 if TYPE_CHECKING:
-    from peerdg.data.folder_check import FolderReport
+    from peerdg.data.own.check import FolderReport
 
 
 def is_folder(name: str) -> bool:
@@ -42,7 +42,7 @@ def verify_folders(paths: Sequence[Path]) -> None:
 
 def read_folders(paths: Sequence[Path]) -> "FolderReport":
     """Decode everything, with a bar."""
-    from peerdg.data.folder_check import check_folders
+    from peerdg.data.own.check import check_folders
 
     for path in paths:
         if not path.expanduser().exists():

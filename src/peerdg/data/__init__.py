@@ -1,5 +1,8 @@
 """Files become a `Domain`: one uint8 tensor of images, their labels and class names.
 
+`own` reads a user's folders, lists and objects, `benchmarks` the published sets, both through
+`images` (decoding) and `cache`. This module has the names that records use.
+
 May import: `errors`, `files`, `rng`, `config`, `_vision`. Knows nothing of models or training.
 """
 

@@ -1,17 +1,16 @@
 """A domain: all of its images as one uint8 tensor, their labels and the class names."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from peerdg.config import nearest
-from peerdg.data import is_target
+from peerdg.data.classes import class_positions
 from peerdg.data.parallel import digest, item_hashes
 from peerdg.errors import DataError
 
@@ -137,103 +136,3 @@ class Domain:
         if "images_digest" in self.__dict__:  # the pixels are the same, and may be many
             other.__dict__["images_digest"] = self.images_digest
         return other
-
-
-def class_positions(
-    own: Sequence[str],
-    classes: Sequence[str],
-    *,
-    name: str,
-    class_map: Mapping[str, str] | None = None,
-) -> list[int]:
-    """Where each of a domain's `own` class names, or what it is mapped to, stands in `classes`.
-
-    Raises:
-        DataError: If `classes` lacks one of them, with the nearest name.
-    """
-    position = {known: index for index, known in enumerate(classes)}
-    renamed = [(class_map or {}).get(label, label) for label in own]
-    extra = [label for label in renamed if label not in position]
-    if extra:
-        near = {label: nearest(label, classes) for label in extra[:5]}
-        guesses = ", ".join(f"'{label}' ({_guess(guess)})" for label, guess in near.items())
-        example = next((f"{label}={guess}" for label, guess in near.items() if guess), "Dog=dog")
-        raise DataError(
-            f"Domain '{name}' has {len(extra)} of {len(own)} classes that the source does not "
-            f"have: {guesses}.",
-            hint="Classes are matched by name: rename or remove these, or say what they are with "
-            f"--map {example}.",
-        )
-    return [position[label] for label in renamed]
-
-
-def _guess(name: str | None) -> str:
-    return "nothing similar in the source" if name is None else f"did you mean '{name}'?"
-
-
-@dataclass(frozen=True, init=False)
-class Splits:
-    """What one run needs of a data set: where to learn, where to watch, where to be judged.
-
-    Args:
-        train: The images to learn from: a `Domain`, or anything that `peerdg.as_domain` takes,
-            such as `(images, labels)`.
-        validation: Labelled images of the same kind; or the share of each class of `train` to hold
-            out for validation; None for no validation.
-        targets: Labelled images of other domains, by name.
-    """
-
-    train: Domain
-    validation: Domain | None
-    targets: Mapping[str, Domain]
-
-    def __init__(
-        self, train: Any, validation: Any = 0.1, targets: Mapping[str, Any] | None = None
-    ) -> None:
-        # Both modules make domains, so they import this one.
-        from peerdg.data.objects import as_domain
-        from peerdg.data.split import hold_out
-
-        targets = {} if targets is None else targets
-        if not isinstance(targets, Mapping):
-            raise DataError(
-                f"Targets were given as a {type(targets).__name__}.",
-                hint="Give them by name: targets={'sketch': (images, labels)}.",
-            )
-        source = as_domain(train)
-        side = source.image_size[0]
-        if isinstance(validation, int | float):
-            source, validation = hold_out(source, validation)
-        elif validation is not None:
-            validation = as_domain(validation, name="validation", size=side)
-        judged = {name: as_domain(data, name=name, size=side) for name, data in targets.items()}
-        for field, value in (("train", source), ("validation", validation), ("targets", judged)):
-            object.__setattr__(self, field, value)
-        self._check()
-
-    def _check(self) -> None:
-        if reserved := [name for name in self.targets if not is_target(name)]:
-            raise DataError(
-                f"A target is called '{reserved[0]}', which records call the source's own images.",
-                hint="Give the target another name.",
-            )
-        for domain in (self.train, self.validation, *self.targets.values()):
-            if domain is not None and domain.image_size[0] != domain.image_size[1]:
-                raise DataError(
-                    f"Domain '{domain.name}' has images of {domain.image_size}, not squares.",
-                    hint="Crop or resize them.",
-                )
-        learnt = self.train.labels.unique()
-        if len(learnt) < 2:
-            raise DataError(
-                f"Domain '{self.train.name}' has images of one class only "
-                f"('{self.train.classes[int(learnt)]}'); a classifier needs at least two."
-            )
-
-    @cached_property
-    def fingerprint(self) -> dict[str, str]:
-        """The fingerprint of each part, for the run's manifest."""
-        parts = {"train": self.train, **{f"target:{k}": v for k, v in self.targets.items()}}
-        if self.validation is not None:
-            parts["validation"] = self.validation
-        return {name: domain.fingerprint for name, domain in parts.items()}

@@ -6,8 +6,8 @@ from pathlib import Path
 from PIL import Image
 
 from peerdg.data.benchmarks.own_data import source_of
-from peerdg.data.find import find_images
 from peerdg.data.images.decode import IMAGE_FORMATS
+from peerdg.data.own.find import find_images
 from peerdg.data.settings import OwnDataSettings
 from peerdg.files import open_regular
 

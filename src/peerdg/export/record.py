@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.data import VALIDATION
-from peerdg.data.domain import Splits
+from peerdg.data.splits import Splits
 from peerdg.evaluate.calibration import BINS
 from peerdg.evaluate.detail import Detail
 from peerdg.train.settings import SECTIONS, RunConfig

@@ -11,8 +11,7 @@ import torch
 from peerdg.augment import REVISION, is_same_augmentation
 from peerdg.config import read_toml
 from peerdg.data import VALIDATION
-from peerdg.data.changes import Contents, contents_of, describe_changes
-from peerdg.data.domain import Splits
+from peerdg.data.splits import FileHashes, Splits, describe_changes, file_hashes
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import write_json
 from peerdg.schema import conform, read_json
@@ -142,7 +141,7 @@ def _write_manifest(
     hardware: Hardware | None,
     inputs: Mapping[str, str],
 ) -> None:
-    write_json(run.files_file, contents_of(splits))
+    write_json(run.files_file, file_hashes(splits))
     write_known_images(run, splits)
     about_hardware = {} if hardware is None else {"hardware": asdict(hardware)}
     write_json(run.manifest_file, {**_manifest(config, splits), **inputs, **about_hardware})
@@ -176,8 +175,8 @@ def _changes(old: Mapping[str, str], run: RunFolder, splits: Splits) -> str:
     if not changed:
         return ""
     try:
-        before = conform(Contents, read_json(run.files_file), run.files_file)
-        files = describe_changes(before, contents_of(splits))
+        before = conform(FileHashes, read_json(run.files_file), run.files_file)
+        files = describe_changes(before, file_hashes(splits))
     except DamagedError:  # then the parts are all that can be named
         files = []
     told = f"The data has changed since the run was started: {', '.join(changed)}."

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.config import build, merge
-from peerdg.data.domain import Splits
 from peerdg.data.glance import glance
 from peerdg.data.registry import OWN_DATA
 from peerdg.data.settings import OwnDataSettings
+from peerdg.data.splits import Splits
 from peerdg.models.names import OWN
 from peerdg.train.choices import Choices, choose
 from peerdg.train.settings import RunConfig, resolve

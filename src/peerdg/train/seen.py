@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peerdg.data import VALIDATION
-from peerdg.data.changes import HASH_DIGITS, Contents
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
+from peerdg.data.splits import HASH_DIGITS, FileHashes, Splits
 from peerdg.files import write_json
 from peerdg.schema import conform, read_json
 from peerdg.train.rundir import RunFolder
@@ -87,11 +87,11 @@ def read_known_images(folder: Path) -> KnownImages | None:
         folder = folder.parent
     run = RunFolder(folder)
     pixels: dict[str, list[str]] = {}
-    files: Contents = {}
+    files: FileHashes = {}
     if run.images_file.exists():
         pixels = conform(dict[str, list[str]], read_json(run.images_file), run.images_file)
     if run.files_file.exists():
-        files = conform(Contents, read_json(run.files_file), run.files_file)
+        files = conform(FileHashes, read_json(run.files_file), run.files_file)
     if not pixels and not files:
         return None
     known = {

@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from peerdg.data.benchmark import DomainReport, check_root, inspect
 from peerdg.data.benchmarks.digits_files import read_list
 from peerdg.data.benchmarks.digits_sets import PARTS, Part, content_key, refused_pickle
 from peerdg.data.cache.domains import cached_domain
-from peerdg.data.check import DomainReport, check_root, inspect
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
 from peerdg.data.registry import BENCHMARKS
 from peerdg.data.settings import DigitsSettings
+from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError
 
 _HOLDOUT = 2000

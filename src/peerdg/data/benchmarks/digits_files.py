@@ -16,8 +16,7 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from peerdg.data.benchmark import fold
-from peerdg.data.check import check_unpacked
+from peerdg.data.benchmark import check_unpacked, fold
 from peerdg.data.images.decode import decode_image
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import open_regular, read_text

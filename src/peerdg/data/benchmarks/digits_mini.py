@@ -21,12 +21,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from peerdg.data.benchmark import DomainReport, inspect
 from peerdg.data.benchmarks import digits_render, packaged
 from peerdg.data.cache.domains import cached_domain
-from peerdg.data.check import DomainReport, inspect
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
 from peerdg.data.registry import BENCHMARKS
 from peerdg.data.settings import DigitsMiniSettings
+from peerdg.data.splits import Splits
 from peerdg.rng import seed_for
 
 _RECIPE = 1  # count up when a change here or in digits_render.py changes any image

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from peerdg.data.benchmark import DomainReport, check_root
 from peerdg.data.benchmarks.layout import Layout
 from peerdg.data.benchmarks.published import Place, Rows, load_published, verify_published
-from peerdg.data.check import DomainReport, check_root
-from peerdg.data.domain import Splits
 from peerdg.data.registry import BENCHMARKS
 from peerdg.data.settings import OfficeHomeSettings
+from peerdg.data.splits import Splits
 from peerdg.errors import DataError
 
 LAYOUT = Layout(

@@ -11,17 +11,16 @@ from pathlib import Path
 
 from peerdg.config import did_you_mean, nearest
 from peerdg.data import is_target
-from peerdg.data.check import DomainReport
-from peerdg.data.class_map import check_class_map, parse_class_map
-from peerdg.data.domain import Domain, Splits
-from peerdg.data.duplicates import describe, find_duplicates
-from peerdg.data.find import find_images
-from peerdg.data.folder import Layout
-from peerdg.data.folder_check import check_folders
+from peerdg.data.benchmark import DomainReport
+from peerdg.data.classes import check_class_map, parse_class_map
+from peerdg.data.domain import Domain
 from peerdg.data.images.read import read_images
-from peerdg.data.listing import Listing
+from peerdg.data.own.check import check_folders, describe_duplicates, find_duplicates
+from peerdg.data.own.find import find_images
+from peerdg.data.own.folder import FolderLayout
+from peerdg.data.own.listing import Listing
 from peerdg.data.settings import OwnDataSettings
-from peerdg.data.split import hold_out
+from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 
 
@@ -125,7 +124,7 @@ def _others(listing: Listing, source: Listing) -> dict[str, Listing]:
 
 
 def _targets(
-    targets: Sequence[str], others: Mapping[str, Listing], layout: Layout
+    targets: Sequence[str], others: Mapping[str, Listing], layout: FolderLayout
 ) -> dict[str, Listing]:
     found: dict[str, Listing] = {}
     by_name = {name.casefold(): name for name in others}
@@ -211,8 +210,8 @@ def _warn_of_duplicates(splits: Splits) -> None:
     crossing = [d for d in find_duplicates(parts) if d.first.part != d.second.part]
     if crossing:
         warnings.warn(
-            f"{len(crossing):,} images are in two parts of the data: {describe(crossing)}. "
-            "Accuracy on them says nothing about unseen images.",
+            f"{len(crossing):,} images are in two parts of the data: "
+            f"{describe_duplicates(crossing)}. Accuracy on them says nothing about unseen images.",
             PeerdgWarning,
             stacklevel=3,
         )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from peerdg.data.benchmark import DomainReport, check_root
 from peerdg.data.benchmarks.layout import Item, Layout, find_domains
 from peerdg.data.benchmarks.pacs_hdf5 import load_hdf5, verify_hdf5
 from peerdg.data.benchmarks.published import (
@@ -19,10 +20,9 @@ from peerdg.data.benchmarks.published import (
     verify_published,
 )
 from peerdg.data.benchmarks.split_lists import find_list, read_list, rows_of
-from peerdg.data.check import DomainReport, check_root
-from peerdg.data.domain import Splits
 from peerdg.data.registry import BENCHMARKS
 from peerdg.data.settings import PacsSettings
+from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError
 
 LAYOUT = Layout(

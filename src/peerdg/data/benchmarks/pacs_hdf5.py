@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from peerdg.data.benchmark import fold
+from peerdg.data.benchmark import DomainReport, check_unpacked, fold, inspect
 from peerdg.data.benchmarks.layout import Layout
 from peerdg.data.benchmarks.partition import held_out
 from peerdg.data.cache.domains import cached_domain
-from peerdg.data.check import DomainReport, check_unpacked, inspect
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
 from peerdg.data.settings import PacsSettings
+from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import open_regular
 

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from peerdg.data.benchmark import DomainReport, check_root
 from peerdg.data.benchmarks.layout import Contents, Item, Layout, contents, find_domains
 from peerdg.data.benchmarks.partition import held_out
 from peerdg.data.cache.domains import select_rows
-from peerdg.data.check import DomainReport, check_root
-from peerdg.data.domain import Domain, Splits
+from peerdg.data.domain import Domain
 from peerdg.data.images.read import ImageFile, read_images
+from peerdg.data.splits import Splits
 from peerdg.errors import DataError, PeerdgWarning
 
 Rows = Sequence[int]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from peerdg.data.domain import class_positions
+from peerdg.data.classes import class_positions, in_order
 from peerdg.data.images.read import ImageFile
 from peerdg.errors import DataError
 from peerdg.text import storable
@@ -23,7 +23,7 @@ SPLIT_NAMES: dict[str, Split] = {
 _EXAMPLES = 3
 
 
-class Item(NamedTuple):
+class ListedImage(NamedTuple):
     """One image file, the name of its class, and where the user put it."""
 
     path: Path
@@ -60,7 +60,7 @@ class Listing:
     """
 
     root: Path
-    items: tuple[Item, ...]
+    items: tuple[ListedImage, ...]
     origin: Path
     ignored: tuple[str, ...] = ()
     structure: tuple[Problem, ...] = ()
@@ -129,7 +129,7 @@ class Listing:
         raise DataError("\n".join(lines))
 
 
-def class_problems(items: Iterable[Item], where: str) -> list[Problem]:
+def class_problems(items: Iterable[ListedImage], where: str) -> list[Problem]:
     """What is wrong with the classes of some images, however they were listed."""
     counts = Counter(item.label for item in items)
     problems = [
@@ -153,14 +153,6 @@ def class_problems(items: Iterable[Item], where: str) -> list[Problem]:
         remedy = "Add images, so that one can be held out for validation, or remove the folder."
         problems.append(Problem("training", message, remedy))
     return problems
-
-
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Sorted by number if all are numbers, else by their characters, whatever the locale."""
-    names = list(names)
-    if names and all(name.isascii() and name.isdecimal() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    return tuple(sorted(names))
 
 
 def readable(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Folders of images: `root/class/*.jpg` or `root/domain/class/*.jpg`, found out by looking."""
+"""Folders of images: `root/class/*.jpg` or `root/domain/class/*.jpg`, whichever is there."""
 
 import os
 from collections import Counter
@@ -6,19 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from peerdg.data.classes import in_order
 from peerdg.data.images.decode import IMAGE_SUFFIXES
-from peerdg.data.listing import (
-    SPLIT_NAMES,
-    Item,
-    Listing,
-    Problem,
-    examples,
-    in_order,
-    readable,
-)
+from peerdg.data.own.listing import SPLIT_NAMES, ListedImage, Listing, Problem, examples, readable
 from peerdg.errors import DataError
 
-Layout = Literal["auto", "classes", "domains"]
+FolderLayout = Literal["auto", "classes", "domains"]
 
 # Files and folders that systems and programs leave everywhere; beside these, all hidden ones.
 _SYSTEM = frozenset(
@@ -30,23 +23,14 @@ _SYSTEM = frozenset(
 _FEW = 0.1  # stray images beside domains are fewer than this share of all
 
 
-def scan(root: Path, *, layout: Layout = "auto", training: bool = True) -> Listing:
-    """The images under `root` with their classes and, if there are any, domains.
+def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
+    """List the images under `root` with their classes and, if there are any, domains.
+
+    What is wrong with them is part of the result.
 
     Args:
         root: The folder.
         layout: `"classes"` or `"domains"` says what the first level of folders is; `"auto"` looks.
-        training: Whether a model shall learn from them: then every class needs two images, and
-            there must be two classes.
-
-    Raises:
-        DataError: With all that is wrong.
-    """
-    return survey(root, layout=layout).require(training=training)
-
-
-def survey(root: Path, *, layout: Layout = "auto") -> Listing:
-    """`scan`, but what is wrong is listed in the result as far as there is one.
 
     Raises:
         DataError: If it is no folder, has no images, or its layout is not clear.
@@ -124,7 +108,7 @@ def _may_follow(
     return True
 
 
-def _first_level(root: Path, found: _Found, layout: Layout) -> Literal["classes", "domains"]:
+def _first_level(root: Path, found: _Found, layout: FolderLayout) -> Literal["classes", "domains"]:
     """What the folders directly under `root` are."""
     if layout != "auto":
         return layout
@@ -158,7 +142,7 @@ def _listing(root: Path, found: _Found, depth: int) -> Listing:
             continue
         path = Path(os.path.join(base, *parts, name))
         domain = readable(parts[0]) if depth == 2 else None
-        items.append(Item(path, readable(parts[depth - 1]), domain))
+        items.append(ListedImage(path, readable(parts[depth - 1]), domain))
     problems = [*_empty_folders(root, found, depth), *_link_problems(root, found)]
     if misplaced:
         where = "a class folder" if depth == 1 else "the class folder of a domain"

@@ -1,29 +1,51 @@
-"""Decode every image of any folder or list once and say all that is wrong, with a remedy each."""
+"""Check folders and lists: decode every image once, find copies, list problems and remedies."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from peerdg.data.check import DomainReport
+from peerdg.data.benchmark import DomainReport
 from peerdg.data.domain import Domain
-from peerdg.data.duplicates import Duplicate, describe, find_duplicates
-from peerdg.data.find import find_images
-from peerdg.data.folder import Layout
 from peerdg.data.images.decode import PIXEL_LIMIT
 from peerdg.data.images.index import facts_of
 from peerdg.data.images.paths import shown_path
 from peerdg.data.images.read import REMEDY, describe_bad, read_images
-from peerdg.data.listing import Listing, Problem, examples
+from peerdg.data.own.find import find_images
+from peerdg.data.own.folder import FolderLayout
+from peerdg.data.own.listing import Listing, Problem, examples
 from peerdg.data.progress import listener
 
+_PROBES = 64  # values of each image; only where they agree are all pixels compared
 _NEAR_EMPTY = 5  # images below which a class can hardly be learnt or judged
 _USUAL = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".jpe": "JPEG", ".jfif": "JPEG", ".png": "PNG",
     ".webp": "WEBP", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
 }  # fmt: skip
+
+
+class Occurrence(NamedTuple):
+    """One image: which part of the data it belongs to, which it is there, and its class."""
+
+    part: str
+    path: str
+    label: str
+
+
+class Duplicate(NamedTuple):
+    """Two occurrences of one image."""
+
+    first: Occurrence
+    second: Occurrence
+
+    def __str__(self) -> str:
+        return f"{_shown(self.first)} = {_shown(self.second)}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +88,7 @@ class FolderReport:
 
 
 def check_folders(
-    paths: Sequence[Path], *, layout: Layout = "auto", pixel_limit: int = PIXEL_LIMIT
+    paths: Sequence[Path], *, layout: FolderLayout = "auto", pixel_limit: int = PIXEL_LIMIT
 ) -> FolderReport:
     """Decode everything in some folders or lists, and compare all images with each other.
 
@@ -94,6 +116,34 @@ def check_folders(
         problems.append(Problem("note", message, "Save them as JPEG or PNG if they are images."))
     problems.sort(key=lambda problem: problem.severity == "note")
     return FolderReport(parts, counts, tuple(problems), tuple(ignored))
+
+
+def find_duplicates(parts: Mapping[str, Domain]) -> list[Duplicate]:
+    """Pair every image whose decoded pixels occurred before with the first occurrence.
+
+    Args:
+        parts: The domains to compare, within and among each other, by the names to show.
+    """
+    groups: dict[tuple[tuple[int, ...], bytes], list[tuple[str, int]]] = {}
+    for part, domain in parts.items():
+        images = domain.images.numpy()
+        for row, probe in enumerate(_probes(images)):
+            groups.setdefault((images.shape[1:], probe.tobytes()), []).append((part, row))
+    found = []
+    for alike in groups.values():
+        first: dict[bytes, tuple[str, int]] = {}
+        for part, row in alike if len(alike) > 1 else ():
+            pixels = parts[part].images[row].contiguous().numpy()
+            earlier = first.setdefault(hashlib.sha256(pixels.data).digest(), (part, row))
+            if earlier != (part, row):
+                found.append(Duplicate(_occurrence(parts, *earlier), _occurrence(parts, part, row)))
+    return found
+
+
+def describe_duplicates(duplicates: Sequence[Duplicate], *, shown: int = 5) -> str:
+    """Name the first pairs and count the rest, for a message."""
+    more = len(duplicates) - shown
+    return "; ".join(map(str, duplicates[:shown])) + (f"; and {more:,} more" if more > 0 else "")
 
 
 def _parts(listing: Listing) -> dict[str, Listing]:
@@ -171,7 +221,24 @@ def _duplicate_problems(found: Sequence[Duplicate]) -> list[Problem]:
         (within, "images are there twice", "Remove the copies, which may land in validation."),
     )
     return [
-        Problem("note", f"{len(pairs):,} {what}: {describe(pairs)}.", remedy)
+        Problem("note", f"{len(pairs):,} {what}: {describe_duplicates(pairs)}.", remedy)
         for pairs, what, remedy in kinds
         if pairs
     ]
+
+
+def _probes(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """A few values of each image, spread over it `[n, probes]`."""
+    flat = images.reshape(len(images), -1)
+    positions = np.linspace(0, flat.shape[1] - 1, min(_PROBES, flat.shape[1])).astype(np.int64)
+    return np.ascontiguousarray(flat[:, positions])
+
+
+def _occurrence(parts: Mapping[str, Domain], part: str, row: int) -> Occurrence:
+    domain = parts[part]
+    path = f"image {row}" if domain.paths is None else domain.paths[row]
+    return Occurrence(part, path, domain.classes[int(domain.labels[row])])
+
+
+def _shown(place: Occurrence) -> str:
+    return f"{place.part}: {place.path}" if place.part else place.path

@@ -1,16 +1,53 @@
-"""Targets that call classes by other names: `Dog=dog` says that their Dog is our dog.
+"""Class names: their order, matching them by name, and maps for targets that use other names.
 
-A map is kept as such texts, so that a config file, a flag and a record have the same form.
+A class map is kept as texts such as `Dog=dog` (their Dog is our dog), so that a config file, a
+flag and a record have the same form. Free of torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from peerdg.config import did_you_mean
-from peerdg.errors import ConfigError
+from peerdg.config import did_you_mean, nearest
+from peerdg.errors import ConfigError, DataError
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Sort names by number if all are numbers, else by their characters, whatever the locale."""
+    names = list(names)
+    if names and all(name.isascii() and name.isdecimal() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def class_positions(
+    own: Sequence[str],
+    classes: Sequence[str],
+    *,
+    name: str,
+    class_map: Mapping[str, str] | None = None,
+) -> list[int]:
+    """Find where each of a domain's `own` class names, or what it is mapped to, is in `classes`.
+
+    Raises:
+        DataError: If `classes` lacks one of them, with the nearest name.
+    """
+    position = {known: index for index, known in enumerate(classes)}
+    renamed = [(class_map or {}).get(label, label) for label in own]
+    extra = [label for label in renamed if label not in position]
+    if extra:
+        near = {label: nearest(label, classes) for label in extra[:5]}
+        guesses = ", ".join(f"'{label}' ({_guess(guess)})" for label, guess in near.items())
+        example = next((f"{label}={guess}" for label, guess in near.items() if guess), "Dog=dog")
+        raise DataError(
+            f"Domain '{name}' has {len(extra)} of {len(own)} classes that the source does not "
+            f"have: {guesses}.",
+            hint="Classes are matched by name: rename or remove these, or say what they are with "
+            f"--map {example}.",
+        )
+    return [position[label] for label in renamed]
 
 
 def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
-    """`{"Dog": "dog"}` as `["Dog=dog"]`.
+    """Write `{"Dog": "dog"}` as `["Dog=dog"]`.
 
     Raises:
         ConfigError: If it is not a mapping of names to names.
@@ -28,7 +65,7 @@ def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
 
 
 def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
-    """`["Dog=dog"]` as `{"Dog": "dog"}`.
+    """Read `["Dog=dog"]` as `{"Dog": "dog"}`.
 
     Raises:
         ConfigError: If an entry is not of this form, or a name is mapped to two classes.
@@ -71,3 +108,7 @@ def check_class_map(
                 f"'{theirs_name}' is mapped to '{ours_name}', which is no class of the model.",
                 hint=did_you_mean(ours_name, ours),
             )
+
+
+def _guess(name: str | None) -> str:
+    return "nothing similar in the source" if name is None else f"did you mean '{name}'?"

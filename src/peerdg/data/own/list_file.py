@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from peerdg.config import did_you_mean
-from peerdg.data.listing import (
-    SPLIT_NAMES,
-    Item,
-    Listing,
-    Split,
-    readable,
-)
+from peerdg.data.own.listing import SPLIT_NAMES, ListedImage, Listing, Split, readable
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import open_regular
 from peerdg.text import one_line
 
-SUFFIXES = frozenset({".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"})
+LIST_SUFFIXES = frozenset({".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"})
 # What each column may be called, in any case.
 COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img"),
@@ -52,7 +46,8 @@ def read_list(file: Path) -> Listing:
     kind = file.suffix.lower()
     if kind not in _READERS:
         raise DataError(
-            f"{file} is not a list of a known type.", hint=f"Known: {' '.join(sorted(SUFFIXES))}."
+            f"{file} is not a list of a known type.",
+            hint=f"Known: {' '.join(sorted(LIST_SUFFIXES))}.",
         )
     try:
         with open_regular(file, follow_links=True) as content:
@@ -75,10 +70,10 @@ def _check_size(file: Path, size: int) -> None:
         )
 
 
-def _read_rows(file: Path, rows: Iterable[_Row]) -> tuple[list[int], list[Item]]:
+def _read_rows(file: Path, rows: Iterable[_Row]) -> tuple[list[int], list[ListedImage]]:
     """Line numbers and images; one file under two labels or in two parts is refused."""
     numbers: list[int] = []
-    items: list[Item] = []
+    items: list[ListedImage] = []
     first: dict[str, int] = {}
     columns: dict[str, str] = {}
     keys: set[str] = set()
@@ -274,7 +269,7 @@ def _text(file: Path, row: _Row, meaning: str, column: str) -> str:
     return text
 
 
-def _item(file: Path, row: _Row, columns: Mapping[str, str]) -> Item:
+def _item(file: Path, row: _Row, columns: Mapping[str, str]) -> ListedImage:
     texts = {meaning: _text(file, row, meaning, column) for meaning, column in columns.items()}
     for meaning in ("path", "label"):
         if not texts[meaning]:
@@ -288,10 +283,11 @@ def _item(file: Path, row: _Row, columns: Mapping[str, str]) -> Item:
                 hint=did_you_mean(name, ("train", "validation", "test")),
             )
     path = file.parent / os.path.expanduser(texts["path"])
-    return Item(path, readable(texts["label"]), readable(texts.get("domain", "")) or None, split)
+    domain = readable(texts.get("domain", "")) or None
+    return ListedImage(path, readable(texts["label"]), domain, split)
 
 
-def _refuse_missing(file: Path, numbers: Sequence[int], items: Sequence[Item]) -> None:
+def _refuse_missing(file: Path, numbers: Sequence[int], items: Sequence[ListedImage]) -> None:
     missing = [
         f"  line {number}: {readable(str(item.path))}"
         for number, item in zip(numbers, items, strict=True)

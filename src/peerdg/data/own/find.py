@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from peerdg.data.folder import Layout, survey
-from peerdg.data.list_file import SUFFIXES, read_list
-from peerdg.data.listing import SPLIT_NAMES, Listing
+from peerdg.data.own.folder import FolderLayout, list_folder
+from peerdg.data.own.list_file import LIST_SUFFIXES, read_list
+from peerdg.data.own.listing import SPLIT_NAMES, Listing
 from peerdg.errors import DataError
 
 
-def find_images(path: Path, *, layout: Layout = "auto") -> Listing:
+def find_images(path: Path, *, layout: FolderLayout = "auto") -> Listing:
     """What is in a folder or a list, with all that is wrong with it.
 
     A folder whose first level is called train, val, test and the like has splits, not domains.
@@ -19,14 +19,14 @@ def find_images(path: Path, *, layout: Layout = "auto") -> Listing:
     """
     path = path.expanduser()
     if path.is_dir():
-        return _with_splits(survey(path, layout=layout))
+        return _with_splits(list_folder(path, layout=layout))
     if not path.exists():
         raise DataError(f"There is no folder or list {path}.", hint="Check the path.")
-    if path.suffix.lower() in SUFFIXES:
+    if path.suffix.lower() in LIST_SUFFIXES:
         return read_list(path)
     raise DataError(
         f"{path} is neither a folder of images nor a list.",
-        hint=f"Lists are files of type {' '.join(sorted(SUFFIXES))}.",
+        hint=f"Lists are files of type {' '.join(sorted(LIST_SUFFIXES))}.",
     )
 
 

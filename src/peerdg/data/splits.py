@@ -1,0 +1,179 @@
+"""The parts of the data of one run, how validation is held out, and what changed between runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from peerdg.data import VALIDATION, is_target
+from peerdg.data.cache.domains import select_rows
+from peerdg.data.domain import Domain
+from peerdg.data.own.objects import as_domain
+from peerdg.errors import ConfigError, DataError
+from peerdg.rng import generator_for
+
+HASH_DIGITS = 16  # of each hash that records keep
+_CHANGES_SHOWN = 10
+
+# For each part of the data ("train", "target:sketch"), the hash of each file by its path.
+FileHashes = dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True, init=False)
+class Splits:
+    """What one run needs of a data set: images to train on, to validate on and to test on.
+
+    Args:
+        train: The images to learn from: a `Domain`, or anything that `peerdg.as_domain` takes,
+            such as `(images, labels)`.
+        validation: Labelled images of the same kind; or the share of each class of `train` to hold
+            out for validation; None for no validation.
+        targets: Labelled images of other domains, by name.
+    """
+
+    train: Domain
+    validation: Domain | None
+    targets: Mapping[str, Domain]
+
+    def __init__(
+        self, train: Any, validation: Any = 0.1, targets: Mapping[str, Any] | None = None
+    ) -> None:
+        targets = {} if targets is None else targets
+        if not isinstance(targets, Mapping):
+            raise DataError(
+                f"Targets were given as a {type(targets).__name__}.",
+                hint="Give them by name: targets={'sketch': (images, labels)}.",
+            )
+        source = as_domain(train)
+        side = source.image_size[0]
+        if isinstance(validation, int | float):
+            source, validation = hold_out(source, validation)
+        elif validation is not None:
+            validation = as_domain(validation, name="validation", size=side)
+        judged = {name: as_domain(data, name=name, size=side) for name, data in targets.items()}
+        for field, value in (("train", source), ("validation", validation), ("targets", judged)):
+            object.__setattr__(self, field, value)
+        self._check()
+
+    def _check(self) -> None:
+        if reserved := [name for name in self.targets if not is_target(name)]:
+            raise DataError(
+                f"A target is called '{reserved[0]}', which records call the source's own images.",
+                hint="Give the target another name.",
+            )
+        for domain in (self.train, self.validation, *self.targets.values()):
+            if domain is not None and domain.image_size[0] != domain.image_size[1]:
+                raise DataError(
+                    f"Domain '{domain.name}' has images of {domain.image_size}, not squares.",
+                    hint="Crop or resize them.",
+                )
+        learnt = self.train.labels.unique()
+        if len(learnt) < 2:
+            raise DataError(
+                f"Domain '{self.train.name}' has images of one class only "
+                f"('{self.train.classes[int(learnt)]}'); a classifier needs at least two."
+            )
+
+    @property
+    def parts(self) -> dict[str, Domain]:
+        """The domains by the names of records: `train`, `validation`, `target:sketch`."""
+        parts = {"train": self.train, **{f"target:{k}": v for k, v in self.targets.items()}}
+        if self.validation is not None:
+            parts[VALIDATION] = self.validation
+        return parts
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The fingerprint of each part, for the run's manifest."""
+        return {name: domain.fingerprint for name, domain in self.parts.items()}
+
+
+def hold_out(domain: Domain, fraction: float, seed: int = 0) -> tuple[Domain, Domain | None]:
+    """Split `fraction` of each class off; the second part is None if it is empty."""
+    kept, held_out = stratified(domain.labels, fraction, seed)
+    if len(held_out) == 0:
+        return domain, None
+    validation = select_rows(domain, held_out, name=f"{domain.name}-validation")
+    return select_rows(domain, kept), validation
+
+
+def stratified(
+    labels: Int64[Tensor, " n"], fraction: float, seed: int
+) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " v"]]:
+    """Draw rows for training and rows for validation, both in ascending order.
+
+    Validation gets `fraction` of all rows, and of each class as nearly that share as whole images
+    allow: the classes with the largest remainders get one more. Every class keeps at least one
+    training image, so a class of one image is not validated.
+
+    Args:
+        labels: Class index of each row.
+        fraction: Share of validation, 0 to 1.
+        seed: The same seed gives the same rows.
+    """
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"A validation share of {fraction} was given; it must be in [0, 1).")
+    generator = generator_for(seed, "split")
+    members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
+    shuffled = [rows[torch.randperm(len(rows), generator=generator)] for rows in members]
+    counts = _shares([len(rows) for rows in members], fraction)
+    held_out = [rows[:count] for rows, count in zip(shuffled, counts, strict=True)]
+    validation = torch.cat(held_out).sort().values
+    is_training = torch.ones(len(labels), dtype=torch.bool)
+    is_training[validation] = False
+    return torch.nonzero(is_training).flatten(), validation
+
+
+def _shares(sizes: list[int], fraction: float) -> list[int]:
+    """Count how many of each class to hold out: round down, then add by largest remainder."""
+    exact = [fraction * size for size in sizes]
+    counts = [min(int(share), size - 1) for share, size in zip(exact, sizes, strict=True)]
+    missing = round(sum(exact)) - sum(counts)
+    by_remainder = sorted(range(len(sizes)), key=lambda i: (counts[i] - exact[i], i))
+    could_give = [index for index in by_remainder if counts[index] < sizes[index] - 1]
+    for index in could_give[:missing]:
+        counts[index] += 1
+    return counts
+
+
+def file_hashes(splits: Splits) -> FileHashes:
+    """Hash the files behind each part, as plain values for the run's records.
+
+    Parts that do not come from files are left out; their fingerprint is all there is.
+    """
+    return {
+        name: dict(zip(domain.paths, (h[:HASH_DIGITS] for h in domain.hashes), strict=True))
+        for name, domain in splits.parts.items()
+        if domain.paths is not None and domain.hashes is not None
+    }
+
+
+def describe_changes(old: Mapping[str, Mapping[str, str]], new: FileHashes) -> list[str]:
+    """Describe each kind of change of each part in a line: how many files, and the first ten.
+
+    Args:
+        old: What `file_hashes` returned when the run was started.
+        new: What it returns now.
+    """
+    lines = []
+    for part in sorted({*old, *new}):
+        before, after = old.get(part, {}), new.get(part, {})
+        kinds = {
+            "added": sorted(after.keys() - before.keys()),
+            "removed": sorted(before.keys() - after.keys()),
+            "changed": sorted(p for p in before.keys() & after.keys() if before[p] != after[p]),
+        }
+        for kind, paths in kinds.items():
+            if paths:
+                more = (
+                    f" and {len(paths) - _CHANGES_SHOWN:,} more"
+                    if len(paths) > _CHANGES_SHOWN
+                    else ""
+                )
+                shown = ", ".join(paths[:_CHANGES_SHOWN])
+                lines.append(f"{part}: {len(paths):,} {kind}: {shown}{more}")
+    return lines
