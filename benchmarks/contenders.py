@@ -19,7 +19,7 @@ from peerdg.methods.settings.peer import Settings
 from peerdg.models.backbones import build_classifier
 from peerdg.train.batches import epoch_batches
 from peerdg.train.guard import Guard
-from peerdg.train.optim import make_optimizer
+from peerdg.train.optim import make_optimizers
 from peerdg.train.order import epoch_order
 from peerdg.train.settings import PhaseSettings, TransformSettings
 from peerdg.train.source import Source
@@ -103,7 +103,7 @@ class Trained:
         self.method.train()
         self.method.start_epoch(0)
         self.phase = PhaseSettings(batch_size=batch)
-        self.state = TrainState("train", self.method, make_optimizer(self.method, self.phase))
+        self.state = TrainState("train", self.method, make_optimizers(self.method, self.phase))
         self.guard = Guard(self.state)
         self.batches = self._batches()
 

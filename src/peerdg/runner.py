@@ -35,7 +35,7 @@ from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.export.card import write_card
 from peerdg.export.record import training_record
 from peerdg.files import require_own_files, sha256, write_json
-from peerdg.methods.base import Method, Surroundings
+from peerdg.methods.base import Method, RunContext
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of
@@ -408,7 +408,7 @@ def build_method(
     )
     images = images or len(source)
     seen = steps_per_epoch(config.train, images) * config.train.batch_size
-    surroundings = Surroundings(
+    context = RunContext(
         augment=augment,
         clean=source.clean,
         batch_statistics=config.batch_statistics,
@@ -416,7 +416,7 @@ def build_method(
         load_model=load_teacher,
     )
     kind: type[Method] = implementation_of(config.method)
-    return kind.build(model, config.method_settings, surroundings)
+    return kind.build(model, config.method_settings, context)
 
 
 def load_teacher(path: str) -> Classifier:

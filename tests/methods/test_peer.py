@@ -244,8 +244,8 @@ def test_reset_proxy_continues_from_the_task_model_and_asks_to_clear_the_optimiz
             optimizer.zero_grad()
             peer.loss(batch)["loss"].backward()
             optimizer.step()
-        said = peer.end_epoch(epoch)
-        assert said["reset_optimizer"]
+        outcome = peer.end_epoch(epoch)
+        assert outcome.reset == ("main",)
         assert torch.equal(weights(peer.proxy), weights(peer.task))
 
 

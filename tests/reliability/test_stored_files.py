@@ -318,7 +318,7 @@ def test_usual_weights_are_as_they_were_saved(tmp_path: Path, old_format: bool):
 
 @pytest.mark.parametrize(
     "values",
-    [{"optimizer_groups": 5}, {"optimizer_groups": [5]}, {"terms": "loss"}, {"terms": [None]},
+    [{"optimizers": 5}, {"optimizers": {"main": [5]}}, {"terms": "loss"}, {"terms": [None]},
      {"phase": "later"}, {"epoch": -1}, {"epoch": 10**9}, {"epoch": 7}, {"step": 10**5},
      {"step": "1"}, {"metrics_bytes": -1}, {"evaluated": 3}, {"epoch": None}],
     ids=str,

@@ -4,7 +4,7 @@ import torch
 from peerdg.errors import NumericalError
 from peerdg.methods.erm import ERM
 from peerdg.train.guard import Guard
-from peerdg.train.optim import make_optimizer
+from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
@@ -15,7 +15,7 @@ from tests.conftest import tiny_classifier, tiny_domain
 def fresh(optimizer: str) -> TrainState:
     method = ERM(tiny_classifier())
     settings = PhaseSettings(optimizer=optimizer, lr=0.1)  # type: ignore[arg-type]
-    return TrainState("train", method, make_optimizer(method, settings))
+    return TrainState("train", method, make_optimizers(method, settings))
 
 
 def steps(state: TrainState, guard: Guard, count: int) -> None:

@@ -11,7 +11,7 @@ from peerdg.errors import DamagedError
 from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
 from peerdg.train import checkpoint, keeper
-from peerdg.train.optim import make_optimizer
+from peerdg.train.optim import make_optimizers
 from peerdg.train.progress import Silent
 from peerdg.train.rundir import RunFolder
 from peerdg.train.settings import PhaseSettings, RunConfig
@@ -31,7 +31,7 @@ def test_a_checkpoint_holds_what_was_saved_though_training_and_the_next_save_go_
 
     monkeypatch.setattr(keeper, "save_checkpoint", slow)
     method = ERM(tiny_classifier())
-    state = TrainState("train", method, make_optimizer(method, PhaseSettings()))
+    state = TrainState("train", method, make_optimizers(method, PhaseSettings()))
     keeps = keeper.Keeper(RunFolder.open(tmp_path / "run", RunConfig()), minutes=1)
     for value in (1.0, 2.0, 3.0):
         torch.nn.init.constant_(method.deployed.head.weight, value)
@@ -43,7 +43,7 @@ def test_a_checkpoint_holds_what_was_saved_though_training_and_the_next_save_go_
 
 def trained(phase: str = "train", *, epoch: int = 0, step: int = 0) -> TrainState:
     method = ERM(tiny_classifier())
-    return TrainState(phase, method, make_optimizer(method, PhaseSettings()), epoch, step)
+    return TrainState(phase, method, make_optimizers(method, PhaseSettings()), epoch, step)
 
 
 def kept(folder: Path, *states: TrainState) -> keeper.Keeper:
@@ -115,7 +115,7 @@ def test_kept_snapshots_are_those_of_what_is_trained(tmp_path: Path):
     method = PEER(tiny_classifier())
     with torch.no_grad():
         method.proxy.head.weight.fill_(3.0)
-    state = TrainState("train", method, make_optimizer(method, PhaseSettings()), epoch=4)
+    state = TrainState("train", method, make_optimizers(method, PhaseSettings()), epoch=4)
     with closing_run(tmp_path / "run") as run:
         keeps = keeper.Keeper(run, minutes=1, keep_snapshots=True)
         keeps.record_evaluation(state, [], Silent())

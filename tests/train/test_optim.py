@@ -10,18 +10,39 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import peerdg
-from peerdg.train.optim import learning_rate, make_optimizer
+from peerdg.methods.base import Method
+from peerdg.train.optim import learning_rate, make_optimizers
 from peerdg.train.settings import PhaseSettings
 from tests.conftest import tiny_classifier, tiny_splits
 
 START, RATE, STEPS = 2.0, 0.01, 5
 
 
+class Around(Method):
+    """A method that is nothing but a module with parameters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    @classmethod
+    def build(cls, model: Any, settings: Any, context: Any) -> "Around":
+        return cls(model)
+
+    @property
+    def observed(self) -> dict[str, Any]:
+        return {}
+
+
+def optimizer_of(module: nn.Module, settings: PhaseSettings) -> torch.optim.Optimizer:
+    return make_optimizers(Around(module), settings)["main"]
+
+
 def after_steps(gradient: float, **options: Any) -> float:
     """One weight after five steps with a constant gradient."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, START)
-    optimizer = make_optimizer(layer, PhaseSettings(lr=RATE, **options))
+    optimizer = optimizer_of(layer, PhaseSettings(lr=RATE, **options))
     for _ in range(STEPS):
         layer.weight.grad = torch.full_like(layer.weight, gradient)
         optimizer.step()
@@ -53,7 +74,7 @@ def test_weight_decay_of_adam_is_part_of_the_gradient():
     """A gradient of minus decay times the weight is cancelled by it: the weight stays."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.constant_(layer.weight, START)
-    optimizer = make_optimizer(layer, PhaseSettings(optimizer="adam", lr=RATE, weight_decay=0.3))
+    optimizer = optimizer_of(layer, PhaseSettings(optimizer="adam", lr=RATE, weight_decay=0.3))
     for _ in range(STEPS):
         layer.weight.grad = -0.3 * layer.weight.detach().clone()
         optimizer.step()
@@ -65,7 +86,7 @@ def test_weight_decay_of_adam_is_part_of_the_gradient():
 
 def test_weights_that_need_no_gradient_are_left_alone():
     method = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
-    optimizer = make_optimizer(method, PhaseSettings())
+    optimizer = optimizer_of(method, PhaseSettings())
     known = [p for group in optimizer.param_groups for p in group["params"]]
     assert {id(p) for p in known} == {id(p) for p in method[0].parameters()}
 

@@ -16,7 +16,7 @@ from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
 from peerdg.methods.erm import ERM
 from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from peerdg.train.guard import Guard
-from peerdg.train.optim import make_optimizer
+from peerdg.train.optim import make_optimizers
 from peerdg.train.rundir import Existing, RunFolder
 from peerdg.train.settings import (
     MAY_CHANGE,
@@ -340,7 +340,7 @@ def test_a_state_goes_on_from_disk_as_it_does_in_memory(
 
     def fresh() -> TrainState:
         method = ERM(tiny_classifier().to(memory_format=layout))
-        return TrainState("train", method, make_optimizer(method, settings))
+        return TrainState("train", method, make_optimizers(method, settings))
 
     def step(state: TrainState, number: int) -> None:
         rows, key = torch.arange(8) + number, ("train", 0, number)

@@ -2,8 +2,8 @@
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -13,6 +13,9 @@ from peerdg.augment.policy import Policy
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.images import as_bytes
 from peerdg.models.classifier import Classifier
+
+Terms = dict[str, Tensor]
+"""`"loss"` and the named parts of it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,67 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Group:
+    """Parameters that learn at one rate.
+
+    Args:
+        parameters: What an optimizer trains.
+        rate: Multiplies the optimizer's learning rate.
+    """
+
+    parameters: list[nn.Parameter]
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class OptimizerPlan:
+    """What one optimizer trains, and how.
+
+    Args:
+        groups: Its parameters.
+        kind: Which optimizer; None takes that of the training phase with its rate and schedule,
+            and everything below is ignored.
+        lr: Its constant learning rate.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay.
+    """
+
+    groups: list[Group]
+    kind: Literal["adam", "sgd"] | None = None
+    lr: float = 1e-4
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+class Update(Protocol):
+    """Train one of a method's optimizers by one step; `Method.step` receives it."""
+
+    def __call__(self, name: str, loss: Tensor, terms: Terms | None = None) -> None:
+        """Backward, finite check, optimizer step and zero_grad of one named optimizer.
+
+        Args:
+            name: A key of `Method.optimizers`.
+            loss: What it minimises; only its own parameters receive gradients.
+            terms: Named parts of the loss, for the record of a failure.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the end of an epoch brings.
+
+    Args:
+        records: What to record, as plain values.
+        reset: Names of optimizers that forget their state.
+    """
+
+    records: dict[str, Any] = field(default_factory=dict)
+    reset: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunContext:
     """What a run offers to the method it builds; each takes what it needs.
 
     Args:
@@ -70,12 +133,14 @@ class Surroundings:
 class Method(nn.Module, abc.ABC):
     """What our loop, or yours, needs of a method.
 
-    The parameters that require a gradient are the ones to optimise.
+    Most methods define a `loss` and leave `step` and `optimizers` as they are: then one optimizer
+    trains all parameters that require a gradient. A method with several optimizers or several
+    updates per batch defines both.
     """
 
     @classmethod
     @abc.abstractmethod
-    def build(cls, model: Classifier, settings: Any, surroundings: Surroundings) -> Self:
+    def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
         """The method around `model`, with its `Settings` and what the run offers."""
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
@@ -86,9 +151,19 @@ class Method(nn.Module, abc.ABC):
         """
         return batches
 
-    @abc.abstractmethod
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def optimizers(self) -> dict[str, OptimizerPlan]:
+        """What each named optimizer trains; by default `"main"` trains everything."""
+        return {"main": OptimizerPlan([Group([p for p in self.parameters() if p.requires_grad])])}
+
+    def step(self, batch: Batch, update: Update) -> Terms:
+        """Learn from a batch; return the loss and its named terms, detached."""
+        terms = self.loss(batch)
+        update("main", terms["loss"], terms)
+        return {name: value.detach() for name, value in terms.items()}
+
+    def loss(self, batch: Batch) -> Terms:
         """`"loss"`, to be minimised, and its named terms, detached."""
+        raise TypeError(f"{type(self).__name__} has neither a loss nor a step of its own.")
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Prepare for epoch `epoch`, counted from 0; returns what to record, as plain values.
@@ -98,12 +173,12 @@ class Method(nn.Module, abc.ABC):
         """
         return {}
 
-    def end_epoch(self, epoch: int) -> dict[str, Any]:
-        """Conclude an epoch; returns what to record.
+    def end_epoch(self, epoch: int) -> Outcome:
+        """Conclude epoch `epoch`."""
+        return Outcome()
 
-        `{"reset_optimizer": True}` asks to forget the optimizer's state.
-        """
-        return {}
+    if_diverged: ClassVar[str] = ""
+    """What else to try where the loss diverges, after "Lower the learning rate"."""
 
     def learnt_epochs(self, epoch: int) -> int:
         """How many epochs `deployed` has learnt from, when `epoch` epochs are complete."""

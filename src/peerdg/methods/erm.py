@@ -3,9 +3,8 @@
 from typing import Any, Self
 
 import torch.nn.functional as F
-from torch import Tensor
 
-from peerdg.methods.base import Batch, Method, Surroundings
+from peerdg.methods.base import Batch, Method, RunContext, Terms
 from peerdg.models.classifier import Classifier
 
 
@@ -21,11 +20,11 @@ class ERM(Method):
         self.model = model
 
     @classmethod
-    def build(cls, model: Classifier, settings: Any, surroundings: Surroundings) -> Self:
+    def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
         """Needs nothing but the network."""
         return cls(model)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Terms:
         """Cross-entropy on the clean images."""
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
         return {"loss": loss, "ce_clean": loss.detach()}

@@ -12,7 +12,7 @@ from peerdg.augment.policy import Policy
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
-from peerdg.methods.base import Batch, Method, Surroundings
+from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
 from peerdg.methods.clean import Clean, CleanImages, as_clean
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
@@ -51,6 +51,7 @@ class PEER(Method):
     """
 
     deployed_name = "task"
+    if_diverged = ", or the regulariser's weight (--peer.w)"
     snapshot_epoch: Tensor
 
     def __init__(
@@ -83,12 +84,12 @@ class PEER(Method):
         self.register_load_state_dict_post_hook(PEER._forget_features)  # type: ignore[no-untyped-call]
 
     @classmethod
-    def build(cls, model: Classifier, settings: Settings, surroundings: Surroundings) -> Self:
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
         """Needs the augmentation, the clean images, and the teacher if one is named."""
-        teacher = surroundings.load_model(settings.teacher) if settings.teacher else None
-        augment, clean = surroundings.augment, surroundings.clean
-        trained = surroundings.batch_statistics == "trained"
-        if settings.k * surroundings.passes <= 1:  # computing all features would cost more
+        teacher = context.load_model(settings.teacher) if settings.teacher else None
+        augment, clean = context.augment, context.clean
+        trained = context.batch_statistics == "trained"
+        if settings.k * context.passes <= 1:  # computing all features would cost more
             settings = replace(settings, cache_features=False)
         return cls(
             model,
@@ -113,7 +114,7 @@ class PEER(Method):
         """x̄ for a few steps ahead."""
         return augment_ahead(batches, self.augment) if self.settings.augment else batches
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Terms:
         """Eq. (3): cross-entropy on both views and the weighted regulariser."""
         self._has_learnt |= torch.is_grad_enabled()
         x, y = batch.images, batch.labels
@@ -136,15 +137,16 @@ class PEER(Method):
         self._refresh_features()
         return {"policy": self.augment.redraw(epoch // self.settings.k)}
 
-    def end_epoch(self, epoch: int) -> dict[str, Any]:
+    def end_epoch(self, epoch: int) -> Outcome:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ)."""
         period_is_over = (epoch + 1) % self.settings.k == 0
         if not period_is_over or self.settings.include_init:
-            return {}
+            return Outcome()
         self._take_snapshot(epoch + 1)
         if self.settings.reset_proxy:
             self.proxy.load_state_dict(self.task.state_dict())
-        return {"snapshots": self.average.count, "reset_optimizer": self.settings.reset_proxy}
+        reset = ("main",) if self.settings.reset_proxy else ()
+        return Outcome({"snapshots": self.average.count}, reset=reset)
 
     def learnt_epochs(self, epoch: int) -> int:
         """Up to the last snapshot; before the first, the task model is as it was given."""

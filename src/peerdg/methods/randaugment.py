@@ -3,10 +3,9 @@
 from typing import Any, Self
 
 import torch.nn.functional as F
-from torch import Tensor
 
 from peerdg.augment.policy import Policy
-from peerdg.methods.base import Batch, Method, Surroundings
+from peerdg.methods.base import Batch, Method, RunContext, Terms
 from peerdg.methods.settings.randaugment import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier
@@ -33,15 +32,15 @@ class RandAug(Method):
         self.augment = augment or Policy()
 
     @classmethod
-    def build(cls, model: Classifier, settings: Settings, surroundings: Surroundings) -> Self:
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
         """Needs the augmentation."""
-        return cls(model, settings, augment=surroundings.augment)
+        return cls(model, settings, augment=context.augment)
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
         """x̄ for a few steps ahead."""
         return augment_ahead(batches, self.augment)
 
-    def loss(self, batch: Batch) -> dict[str, Tensor]:
+    def loss(self, batch: Batch) -> Terms:
         """Sum of the cross-entropies on both views."""
         x, y = batch.images, batch.labels
         x_bar = augmented_view(batch, self.augment)

@@ -18,7 +18,7 @@ from peerdg.rng import seeded
 from peerdg.train.batches import epoch_batches
 from peerdg.train.forecast import Costs, PhaseCosts, PhasePlan
 from peerdg.train.guard import Guard
-from peerdg.train.optim import make_optimizer, set_learning_rate
+from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
@@ -103,8 +103,10 @@ class _Trial:
 
     def __init__(self, trial: Trial, method: Method, sample: Source, seed: int) -> None:
         self.trial, self.method, self.sample, self.seed = trial, method, sample, seed
-        self.state = TrainState(trial.plan.name, method, make_optimizer(method, trial.settings))
-        set_learning_rate(self.state.optimizer, 0.0)  # so that no rate makes it diverge
+        self.state = TrainState(trial.plan.name, method, make_optimizers(method, trial.settings))
+        for optimizer in self.state.optimizers.values():  # so that no rate makes it diverge
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
         self.guard = Guard(self.state)
 
     def costs(self, images: int, seconds: float) -> PhaseCosts:

@@ -48,8 +48,9 @@ class Position:
     """`state.json`: where the run was; `peerdg.train.state.TrainState` explains each of them."""
 
     phase: Literal["pretrain", "train"]
-    optimizer_groups: list[dict[str, Any]]
     terms: list[str]
+    optimizers: dict[str, list[dict[str, Any]]] | None = None
+    optimizer_groups: list[dict[str, Any]] | None = None  # versions without named optimizers
     epoch: int = within(at_least=0, at_most=10**6)
     step: int = within(at_least=0, at_most=10**6)
     metrics_bytes: int = within(at_least=0)

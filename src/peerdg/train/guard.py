@@ -1,4 +1,4 @@
-"""Nothing that is not finite reaches a weight, and the device is not kept waiting to know it."""
+"""Reject non-finite updates without synchronising the device."""
 
 from typing import NamedTuple
 
@@ -38,17 +38,19 @@ class Guard:
         self._bad = torch.zeros((), device=device)
         self._seen: list[_Seen] = []
 
-    def inspect(self, rows: Tensor, terms: dict[str, Tensor]) -> None:
-        """Look at a step's loss and gradients, before its update.
+    def inspect(
+        self, optimizer: torch.optim.Optimizer, rows: Tensor, terms: dict[str, Tensor]
+    ) -> None:
+        """Look at a loss and the gradients of what `optimizer` trains, before its update.
 
         Raises:
-            NumericalError: If this step or one since the last look was not finite.
+            NumericalError: If this update or one since the last look was not finite.
         """
-        probe = self._probe()
+        probe = self._probe(_gradients(optimizer))
         self._bad = torch.maximum(self._bad, (~_finite(terms, probe)).float())
         self._seen.append(_Seen(self.state.step, rows, terms, probe))
         if self.every > 1:
-            self.state.optimizer.found_inf = self._bad  # type: ignore[attr-defined]
+            optimizer.found_inf = self._bad  # type: ignore[attr-defined]
         if len(self._seen) >= self.every:
             self.check()
 
@@ -81,30 +83,26 @@ class Guard:
             details=self._position(state.step),
         )
 
-    def _probe(self) -> Tensor:
+    def _probe(self, gradients: list[Tensor]) -> Tensor:
         """Tells whether the gradient is finite: its norm, or where each step is looked at, its sum.
 
         A GPU has one kernel for the norm of all weights; a CPU takes a third of the time to add.
         """
         if self.every > 1:
-            return self._norm()
-        return torch.stack([gradient.sum() for gradient in self._gradients()]).sum()
-
-    def _norm(self) -> Tensor:
-        return torch.nn.utils.get_total_norm(self._gradients())
-
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.state.method.parameters() if p.grad is not None]
+            return torch.nn.utils.get_total_norm(gradients)
+        return torch.stack([gradient.sum() for gradient in gradients]).sum()
 
     def _error(self, seen: _Seen) -> NumericalError:
         phase = self.state.phase
-        norm = seen.probe if self.every > 1 else self._norm()
+        norm = seen.probe
+        if self.every == 1:  # the gradients are still there
+            optimizers = self.state.optimizers.values()
+            norm = torch.nn.utils.get_total_norm([g for o in optimizers for g in _gradients(o)])
         what = "loss" if not torch.isfinite(seen.terms["loss"]) else "gradient"
-        weight = ", or the regulariser's weight (--peer.w)" if "regulariser" in seen.terms else ""
         when = f"{phase} epoch {self.state.epoch + 1}, step {seen.step + 1}"
         return NumericalError(
             f"The {what} is not finite in {when}.",
-            hint=f"Lower the learning rate (--{phase}.lr){weight}.",
+            hint=f"Lower the learning rate (--{phase}.lr){self.state.method.if_diverged}.",
             details={
                 **self._position(seen.step),
                 "rows": seen.rows.tolist(),
@@ -116,8 +114,13 @@ class Guard:
 
     def _position(self, step: int) -> dict[str, object]:
         """Where it happened, and at which rate."""
-        rate = self.state.optimizer.param_groups[0]["lr"]
+        rate = next(iter(self.state.optimizers.values())).param_groups[0]["lr"]
         return {"phase": self.state.phase, "epoch": self.state.epoch, "step": step, "lr": rate}
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [p.grad for p in parameters if p.grad is not None]
 
 
 def _finite(terms: dict[str, Tensor], probe: Tensor) -> Tensor:

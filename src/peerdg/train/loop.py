@@ -14,7 +14,7 @@ from peerdg.stages import stage
 from peerdg.train.batches import epoch_batches
 from peerdg.train.guard import Guard
 from peerdg.train.keeper import Keeper
-from peerdg.train.optim import learning_rate, make_optimizer, set_learning_rate
+from peerdg.train.optim import learning_rate, make_optimizers, set_learning_rate
 from peerdg.train.order import epoch_order, steps_per_epoch
 from peerdg.train.progress import Progress
 from peerdg.train.settings import PhaseSettings
@@ -86,7 +86,7 @@ def run_phase(
     """
     settings = phase.settings
     steps = steps_per_epoch(settings, len(source))
-    state = TrainState(phase.name, method, make_optimizer(method, settings))
+    state = TrainState(phase.name, method, make_optimizers(method, settings))
     guard = Guard(state)
     keeper.restore(state)
     _check_position(state, epochs=settings.epochs, steps=steps)
@@ -103,7 +103,7 @@ def run_phase(
         with stage("start of epoch"), between_steps():
             started = method.start_epoch(state.epoch)
         rate = learning_rate(settings, state.epoch)
-        set_learning_rate(state.optimizer, rate)
+        set_learning_rate(method, state.optimizers, rate)
         order = epoch_order(settings, len(source), seed, phase.name, state.epoch)
         key = (phase.name, state.epoch)
         progress.enter("training")
@@ -121,10 +121,11 @@ def run_phase(
         progress.enter("end of epoch")
         guard.check_weights()
         with stage("end of epoch"), between_steps():
-            ended = method.end_epoch(state.epoch)
-        if ended.pop("reset_optimizer", False):
-            state.optimizer.state.clear()
-        keeper.record_epoch(state, {"lr": rate, **started, **ended}, time.perf_counter() - clock)
+            outcome = method.end_epoch(state.epoch)
+        for name in outcome.reset:
+            state.optimizers[name].state.clear()
+        records = {"lr": rate, **started, **outcome.records}
+        keeper.record_epoch(state, records, time.perf_counter() - clock)
         state.epoch, state.step, state.evaluated = state.epoch + 1, 0, False
         _evaluate_if_due(phase, state, evaluate, as_evaluated, keeper, progress, stop)
         _save_if_due(stop, keeper, state, guard, last=state.epoch == settings.epochs)

@@ -1,24 +1,30 @@
-"""Optimizer and learning rate of a phase; the rate is a function of the epoch, not a state."""
+"""Optimizers and learning rate of a phase; the rate is a function of the epoch, not a state."""
 
 import torch
-from torch import nn
 
+from peerdg.methods.base import Method, OptimizerPlan
 from peerdg.train.settings import PhaseSettings
 
+Optimizers = dict[str, torch.optim.Optimizer]
 
-def make_optimizer(method: nn.Module, settings: PhaseSettings) -> torch.optim.Optimizer:
-    """The optimizer over all parameters of `method` that require a gradient."""
-    parameters = [p for p in method.parameters() if p.requires_grad]
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(
-            parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=True
-        )
+
+def make_optimizers(method: Method, settings: PhaseSettings) -> Optimizers:
+    """The optimizers of `method` by name, with the phase's settings unless they have their own."""
+    return {name: _make(plan, settings) for name, plan in method.optimizers().items()}
+
+
+def _make(plan: OptimizerPlan, settings: PhaseSettings) -> torch.optim.Optimizer:
+    own = plan if plan.kind is not None else settings
+    # torch keeps further keys of a group: `rate` scales the phase's rate in every epoch.
+    groups = [
+        {"params": group.parameters, "lr": own.lr * group.rate, "rate": group.rate}
+        for group in plan.groups
+    ]
+    kind = plan.kind or settings.optimizer
+    if kind == "adam":
+        return torch.optim.Adam(groups, weight_decay=own.weight_decay, fused=True)
     return torch.optim.SGD(
-        parameters,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        fused=True,
+        groups, lr=own.lr, momentum=own.momentum, weight_decay=own.weight_decay, fused=True
     )
 
 
@@ -29,7 +35,9 @@ def learning_rate(settings: PhaseSettings, epoch: int) -> float:
     return settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate` for every group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+def set_learning_rate(method: Method, optimizers: Optimizers, rate: float) -> None:
+    """Use `rate` in every optimizer that follows the phase's schedule."""
+    for name, plan in method.optimizers().items():
+        if plan.kind is None:
+            for group in optimizers[name].param_groups:
+                group["lr"] = rate * group["rate"]

@@ -20,7 +20,7 @@ class TrainState:
     Args:
         phase: `"pretrain"` or `"train"`.
         method: The trained method.
-        optimizer: Its optimizer.
+        optimizers: Its optimizers, by name.
         epoch: Epochs of this phase that are complete.
         step: Steps of the current epoch that are complete.
         sums: Sum of each loss term over these steps.
@@ -29,7 +29,7 @@ class TrainState:
 
     phase: str
     method: Method
-    optimizer: torch.optim.Optimizer
+    optimizers: dict[str, torch.optim.Optimizer]
     epoch: int = 0
     step: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -51,22 +51,23 @@ class TrainState:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state, by a name that says where it belongs."""
         result = {f"method.{k}": v for k, v in self.method.state_dict().items()}
-        for index, slots in self.optimizer.state_dict()["state"].items():
-            for slot, value in slots.items():
-                if isinstance(value, Tensor):
-                    result[f"optimizer.{index}.{slot}"] = value
+        for name, optimizer in self.optimizers.items():
+            for index, slots in optimizer.state_dict()["state"].items():
+                for slot, value in slots.items():
+                    if isinstance(value, Tensor):
+                        result[f"optimizer.{name}.{index}.{slot}"] = value
         result.update({f"sums.{k}": v for k, v in self.sums.items()})
         return result
 
     def plain(self) -> dict[str, Any]:
         """Everything else, ready for JSON."""
-        groups = self.optimizer.state_dict()["param_groups"]
+        groups = {n: o.state_dict()["param_groups"] for n, o in self.optimizers.items()}
         return {
             "phase": self.phase,
             "epoch": self.epoch,
             "step": self.step,
             "evaluated": self.evaluated,
-            "optimizer_groups": groups,
+            "optimizers": groups,
             "terms": list(self.sums),  # their order; safetensors sorts by name
         }
 
@@ -75,7 +76,11 @@ class TrainState:
         parts = _split(tensors)
         try:
             self.method.load_state_dict(parts["method"])
-            self._restore_optimizer(parts.get("optimizer", {}))
+            states = _optimizer_states(parts.get("optimizer", {}), plain)
+            if unknown := states.keys() - self.optimizers.keys():
+                raise ValueError(f"no optimizer is called '{min(unknown)}'")
+            for name, optimizer in self.optimizers.items():
+                _restore_optimizer(optimizer, states.get(name, {}))
             self.sums = {name: parts["sums"][name].reshape(()) for name in plain["terms"]}
         except (KeyError, RuntimeError, ValueError, IndexError) as error:
             raise DamagedError(
@@ -86,24 +91,32 @@ class TrainState:
         # Versions without the key never stopped inside an evaluation.
         self.evaluated = plain.get("evaluated", True)
 
-    def _restore_optimizer(self, tensors: dict[str, Tensor]) -> None:
-        own = self.optimizer.state_dict()
-        weights = [p for group in self.optimizer.param_groups for p in group["params"]]
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            index, _, slot = name.partition(".")
-            if value.dim() and value.shape != weights[int(index)].shape:
-                raise ValueError(f"'optimizer.{name}' has another shape than its weight")
-            state.setdefault(int(index), {})[slot] = value
-        # Its options are those of the run's config, and the rate is set in each epoch; the stored
-        # ones are there for people.
-        self.optimizer.load_state_dict({"state": state, "param_groups": own["param_groups"]})
-        # Fused optimizers pair a weight with its momentum by their place in memory, whatever the
-        # strides; a file knows no channels-last, so the state is laid out anew like its weight.
-        for weight, slots in self.optimizer.state.items():
-            for slot, value in slots.items():
-                if isinstance(value, Tensor) and value.shape == weight.shape:
-                    slots[slot] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+def _optimizer_states(
+    tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> dict[str, dict[str, Tensor]]:
+    """By optimizer; versions without names had one."""
+    return {"main": tensors} if "optimizer_groups" in plain else _split(tensors)
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, _, slot = name.partition(".")
+        if value.dim() and value.shape != weights[int(index)].shape:
+            raise ValueError(f"'optimizer.{name}' has another shape than its weight")
+        state.setdefault(int(index), {})[slot] = value
+    # Its options are those of the run's config, and the rate is set in each epoch; the stored ones
+    # are there for people.
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    # Fused optimizers pair a weight with its momentum by their place in memory, whatever the
+    # strides; a file knows no channels-last, so the state is laid out anew like its weight.
+    for weight, slots in optimizer.state.items():
+        for slot, value in slots.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                slots[slot] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def _split(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:

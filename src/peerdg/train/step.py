@@ -1,9 +1,9 @@
-"""One optimizer step."""
+"""One step of training: a method learns from a batch, through updates that are checked."""
 
 import torch
 from torch import Tensor
 
-from peerdg.methods.base import Batch
+from peerdg.methods.base import Batch, Terms
 from peerdg.rng import seeded
 from peerdg.stages import stage
 from peerdg.train.guard import Guard
@@ -19,31 +19,61 @@ def train_step(
     seed: int,
     key: tuple[str | int, ...],
     bf16: bool = False,
-) -> dict[str, Tensor]:
-    """One optimizer step on a batch.
+) -> Terms:
+    """Let the method learn from a batch.
 
     Args:
         state: What is trained.
         batch: The images.
         rows: Which of the source they are.
-        guard: Sees the loss and the gradients before they are used.
+        guard: Sees each loss and its gradients before they are used.
         seed: The run's seed.
         key: The position in the run; with the seed, all that is random derives from it.
         bf16: Compute the loss in bfloat16 where that is safe; weights and updates stay float32.
 
     Raises:
-        NumericalError: If the loss or the gradient is not finite; the weights are untouched.
+        NumericalError: If a loss or a gradient is not finite; the weights are untouched by it.
     """
-    autocast = torch.autocast(batch.images.device.type, dtype=torch.bfloat16, enabled=bf16)
+    device = batch.images.device.type
+    updater = Updater(state, guard, rows, device)
+    autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
     with stage("loss"), seeded(seed, "dropout", *key), autocast:
-        terms = state.method.loss(batch)
-    with stage("backward"):
-        terms["loss"].backward()
-    terms = {name: value.detach() for name, value in terms.items()}
-    with stage("finite check"):
-        guard.inspect(rows, terms)
-    with stage("optimizer"):
-        state.optimizer.step()
-        # Here rather than before `backward`, so that a forward pass finds this memory free.
-        state.optimizer.zero_grad(set_to_none=True)
-    return terms
+        return state.method.step(batch, updater)
+
+
+class Updater:
+    """The `Update` that a method receives: backward, finite check, optimizer step.
+
+    Args:
+        state: Its optimizers.
+        guard: Refuses what is not finite.
+        rows: The images of the step, for the record of a failure.
+        device: Type of the device, for autocast.
+    """
+
+    def __init__(self, state: TrainState, guard: Guard, rows: Tensor, device: str) -> None:
+        self.state = state
+        self.guard = guard
+        self.rows = rows
+        self.device = device
+
+    def __call__(self, name: str, loss: Tensor, terms: Terms | None = None) -> None:
+        """Minimise `loss` by one step of the optimizer `name`."""
+        optimizer = self.state.optimizers[name]
+        with torch.autocast(self.device, enabled=False):
+            with stage("backward"):
+                self._backward(optimizer, loss)
+            terms = {"loss": loss, **(terms or {})}
+            terms = {name: value.detach() for name, value in terms.items()}
+            with stage("finite check"):
+                self.guard.inspect(optimizer, self.rows, terms)
+            with stage("optimizer"):
+                optimizer.step()
+                # Here rather than before `backward`, so that a forward pass finds this memory free.
+                optimizer.zero_grad(set_to_none=True)
+
+    def _backward(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        if len(self.state.optimizers) == 1:
+            loss.backward()
+        else:  # gradients of what another optimizer trains would wait in its next update
+            loss.backward(inputs=[p for g in optimizer.param_groups for p in g["params"]])
