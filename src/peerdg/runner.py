@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from peerdg.augment.base import resize
 from peerdg.augment.policy import Policy
+from peerdg.averages.base import ValidationLoss
 from peerdg.crafted.families import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains
 from peerdg.data import VALIDATION
@@ -30,7 +31,7 @@ from peerdg.errors import (
     PeerdgWarning,
     Stopped,
 )
-from peerdg.evaluate.accuracy import evaluate_models
+from peerdg.evaluate.accuracy import evaluate_domain, evaluate_models
 from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.export.card import write_card
 from peerdg.export.record import training_record
@@ -39,8 +40,8 @@ from peerdg.methods.base import Method, RunContext
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of
-from peerdg.models.averaging import recalibrate, recalibrated
 from peerdg.models.backbones import build_classifier
+from peerdg.models.batch_statistics import recalibrate, recalibrated
 from peerdg.models.classifier import (
     Classifier,
     as_classifier,
@@ -178,7 +179,7 @@ def execute(
     progress.start_run(plan, costs, spent=spent)
     try:
         with profiled(run.profile_file, device) if profile else nullcontext():
-            method = _train(config, keeper, source, evaluate, network, progress)
+            method = _train(config, keeper, source, domains, evaluate, network, progress)
     except NumericalError as error:
         write_json(run.failure_file, {"error": error.message, **error.details})
         run.event("failure", message=error.message)
@@ -200,6 +201,7 @@ def _train(
     config: RunConfig,
     keeper: Keeper,
     source: Source,
+    domains: Mapping[str, Domain],
     evaluate: Evaluate,
     model: Classifier,
     progress: Progress,
@@ -211,7 +213,9 @@ def _train(
             if keeper.is_past(phase.name):
                 continue
             with seeded(config.seed, "init", phase.name):
-                method = _method_of(phase, config, model, source, len(source)).to(source.device)
+                method = _method_of(
+                    phase, config, model, source, images=len(source), domains=domains
+                ).to(source.device)
             run_phase(
                 phase,
                 method,
@@ -294,10 +298,19 @@ def _phases(config: RunConfig) -> list[Phase]:
 
 
 def _method_of(
-    phase: Phase, config: RunConfig, model: Classifier, source: Source, images: int
+    phase: Phase,
+    config: RunConfig,
+    model: Classifier,
+    source: Source,
+    *,
+    images: int,
+    domains: Mapping[str, Domain],
 ) -> Method:
     """What a phase trains, on all of the `images` or on a sample of them."""
-    return ERM(model) if phase.name == "pretrain" else build_method(config, model, source, images)
+    if phase.name == "pretrain":
+        return ERM(model)
+    validation = domains.get(VALIDATION)
+    return build_method(config, model, source, images=images, validation=validation)
 
 
 def run_plan(config: RunConfig, images: int, *, fitted: bool = False) -> RunPlan:
@@ -366,7 +379,7 @@ def measure_costs(
         Trial(
             planned,
             phase.settings,
-            partial(_method_of, phase, config, images=len(source)),
+            partial(_method_of, phase, config, images=len(source), domains=domains),
             bf16=phase.bf16,
         )
         for planned, phase in zip(plan.phases, _phases(config), strict=True)
@@ -387,15 +400,21 @@ def measure_costs(
 
 
 def build_method(
-    config: RunConfig, model: Classifier, source: Source, images: int | None = None
+    config: RunConfig,
+    model: Classifier,
+    source: Source,
+    *,
+    images: int | None = None,
+    validation: Domain | None = None,
 ) -> Method:
-    """The configured method around `model`.
+    """The configured method around `model`, and the averages that only watch it.
 
     Args:
         config: The run's description.
         model: The network.
         source: The training images, or a sample of them.
         images: How many there are in all, if `source` is a sample.
+        validation: The source's validation images, if there are any.
     """
     settings = config.augment
     augment = Policy.named(
@@ -407,16 +426,32 @@ def build_method(
         seed=config.seed,
     )
     images = images or len(source)
-    seen = steps_per_epoch(config.train, images) * config.train.batch_size
+    steps = steps_per_epoch(config.train, images)
+    seen = steps * config.train.batch_size
     context = RunContext(
+        seed=config.seed,
         augment=augment,
+        average=config.average,
         clean=source.clean,
         batch_statistics=config.batch_statistics,
         passes=seen / images if source.repeats else 0,
+        period=getattr(config.method_settings, "k", 1),
+        epochs=config.train.epochs,
+        steps=steps,
+        validation_loss=_validation_loss(validation, source.size),
         load_model=load_teacher,
     )
     kind: type[Method] = implementation_of(config.method)
-    return kind.build(model, config.method_settings, context)
+    method = kind.build(model, config.method_settings, context)
+    watched = config.average.kind[kind.averages_used :]
+    method.watch({name: context.make_average(name, method.trained) for name in watched})
+    return method
+
+
+def _validation_loss(validation: Domain | None, size: int) -> ValidationLoss | None:
+    if validation is None:
+        return None
+    return lambda model: float(evaluate_domain(model, validation, size=size)["loss"])
 
 
 def load_teacher(path: str) -> Classifier:

@@ -16,8 +16,8 @@ from peerdg.methods.peer import PEER
 from peerdg.methods.randaugment import RandAug
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.settings.randaugment import Settings as RandAugSettings
-from peerdg.models.averaging import recalibrate
 from peerdg.models.backbones import build_classifier
+from peerdg.models.batch_statistics import recalibrate
 from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier, tiny_domain
 

@@ -53,7 +53,7 @@ class Adversary(Method):
         return F.cross_entropy(self.model(images), batch.labels)
 
     @property
-    def observed(self) -> dict[str, Classifier]:
+    def networks(self) -> dict[str, Classifier]:
         return {"model": self.model}
 
 

@@ -30,7 +30,7 @@ class Around(Method):
         return cls(model)
 
     @property
-    def observed(self) -> dict[str, Any]:
+    def networks(self) -> dict[str, Any]:
         return {}
 
 

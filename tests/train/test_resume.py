@@ -56,6 +56,7 @@ def options() -> dict[str, Any]:
             if not hasattr(hint, "__dataclass_fields__") and name not in (
                 "data",
                 "method_settings",
+                "recipe",  # follows from the method and the averages
             ):
                 found[prefix + name] = hint
     return found
@@ -95,6 +96,7 @@ WHICH = {
     "method": "erm",
     "budget": "quick",
     "backbone": "digits-cnn-half",
+    "average.kind": ["ema"],
 }
 
 

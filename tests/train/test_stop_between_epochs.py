@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import peerdg
+from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import NumericalError, Stopped
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.peer import PEER
-from peerdg.models.averaging import SnapshotAverage
 from peerdg.train.checkpoint import checkpoints, load_checkpoint
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -109,7 +109,7 @@ def test_a_stop_gives_up_the_pass_and_the_run_ends_equal(
 
 def test_an_interrupted_snapshot_leaves_the_average_as_it_was():
     clean = CleanImages(tiny_splits().train.images)
-    average = SnapshotAverage(tiny_classifier(batch_norm=True), bn="recalibrate", clean=clean)
+    average = Snapshots(tiny_classifier(batch_norm=True), bn="recalibrate", clean=clean)
     average.add(tiny_classifier(batch_norm=True, seed=1))
     before = {name: value.clone() for name, value in average.state_dict().items()}
     calls = iter(range(10))

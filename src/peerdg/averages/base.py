@@ -3,7 +3,7 @@
 import abc
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,21 @@ ValidationLoss = Callable[[Classifier], float]
 class Average(nn.Module, abc.ABC):
     """A frozen classifier that follows a trained one.
 
-    All state is in parameters and buffers, so that a checkpoint holds it. `model` serves a copy of
-    the network at the start until the average has something of its own.
-
-    Args:
-        model: The network to follow; it is copied.
+    All state is in parameters, buffers and extra state, so that a checkpoint holds it. `model`
+    serves a copy of the network at the start until the average has something of its own.
     """
 
-    def __init__(self, model: Classifier) -> None:
-        super().__init__()
-        self.averaged = frozen_copy(model)
+    follows_steps: ClassVar[bool] = False
+    """Whether `model` changes within an epoch, so that nothing computed by it can be kept."""
+
+    @property
+    def missing(self) -> str:
+        """What to do while nothing is averaged, for a warning."""
+        return "Call `follow_step` after each optimizer step."
+
+    def before_epoch(self, model: Classifier, epoch: int) -> None:
+        """See the network before epoch `epoch`, counted from 0; may be called again on a resume."""
+        return
 
     def after_step(self, model: Classifier) -> None:
         """Follow one optimizer step."""
@@ -37,14 +42,23 @@ class Average(nn.Module, abc.ABC):
         return {}
 
     @property
+    @abc.abstractmethod
     def model(self) -> Classifier:
         """The averaged classifier."""
-        return self.averaged
 
     @property
     @abc.abstractmethod
     def count(self) -> int:
         """The number of networks in the average; 0 while it still serves the start."""
+
+    @property
+    def version(self) -> int:
+        """Changes whenever `model` does."""
+        return self.count
+
+    def learnt_epochs(self, epoch: int) -> int:
+        """How many epochs the average has learnt from, when `epoch` epochs are complete."""
+        return epoch
 
     def train(self, mode: bool = True) -> "Average":
         """The average is never in train mode, whatever its owner is."""

@@ -3,11 +3,38 @@
 import torch
 from torch import Tensor
 
-from peerdg.averages.base import Average, blend
+from peerdg.averages.base import Average, blend, frozen_copy
 from peerdg.models.classifier import Classifier
 
 
-class EMA(Average):
+class _Moving(Average):
+    """A copy that is blended with the network after every step.
+
+    The number of steps is no buffer: reading one from a GPU would wait for it in each step.
+    """
+
+    follows_steps = True
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.averaged = frozen_copy(model)
+        self.steps = 0
+
+    @property
+    def model(self) -> Classifier:
+        """The averaged classifier."""
+        return self.averaged
+
+    def get_extra_state(self) -> Tensor:
+        """The number of steps followed."""
+        return torch.tensor(self.steps)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the number of steps."""
+        self.steps = int(state)
+
+
+class EMA(_Moving):
     """Exponential moving average θ̄ <- d θ̄ + (1 - d) θ after every step.
 
     With warm-up d is min(d, (1 + t) / (10 + t)) at step t, counted from 0, so that a short run does
@@ -21,17 +48,14 @@ class EMA(Average):
         warm_up: Whether d grows to its value from 0.1.
     """
 
-    steps: Tensor
-
     def __init__(self, model: Classifier, *, decay: float = 0.999, warm_up: bool = True) -> None:
         super().__init__(model)
         self.decay = decay
         self.warm_up = warm_up
-        self.register_buffer("steps", torch.tensor(0))
 
     def after_step(self, model: Classifier) -> None:
         """θ̄ <- d θ̄ + (1 - d) θ."""
-        t = int(self.steps)
+        t = self.steps
         decay = min(self.decay, (1 + t) / (10 + t)) if self.warm_up else self.decay
         blend(self.averaged, model, 1 - decay)
         self.steps += 1
@@ -39,10 +63,10 @@ class EMA(Average):
     @property
     def count(self) -> int:
         """The number of steps followed."""
-        return int(self.steps)
+        return self.steps
 
 
-class SMA(Average):
+class SMA(_Moving):
     """Simple moving average: the uniform mean of the networks after every step from t0 on.
 
     Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832. Up to step
@@ -53,21 +77,17 @@ class SMA(Average):
         start: t0, in steps.
     """
 
-    steps: Tensor
-
     def __init__(self, model: Classifier, *, start: int = 100) -> None:
         super().__init__(model)
         self.start = start
-        self.register_buffer("steps", torch.tensor(0))
 
     def after_step(self, model: Classifier) -> None:
         """Copy up to t0, then θ̄ <- (n θ̄ + θ) / (n + 1) with n = t - t0 networks in the mean."""
         self.steps += 1
-        n = int(self.steps) - self.start
+        n = self.steps - self.start
         blend(self.averaged, model, 1 / (n + 1) if n > 0 else 1)
 
     @property
     def count(self) -> int:
         """The number of networks in the mean."""
-        steps = int(self.steps)
-        return 0 if steps == 0 else max(1, steps - self.start + 1)
+        return 0 if self.steps == 0 else max(1, self.steps - self.start + 1)

@@ -63,8 +63,7 @@ class SWAD(Average):
         ratio: Tolerance of the threshold (r).
     """
 
-    steps: Tensor
-    in_segment: Tensor
+    follows_steps = True
 
     def __init__(
         self,
@@ -76,16 +75,16 @@ class SWAD(Average):
         tolerance: int = 6,
         ratio: float = 0.3,
     ) -> None:
-        super().__init__(model)
+        super().__init__()
         self.loss = loss
         self.every = every
         self.converge, self.tolerance, self.ratio = converge, max(converge, tolerance), ratio
+        self.averaged = frozen_copy(model)
         self.segment = frozen_copy(model)  # mean of the steps since the last evaluation
         self.queue = nn.ModuleList(frozen_copy(model) for _ in range(self.tolerance))
         self.mean = frozen_copy(model)  # of the valley's segments that have left the queue
+        self.steps = 0
         self.losses: list[float] = []  # of every segment; the valley follows from them
-        self.register_buffer("steps", torch.tensor(0))
-        self.register_buffer("in_segment", torch.tensor(0))
 
     @property
     def valley(self) -> Valley | None:
@@ -100,11 +99,17 @@ class SWAD(Average):
         found = self.valley
         return min(1, len(self.losses)) if found is None else found.end - found.start
 
+    @property
+    def model(self) -> Classifier:
+        """The mean over the valley, as if training had ended with the last closed segment."""
+        return self.averaged
+
     def after_step(self, model: Classifier) -> None:
         """Add the network to the segment; close it after the first and every f-th step."""
-        blend(self.segment, model, 1 / (int(self.in_segment) + 1))
-        self.in_segment += 1
-        if int(self.steps) % self.every == 0:  # the first segment has one step, as the authors' has
+        # The first segment has one step, as the authors' has; from then on each has f.
+        in_segment = (self.steps - 1) % self.every if self.steps else 0
+        blend(self.segment, model, 1 / (in_segment + 1))
+        if self.steps % self.every == 0:
             self._close(self.loss(model))
         self.steps += 1
 
@@ -112,20 +117,6 @@ class SWAD(Average):
         """Record which segments are averaged."""
         found = self.valley
         return {"swad": list(found) if found else None}
-
-    @property
-    def model(self) -> Classifier:
-        """The mean over the valley, as if training ended now."""
-        newest = len(self.losses) - 1
-        if newest < 0:
-            return self.averaged
-        found = self.valley or Valley(newest, newest + 1)
-        oldest = max(0, len(self.losses) - self.tolerance)  # in the queue
-        if found.start < oldest:
-            blend(self.averaged, self.mean, 1)
-        for number in range(max(found.start, oldest), found.end):
-            blend(self.averaged, self._queued(number), 1 / (number - found.start + 1))
-        return self.averaged
 
     def _close(self, loss: float) -> None:
         """End the segment; the oldest one leaves the queue for the mean, or for ever."""
@@ -135,15 +126,26 @@ class SWAD(Average):
             blend(self.mean, self._queued(leaving), 1 / (leaving - found.start + 1))
         blend(self._queued(number), self.segment, 1)
         self.losses.append(loss)
-        self.in_segment.zero_()
+        self._average()
+
+    def _average(self) -> None:
+        """Equal-weight mean of the valley's segments, of which the old ones are in `mean`."""
+        newest = len(self.losses) - 1
+        found = self.valley or Valley(newest, newest + 1)
+        oldest = max(0, len(self.losses) - self.tolerance)  # in the queue
+        if found.start < oldest:
+            blend(self.averaged, self.mean, 1)
+        for number in range(max(found.start, oldest), found.end):
+            blend(self.averaged, self._queued(number), 1 / (number - found.start + 1))
 
     def _queued(self, number: int) -> nn.Module:
         return self.queue[number % self.tolerance]
 
     def get_extra_state(self) -> Tensor:
-        """The losses, whose number grows: a buffer would have a fixed shape."""
-        return torch.tensor(self.losses, dtype=torch.float64)
+        """Steps and losses, whose number grows: a buffer would have a fixed shape."""
+        return torch.tensor([self.steps, *self.losses], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the losses."""
-        self.losses = state.tolist()
+        """Restore steps and losses."""
+        steps, *self.losses = state.tolist()
+        self.steps = int(steps)

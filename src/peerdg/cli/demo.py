@@ -15,7 +15,7 @@ from peerdg.train.settings import RunConfig, resolve
 METHODS: dict[str, dict[str, Any]] = {
     "erm": {"method": "erm"},
     "randaugment": {"method": "randaugment"},
-    "p-ens": {"method": "peer", "peer": {"regulariser": "none"}},
+    "p-ens": {"method": "p-ens"},
     "peer": {"method": "peer"},
 }
 

@@ -11,12 +11,21 @@ def methods(name: str | None = None, /) -> None:
     """
     from dataclasses import fields
 
+    from peerdg.methods.recipes import RECIPES
     from peerdg.methods.registry import method_names, settings_of, summary_of
     from peerdg.report.tables import plain_table
 
     if name is None:
-        rows = [[method, summary_of(method)] for method in method_names()]
+        summaries = {method: summary_of(method) for method in method_names()}
+        summaries |= {recipe: RECIPES[recipe].summary for recipe in RECIPES}
+        rows = [[method, summary] for method, summary in sorted(summaries.items())]
         console.print(plain_table(["method", "what it does"], rows))
+        return
+    if name in RECIPES:
+        recipe = RECIPES[name]
+        console.print(f"{name}: {recipe.summary}", markup=False)
+        expansion = f"--method {recipe.method} --average {recipe.average}"
+        console.print(f"Short for {expansion}; options: peerdg methods {recipe.method}")
         return
     options = fields(settings_of(name))
     rows = [

@@ -53,7 +53,7 @@ def train(
     note = (lambda text: None) if quiet else say
     config = config_from_flags(data, common or CommonFlags(), options, note=note)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
-    out = out or Path("runs") / f"{name or OWN_DATA}-{config.method}-{config.seed}"
+    out = out or Path("runs") / f"{name or OWN_DATA}-{config.name}-{config.seed}"
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
     if accept_new_data:
         existing = "renew"

@@ -1,6 +1,7 @@
 """What every method offers, to our loop or to yours."""
 
 import abc
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -10,6 +11,10 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
+from peerdg.averages.base import Average, ValidationLoss
+from peerdg.averages.registry import make_average
+from peerdg.averages.settings import AverageSettings
+from peerdg.errors import PeerdgWarning
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.images import as_bytes
 from peerdg.models.classifier import Classifier
@@ -114,20 +119,43 @@ class RunContext:
     """What a run offers to the method it builds; each takes what it needs.
 
     Args:
+        seed: The run's seed.
         augment: The augmentation G of the run.
+        average: Which averages follow the trained network, and their options.
         clean: All clean training images, in shuffled chunks that know their rows.
         batch_statistics: How batch-normalised networks are evaluated: with statistics of `clean`,
             or `"trained"`: with those that training left.
         passes: How often each of them is seen in an epoch, on average; 0 if no image ever looks
             the same again.
+        period: The method's k: epochs between two snapshots, unless `average` says otherwise.
+        epochs: Epochs of the main phase.
+        steps: Steps of one of them.
+        validation_loss: Loss of a network on the source's validation images, if there are any.
         load_model: Reads a classifier from a run or model folder, e.g. a teacher.
     """
 
+    seed: int
     augment: Policy
+    average: AverageSettings
     clean: CleanImages
     batch_statistics: Literal["clean", "trained"]
     passes: float
+    period: int
+    epochs: int
+    steps: int
+    validation_loss: ValidationLoss | None
     load_model: Callable[[str], Classifier]
+
+    def make_average(self, kind: str, model: Classifier) -> Average:
+        """An average of one of the kinds that the run asks for."""
+        return make_average(
+            kind,
+            model,
+            self.average,
+            k=self.period,
+            epochs=self.epochs,
+            validation_loss=self.validation_loss,
+        )
 
 
 class Method(nn.Module, abc.ABC):
@@ -136,7 +164,24 @@ class Method(nn.Module, abc.ABC):
     Most methods define a `loss` and leave `step` and `optimizers` as they are: then one optimizer
     trains all parameters that require a gradient. A method with several optimizers or several
     updates per batch defines both.
+
+    Averages may follow the trained network without any influence on it (`watch`); the first of
+    them is deployed in place of the network itself.
     """
+
+    averages_used: ClassVar[int] = 0
+    """How many of the averages that a run asks for are part of the method itself."""
+
+    own_deployed: ClassVar[str | None] = None
+    """The key of `networks` that is deployed whatever is watched; None: the trained network."""
+
+    if_diverged: ClassVar[str] = ""
+    """What else to try where the loss diverges, after "Lower the learning rate"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched = nn.ModuleDict()
+        self._warned = False
 
     @classmethod
     @abc.abstractmethod
@@ -177,15 +222,26 @@ class Method(nn.Module, abc.ABC):
         """Conclude epoch `epoch`."""
         return Outcome()
 
-    if_diverged: ClassVar[str] = ""
-    """What else to try where the loss diverges, after "Lower the learning rate"."""
+    @property
+    @abc.abstractmethod
+    def networks(self) -> dict[str, Classifier]:
+        """The method's networks that are worth evaluating, by name; what learns comes first."""
 
-    def learnt_epochs(self, epoch: int) -> int:
-        """How many epochs `deployed` has learnt from, when `epoch` epochs are complete."""
-        return epoch
+    @property
+    def trained(self) -> Classifier:
+        """The network that learns."""
+        return next(iter(self.networks.values()))
 
-    deployed_name: ClassVar[str] = "model"
-    """The key of `observed` under which the deployed network stands."""
+    @property
+    def averages(self) -> dict[str, Average]:
+        """Everything that averages the trained network, by the name under which it is observed."""
+        return {name: _as_average(module) for name, module in self.watched.items()}
+
+    @property
+    def observed(self) -> dict[str, Classifier]:
+        """What is worth evaluating during training, by name; what learns comes first."""
+        watched = {name: average.model for name, average in self.averages.items()}
+        return {**self.networks, **watched}
 
     @property
     def recalibrated(self) -> frozenset[str]:
@@ -193,11 +249,52 @@ class Method(nn.Module, abc.ABC):
         return frozenset()
 
     @property
-    def deployed(self) -> Classifier:
-        """What a user ships."""
-        return self.observed[self.deployed_name]
+    def deployed_name(self) -> str:
+        """The key of `observed` under which the deployed network stands."""
+        return self.own_deployed or next(iter(self.averages), None) or next(iter(self.networks))
 
     @property
-    @abc.abstractmethod
-    def observed(self) -> dict[str, Classifier]:
-        """What is worth evaluating during training, by name; what learns comes first."""
+    def deployed(self) -> Classifier:
+        """What a user ships; warns once if it is an average that has averaged nothing yet."""
+        average = self.averages.get(self.deployed_name)
+        if average and average.count == 0 and not self._warned and self._has_learnt(average):
+            self._warned = True
+            warnings.warn(
+                f"No snapshot was averaged yet: '{self.deployed_name}' is still the network that "
+                f"training began with. {average.missing}",
+                PeerdgWarning,
+                stacklevel=2,
+            )
+        return self.observed[self.deployed_name]
+
+    def learnt_epochs(self, epoch: int) -> int:
+        """How many epochs the deployed network has learnt from, when `epoch` are complete."""
+        average = self.averages.get(self.deployed_name)
+        return epoch if average is None else average.learnt_epochs(epoch)
+
+    def watch(self, averages: dict[str, Average]) -> None:
+        """Let averages follow the trained network, under these names."""
+        self.watched.update(averages)
+
+    def follow_step(self) -> None:
+        """Let every average follow an optimizer step; call it after each of them."""
+        for average in self.averages.values():
+            average.after_step(self.trained)
+
+    def follow_epoch(self, epoch: int) -> dict[str, Any]:
+        """Let the watched averages follow the end of an epoch; return what to record."""
+        records: dict[str, Any] = {}
+        for name in self.watched:
+            records |= self.averages[name].after_epoch(self.trained, epoch)
+        return records
+
+    def _has_learnt(self, average: Average) -> bool:
+        """Whether the trained network has other weights than the average."""
+        pairs = zip(self.trained.parameters(), average.model.parameters(), strict=True)
+        return any(not torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def _as_average(module: nn.Module) -> Average:
+    if not isinstance(module, Average):
+        raise TypeError(f"{type(module).__name__} is no Average.")
+    return module

@@ -30,6 +30,6 @@ class ERM(Method):
         return {"loss": loss, "ce_clean": loss.detach()}
 
     @property
-    def observed(self) -> dict[str, Classifier]:
+    def networks(self) -> dict[str, Classifier]:
         """The trained network."""
         return {"model": self.model}

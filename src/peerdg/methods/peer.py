@@ -1,22 +1,23 @@
 """PEER: parameter-space ensemble with entropy regularization (CVPR 2025), Algorithm 1."""
 
-import warnings
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
-from peerdg.errors import ConfigError, PeerdgWarning
+from peerdg.averages.base import Average
+from peerdg.averages.settings import AverageSettings
+from peerdg.averages.snapshots import Snapshots
+from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
 from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
-from peerdg.methods.clean import Clean, CleanImages, as_clean
+from peerdg.methods.clean import Clean, CleanBatches, CleanImages, as_clean
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
-from peerdg.models.averaging import SnapshotAverage
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.models.projection import projection_head
 from peerdg.stages import stage
@@ -40,6 +41,8 @@ class PEER(Method):
         model: The pre-trained network; it becomes the proxy, a copy of it the task model.
         settings: Every switch of the method.
         augment: G, re-drawn by `start_epoch`.
+        average: What averages the proxy; default: its snapshots. With one that follows steps, e.g.
+            `EMA`, call `follow_step` after each of them.
         clean: All clean training images, to recalibrate batch normalisation after each update:
             one tensor `[N, 3, H, W]`, a `DataLoader` that shuffles or a list of batches. Of a
             tensor the rows are known: a `Batch` that says its `index` gets the task model's
@@ -50,9 +53,9 @@ class PEER(Method):
             is a second average, which only differs in its statistics.
     """
 
-    deployed_name = "task"
+    averages_used = 1
+    own_deployed = "task"
     if_diverged = ", or the regulariser's weight (--peer.w)"
-    snapshot_epoch: Tensor
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class PEER(Method):
         settings: Settings | None = None,
         *,
         augment: Policy | None = None,
+        average: Average | None = None,
         clean: Clean | None = None,
         teacher: Classifier | None = None,
         trained_statistics: bool = False,
@@ -69,35 +73,34 @@ class PEER(Method):
         self.augment = augment or Policy()
         self.clean = as_clean(clean)
         self.proxy = model
-        self.average = SnapshotAverage(model, bn=self.settings.bn, clean=self.clean)
-        second = trained_statistics and self.settings.bn == "recalibrate"
-        self.as_trained = (
-            SnapshotAverage(model, bn="average") if second and has_batch_statistics(model) else None
-        )
+        self.average = average or _snapshots(model, self.settings, self.clean)
+        self.as_trained: Snapshots | None = None
+        if trained_statistics and has_batch_statistics(model) and _recalibrates(self.average):
+            self.as_trained = self.average.twin(model, bn="average")
         self.projection = self._make_projection(model.feature_dim)
         self.teacher = _frozen(teacher, model.feature_dim) if teacher else None
-        # The number of epochs P had learnt when the last snapshot was taken: makes taking it
-        # idempotent, and stale features recognisable, also after a resume.
-        self.register_buffer("snapshot_epoch", torch.tensor(-1))
         self._features: tuple[int, Tensor] | None = None
-        self._has_learnt = False
         self.register_load_state_dict_post_hook(PEER._forget_features)  # type: ignore[no-untyped-call]
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
         """Needs the augmentation, the clean images, and the teacher if one is named."""
         teacher = context.load_model(settings.teacher) if settings.teacher else None
-        augment, clean = context.augment, context.clean
-        trained = context.batch_statistics == "trained"
+        kind = context.average.kind[0] if context.average.kind else "snapshots"
+        if kind == "snapshots":  # with the method's own rules for batch statistics and the start
+            average: Average = _snapshots(model, settings, context.clean, context.average)
+        else:
+            average = context.make_average(kind, model)
         if settings.k * context.passes <= 1:  # computing all features would cost more
             settings = replace(settings, cache_features=False)
         return cls(
             model,
             settings,
-            augment=augment,
-            clean=clean,
+            augment=context.augment,
+            average=average,
+            clean=context.clean,
             teacher=teacher,
-            trained_statistics=trained,
+            trained_statistics=context.batch_statistics == "trained",
         )
 
     @property
@@ -116,7 +119,6 @@ class PEER(Method):
 
     def loss(self, batch: Batch) -> Terms:
         """Eq. (3): cross-entropy on both views and the weighted regulariser."""
-        self._has_learnt |= torch.is_grad_enabled()
         x, y = batch.images, batch.labels
         x_bar = augmented_view(batch, self.augment) if self.settings.augment else x
         joint = self.settings.joint_views
@@ -132,49 +134,36 @@ class PEER(Method):
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Use the policy of period `epoch // k`; with `include_init`, snapshot θ_p^(epoch)."""
-        if self.settings.include_init and epoch % self.settings.k == 0:
-            self._take_snapshot(epoch)
+        for average in self._own_averages:
+            average.before_epoch(self.proxy, epoch)
         self._refresh_features()
         return {"policy": self.augment.redraw(epoch // self.settings.k)}
 
     def end_epoch(self, epoch: int) -> Outcome:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ)."""
+        records: dict[str, Any] = {}
+        for average in self._own_averages:
+            records |= average.after_epoch(self.proxy, epoch)
         period_is_over = (epoch + 1) % self.settings.k == 0
-        if not period_is_over or self.settings.include_init:
-            return Outcome()
-        self._take_snapshot(epoch + 1)
-        if self.settings.reset_proxy:
-            self.proxy.load_state_dict(self.task.state_dict())
-        reset = ("main",) if self.settings.reset_proxy else ()
-        return Outcome({"snapshots": self.average.count}, reset=reset)
-
-    def learnt_epochs(self, epoch: int) -> int:
-        """Up to the last snapshot; before the first, the task model is as it was given."""
-        return max(0, int(self.snapshot_epoch))
+        if not (period_is_over and self.settings.reset_proxy):
+            return Outcome(records)
+        self.proxy.load_state_dict(self.task.state_dict())
+        return Outcome(records, reset=("main",))
 
     @property
-    def deployed(self) -> Classifier:
-        """The task model; warns once if there was training but no snapshot."""
-        if self._has_learnt and self.average.count == 0:
-            self._has_learnt = False
-            warnings.warn(
-                "No snapshot was averaged yet: the task model is still the network that training "
-                f"began with. `end_epoch` averages one every k = {self.settings.k} epochs; train "
-                "at least k epochs, or lower k.",
-                PeerdgWarning,
-                stacklevel=2,
-            )
-        return self.observed[self.deployed_name]
-
-    @property
-    def observed(self) -> dict[str, Classifier]:
+    def networks(self) -> dict[str, Classifier]:
         """Proxy and task model."""
         return {"proxy": self.proxy, "task": (self.as_trained or self.average).model}
 
     @property
+    def averages(self) -> dict[str, Average]:
+        """The task model's, and those that are only watched."""
+        return {"task": self.as_trained or self.average, **super().averages}
+
+    @property
     def recalibrated(self) -> frozenset[str]:
         """The task model, once there is a snapshot, unless another one is observed."""
-        done = self.settings.bn == "recalibrate" and self.clean is not None and self.average.count
+        done = _recalibrates(self.average) and self.clean is not None and self.average.count
         return frozenset({"task"} if done and self.as_trained is None else ())
 
     def train(self, mode: bool = True) -> "PEER":
@@ -220,9 +209,11 @@ class PEER(Method):
         wanted = self.settings.cache_features and self.settings.views != "aug_clean"
         if not wanted or self.settings.regulariser == "none":
             return
+        if self.teacher is None and self.average.follows_steps:
+            return
         if not isinstance(self.clean, CleanImages):  # the rows of other batches are not known
             return
-        version = 0 if self.teacher else int(self.snapshot_epoch)
+        version = 0 if self.teacher else self.average.version
         if self._features is None or self._features[0] != version:
             self._features = (version, self._features_by_row(self.clean))
 
@@ -240,14 +231,9 @@ class PEER(Method):
     def _forget_features(self, _: Any) -> None:
         self._features = None
 
-    def _take_snapshot(self, epochs: int) -> None:
-        if int(self.snapshot_epoch) == epochs:
-            return
-        for average in filter(None, (self.average, self.as_trained)):
-            if not self.settings.average:
-                average.forget()
-            average.add(self.proxy)
-        self.snapshot_epoch.fill_(epochs)
+    @property
+    def _own_averages(self) -> list[Average]:
+        return [average for average in (self.average, self.as_trained) if average is not None]
 
     def _make_projection(self, feature_dim: int) -> nn.Module:
         s = self.settings
@@ -261,6 +247,30 @@ class PEER(Method):
             norm=s.head_norm,
         )
         return head.requires_grad_(s.head == "trained")
+
+
+def _snapshots(
+    model: Classifier,
+    settings: Settings,
+    clean: CleanImages | CleanBatches | None,
+    options: AverageSettings | None = None,
+) -> Snapshots:
+    """Θ as the settings ask for it, over the window of `options`."""
+    options = options or AverageSettings()
+    return Snapshots(
+        model,
+        k=options.k or settings.k,
+        bn=settings.bn,
+        clean=clean,
+        include_init=settings.include_init,
+        start=options.start,
+        last=options.last if settings.average else 1,
+    )
+
+
+def _recalibrates(average: Average) -> TypeGuard[Snapshots]:
+    """Whether each update recomputes the average's batch statistics."""
+    return isinstance(average, Snapshots) and average.bn == "recalibrate"
 
 
 def _frozen(teacher: Classifier, feature_dim: int) -> Classifier:

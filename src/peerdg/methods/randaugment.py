@@ -53,6 +53,6 @@ class RandAug(Method):
         return {"policy": self.augment.redraw(epoch // self.k)}
 
     @property
-    def observed(self) -> dict[str, Classifier]:
+    def networks(self) -> dict[str, Classifier]:
         """The trained network."""
         return {"model": self.model}

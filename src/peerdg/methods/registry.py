@@ -12,6 +12,7 @@ from peerdg.config import build, did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
 from peerdg.methods.metadata import MethodSettings
+from peerdg.methods.recipes import RECIPES
 
 
 @cache
@@ -79,5 +80,6 @@ def summary_of(name: str) -> str:
 
 def _module(name: str) -> Any:
     if name not in method_names():
-        raise ConfigError(f"Unknown method '{name}'.", hint=did_you_mean(name, method_names()))
+        known = (*method_names(), *RECIPES)
+        raise ConfigError(f"Unknown method '{name}'.", hint=did_you_mean(name, known))
     return importlib.import_module(f"{settings.__name__}.{name}")

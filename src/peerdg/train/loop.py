@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from peerdg.errors import DamagedError
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier
+from peerdg.rng import seeded
 from peerdg.stages import stage
 from peerdg.train.batches import epoch_batches
 from peerdg.train.guard import Guard
@@ -100,7 +101,11 @@ def run_phase(
         clock = time.perf_counter()
         progress.enter("start of epoch")
         method.train()
-        with stage("start of epoch"), between_steps():
+        with (
+            stage("start of epoch"),
+            between_steps(),
+            seeded(seed, "start", phase.name, state.epoch),
+        ):
             started = method.start_epoch(state.epoch)
         rate = learning_rate(settings, state.epoch)
         set_learning_rate(method, state.optimizers, rate)
@@ -113,6 +118,8 @@ def run_phase(
             terms = train_step(
                 state, batch, rows, guard=guard, seed=seed, key=(*key, state.step), bf16=phase.bf16
             )
+            with stage("averages"):
+                method.follow_step()
             state.add_terms(terms)
             state.step += 1
             progress.step(state.epoch, state.step, images=len(rows), terms=terms)
@@ -120,11 +127,12 @@ def run_phase(
                 _save_if_due(stop, keeper, state, guard)
         progress.enter("end of epoch")
         guard.check_weights()
-        with stage("end of epoch"), between_steps():
+        with stage("end of epoch"), between_steps(), seeded(seed, "end", phase.name, state.epoch):
             outcome = method.end_epoch(state.epoch)
+            watched = method.follow_epoch(state.epoch)
         for name in outcome.reset:
             state.optimizers[name].state.clear()
-        records = {"lr": rate, **started, **outcome.records}
+        records = {"lr": rate, **started, **outcome.records, **watched}
         keeper.record_epoch(state, records, time.perf_counter() - clock)
         state.epoch, state.step, state.evaluated = state.epoch + 1, 0, False
         _evaluate_if_due(phase, state, evaluate, as_evaluated, keeper, progress, stop)

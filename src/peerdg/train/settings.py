@@ -6,11 +6,12 @@ Free of torch: a wrong option or a taken output folder is reported before torch 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import tomli_w
 
+from peerdg.averages.settings import AverageSettings
 from peerdg.config import (
     build,
     did_you_mean,
@@ -24,6 +25,7 @@ from peerdg.config import (
 )
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
+from peerdg.methods.recipes import RECIPES, expand
 from peerdg.methods.registry import aliases_of, method_names, settings_of
 from peerdg.models.names import LARGEST_SIDE, OWN, check_backbone
 from peerdg.text import storable
@@ -129,6 +131,7 @@ class RunConfig:
     root: str | None = option(None, "folder with the data set's files")
     targets: tuple[str, ...] | None = option(None, "target domains; default: all that are there")
     method: str = option("peer", "training method")
+    recipe: str | None = None  # the name under which `method` and `average` were asked for
     backbone: str = option("digits-cnn", "network")
     weights: str = option("none", "initial weights: none, imagenet, or a .safetensors or .pth file")
     budget: str = option("standard", "preset: quick, standard or paper")
@@ -158,6 +161,7 @@ class RunConfig:
     train: PhaseSettings = PhaseSettings()
     transform: TransformSettings = TransformSettings()
     augment: AugmentSettings = AugmentSettings()
+    average: AverageSettings = field(default_factory=AverageSettings)
     method_settings: Any = None
 
     def tables(self, *, unset: bool = False) -> dict[str, Any]:
@@ -171,6 +175,11 @@ class RunConfig:
         values[self.benchmark] = values.pop("data", {})
         scalars = {k: v for k, v in values.items() if not isinstance(v, dict)}
         return scalars | {k: v for k, v in values.items() if isinstance(v, dict) and v}
+
+    @property
+    def name(self) -> str:
+        """What people call this method: the recipe's name, or the objective's."""
+        return self.recipe or self.method
 
     @property
     def augments(self) -> bool:
@@ -218,6 +227,7 @@ SECTIONS: dict[str, type[Any]] = {
     "pretrain": PhaseSettings,
     "transform": TransformSettings,
     "augment": AugmentSettings,
+    "average": AverageSettings,
 }
 _SCALARS = {f.name for f in fields(RunConfig)} - {*SECTIONS, "data", "method_settings"}
 # Names from papers and other projects that people type; checked before similar spelling.
@@ -239,6 +249,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
             range, or a section that belongs to another method or data set.
     """
     _refuse_two_budgets(layers)
+    layers = tuple(map(expand, layers))
     given = merge(*layers)
     data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
     method = _text(given, "method", RunConfig.method)
@@ -256,10 +267,18 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     for key, kind in sections.items():
         parts[key] = build(kind, values.pop(key, {}), where=key)
     parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
+    if not _is_recipe(values.get("recipe"), method, parts["average"]):
+        values.pop("recipe", None)
     config = build(RunConfig, values, where="")
     if config.backbone != OWN:
         check_backbone(config.backbone, config.weights)
     return replace(config, **parts)
+
+
+def _is_recipe(name: Any, method: str, average: AverageSettings) -> bool:
+    """Whether the options are still what the recipe stands for; later ones may have changed it."""
+    recipe = RECIPES.get(name) if isinstance(name, str) else None
+    return recipe is not None and (recipe.method, (recipe.average,)) == (method, average.kind)
 
 
 def _evaluation_period(layers: tuple[Mapping[str, Any], ...], method: str) -> dict[str, Any]:

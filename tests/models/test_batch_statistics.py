@@ -5,68 +5,9 @@ import pytest
 import torch
 from torch.optim.swa_utils import update_bn
 
-from peerdg.errors import ConfigError, DataError, NumericalError
-from peerdg.models.averaging import SnapshotAverage, recalibrate, recalibrated
+from peerdg.errors import DataError
+from peerdg.models.batch_statistics import recalibrate, recalibrated
 from tests.conftest import tiny_classifier, tiny_domain
-
-
-def jiggle(model, seed):
-    """A snapshot: the same network with other weights and other statistics."""
-    torch.manual_seed(seed)
-    snapshot = copy.deepcopy(model)
-    with torch.no_grad():
-        for p in snapshot.parameters():
-            p.add_(torch.randn_like(p))
-        for name, b in snapshot.named_buffers():
-            if "running" in name:
-                b.add_(torch.rand_like(b))
-            if "num_batches" in name:
-                b.add_(seed)
-    return snapshot
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 60])
-def test_equals_the_arithmetic_mean_of_the_snapshots(count):
-    model = tiny_classifier()
-    average = SnapshotAverage(model, bn="copy")
-    snapshots = [jiggle(model, seed) for seed in range(count)]
-    for snapshot in snapshots:
-        average.add(snapshot)
-    assert average.count == count
-    for name, parameter in average.model.named_parameters():
-        mean = torch.stack([dict(s.named_parameters())[name].double() for s in snapshots]).mean(0)
-        assert (parameter - mean).abs().max() < 1e-6
-
-
-def test_serves_the_start_until_the_first_snapshot_which_then_replaces_it():
-    model = tiny_classifier()
-    average = SnapshotAverage(model, bn="copy")
-    assert torch.equal(average.model.head.weight, model.head.weight)
-    snapshot = jiggle(model, 1)
-    average.add(snapshot)
-    assert torch.equal(average.model.head.weight, snapshot.head.weight)
-
-
-def test_is_frozen_and_never_in_train_mode():
-    average = SnapshotAverage(tiny_classifier(dropout=0.5).train(), bn="copy")
-    assert not any(module.training for module in average.modules() if module is not average)
-    average.train()
-    assert not any(module.training for module in average.modules())
-    assert not any(p.requires_grad for p in average.parameters())
-
-
-@pytest.mark.parametrize("rule", ["average", "copy", "frozen"])
-def test_batch_statistics_follow_the_rule(rule):
-    model = tiny_classifier(batch_norm=True)
-    start = model.encoder.norm.running_mean.clone()
-    average = SnapshotAverage(model, bn=rule)
-    snapshots = [jiggle(model, seed) for seed in (1, 2, 3)]
-    for snapshot in snapshots:
-        average.add(snapshot)
-    means = torch.stack([s.encoder.norm.running_mean for s in snapshots])
-    expected = {"average": means.mean(0), "copy": means[-1], "frozen": start}[rule]
-    torch.testing.assert_close(average.model.encoder.norm.running_mean, expected)
-    assert int(average.model.encoder.norm.num_batches_tracked) == 3  # of the newest snapshot
 
 
 def test_recalibration_equals_torchs_update_bn():
@@ -167,35 +108,3 @@ def test_recalibration_leaves_momentum_and_modes_as_they_were(momentum):
 def test_recalibration_from_nothing_is_refused():
     with pytest.raises(DataError, match="no clean images"):
         recalibrate(tiny_classifier(batch_norm=True), [])
-
-
-def test_recalibration_after_an_update_leaves_the_statistics_of_the_averaged_weights():
-    images = tiny_domain(n=32).images.split(8)
-    model = tiny_classifier(batch_norm=True)
-    average = SnapshotAverage(model, bn="recalibrate", clean=images)
-    for seed in (1, 2):
-        average.add(jiggle(model, seed))
-    expected = copy.deepcopy(average.model)
-    update_bn(list(images), expected)
-    torch.testing.assert_close(
-        average.model.encoder.norm.running_var, expected.encoder.norm.running_var
-    )
-
-
-def test_recalibration_without_clean_images_is_refused():
-    with pytest.raises(ConfigError, match="clean source images"):
-        SnapshotAverage(tiny_classifier(batch_norm=True), bn="recalibrate")
-
-
-def test_a_snapshot_with_nan_never_reaches_the_average():
-    model = tiny_classifier()
-    average = SnapshotAverage(model, bn="copy")
-    average.add(model)
-    before = copy.deepcopy(average.state_dict())
-    broken = copy.deepcopy(model)
-    with torch.no_grad():
-        broken.head.weight[0, 0] = float("nan")
-    with pytest.raises(NumericalError, match=r"head\.weight"):
-        average.add(broken)
-    for name, value in average.state_dict().items():
-        assert torch.equal(value, before[name])

@@ -1,0 +1,60 @@
+"""Make an average by the name of its kind."""
+
+from peerdg.averages.base import Average, ValidationLoss
+from peerdg.averages.moving import EMA, SMA
+from peerdg.averages.settings import KINDS, AverageSettings
+from peerdg.averages.snapshots import Snapshots
+from peerdg.averages.swad import SWAD
+from peerdg.config import did_you_mean
+from peerdg.errors import ConfigError
+from peerdg.models.classifier import Classifier
+
+
+def make_average(
+    kind: str,
+    model: Classifier,
+    settings: AverageSettings,
+    *,
+    k: int,
+    epochs: int,
+    validation_loss: ValidationLoss | None,
+) -> Average:
+    """The average `kind` of `model`.
+
+    Args:
+        kind: A key of `KINDS`.
+        model: The network to follow.
+        settings: Options of all kinds.
+        k: Epochs between two snapshots, unless the settings say otherwise.
+        epochs: Epochs of the whole training.
+        validation_loss: Loss of a network on the source's validation images, if there are any.
+
+    Raises:
+        ConfigError: If there is no such average, or it needs validation images.
+    """
+    match kind:
+        case "snapshots":
+            period = settings.k or k
+            return Snapshots(model, k=period, start=settings.start, last=settings.last)
+        case "swa":
+            return Snapshots(model, k=1, start=int(settings.swa_start * epochs))
+        case "ema":
+            return EMA(model, decay=settings.decay, warm_up=settings.warm_up)
+        case "sma":
+            return SMA(model, start=settings.t0)
+        case "swad":
+            if validation_loss is None:
+                raise ConfigError(
+                    "SWAD needs validation images of the source.",
+                    hint="Hold some back (--own-data.validation-fraction), or choose another "
+                    "average.",
+                )
+            return SWAD(
+                model,
+                loss=validation_loss,
+                every=settings.every,
+                converge=settings.converge,
+                tolerance=settings.tolerance,
+                ratio=settings.ratio,
+            )
+    raise ConfigError(f"Unknown average '{kind}'.", hint=did_you_mean(kind, KINDS))

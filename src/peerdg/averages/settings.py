@@ -1,0 +1,55 @@
+"""Options of the averages, free of torch."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from peerdg.config import did_you_mean, option, validate
+from peerdg.errors import ConfigError
+
+KINDS = {
+    "snapshots": "mean of a snapshot every k epochs",
+    "swa": "mean of the network after every epoch (SWA)",
+    "ema": "exponential moving average of every step",
+    "sma": "mean of every step from the t0-th on (SMA)",
+    "swad": "mean over the flat part of the validation loss (SWAD)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageSettings:
+    """Averages of weights that follow the trained network."""
+
+    kind: tuple[str, ...] = option(
+        (), "averages to follow, e.g. snapshots,ema; the first is deployed"
+    )
+    k: int | None = option(
+        None, "epochs between two snapshots; default: the method's k", at_least=1
+    )
+    start: int = option(0, "first snapshots that are left out of the mean", at_least=0)
+    last: int | None = option(
+        None, "mean of the newest snapshots only, this many; default: all", at_least=1
+    )
+    swa_start: float = option(
+        0.0, "part of the epochs before SWA begins; 0.75 as published", at_least=0, at_most=1
+    )
+    decay: float = option(0.999, "d of the exponential moving average", at_least=0, at_most=1)
+    warm_up: bool = option(True, "EMA: let d grow from 0.1 in the first steps")
+    t0: int = option(100, "SMA: steps before its mean begins", at_least=0)
+    every: int = option(100, "SWAD: steps between two looks at the validation loss", at_least=1)
+    converge: int = option(
+        3, "SWAD: losses in a row of which the first is the smallest at convergence", at_least=1
+    )
+    tolerance: int = option(6, "SWAD: looks above the threshold before the mean ends", at_least=1)
+    ratio: float = option(0.3, "SWAD: how far above the minimum the threshold lies", at_least=0)
+
+    def __post_init__(self) -> None:
+        validate(self)
+        kinds = tuple(part.strip() for text in self.kind for part in text.split(","))
+        object.__setattr__(self, "kind", kinds)
+        for kind, times in Counter(kinds).items():
+            if kind not in KINDS:
+                raise ConfigError(f"Unknown average '{kind}'.", hint=did_you_mean(kind, KINDS))
+            if times > 1:
+                raise ConfigError(
+                    f"The average '{kind}' is named twice.", hint="Name each of them once."
+                )

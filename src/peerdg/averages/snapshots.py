@@ -1,0 +1,179 @@
+"""The mean of snapshots that are taken every k epochs: PEER's task model, P-ENS, SWA."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
+
+from peerdg.averages.base import Average, frozen_copy, require_finite
+from peerdg.errors import ConfigError
+from peerdg.models.batch_statistics import recalibrate
+from peerdg.models.classifier import Classifier, has_batch_statistics
+
+BatchNormRule = Literal["recalibrate", "average", "copy", "frozen"]
+
+
+class Snapshots(Average):
+    """θ_f = mean(Θ), kept as a running mean and a count: memory does not grow with |Θ|.
+
+    mean <- mean + (θ - mean) / (n + 1), in the parameters' own precision (float32), which equals
+    the arithmetic mean of the snapshots to rounding. Integer buffers are those of the newest
+    snapshot. Floating buffers, that is batch-normalisation statistics, follow `bn`:
+
+    * `recalibrate`: one cumulative pass over clean source images after each update;
+    * `average`: their running mean, like the parameters (EoA);
+    * `copy`: those of the newest snapshot;
+    * `frozen`: those the model had before the first snapshot.
+
+    Args:
+        model: Where the average starts; it serves as it is until the first snapshot.
+        k: Epochs between two snapshots.
+        bn: The rule for floating buffers.
+        clean: Batches of clean source images for `recalibrate`; iterated anew after each update.
+        include_init: Algorithm 1 of PEER to the letter: snapshots are taken at the start of a
+            period, so the initial weights are averaged and the last ones are not.
+        start: The first snapshots that are left out of the mean; until they are over, the newest
+            serves alone.
+        last: Average only the newest snapshots, this many; each is kept. 1 is no average at all.
+    """
+
+    epoch: Tensor
+    taken: Tensor
+
+    def __init__(
+        self,
+        model: Classifier,
+        *,
+        k: int = 10,
+        bn: BatchNormRule = "average",
+        clean: Iterable[Tensor] | None = None,
+        include_init: bool = False,
+        start: int = 0,
+        last: int | None = None,
+    ) -> None:
+        super().__init__()
+        if bn == "recalibrate" and clean is None and has_batch_statistics(model):
+            raise ConfigError(
+                "bn='recalibrate' needs clean source images to recompute the batch statistics.",
+                hint="Pass clean= with the training images: a tensor [N, 3, H, W], a DataLoader or "
+                "a list of batches. Or choose bn='copy', 'average' or 'frozen'.",
+            )
+        # AveragedModel copies on its first update (so the start is not part of the mean), keeps
+        # requires_grad, starts in train mode, and copies the buffers of the newest snapshot.
+        self.averaged = AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn())
+        self.averaged.requires_grad_(False).eval()
+        self.k, self.bn, self.clean = k, bn, clean
+        self.include_init, self.start, self.last = include_init, start, last
+        kept = last if last is not None and last > 1 else 0
+        self.newest = nn.ModuleList(frozen_copy(model) for _ in range(kept)).eval()
+        # The number of epochs the network had learnt when the last snapshot was taken: makes
+        # taking it idempotent, and stale features recognisable, also after a resume.
+        self.register_buffer("epoch", torch.tensor(-1))
+        self.register_buffer("taken", torch.tensor(0))
+
+    @property
+    def model(self) -> Classifier:
+        """The averaged classifier."""
+        return cast(Classifier, self.averaged.module)
+
+    @property
+    def count(self) -> int:
+        """|Θ|, the number of snapshots in the mean."""
+        return int(self.averaged.n_averaged)
+
+    @property
+    def missing(self) -> str:
+        """What to do while there is no snapshot."""
+        return (
+            f"`end_epoch` averages one every k = {self.k} epochs; train at least k epochs, or "
+            "lower k."
+        )
+
+    @property
+    def version(self) -> int:
+        """The number of snapshots taken, whether or not they are still in the mean."""
+        return int(self.taken)
+
+    def twin(self, model: Classifier, *, bn: BatchNormRule) -> "Snapshots":
+        """An average of the same snapshots with other batch statistics."""
+        return Snapshots(
+            model,
+            k=self.k,
+            bn=bn,
+            include_init=self.include_init,
+            start=self.start,
+            last=self.last,
+        )
+
+    def before_epoch(self, model: Classifier, epoch: int) -> None:
+        """With `include_init`: snapshot θ_p^(epoch) at the start of each period."""
+        if self.include_init and epoch % self.k == 0 and int(self.epoch) != epoch:
+            self.add(model)
+            self.epoch.fill_(epoch)
+
+    def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
+        """After every k-th epoch: Θ <- Θ ∪ {θ}, θ_f <- mean(Θ)."""
+        if self.include_init or (epoch + 1) % self.k or int(self.epoch) == epoch + 1:
+            return {}
+        self.add(model)
+        self.epoch.fill_(epoch + 1)
+        return {"snapshots": self.count}
+
+    def learnt_epochs(self, epoch: int) -> int:
+        """Up to the last snapshot; before the first, the average is as it was given."""
+        return max(0, int(self.epoch))
+
+    @torch.no_grad()
+    def add(self, model: Classifier) -> None:
+        """Θ <- Θ ∪ {θ}, θ_f <- mean(Θ); an error or interruption leaves both as they were.
+
+        Raises:
+            NumericalError: If θ is not finite; one NaN would stay in the mean for ever.
+        """
+        require_finite(model)
+        before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        statistics = {name: b.clone() for name, b in _floating_buffers(self.model).items()}
+        try:
+            self._add(model)
+            self._settle_buffers(statistics)
+        except BaseException:
+            self.load_state_dict(before)
+            raise
+
+    def _add(self, model: Classifier) -> None:
+        if self.newest:
+            self.newest[int(self.taken) % len(self.newest)].load_state_dict(model.state_dict())
+        self.taken += 1
+        if int(self.taken) <= self.start + 1 or self.last == 1:
+            self.averaged.n_averaged.zero_()  # the next update replaces the mean
+        if self.count < len(self.newest) or not self.newest:
+            self.averaged.update_parameters(model)
+            return
+        self.averaged.n_averaged.zero_()
+        for kept in self._window(len(self.newest)):
+            self.averaged.update_parameters(kept)
+
+    def _window(self, count: int) -> list[nn.Module]:
+        """The newest `count` snapshots, from the oldest to the newest."""
+        size, taken = len(self.newest), int(self.taken)
+        return [self.newest[number % size] for number in range(taken - count, taken)]
+
+    def _settle_buffers(self, before: dict[str, Tensor]) -> None:
+        """The update has copied the newest snapshot's buffers; apply the rule to them."""
+        if self.bn == "recalibrate":
+            if self.clean is not None:
+                recalibrate(self.model, self.clean)
+        elif self.bn == "average" and self.newest:
+            window = [_floating_buffers(kept) for kept in self._window(self.count)]
+            for name, buffer in _floating_buffers(self.model).items():
+                buffer.copy_(torch.stack([statistics[name] for statistics in window]).mean(0))
+        elif self.bn != "copy":
+            weight = 1 / self.count if self.bn == "average" else 0.0
+            for name, buffer in _floating_buffers(self.model).items():
+                buffer.copy_(torch.lerp(before[name], buffer, weight))
+
+
+def _floating_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: b for name, b in model.named_buffers() if b.is_floating_point()}

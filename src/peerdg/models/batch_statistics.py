@@ -1,0 +1,107 @@
+"""Recompute batch-normalisation statistics on clean images."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from peerdg.errors import DataError
+
+
+@torch.no_grad()
+def recalibrate(
+    model: nn.Module, clean: Iterable[Tensor], *, before_batch: Callable[[], None] = lambda: None
+) -> None:
+    """Recompute batch-normalisation statistics as the mean over batches, weighted by their images.
+
+    Like `torch.optim.swa_utils.update_bn`, but a last, smaller batch counts less, and only the
+    normalisation layers are in train mode: dropout stays off, so the result does not depend on any
+    random state. A loader that shuffles leaves torch's global generator as it was.
+
+    Args:
+        model: The network; without batch normalisation nothing is done.
+        clean: Batches of clean images.
+        before_batch: Called before each of them; what it raises leaves the network as it was.
+
+    Raises:
+        DataError: If `clean` gives no batch.
+    """
+    layers = _normalisation_layers(model)
+    if not layers:
+        return
+    device = next(model.parameters()).device
+    seen = 0
+    with _measuring(model, layers), torch.random.fork_rng(devices=[]):
+        for images in clean:
+            before_batch()
+            seen += len(images)
+            for layer in layers:
+                layer.momentum = len(images) / seen
+            model(images.to(device))
+        if not seen:
+            raise DataError(
+                "There are no clean images to recompute batch statistics.",
+                hint="Give clean images that can be iterated again, in batches of two or more.",
+            )
+
+
+@contextmanager
+def recalibrated(
+    models: Iterable[nn.Module],
+    clean: Iterable[Tensor],
+    *,
+    before_batch: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Inside the block, networks have batch statistics of clean images; afterwards their own.
+
+    Training is not affected, even if the block is interrupted. The arguments are those of
+    `recalibrate`.
+    """
+    models = list(models)
+    before = _statistics(layer for model in models for layer in _normalisation_layers(model))
+    try:
+        for model in models:
+            recalibrate(model, clean, before_batch=before_batch)
+        yield
+    finally:
+        _restore(before)
+
+
+@contextmanager
+def _measuring(model: nn.Module, layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
+    """Statistics are reset and then follow the batches; an error leaves them as they were."""
+    modes = {part: part.training for part in model.modules()}
+    momenta = [layer.momentum for layer in layers]
+    before = _statistics(layers)
+    try:
+        model.eval()
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.train()
+        yield
+    except BaseException:
+        _restore(before)
+        raise
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        for part, training in modes.items():
+            part.training = training
+
+
+def _normalisation_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+def _statistics(
+    layers: Iterable[nn.modules.batchnorm._BatchNorm],
+) -> list[tuple[Tensor, Tensor]]:
+    """Each buffer, and a copy of what it holds now."""
+    return [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
+
+
+@torch.no_grad()
+def _restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
+    for buffer, before in statistics:
+        buffer.copy_(before)

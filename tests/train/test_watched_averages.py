@@ -1,0 +1,140 @@
+"""Averages that watch a run change nothing of it, and are what they would be alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import peerdg
+from peerdg.averages.moving import EMA
+from peerdg.data.domain import Splits
+from peerdg.errors import ConfigError, PeerdgWarning
+from peerdg.methods.base import Batch
+from peerdg.methods.erm import ERM
+from peerdg.train.rundir import RunFolder
+from peerdg.train.settings import resolve
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+
+KINDS = ("snapshots", "swa", "ema", "sma", "swad")
+OPTIONS: dict[str, Any] = {
+    "pretrain": {"epochs": 1, "batch_size": 8},
+    "train": {"epochs": 4, "batch_size": 8, "lr": 0.01},
+    "randaugment": {"k": 2},
+    "evaluate_every": 2,
+    "crafted": "off",
+    "average": {"t0": 3, "every": 2},
+}
+
+
+def train(out: Path, *kinds: str, batch_norm: bool = True) -> list[dict[str, Any]]:
+    options = {**OPTIONS, "average": {**OPTIONS["average"], "kind": list(kinds)}}
+    peerdg.fit(
+        tiny_splits(),
+        method="randaugment",
+        model=tiny_classifier(batch_norm=batch_norm),
+        out=out,
+        progress=False,
+        **options,
+    )
+    return RunFolder(out).metrics.read()
+
+
+def of_epochs(records: list[dict[str, Any]]) -> list[float]:
+    return [record["loss"] for record in records if record["kind"] == "epoch"]
+
+
+def of_model(records: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
+    return [record for record in records if record.get("model") == model]
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_watched_together_they_are_bit_for_bit_what_each_is_alone(tmp_path: Path, batch_norm: bool):
+    together = train(tmp_path / "all", *KINDS, batch_norm=batch_norm)
+    for kind in KINDS:
+        alone = train(tmp_path / kind, kind, batch_norm=batch_norm)
+        assert of_model(alone, kind) == of_model(together, kind)
+        assert of_model(alone, "model") == of_model(together, "model")
+    unwatched = train(tmp_path / "none", batch_norm=batch_norm)
+    assert of_model(unwatched, "model") == of_model(together, "model")
+    assert of_epochs(unwatched) == of_epochs(together)
+    assert len({tuple(r["loss"] for r in of_model(together, kind)) for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_average_is_deployed(tmp_path: Path, kind: str):
+    others = [other for other in KINDS if other != kind]
+    train(tmp_path / "one", kind)
+    train(tmp_path / "all", kind, *others)
+    models = [tmp_path / run / "model" for run in ("one", "all")]
+    ours, theirs = (load_file(next(model.glob("*.safetensors"))) for model in models)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    done = (tmp_path / "all" / "done.json").read_text()
+    assert f'"deployed": "{kind}"' in done
+
+
+def test_a_recipe_is_what_it_expands_to(tmp_path: Path):
+    config = resolve({"method": "p-ens", "randaugment": {"k": 3}})
+    assert (config.method, config.average.kind, config.name) == (
+        "randaugment",
+        ("snapshots",),
+        "p-ens",
+    )
+    same = resolve(
+        {"method": "randaugment", "randaugment": {"k": 3}, "average": {"kind": ["snapshots"]}}
+    )
+    assert {**config.tables(), "recipe": None} == {**same.tables(), "recipe": None}
+    assert resolve(config.tables()).hash == config.hash
+
+
+def test_a_recipe_with_another_average_has_no_name_but_its_objectives():
+    config = resolve(resolve({"method": "p-ens"}).tables(), {"average": {"kind": ["ema"]}})
+    assert (config.recipe, config.name) == (None, "randaugment")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "hint"),
+    [
+        (["ema,ema"], "named twice", "once"),
+        (["ema", "ema"], "named twice", "once"),
+        (["emma"], "Unknown average 'emma'", "ema"),
+        (["snapshot"], "Unknown average 'snapshot'", "snapshots"),
+        ([""], "Unknown average ''", ""),
+    ],
+)
+def test_wrong_averages_are_refused_with_the_nearest_name(kind: list[str], message: str, hint: str):
+    with pytest.raises(ConfigError) as caught:
+        resolve({"average": {"kind": kind}})
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+def test_several_kinds_may_stand_in_one_word():
+    assert resolve({"average": {"kind": "snapshots, ema"}}).average.kind == ("snapshots", "ema")
+
+
+def test_swad_without_validation_images_is_refused_before_training(tmp_path: Path):
+    splits = Splits(train=tiny_domain(), validation=None, targets={"one": tiny_domain("one")})
+    with pytest.raises(ConfigError, match="SWAD needs validation images"):
+        peerdg.fit(
+            splits,
+            method="swad",
+            model=tiny_classifier(),
+            out=tmp_path / "run",
+            progress=False,
+            **{key: value for key, value in OPTIONS.items() if key != "average"},
+        )
+
+
+def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
+    method = ERM(tiny_classifier())
+    method.watch({"ema": EMA(method.trained, decay=0.9)})
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1)
+    domain = tiny_domain(n=8)
+    method.loss(Batch(domain.images, domain.labels))["loss"].backward()
+    optimizer.step()
+    with pytest.warns(PeerdgWarning, match="follow_step"):
+        assert method.deployed is method.observed["ema"]
+    method.follow_step()
+    assert method.deployed is method.observed["ema"]
