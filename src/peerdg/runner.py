@@ -315,7 +315,7 @@ def _method_of(
 
 def run_plan(config: RunConfig, images: int, *, fitted: bool = False) -> RunPlan:
     """What the run is going to do, for its time."""
-    period = getattr(config.method_settings, "k", 1)
+    period = config.method_settings.period
     phases = [
         PhasePlan(
             phase.name,
@@ -435,7 +435,7 @@ def build_method(
         clean=source.clean,
         batch_statistics=config.batch_statistics,
         passes=seen / images if source.repeats else 0,
-        period=getattr(config.method_settings, "k", 1),
+        period=config.method_settings.period,
         epochs=config.train.epochs,
         steps=steps,
         validation_loss=_validation_loss(validation, source.size),

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -149,13 +150,18 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(run(arguments, debug=debug))
 
 
+def _written_out(arguments: list[str]) -> list[str]:
+    """`--average X` is `--average.kind X`: the section's first option may stand for it."""
+    return [re.sub(r"^--average(?=$|=)", "--average.kind", argument) for argument in arguments]
+
+
 def run(arguments: list[str], *, debug: bool) -> int:
     """Run one command; the exit code."""
     if any("\0" in argument for argument in arguments):
         say_problem("An argument has a NUL character, which no path or name may have.")
         return 2
     try:
-        make_app()(arguments, exit_on_error=False, print_error=False)
+        make_app()(_written_out(arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()  # a full disk may show only now
         return 0
     except CycloptsError as error:

@@ -115,8 +115,12 @@ class _Trial:
         self.method.train()
         start = _timed(lambda: self.method.start_epoch(0), self.sample.device)
         step = self._step_seconds(batch_size, seconds, redraw=start < seconds / MOST_STEPS)
-        end = _timed(lambda: self.method.end_epoch(period - 1), self.sample.device)
+        end = _timed(lambda: self._end_epoch(period - 1), self.sample.device)
         return PhaseCosts(step=step, period=(start + end) * images / len(self.sample))
+
+    def _end_epoch(self, epoch: int) -> None:
+        self.method.end_epoch(epoch)
+        self.method.follow_epoch(epoch)
 
     def _step_seconds(self, batch_size: int, seconds: float, *, redraw: bool) -> float:
         """Of a full batch; where that takes too long, of small ones, from which it follows.
@@ -157,6 +161,7 @@ class _Trial:
                 self.state, batch, chosen, guard=self.guard, seed=self.seed, key=key,
                 bf16=self.trial.bf16,
             )  # fmt: skip
+            self.method.follow_step()
 
 
 def _per_image(method: Method, evaluate: Callable[[Mapping[str, Classifier]], int]) -> float:
