@@ -18,7 +18,7 @@ from peerdg.averages.base import ValidationLoss
 from peerdg.crafted.families import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains
 from peerdg.data import VALIDATION
-from peerdg.data.benchmark import check_root
+from peerdg.data.benchmarks.disk import check_root
 from peerdg.data.classes import check_class_map, parse_class_map
 from peerdg.data.domain import Domain
 from peerdg.data.progress import showing
@@ -127,10 +127,10 @@ def execute(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
-    if splits is None:
-        _data_root(config)
+    if splits is None:  # before the weights: they may be a long download for the wrong folder
+        benchmark(config.benchmark).require_source(config.data, _data_root(config))
     if model is None:
-        weights_file(config.backbone, config.weights)  # missing ones are told of before any work
+        weights_file(config.backbone, config.weights)  # missing ones are reported before any work
     with showing(progress.reading):
         splits = splits or load_splits(config, classes)
         domains = judged_on(config, splits)

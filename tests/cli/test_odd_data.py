@@ -486,8 +486,8 @@ try:
         from peerdg.data.own.list_file import read_list as reader
         reader(files[0])
     else:
-        from peerdg.data.benchmarks.pacs_hdf5 import read_hdf5
-        from peerdg.data.benchmarks.digits_files import read_libsvm, read_mat
+        from peerdg.data.benchmarks.published.pacs_hdf5 import read_hdf5
+        from peerdg.data.benchmarks.digits.formats import read_libsvm, read_mat
         if read == "hdf5":
             read_hdf5(files[0])
         else:

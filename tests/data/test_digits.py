@@ -12,14 +12,9 @@ from PIL import Image
 from scipy.io import savemat
 
 import peerdg._vision  # noqa: F401  (torchvision's import beside a CPU-only torch)
-from peerdg.data.benchmarks import digits
-from peerdg.data.benchmarks.digits_files import (
-    read_idx,
-    read_libsvm,
-    read_mat,
-    read_png_folder,
-)
-from peerdg.data.benchmarks.digits_sets import PARTS
+from peerdg.data.benchmarks.digits import full
+from peerdg.data.benchmarks.digits.formats import read_idx, read_libsvm, read_mat, read_png_folder
+from peerdg.data.benchmarks.digits.sets import DIGITS_SPLITS
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import DigitsSettings
 from peerdg.errors import ConfigError, DataError
@@ -61,7 +56,7 @@ def full_root(root):
 
 
 def test_loads_all_domains_at_32_pixels_in_the_papers_order(full_root):
-    splits = digits.load(SMALL, root=full_root)
+    splits = full.load(SMALL, root=full_root)
     assert (len(splits.train), len(splits.validation)) == (40, 2000)
     sizes = {name: len(domain) for name, domain in splits.targets.items()}
     assert list(sizes.items()) == [("svhn", 20), ("mnist-m", 12), ("syn", 15), ("usps", 11)]
@@ -71,55 +66,55 @@ def test_loads_all_domains_at_32_pixels_in_the_papers_order(full_root):
 
 
 def test_works_with_the_source_alone(root):
-    assert digits.load(SMALL, root=root).targets == {}
+    assert full.load(SMALL, root=root).targets == {}
 
 
 def test_takes_the_targets_that_are_there(root):
     write_usps(root, 11)
-    assert list(digits.load(SMALL, root=root).targets) == ["usps"]
+    assert list(full.load(SMALL, root=root).targets) == ["usps"]
 
 
 def test_takes_only_the_targets_that_were_asked_for(full_root):
-    splits = digits.load(SMALL, root=full_root, targets=["usps", "svhn"])
+    splits = full.load(SMALL, root=full_root, targets=["usps", "svhn"])
     assert list(splits.targets) == ["usps", "svhn"]
 
 
 def test_a_target_that_was_asked_for_and_is_missing_says_where_to_get_it(root):
     with pytest.raises(DataError, match=r"no files of svhn \(test\)") as caught:
-        digits.load(SMALL, root=root, targets=["svhn"])
+        full.load(SMALL, root=root, targets=["svhn"])
     assert "housenumbers" in caught.value.hint
 
 
 def test_a_missing_source_says_where_to_get_it(tmp_path):
     with pytest.raises(DataError, match=r"no files of mnist \(train\)") as caught:
-        digits.load(SMALL, root=tmp_path)
+        full.load(SMALL, root=tmp_path)
     assert "MNIST/raw" in caught.value.hint
 
 
 def test_a_missing_root_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no data folder"):
-        digits.load(SMALL, root=tmp_path / "none")
+        full.load(SMALL, root=tmp_path / "none")
     with pytest.raises(DataError, match="no folder was given"):
-        digits.load(SMALL, root=None)
+        full.load(SMALL, root=None)
 
 
 @pytest.mark.parametrize("folder", ["MNIST/raw", "mnist", "Mnist/RAW", "raw", "."])
 @pytest.mark.parametrize("gz", [True, False])
 def test_finds_mnist_in_the_usual_places(tmp_path, folder, gz):
     write_mnist(tmp_path / folder, 2060, gz=gz)
-    assert len(digits.load(SMALL, root=tmp_path).train) == 40
+    assert len(full.load(SMALL, root=tmp_path).train) == 40
 
 
 @pytest.mark.parametrize("folder", ["SYN", "syn", "synthdigits", "Synth_Digits", "."])
 def test_finds_syn_in_the_usual_places(root, folder):
     write_mat(root / folder / "synth_test_32x32.mat", 15)
-    assert list(digits.load(SMALL, root=root).targets) == ["syn"]
+    assert list(full.load(SMALL, root=root).targets) == ["syn"]
 
 
 @pytest.mark.parametrize("folder", ["mnist_m", "MNIST-M", "mnistm"])
 def test_finds_mnist_m_in_the_usual_places(root, folder):
     write_mnist_m(root / folder, 5)
-    target = digits.load(SMALL, root=root).targets["mnist-m"]
+    target = full.load(SMALL, root=root).targets["mnist-m"]
     assert target.paths[1] == f"{folder}/mnist_m_test/00000001.png"
 
 
@@ -150,11 +145,14 @@ def test_libsvm_values_become_the_bytes_of_torchvision(tmp_path):
 
 def test_usps_cached_by_an_earlier_reader_is_not_used(root, monkeypatch):
     write_usps(root, 11)
-    parts = [replace(p, revision=1, read=_rounded_usps) if p.domain == "usps" else p for p in PARTS]
+    parts = [
+        replace(part, revision=1, read=_rounded_usps) if part.domain == "usps" else part
+        for part in DIGITS_SPLITS
+    ]
     with monkeypatch.context() as earlier:
-        earlier.setattr(digits, "PARTS", tuple(parts))
-        before = digits.load(SMALL, root=root).targets["usps"]
-    assert not torch.equal(before.images, digits.load(SMALL, root=root).targets["usps"].images)
+        earlier.setattr(full, "DIGITS_SPLITS", tuple(parts))
+        before = full.load(SMALL, root=root).targets["usps"]
+    assert not torch.equal(before.images, full.load(SMALL, root=root).targets["usps"].images)
 
 
 def _rounded_usps(files):
@@ -199,7 +197,7 @@ def test_scipy_is_asked_for_by_its_extra(tmp_path, monkeypatch):
 
 def test_first_and_train_choose_the_training_images_and_validation_follows_them(root):
     images = draw(2060, 28, 28, seed=len("train"))
-    splits = digits.load(DigitsSettings(first=5, train=20), root=root)
+    splits = full.load(DigitsSettings(first=5, train=20), root=root)
 
     def resized(index):
         return np.asarray(Image.fromarray(images[index]).resize((32, 32), Image.Resampling.LANCZOS))
@@ -211,7 +209,7 @@ def test_first_and_train_choose_the_training_images_and_validation_follows_them(
 
 
 def test_validation_goes_on_at_the_beginning_and_never_meets_the_training_images(root):
-    splits = digits.load(DigitsSettings(first=2010, train=50), root=root)
+    splits = full.load(DigitsSettings(first=2010, train=50), root=root)
     train = {image.numpy().tobytes() for image in splits.train.images}
     assert len(splits.validation) == 2000
     assert train.isdisjoint(image.numpy().tobytes() for image in splits.validation.images)
@@ -219,24 +217,24 @@ def test_validation_goes_on_at_the_beginning_and_never_meets_the_training_images
 
 def test_too_many_training_images_are_refused(root):
     with pytest.raises(ConfigError, match=r"5 to 2104 .* MNIST has 2060"):
-        digits.load(DigitsSettings(first=5, train=2100), root=root)
+        full.load(DigitsSettings(first=5, train=2100), root=root)
 
 
 def test_no_room_for_validation_is_refused_with_a_way_out(root):
     with pytest.raises(ConfigError, match="2000 left to validate on") as caught:
-        digits.load(DigitsSettings(train=2060), root=root)
+        full.load(DigitsSettings(train=2060), root=root)
     assert "mnist-test" in caught.value.hint
 
 
 def test_mnist_test_can_be_the_validation_set(full_root):
     settings = DigitsSettings(train=2060, validation="mnist-test")
-    splits = digits.load(settings, root=full_root)
+    splits = full.load(settings, root=full_root)
     assert (len(splits.train), len(splits.validation)) == (2060, 30)
 
 
 def test_resize_changes_the_pixels_of_small_images_only(full_root):
-    lanczos = digits.load(SMALL, root=full_root)
-    bilinear = digits.load(DigitsSettings(train=40, resize="bilinear"), root=full_root)
+    lanczos = full.load(SMALL, root=full_root)
+    bilinear = full.load(DigitsSettings(train=40, resize="bilinear"), root=full_root)
     assert not torch.equal(lanczos.train.images, bilinear.train.images)
     for name, resized in {"usps": True, "svhn": False, "syn": False, "mnist-m": False}.items():
         a, b = lanczos.targets[name], bilinear.targets[name]
@@ -245,14 +243,14 @@ def test_resize_changes_the_pixels_of_small_images_only(full_root):
 
 def test_all_means_train_and_test_together(full_root):
     settings = DigitsSettings(train=40, svhn="all", usps="all")
-    targets = digits.load(settings, root=full_root).targets
+    targets = full.load(settings, root=full_root).targets
     assert (len(targets["svhn"]), len(targets["usps"])) == (45, 28)
 
 
 def test_all_without_the_train_file_is_an_error(root):
     write_mat(root / "test_32x32.mat", 20)
     with pytest.raises(DataError, match=r"svhn \(train\)"):
-        digits.load(DigitsSettings(train=40, svhn="all"), root=root)
+        full.load(DigitsSettings(train=40, svhn="all"), root=root)
 
 
 def test_values_change_the_normalisation_and_not_the_images():
@@ -265,28 +263,28 @@ def test_values_change_the_normalisation_and_not_the_images():
 
 
 def test_the_second_load_reads_no_source_file(full_root, monkeypatch):
-    first = digits.load(SMALL, root=full_root)
+    first = full.load(SMALL, root=full_root)
 
     def refuse(*_):
         raise AssertionError("read again")
 
-    monkeypatch.setattr("peerdg.data.benchmarks.digits.Domain", refuse)
-    assert digits.load(SMALL, root=full_root).fingerprint == first.fingerprint
+    monkeypatch.setattr("peerdg.data.benchmarks.digits.full.Domain", refuse)
+    assert full.load(SMALL, root=full_root).fingerprint == first.fingerprint
 
 
 def test_a_replaced_file_is_read_again(root):
     write_usps(root, 11)
-    digits.load(SMALL, root=root)
+    full.load(SMALL, root=root)
     write_usps(root, 12)
-    assert len(digits.load(SMALL, root=root).targets["usps"]) == 12
+    assert len(full.load(SMALL, root=root).targets["usps"]) == 12
 
 
 def test_a_replaced_png_is_read_again(root):
     write_mnist_m(root, 3)
-    before = digits.load(SMALL, root=root).targets["mnist-m"]
+    before = full.load(SMALL, root=root).targets["mnist-m"]
     file = root / "mnist_m_test" / "00000001.png"
     Image.new("RGB", (32, 32)).save(file)
-    after = digits.load(SMALL, root=root).targets["mnist-m"]
+    after = full.load(SMALL, root=root).targets["mnist-m"]
     assert after.fingerprint != before.fingerprint
 
 
@@ -407,14 +405,14 @@ def test_images_of_different_sizes_are_refused(tmp_path):
 def test_a_damaged_target_is_an_error_even_if_nobody_asked_for_it(root):
     (root / "usps.t.bz2").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"usps\.t\.bz2"):
-        digits.load(SMALL, root=root)
+        full.load(SMALL, root=root)
 
 
 def test_half_a_set_is_an_error(root):
     write_mnist_m(root, 3)
     (root / "mnist_m_test_labels.txt").unlink()
     with pytest.raises(DataError, match=r"not mnist_m_test_labels\.txt"):
-        digits.load(SMALL, root=root)
+        full.load(SMALL, root=root)
 
 
 # Pickles
@@ -436,25 +434,25 @@ def pickled(root, monkeypatch):
 
 def test_a_pickle_is_never_opened(pickled):
     with pytest.raises(DataError, match="refused") as caught:
-        digits.load(SMALL, root=pickled, targets=["mnist-m"])
+        full.load(SMALL, root=pickled, targets=["mnist-m"])
     assert "PNG" in caught.value.hint
     with pytest.warns(UserWarning, match="refused"):
-        assert digits.load(SMALL, root=pickled).targets == {}
-    (report,) = (r for r in digits.verify(pickled) if r.domain == "mnist-m")
+        assert full.load(SMALL, root=pickled).targets == {}
+    (report,) = (r for r in full.verify(pickled) if r.domain == "mnist-m")
     assert report.status == "refused"
     assert not (pickled / "unpickled").exists()
 
 
 def test_beside_the_png_files_a_pickle_is_ignored(pickled):
     write_mnist_m(pickled, 3)
-    assert list(digits.load(SMALL, root=pickled).targets) == ["mnist-m"]
+    assert list(full.load(SMALL, root=pickled).targets) == ["mnist-m"]
 
 
 # Reports
 
 
 def reports(root):
-    return {(report.domain, report.split): report for report in digits.verify(root)}
+    return {(report.domain, report.split): report for report in full.verify(root)}
 
 
 def test_the_report_names_what_is_missing_and_where_to_get_it(root):
@@ -471,9 +469,11 @@ def test_the_report_counts_and_compares_with_the_published_sizes(root, monkeypat
     report = reports(root)["mnist", "train"]
     assert (report.status, report.count) == ("unexpected", 2060)
     assert report.problems == ("2,060 images where 60,000 are published.",)
-    parts = [p for p in digits.PARTS if (p.domain, p.split) == ("mnist", "train")]
-    monkeypatch.setattr(digits, "PARTS", [type(parts[0])(**{**vars(parts[0]), "expected": 2060})])
-    (report,) = digits.verify(root)
+    parts = [p for p in full.DIGITS_SPLITS if (p.domain, p.split) == ("mnist", "train")]
+    monkeypatch.setattr(
+        full, "DIGITS_SPLITS", [type(parts[0])(**{**vars(parts[0]), "expected": 2060})]
+    )
+    (report,) = full.verify(root)
     assert (report.status, report.problems) == ("found", ())
     assert len(report.checksum) == 16
 
@@ -492,14 +492,14 @@ def test_the_checksum_follows_the_content_and_not_the_compression(tmp_path):
     write_mnist(tmp_path / "b", 20, gz=False)
     write_mnist(tmp_path / "c", 21)
     a, b, c = (
-        next(r.checksum for r in digits.verify(tmp_path / name) if r.checksum) for name in "abc"
+        next(r.checksum for r in full.verify(tmp_path / name) if r.checksum) for name in "abc"
     )
     assert a == b != c
 
 
 def test_a_report_on_a_missing_root_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no data folder"):
-        digits.verify(tmp_path / "none")
+        full.verify(tmp_path / "none")
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="not a data folder"):
-        digits.verify(tmp_path / "file")
+        full.verify(tmp_path / "file")

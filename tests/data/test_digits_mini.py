@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from peerdg.data.benchmarks import digits_mini, packaged
+from peerdg.data.benchmarks.digits import mini
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import DigitsMiniSettings
 from peerdg.data.splits import Splits
@@ -17,7 +17,7 @@ from peerdg.errors import ConfigError
 
 @pytest.fixture
 def splits() -> Splits:
-    return digits_mini.load(DigitsMiniSettings())
+    return mini.load(DigitsMiniSettings())
 
 
 def test_has_the_sizes_it_promises(splits):
@@ -36,7 +36,7 @@ def test_every_part_has_as_many_images_of_each_class(splits):
 
 @pytest.mark.parametrize("count", [10, 55, 1000])
 def test_a_smaller_training_set_is_balanced_and_part_of_a_larger_one(splits, count):
-    small = digits_mini.load(DigitsMiniSettings(train=count), targets=[]).train
+    small = mini.load(DigitsMiniSettings(train=count), targets=[]).train
     counts = small.labels.bincount(minlength=10)
     assert len(small) == count
     assert int(counts.max() - counts.min()) <= 1
@@ -67,7 +67,7 @@ def test_mnist_m_shows_the_validation_digits(splits):
 
 
 def test_only_the_targets_that_were_asked_for_are_made():
-    assert list(digits_mini.load(DigitsMiniSettings(), targets=["uci"]).targets) == ["uci"]
+    assert list(mini.load(DigitsMiniSettings(), targets=["uci"]).targets) == ["uci"]
 
 
 def test_targets_are_not_all_alike(splits):
@@ -80,7 +80,7 @@ def test_targets_are_not_all_alike(splits):
 
 def test_comes_from_the_cache_in_a_moment(splits):
     start = time.perf_counter()
-    digits_mini.load(DigitsMiniSettings())
+    mini.load(DigitsMiniSettings())
     assert time.perf_counter() - start < 2  # 0.1 s on an idle machine
 
 
@@ -89,7 +89,7 @@ def test_another_process_without_cache_or_network_makes_the_same_images(splits, 
 import socket
 def refuse(*_): raise AssertionError("no network is needed")
 socket.socket.connect = socket.getaddrinfo = refuse
-from peerdg.data.benchmarks.digits_mini import load
+from peerdg.data.benchmarks.digits.mini import load
 from peerdg.data.settings import DigitsMiniSettings
 for name, value in sorted(load(DigitsMiniSettings()).fingerprint.items()):
     print(name, value)
@@ -122,22 +122,22 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(packaged, "version", missing)
+    monkeypatch.setattr(mini, "version", missing)
     with pytest.raises(ConfigError, match="matplotlib") as caught:
-        digits_mini.load(DigitsMiniSettings())
+        mini.load(DigitsMiniSettings())
     assert caught.value.hint == "pip install 'peerdg[demo]'"
 
 
 def test_a_package_without_its_data_says_which_file(monkeypatch):
-    monkeypatch.setattr(packaged, "_SKIMAGE_PHOTOS", ["none.png"])
+    monkeypatch.setattr(mini, "_SKIMAGE_PHOTOS", ["none.png"])
     with pytest.raises(ConfigError, match=r"skimage does not carry data/none\.png"):
-        packaged.photos()
+        mini.load_photos()
 
 
 def test_the_packaged_digits_are_the_known_ones():
-    images, labels = packaged.mnist_digits()
+    images, labels = mini.mnist_digits()
     assert images.shape == (5000, 28, 28)
     assert np.bincount(labels).tolist() == [500] * 10
-    images, labels = packaged.uci_digits()
+    images, labels = mini.uci_digits()
     assert images.shape == (1797, 8, 8)
     assert (images.max(), labels.min(), labels.max()) == (16, 0, 9)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from peerdg.data.benchmarks import office_home
+from peerdg.data.benchmarks.published import office_home
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import OfficeHomeSettings
 from peerdg.errors import DataError, PeerdgWarning

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from peerdg.data.benchmarks import pacs
+from peerdg.data.benchmarks.published import pacs
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import PacsSettings
 from peerdg.errors import ConfigError, DataError, PeerdgWarning

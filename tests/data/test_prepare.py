@@ -6,8 +6,8 @@ import pytest
 
 from peerdg.cli.main import run
 from peerdg.data.archive import Limits
-from peerdg.data.benchmarks import office_home, pacs, terra, vlcs
-from peerdg.data.prepare import unpack
+from peerdg.data.benchmarks.published import office_home, pacs, terra, vlcs
+from peerdg.data.benchmarks.published.prepare import unpack
 from peerdg.data.registry import benchmark
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
 from tests.data.published_files import colour_of, expect, write_domain, write_image

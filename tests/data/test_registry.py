@@ -5,7 +5,7 @@ import pytest
 
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.data.settings import DigitsMiniSettings
-from peerdg.errors import ConfigError
+from peerdg.errors import ConfigError, DataError
 
 
 def test_listing_benchmarks_does_not_import_torch():
@@ -35,3 +35,24 @@ def test_the_default_normalisation_is_the_benchmarks_own(name):
 def test_loads_through_the_registry():
     splits = benchmark("digits-mini").load(DigitsMiniSettings(train=10), root=None, targets=["uci"])
     assert (len(splits.train), list(splits.targets)) == (10, ["uci"])
+
+
+@pytest.mark.parametrize("name", [name for name, info in BENCHMARKS.items() if info.needs_root])
+@pytest.mark.parametrize("release", ["tree", "hdf5"])
+def test_an_existing_folder_without_the_source_is_refused_as_by_loading(name, release, tmp_path):
+    info = benchmark(name)
+    settings = info.settings(release=release) if name == "pacs" else info.settings()
+    (tmp_path / "holiday").mkdir()
+    with pytest.raises(DataError) as first:
+        info.require_source(settings, tmp_path)
+    with pytest.raises(DataError) as second:
+        info.load(settings, root=tmp_path)
+    assert first.value.message == second.value.message
+    assert str(tmp_path) in first.value.message
+
+
+@pytest.mark.parametrize("name", ["pacs", "office-home", "vlcs", "terra"])
+def test_the_sources_folder_alone_is_enough_to_start_with(name, tmp_path):
+    info = benchmark(name)
+    (tmp_path / info.source).mkdir()
+    info.require_source(info.settings(), tmp_path)

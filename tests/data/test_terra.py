@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from peerdg.data.benchmarks import terra
+from peerdg.data.benchmarks.published import terra
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import TerraSettings
 from tests.data.published_files import domainbed_split, expect, labels_by_colour, write_domain

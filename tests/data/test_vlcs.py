@@ -2,7 +2,7 @@ from shutil import move
 
 import pytest
 
-from peerdg.data.benchmarks import vlcs
+from peerdg.data.benchmarks.published import vlcs
 from peerdg.data.registry import benchmark
 from peerdg.data.settings import VlcsSettings
 from peerdg.errors import DataError

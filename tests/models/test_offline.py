@@ -71,6 +71,17 @@ def test_the_command_ends_with_code_2(offline, tmp_path, capsys):
     assert not out.exists() or not list(out.glob("model*"))
 
 
+def test_a_folder_without_the_data_set_is_named_before_absent_weights(offline, tmp_path, capsys):
+    wrong = tmp_path / "photos"
+    (wrong / "holiday").mkdir(parents=True)
+    command = ["train", "pacs", "--root", str(wrong), "--backbone", "resnet18"]
+    out = tmp_path / "run"
+    assert run([*command, "--weights", "imagenet", "--out", str(out)], debug=False) == 5
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "no folder of pacs's domain 'photo'" in printed
+    assert "resnet18-f37072fd.pth" not in printed
+
+
 def test_nothing_is_downloaded_unless_asked(monkeypatch):
     def never(*_, **__):
         raise AssertionError("the network was used")

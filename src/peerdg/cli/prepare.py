@@ -31,7 +31,7 @@ def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
 
 
 def _unpack(name: str, archives: tuple[Path, ...], root: Path | None) -> None:
-    from peerdg.data.prepare import unpack
+    from peerdg.data.benchmarks.published.prepare import unpack
 
     data, folder = benchmark(name), require_root(name, root)
     for path in unpack(data, archives, folder):

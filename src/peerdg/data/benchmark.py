@@ -2,12 +2,11 @@
 
 import hashlib
 import importlib
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError, DataError
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
     from peerdg.data.splits import Splits
 
-_MOST_RATIO = 200  # bytes for each byte of a packed file; the published sets reach 10
-_RATIO_FROM = 10_000_000  # below this many bytes the ratio does not matter
 _Channels = tuple[float, float, float]
 DomainStatus = Literal["found", "missing", "damaged", "unexpected", "refused"]
 
@@ -69,7 +66,8 @@ class Benchmark:
         mean: Per-channel mean that the model subtracts, on the scale 0..1.
         std: Per-channel scale that the model divides by.
         settings: The dataclass of its protocol switches.
-        module: Module with `load(settings, root=, targets=)` and `verify(root)`.
+        module: Module with `load(settings, root=, targets=)`, `verify(root)` and, for published
+            files, `require_source(settings, root)`.
         needs_root: Whether the user must say where the files are.
         licence: Licence of the data, in a few words.
         obtain: Where each domain's files can be had.
@@ -117,6 +115,16 @@ class Benchmark:
         load: Callable[..., Splits] = importlib.import_module(self.module).load
         return load(settings, root=root, targets=chosen)
 
+    def require_source(self, settings: Any, root: Path | None) -> None:
+        """Check that the files of the source are under `root`, without reading them.
+
+        Raises:
+            DataError: If they are not.
+        """
+        check = getattr(importlib.import_module(self.module), "require_source", None)
+        if check is not None:  # sets that are made from packages or read any folder have none
+            check(settings, root)
+
     def _target(self, name: str, others: Sequence[str]) -> str:
         if self.any_target:
             return name
@@ -157,41 +165,6 @@ class Benchmark:
 def fold(name: str) -> str:
     """Strip case and separators, which people and archives spell differently."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def check_root(root: Path | None) -> Path:
-    """Return `root` if it is an existing folder.
-
-    Raises:
-        DataError: If it was not given, does not exist or is not a folder.
-    """
-    hint = "Give the folder that holds the data with --root."
-    if root is None:
-        raise DataError("This data set is read from files, and no folder was given.", hint=hint)
-    if not root.exists():
-        raise DataError(f"There is no data folder {root}.", hint=hint)
-    if not root.is_dir():
-        raise DataError(f"{root} is a file, not a data folder.", hint=hint)
-    return root
-
-
-def check_unpacked(path: Path, file: BinaryIO, size: int) -> None:
-    """Check what a file's headers claim before memory is taken for it.
-
-    Args:
-        path: The file's name, for the error.
-        file: The open file.
-        size: Bytes that its content takes once unpacked.
-
-    Raises:
-        DataError: If `size` is more than 10 MB and more than 200 times the length of the file.
-    """
-    length = os.fstat(file.fileno()).st_size
-    if size > max(_RATIO_FROM, _MOST_RATIO * length):
-        raise DataError(
-            f"{path} is damaged or of another kind: its headers claim {size:,} bytes of content, "
-            f"more than {_MOST_RATIO} times its {length:,} bytes."
-        )
 
 
 def inspect(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.config import build, merge
-from peerdg.data.glance import glance
+from peerdg.data.benchmarks.own_data import glance
 from peerdg.data.registry import OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.splits import Splits

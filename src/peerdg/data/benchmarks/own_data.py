@@ -1,19 +1,23 @@
-"""A user's own images: one folder or list to learn on, others to be judged on.
+"""Load a user's own images for a run: one folder or list to train on, others to test on.
 
 Which images are held out is drawn once, from its own seed, so that runs with different seeds
 learn from the same images and share one cache entry.
 """
 
+import statistics
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from PIL import Image
 
 from peerdg.config import did_you_mean, nearest
 from peerdg.data import is_target
 from peerdg.data.benchmark import DomainReport
 from peerdg.data.classes import check_class_map, parse_class_map
 from peerdg.data.domain import Domain
+from peerdg.data.images.decode import IMAGE_FORMATS
 from peerdg.data.images.read import read_images
 from peerdg.data.own.check import check_folders, describe_duplicates, find_duplicates
 from peerdg.data.own.find import find_images
@@ -22,12 +26,15 @@ from peerdg.data.own.listing import Listing
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.files import open_regular
+
+_LOOKED_AT = 50  # files whose header `glance` reads
 
 
 def load(
     settings: OwnDataSettings, *, root: Path | None, targets: Sequence[str] | None = None
 ) -> Splits:
-    """The images under `root` to learn on, some of them held out, and the targets.
+    """Load the images under `root` to train on, some of them held out, and the targets.
 
     Args:
         settings: How to read them.
@@ -45,7 +52,7 @@ def load(
             hint="Go on with it from Python: peerdg.fit(splits, out=..., existing='resume').",
         )
     listing = find_images(root, layout=settings.layout)
-    source = source_of(listing, settings, root)
+    source = _source_of(listing, settings, root)
     others = _others(listing, source)
     chosen = others if targets is None else _targets(targets, others, settings.layout)
     classes = source.require(training=True).classes
@@ -68,7 +75,7 @@ def read_targets(
     settings: OwnDataSettings,
     also_known: Collection[str] = (),
 ) -> dict[str, Domain]:
-    """Folders and lists to judge a model on that was trained elsewhere.
+    """Read folders and lists to test a model on that was trained elsewhere.
 
     Args:
         paths: The folders and lists; one with several domains gives several.
@@ -92,12 +99,31 @@ def read_targets(
 
 
 def verify(root: Path | None) -> list[DomainReport]:
-    """One report for each domain under `root`: what is there and what is wrong."""
+    """Report on each domain under `root`: what is there and what is wrong."""
     return [] if root is None else check_folders([root]).domains()
 
 
-def source_of(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
-    """The images of the domain to learn on."""
+def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
+    """Count the training images under `root`, and take the median of their shorter sides.
+
+    Reads some headers and decodes nothing.
+
+    Raises:
+        ConfigError: If nothing says which domain to learn on.
+        DataError: If there are no images, or they cannot be used as they are.
+    """
+    listing = find_images(root, layout=settings.layout)
+    source = _source_of(listing, settings, root).require(training=True)
+    paths = [item.path for item in source.items if item.split in (None, "train")]
+    held_out = settings.validation_folder is None and "validation" not in source.splits
+    images = round(len(paths) * (1 - settings.validation_fraction)) if held_out else len(paths)
+    step = max(1, len(paths) // _LOOKED_AT)
+    sides = [side for path in paths[::step] if (side := _shorter_side(path)) is not None]
+    return max(1, images), round(statistics.median(sides)) if sides else 224
+
+
+def _source_of(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
+    """Choose the images of the domain to train on."""
     domains = listing.domains
     if settings.domain is None:
         if len(domains) > 1:
@@ -114,7 +140,7 @@ def source_of(listing: Listing, settings: OwnDataSettings, root: Path) -> Listin
 
 
 def _others(listing: Listing, source: Listing) -> dict[str, Listing]:
-    """What else of the same folder or list a model can be judged on."""
+    """List what else of the same folder or list a model can be tested on."""
     others = {
         name: listing.part(domain=name) for name in listing.domains if name not in source.domains
     }
@@ -194,14 +220,14 @@ def _stem(path: Path) -> str:
 
 
 def _free_name(name: str, path: Path, taken: Mapping[str, Listing]) -> str:
-    """A name that no other target has and that records do not use for something else."""
+    """Find a name that no other target has and that records do not use for something else."""
     candidates = [name, f"{path.resolve().name}-{name}", f"{path.resolve().parent.name}-{name}"]
     candidates += [f"{name}-{number}" for number in range(2, len(taken) + 3)]
     return next(c for c in candidates if c not in taken and is_target(c))
 
 
 def _warn_of_duplicates(splits: Splits) -> None:
-    """Row by row of the decoded pixels: what was learnt must not be what is judged on."""
+    """Warn of images that are in two parts, by their decoded pixels."""
     parts = {"train": splits.train}
     if splits.validation is not None:
         parts["validation"] = splits.validation
@@ -215,3 +241,15 @@ def _warn_of_duplicates(splits: Splits) -> None:
             PeerdgWarning,
             stacklevel=3,
         )
+
+
+def _shorter_side(path: Path) -> int | None:
+    """Read the header; None for a file that decoding will complain about."""
+    try:
+        with (
+            open_regular(path, follow_links=True) as file,
+            Image.open(file, formats=IMAGE_FORMATS) as image,
+        ):
+            return min(image.size)
+    except Exception:  # Pillow raises many types on damaged files
+        return None

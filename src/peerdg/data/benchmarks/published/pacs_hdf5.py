@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from peerdg.data.benchmark import DomainReport, check_unpacked, fold, inspect
-from peerdg.data.benchmarks.layout import Layout
-from peerdg.data.benchmarks.partition import held_out
+from peerdg.data.benchmark import DomainReport, inspect
+from peerdg.data.benchmarks.disk import check_unpacked, damaged_file, find_entry
+from peerdg.data.benchmarks.published.layout import PublishedLayout
+from peerdg.data.benchmarks.published.protocol import held_out
 from peerdg.data.cache.domains import cached_domain
 from peerdg.data.domain import Domain
 from peerdg.data.settings import PacsSettings
@@ -29,13 +30,11 @@ _MOST_IMAGES = 5_000  # the largest domain has 3,929
 _ROWS_AT_ONCE = 64
 _SIDE = 227
 
-Content = tuple[NDArray[np.uint8], NDArray[np.int64]]
-
 
 def load_hdf5(
-    settings: PacsSettings, layout: Layout, root: Path, targets: Sequence[str] | None
+    settings: PacsSettings, layout: PublishedLayout, root: Path, targets: Sequence[str] | None
 ) -> Splits:
-    """Source and targets from the hdf5 files under `root`."""
+    """Load source and targets from the hdf5 files under `root`."""
     files = _find(layout, root)
     if targets is None:
         others = [name for name in layout.info.domains if name != settings.source]
@@ -48,23 +47,35 @@ def load_hdf5(
     return Splits(train=train, validation=validation, targets=judged)
 
 
-def _source(settings: PacsSettings, layout: Layout, domain: "_Reader") -> tuple[Domain, Domain]:
+def require_hdf5(settings: PacsSettings, layout: PublishedLayout, root: Path) -> None:
+    """Check that the files of the source are under `root`.
+
+    Raises:
+        DataError: If they are not.
+    """
+    part = "train" if settings.split == "official" else "test"
+    _Reader(layout, root, _find(layout, root)).file(settings.source, part)
+
+
+def _source(
+    settings: PacsSettings, layout: PublishedLayout, domain: "_Reader"
+) -> tuple[Domain, Domain]:
     if settings.split == "official":
         return domain(settings.source, "train"), domain(settings.source, "val")
     whole = domain(settings.source, "test")
     return _part(layout, whole, settings, 0), _part(layout, whole, settings, 1)
 
 
-def _part(layout: Layout, whole: Domain, settings: PacsSettings, part: int) -> Domain:
+def _part(layout: PublishedLayout, whole: Domain, settings: PacsSettings, part: int) -> Domain:
     position = sorted(layout.counts).index(whole.name)
     rows = held_out(len(whole), seed=settings.split_seed, position=position)[part]
     return whole.subset(torch.from_numpy(rows))
 
 
 def verify_hdf5(
-    layout: Layout, listed: Mapping[str, tuple[int, int]], root: Path
+    layout: PublishedLayout, listed: Mapping[str, tuple[int, int]], root: Path
 ) -> list[DomainReport]:
-    """What is there of the hdf5 files; nothing if there are none.
+    """Report what is there of the hdf5 files; nothing if there are none.
 
     Args:
         layout: The set.
@@ -85,16 +96,23 @@ def verify_hdf5(
 class _Reader:
     """Reads a part of a domain, from the cache if the same file was read before."""
 
-    def __init__(self, layout: Layout, root: Path, files: dict[tuple[str, str], Path]) -> None:
+    def __init__(
+        self, layout: PublishedLayout, root: Path, files: dict[tuple[str, str], Path]
+    ) -> None:
         self.layout, self.root, self.files = layout, root, files
 
-    def __call__(self, name: str, part: str) -> Domain:
+    def file(self, name: str, part: str) -> Path:
+        """Return the file of one part; a missing one is an error."""
         file = self.files.get((name, part))
         if file is None:
             raise DataError(
                 f"{self.root} has no {name}_{part}.hdf5.",
                 hint=f"Get it from {self.layout.info.obtain}, or choose --pacs.release tree.",
             )
+        return file
+
+    def __call__(self, name: str, part: str) -> Domain:
+        file = self.file(name, part)
         status = file.stat()
         stamp = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
         key = {"name": f"pacs-hdf5-{name}", "file": stamp, "recipe": 1}
@@ -106,22 +124,18 @@ class _Reader:
         return Domain(name, self.layout.info.classes, pixels, torch.from_numpy(labels))
 
 
-def _find(layout: Layout, root: Path) -> dict[tuple[str, str], Path]:
-    wanted = {
-        fold(f"{name}_{part}.hdf5"): (name, part) for name in layout.counts for part in _PARTS
+def _find(layout: PublishedLayout, root: Path) -> dict[tuple[str, str], Path]:
+    places = [root / folder for folder in _FOLDERS]
+    found = {
+        (name, part): find_entry(places, f"{name}_{part}.hdf5")
+        for name in layout.counts
+        for part in _PARTS
     }
-    found: dict[tuple[str, str], Path] = {}
-    for folder in _FOLDERS:
-        place = root / folder
-        for file in sorted(place.iterdir()) if place.is_dir() else ():
-            key = wanted.get(fold(file.name))
-            if key is not None and file.is_file():
-                found.setdefault(key, file)
-    return found
+    return {key: file for key, file in found.items() if file is not None}
 
 
-def read_hdf5(file: Path) -> Content:
-    """RGB images [n, 227, 227, 3] and labels from 0.
+def read_hdf5(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Read RGB images [n, 227, 227, 3] and labels from 0.
 
     Raises:
         ConfigError: If h5py is not installed.
@@ -147,7 +161,7 @@ def read_hdf5(file: Path) -> Content:
     except DataError:
         raise
     except Exception as error:  # h5py raises many types on damaged files
-        raise _damaged(file, error) from error
+        raise damaged_file(file, error) from error
     return pixels, numbers
 
 
@@ -166,15 +180,15 @@ def _plain(content: Any, name: str) -> Any:
 
 def _check_shapes(images: tuple[int, ...], labels: tuple[int, ...], file: Path) -> None:
     if len(images) != 4 or images[1:] != (_SIDE, _SIDE, 3) or not 0 < images[0] <= _MOST_IMAGES:
-        raise _damaged(file, f"its images are {images}, not [n, {_SIDE}, {_SIDE}, 3]")
+        raise damaged_file(file, f"its images are {images}, not [n, {_SIDE}, {_SIDE}, 3]")
     if int(np.prod(labels)) != images[0]:
-        raise _damaged(file, f"it has {images[0]} images, but {int(np.prod(labels))} labels")
+        raise damaged_file(file, f"it has {images[0]} images, but {int(np.prod(labels))} labels")
 
 
 def _check_storage(file: Path, opened: BinaryIO, data: Any) -> None:
     """Check type and sizes in the headers before anything is unpacked."""
     if data.dtype.kind not in "iuf":
-        raise _damaged(file, f"'{data.name}' holds {data.dtype}, not numbers")
+        raise damaged_file(file, f"'{data.name}' holds {data.dtype}, not numbers")
     chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
     check_unpacked(file, opened, max(data.nbytes, chunk))
 
@@ -183,17 +197,13 @@ def _to_rgb(pixels: NDArray[Any], file: Path) -> NDArray[np.uint8]:
     """Channels in the order red, green, blue; the values 0 to 255, also where they are floats."""
     if pixels.dtype != np.uint8:
         if not (0 <= pixels.min() and pixels.max() <= 255):
-            raise _damaged(file, f"its values run from {pixels.min()} to {pixels.max()}")
+            raise damaged_file(file, f"its values run from {pixels.min()} to {pixels.max()}")
         pixels = np.rint(pixels)
     return pixels[..., ::-1].astype(np.uint8)
 
 
 def _from_zero(labels: NDArray[Any], file: Path) -> NDArray[np.int64]:
     if not np.array_equal(labels, np.rint(labels)) or labels.min() < 1 or labels.max() > 7:
-        raise _damaged(file, f"its labels run from {labels.min()} to {labels.max()}, not 1 to 7")
+        extent = f"from {labels.min()} to {labels.max()}"
+        raise damaged_file(file, f"its labels run {extent}, not 1 to 7")
     return labels.astype(np.int64) - 1
-
-
-def _damaged(file: Path, reason: str | Exception) -> DataError:
-    text = str(reason).rstrip(".") or type(reason).__name__
-    return DataError(f"{file} is damaged or of another kind: {text}.")

@@ -9,14 +9,14 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peerdg.data.benchmark import check_unpacked, fold
+from peerdg.data.benchmarks.disk import check_unpacked, damaged_file
 from peerdg.data.images.decode import decode_image
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import open_regular, read_text
@@ -32,33 +32,8 @@ _MATLAB_NUMBERS = frozenset(
 )
 
 
-def find(root: Path, folders: Iterable[str], names: Iterable[str]) -> Path | None:
-    """The first of `names` in the first of `folders` under `root`, whatever case and separators.
-
-    `MNIST-M`, `mnist_m` and `mnistm` are the same name here. A name that ends in "/" is a folder.
-    """
-    for folder in folders:
-        places = [root]
-        for part in Path(folder).parts:
-            places = [entry for place in places for entry in _entries(place, f"{part}/")]
-        for name in names:
-            for place in places:
-                for entry in _entries(place, name):
-                    return entry
-    return None
-
-
-def _entries(place: Path, name: str) -> list[Path]:
-    try:
-        entries = sorted(place.iterdir())
-    except OSError as error:
-        raise DataError(f"Cannot read the folder {place}: {error.strerror}.") from error
-    same = [entry for entry in entries if fold(entry.name) == fold(name)]
-    return [entry for entry in same if entry.is_dir() == name.endswith("/")]
-
-
 def read_idx(files: Sequence[Path]) -> Digits:
-    """MNIST's format: a file of images and a file of labels, both plain or gzip."""
+    """Read MNIST's format: a file of images and a file of labels, both plain or gzip."""
     images_file, labels_file = files
     images = _read_idx_file(images_file, magic=2051, shape=(28, 28))
     labels = _read_idx_file(labels_file, magic=2049, shape=())
@@ -75,25 +50,25 @@ def _read_idx_file(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray
             file = cast(BinaryIO, gzip.open(packed) if path.suffix == ".gz" else packed)
             header = file.read(4 * (2 + len(shape)))
             if len(header) < 4 * (2 + len(shape)):
-                raise _damaged(path, "it ends within its header")
+                raise damaged_file(path, "it ends within its header")
             found, count, *size = struct.unpack(f">{2 + len(shape)}I", header)
             if found != magic:
-                raise _damaged(path, f"it starts with {found} where an idx file has {magic}")
+                raise damaged_file(path, f"it starts with {found} where an idx file has {magic}")
             if tuple(size) != shape or not 0 < count <= _MOST_IMAGES:
-                raise _damaged(path, f"its header says {count} items of size {tuple(size)}")
+                raise damaged_file(path, f"its header says {count} items of size {tuple(size)}")
             expected = count * int(np.prod(shape))
             check_unpacked(path, packed, expected)
             content = file.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, error) from error
+        raise damaged_file(path, error) from error
     if len(content) != expected:
         kind = "more" if len(content) > expected else "fewer"
-        raise _damaged(path, f"it has {kind} bytes than the {count} items of its header")
+        raise damaged_file(path, f"it has {kind} bytes than the {count} items of its header")
     return np.frombuffer(content, np.uint8).reshape(count, *shape)
 
 
 def read_libsvm(files: Sequence[Path]) -> Digits:
-    """USPS as libsvm text in bzip2: labels 1..10 for 0..9, values -1..1, 16 x 16.
+    """Read USPS, libsvm text in bzip2: labels 1..10 for 0..9, values -1..1, 16 x 16.
 
     The 8-bit values are those of `torchvision.datasets.USPS`: float32, fractions cut off.
     """
@@ -107,15 +82,17 @@ def read_libsvm(files: Sequence[Path]) -> Digits:
         labels = np.array([int(line.split(maxsplit=1)[0]) for line in lines])
         values = np.stack([_read_pixels(line) for line in lines])
     except (OSError, EOFError, ValueError, IndexError) as error:
-        raise _damaged(path, error) from error
+        raise damaged_file(path, error) from error
     if not np.abs(values).max() <= 1:
-        raise _damaged(path, f"its values reach {np.abs(values).max():g}; they should be -1 to 1")
+        raise damaged_file(
+            path, f"its values reach {np.abs(values).max():g}; they should be -1 to 1"
+        )
     images = ((values.astype(np.float32) + 1) / 2 * 255).astype(np.uint8)
     return images.reshape(-1, 16, 16), _check_labels(labels, range(1, 11), path) - 1
 
 
 def _read_pixels(line: bytes) -> NDArray[np.float64]:
-    """`label 1:value 2:value ...`; a position that is left out is zero."""
+    """Parse `label 1:value 2:value ...`; a position that is left out is zero."""
     numbers = np.array([float(number) for number in line.replace(b":", b" ").split()[1:]])
     positions, values = numbers[::2], numbers[1::2]
     if len(positions) != len(values):
@@ -128,7 +105,7 @@ def _read_pixels(line: bytes) -> NDArray[np.float64]:
 
 
 def read_mat(files: Sequence[Path]) -> Digits:
-    """SVHN's and SYN's format, MATLAB v5: `X` [32, 32, 3, n] and `y` [n, 1] with 10 for 0."""
+    """Read SVHN's and SYN's format, MATLAB v5: `X` [32, 32, 3, n] and `y` [n, 1] with 10 for 0."""
     (path,) = files
     try:
         from scipy.io import loadmat, whosmat
@@ -145,11 +122,11 @@ def read_mat(files: Sequence[Path]) -> Digits:
     except DataError:
         raise
     except Exception as error:  # scipy raises many types on damaged files
-        raise _damaged(path, error) from error
+        raise damaged_file(path, error) from error
     if images.dtype != np.uint8 or images.ndim != 4:
-        raise _damaged(path, f"X is {images.dtype} {images.shape}, not uint8 [32, 32, 3, n]")
+        raise damaged_file(path, f"X is {images.dtype} {images.shape}, not uint8 [32, 32, 3, n]")
     if labels.dtype.kind not in "iuf" or not np.isin(labels, np.arange(256)).all():
-        raise _damaged(path, "its labels are not whole numbers from 0 to 10")
+        raise damaged_file(path, "its labels are not whole numbers from 0 to 10")
     checked = _check_labels(labels.ravel().astype(np.int64), range(11), path)
     return np.ascontiguousarray(images.transpose(3, 0, 1, 2)), checked % 10
 
@@ -161,35 +138,35 @@ def _check_variables(
     shapes = {name: shape for name, shape, _ in listed}
     kinds = {name: kind for name, _, kind in listed}
     if [name for name, *_ in listed if name in ("X", "y")] not in (["X", "y"], ["y", "X"]):
-        raise _damaged(path, "it has no variables X and y, once each")
+        raise damaged_file(path, "it has no variables X and y, once each")
     if kinds["X"] != "uint8" or len(shapes["X"]) != 4 or shapes["X"][:3] != (32, 32, 3):
-        raise _damaged(path, f"X is {kinds['X']} {shapes['X']}, not uint8 [32, 32, 3, n]")
+        raise damaged_file(path, f"X is {kinds['X']} {shapes['X']}, not uint8 [32, 32, 3, n]")
     count = shapes["X"][3]
     if kinds["y"] not in _MATLAB_NUMBERS:
-        raise _damaged(path, f"y is of the type {kinds['y']}, not a number")
+        raise damaged_file(path, f"y is of the type {kinds['y']}, not a number")
     if count != math.prod(shapes["y"]):
         raise DataError(f"{path} has {count} images, but {math.prod(shapes['y'])} labels.")
     if not 0 < count <= _MOST_IMAGES:
-        raise _damaged(path, f"it has {count} images")
+        raise damaged_file(path, f"it has {count} images")
     check_unpacked(path, file, math.prod(shapes["X"]))
 
 
 def read_png_folder(files: Sequence[Path]) -> Digits:
-    """MNIST-M's format: a text file of lines `name label`, and the folder of the named PNGs."""
+    """Read MNIST-M's format: a text file of lines `name label` and a folder of these PNGs."""
     list_file, folder = files
-    names, labels = read_list(list_file)
+    names, labels = read_labels(list_file)
     count = sum(1 for _ in folder.glob("*.png"))
     if count != len(names):
         raise DataError(f"{folder} has {count} PNG files, but {list_file} has {len(names)} labels.")
     images = [np.asarray(decode_image(folder / name, pixel_limit=_MOST_PIXELS)) for name in names]
     for name, image in zip(names, images, strict=True):
         if image.shape != images[0].shape:
-            raise _damaged(folder / name, f"its size is {image.shape[:2]}, unlike {names[0]}'s")
+            raise damaged_file(folder / name, f"its size is {image.shape[:2]}, unlike {names[0]}'s")
     return np.stack(images), _check_labels(np.array(labels), range(10), list_file)
 
 
-def read_list(path: Path) -> tuple[list[str], list[int]]:
-    """The names and labels of a list of lines `name label`."""
+def read_labels(path: Path) -> tuple[list[str], list[int]]:
+    """Read the names and labels of a list of lines `name label`."""
     names, labels = [], []
     try:
         text = read_text(path, limit=_MOST_TEXT, follow_links=True)
@@ -200,22 +177,17 @@ def read_list(path: Path) -> tuple[list[str], list[int]]:
             names.append(name)
             labels.append(int(label))
     except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise damaged_file(path, error) from error
     if not names:
-        raise _damaged(path, "it is empty")
+        raise damaged_file(path, "it is empty")
     return names, labels
 
 
 def _check_labels(labels: NDArray[np.int64], allowed: range, path: Path) -> NDArray[np.int64]:
     if labels.min() < allowed.start or labels.max() >= allowed.stop:
-        raise _damaged(
+        raise damaged_file(
             path,
             f"its labels run from {labels.min()} to {labels.max()}; "
             f"they should be {allowed.start} to {allowed.stop - 1}",
         )
     return labels
-
-
-def _damaged(path: Path, reason: str | Exception) -> DataError:
-    text = str(reason).rstrip(".") or type(reason).__name__
-    return DataError(f"{path} is damaged or of another kind: {text}.")

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-SIDE = 32
-_CANVAS = 2 * SIDE
+DIGIT_SIDE = 32
+_CANVAS = 2 * DIGIT_SIDE
 _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 Pixels = NDArray[np.uint8]
@@ -76,7 +76,7 @@ def digit_on_photo(digit: Pixels, rng: np.random.Generator, photos: list[Image.I
     """
     stroke, ground = digit > 127, digit < 32
     while True:
-        patch = np.asarray(_patch(photos, rng, SIDE, (32, 64)), np.int64)
+        patch = np.asarray(_patch(photos, rng, DIGIT_SIDE, (32, 64)), np.int64)
         picture = np.abs(patch - digit[..., None].astype(np.int64)).astype(np.uint8)
         if _stands_out(picture[stroke], picture[ground]):
             return picture
@@ -166,7 +166,7 @@ def _photograph(
     """Blur, reduce to the final size, add the sensor's noise."""
     image = Image.fromarray(_to_uint8(picture))
     image = image.filter(ImageFilter.GaussianBlur(rng.uniform(*blur)))
-    small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), np.float64)
+    small = np.asarray(image.resize((DIGIT_SIDE, DIGIT_SIDE), Image.Resampling.BOX), np.float64)
     return _to_uint8(small + rng.normal(0, rng.uniform(*noise), small.shape))
 
 

@@ -16,7 +16,11 @@ from typing import Any
 
 from peerdg.data.archive import Limits, check, extract
 from peerdg.data.benchmark import Benchmark
-from peerdg.data.benchmarks.layout import Layout, find_domains, folders_in
+from peerdg.data.benchmarks.published.layout import (
+    PublishedLayout,
+    find_domains,
+    folders_in,
+)
 from peerdg.data.progress import ReadProgress, listener
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
 from peerdg.files import TEMPORARY, remove, writing
@@ -39,7 +43,7 @@ def unpack(
         archives: Zip and tar files; single files of the set (hdf5, lists) are copied.
         root: The folder for the set, made if need be. Nothing in it is replaced.
         limits: How much each archive may hold.
-        progress: Is told how far it has come; default: that of the surrounding `showing`.
+        progress: Receives progress; default: that of the surrounding `showing`.
 
     Returns:
         What was put under `root`.
@@ -58,7 +62,7 @@ def unpack(
     with _staging(root) as staging:
         trees = {file: staging / f"{number}" for number, file in enumerate(archives)}
         for file in packed:
-            extract(file, trees[file], limits=limits, progress=_told_of(file, progress))
+            extract(file, trees[file], limits=limits, progress=_progress_of(file, progress))
         for file in single:
             with writing(root / file.name):
                 trees[file].mkdir()
@@ -68,14 +72,14 @@ def unpack(
         return _move(_moves(layout, trees, root))
 
 
-def _told_of(file: Path, progress: ReadProgress | None) -> Callable[[int, int], None]:
-    told = listener(progress)
-    return lambda done, total: told(f"unpacking {file.name}", done, total)
+def _progress_of(file: Path, progress: ReadProgress | None) -> Callable[[int, int], None]:
+    report = listener(progress)
+    return lambda done, total: report(f"unpacking {file.name}", done, total)
 
 
-def _layout(data: Benchmark) -> Layout:
+def _layout(data: Benchmark) -> PublishedLayout:
     layout: Any = getattr(importlib.import_module(data.module), "LAYOUT", None)
-    if not isinstance(layout, Layout):
+    if not isinstance(layout, PublishedLayout):
         raise ConfigError(
             f"{data.name} is not made from archives.",
             hint="Its files are read as they are published; `peerdg data verify` says which.",
@@ -83,7 +87,7 @@ def _layout(data: Benchmark) -> Layout:
     return layout
 
 
-def _single_place(layout: Layout, file: Path) -> str | None:
+def _single_place(layout: PublishedLayout, file: Path) -> str | None:
     """The folder for a file that is not an archive but a part of the set by itself."""
     if not file.is_file():
         raise DamagedError(f"There is no archive {file}.")
@@ -107,8 +111,8 @@ def _staging(root: Path) -> Iterator[Path]:
                 root.rmdir()
 
 
-def _moves(layout: Layout, trees: Mapping[Path, Path], root: Path) -> dict[Path, Path]:
-    """From where to where; every part of the set once."""
+def _moves(layout: PublishedLayout, trees: Mapping[Path, Path], root: Path) -> dict[Path, Path]:
+    """Plan the moves, from where to where; every part of the set once."""
     moves: dict[Path, Path] = {}
     for archive, tree in trees.items():
         domains = _find_domains(layout, tree)
@@ -130,8 +134,8 @@ def _moves(layout: Layout, trees: Mapping[Path, Path], root: Path) -> dict[Path,
     return moves
 
 
-def _find_domains(layout: Layout, tree: Path) -> dict[str, Path]:
-    """The domains in the folder that has most of them, however deep."""
+def _find_domains(layout: PublishedLayout, tree: Path) -> dict[str, Path]:
+    """Find the domains in the folder that has most of them, however deep."""
     best: dict[str, Path] = {}
     for base in _folders(tree, _DEPTH):
         found = find_domains(layout, base)
@@ -148,7 +152,9 @@ def _folders(tree: Path, depth: int) -> Iterator[Path]:
         level = [folder for base in level for folder in folders_in(base)[:50]]
 
 
-def _find_loose(layout: Layout, tree: Path, root: Path, domains: set[Path]) -> dict[Path, Path]:
+def _find_loose(
+    layout: PublishedLayout, tree: Path, root: Path, domains: set[Path]
+) -> dict[Path, Path]:
     found: dict[Path, Path] = {}
     for folder in _folders(tree, _DEPTH):
         if any(folder.is_relative_to(domain) for domain in domains):
@@ -160,7 +166,7 @@ def _find_loose(layout: Layout, tree: Path, root: Path, domains: set[Path]) -> d
     return found
 
 
-def _nothing_found(layout: Layout, archive: Path, tree: Path) -> DataError:
+def _nothing_found(layout: PublishedLayout, archive: Path, tree: Path) -> DataError:
     top = ", ".join(sorted(entry.name for entry in tree.iterdir())[:5]) or "nothing"
     return DataError(
         f"{archive} has no folder of {layout.info.name}'s domains "

@@ -14,9 +14,15 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from peerdg.data.benchmark import DomainReport, check_root, inspect
-from peerdg.data.benchmarks.digits_files import read_list
-from peerdg.data.benchmarks.digits_sets import PARTS, Part, content_key, refused_pickle
+from peerdg.data.benchmark import DomainReport, inspect
+from peerdg.data.benchmarks.digits.formats import read_labels
+from peerdg.data.benchmarks.digits.sets import (
+    DIGITS_SPLITS,
+    DigitsSplit,
+    content_key,
+    refused_pickle,
+)
+from peerdg.data.benchmarks.disk import check_root
 from peerdg.data.cache.domains import cached_domain
 from peerdg.data.domain import Domain
 from peerdg.data.registry import BENCHMARKS
@@ -54,13 +60,18 @@ def load(
     )
 
 
+def require_source(settings: DigitsSettings, root: Path | None) -> None:
+    """Check that MNIST's training files are under `root`, without reading them."""
+    _locate(_INFO.source, "train", check_root(root))
+
+
 def verify(root: Path | None) -> list[DomainReport]:
     """What is found of every set under `root`, at its published resolution."""
     root = check_root(root)
-    return [_report(part, root) for part in PARTS]
+    return [_report(part, root) for part in DIGITS_SPLITS]
 
 
-def _report(part: Part, root: Path) -> DomainReport:
+def _report(part: DigitsSplit, root: Path) -> DomainReport:
     about: dict[str, Any] = {
         "domain": part.domain,
         "split": part.split,
@@ -81,7 +92,7 @@ def _report(part: Part, root: Path) -> DomainReport:
 
 
 def _present_targets(root: Path) -> list[str]:
-    present = {part.domain for part in PARTS if part.locate(root) is not None}
+    present = {part.domain for part in DIGITS_SPLITS if part.locate(root) is not None}
     if "mnist-m" not in present and (pickled := refused_pickle(root)):
         warnings.warn(f"{_refusal(pickled)} Going on without mnist-m.", stacklevel=3)
     return [name for name in _INFO.targets if name in present]
@@ -152,8 +163,8 @@ def _domain(
     return cached_domain(key, make)
 
 
-def _locate(name: str, split: str, root: Path) -> tuple[Part, list[Path]]:
-    part = next(part for part in PARTS if (part.domain, part.split) == (name, split))
+def _locate(name: str, split: str, root: Path) -> tuple[DigitsSplit, list[Path]]:
+    part = next(part for part in DIGITS_SPLITS if (part.domain, part.split) == (name, split))
     files = part.locate(root)
     if files is None:
         pickled = refused_pickle(root) if name == "mnist-m" else None
@@ -197,7 +208,7 @@ def _resize(images: NDArray[np.uint8], filter: str) -> NDArray[np.uint8]:
 def _paths(files: Sequence[Path], root: Path) -> tuple[str, ...]:
     """Where each PNG of MNIST-M is, relative to the root."""
     list_file, folder = files
-    return tuple((folder / name).relative_to(root).as_posix() for name in read_list(list_file)[0])
+    return tuple((folder / name).relative_to(root).as_posix() for name in read_labels(list_file)[0])
 
 
 def _refusal(pickled: Path) -> str:

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peerdg.data.benchmarks.digits_files import (
+from peerdg.data.benchmarks.digits.formats import (
     Digits,
-    find,
     read_idx,
     read_libsvm,
     read_mat,
     read_png_folder,
 )
+from peerdg.data.benchmarks.disk import entries_called, find_entry
 from peerdg.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class DigitsSplit:
     """One split of one set.
 
     Args:
@@ -52,7 +52,7 @@ class Part:
         Raises:
             DataError: If only some of them are there.
         """
-        found = [find(root, self.folders, names) for names in self.files]
+        found = [_find(root, self.folders, names) for names in self.files]
         if not any(found):
             return None
         files = [path for path in found if path is not None]
@@ -60,6 +60,18 @@ class Part:
             missing = self.files[found.index(None)][0]
             raise DataError(f"{files[0]} is there, but not {missing}.", hint=self.obtain)
         return files
+
+
+def _find(root: Path, folders: Sequence[str], names: Sequence[str]) -> Path | None:
+    """Find the first of `names` in the first of `folders` under `root` that has one."""
+    for folder in folders:
+        places = [root]
+        for part in Path(folder).parts:
+            places = [entry for place in places for entry in entries_called(place, f"{part}/")]
+        for name in names:
+            if (found := find_entry(places, name)) is not None:
+                return found
+    return None
 
 
 def content_key(files: Sequence[Path]) -> list[str]:
@@ -77,12 +89,12 @@ def _stamp(path: Path) -> str:
 
 def refused_pickle(root: Path) -> Path | None:
     """The pickled release of MNIST-M, which is never opened, if it is under `root`."""
-    return find(root, _MNIST_M_FOLDERS, ("keras_mnistm.pkl.gz", "keras_mnistm.pkl"))
+    return _find(root, _MNIST_M_FOLDERS, ("keras_mnistm.pkl.gz", "keras_mnistm.pkl"))
 
 
-def _mnist(split: str, prefix: str, expected: int, optional: bool) -> Part:
+def _mnist(split: str, prefix: str, expected: int, optional: bool) -> DigitsSplit:
     kinds = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
-    return Part(
+    return DigitsSplit(
         domain="mnist",
         split=split,
         expected=expected,
@@ -95,8 +107,8 @@ def _mnist(split: str, prefix: str, expected: int, optional: bool) -> Part:
     )
 
 
-def _svhn(split: str, expected: int, optional: bool) -> Part:
-    return Part(
+def _svhn(split: str, expected: int, optional: bool) -> DigitsSplit:
+    return DigitsSplit(
         domain="svhn",
         split=split,
         expected=expected,
@@ -109,8 +121,8 @@ def _svhn(split: str, expected: int, optional: bool) -> Part:
     )
 
 
-def _usps(split: str, name: str, expected: int, optional: bool) -> Part:
-    return Part(
+def _usps(split: str, name: str, expected: int, optional: bool) -> DigitsSplit:
+    return DigitsSplit(
         domain="usps",
         split=split,
         expected=expected,
@@ -129,12 +141,12 @@ def _usps(split: str, name: str, expected: int, optional: bool) -> Part:
 
 _MNIST_M_FOLDERS = ("mnist_m", "")
 
-PARTS = (
+DIGITS_SPLITS = (
     _mnist("train", "train", 60_000, optional=False),
     _mnist("test", "t10k", 10_000, optional=True),
     _svhn("test", 26_032, optional=False),
     _svhn("train", 73_257, optional=True),
-    Part(
+    DigitsSplit(
         domain="mnist-m",
         split="test",
         expected=9_001,
@@ -147,7 +159,7 @@ PARTS = (
         ),
         licence="not stated; made of MNIST and of photos for non-commercial research",
     ),
-    Part(
+    DigitsSplit(
         domain="syn",
         split="test",
         expected=9_553,

@@ -1,7 +1,8 @@
-"""The original release of Terra Incognita, sorted into folders of locations and classes.
+"""Terra Incognita: animals before camera traps, four locations and ten classes as in DomainBed.
 
-It is a folder of images and a JSON file in COCO's camera trap format; the selection of locations
-and classes is DomainBed's. An image with animals of two classes is in both folders, as there.
+Two selections exist: 24,788 images in the DomainBed paper, and 24,330 since the labels of the set
+were revised in 2021. The original release is a folder of images and a JSON file in COCO's camera
+trap format: `sort_release` puts it into folders of locations and classes.
 """
 
 import json
@@ -11,16 +12,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peerdg.data.benchmark import DomainReport
+from peerdg.data.benchmarks.disk import check_root
+from peerdg.data.benchmarks.published.layout import PublishedLayout
+from peerdg.data.benchmarks.published.protocol import (
+    FoundDomain,
+    Rows,
+    load_published,
+    require_published,
+    verify_published,
+)
 from peerdg.data.registry import BENCHMARKS
+from peerdg.data.settings import TerraSettings
+from peerdg.data.splits import Splits
 from peerdg.errors import DataError
 from peerdg.files import read_text
 
 _INFO = BENCHMARKS["terra"]
-_MOST_BYTES = 500_000_000
+_MOST_BYTES = 500_000_000  # of the labels
 
 
-def arrange(trees: Sequence[Path]) -> None:
-    """Sort the images of one unpacked archive by the labels of another, if both are there."""
+def sort_release(trees: Sequence[Path]) -> None:
+    """Sort the images of one unpacked archive by the labels of another, if both are there.
+
+    The selection of locations and classes is DomainBed's. An image with animals of two classes is
+    in both folders, as there.
+    """
     labels = _find(trees, lambda names: [name for name in names if name.endswith(".json")])
     if labels is None:
         return
@@ -52,7 +69,7 @@ def _read(labels: Path) -> Mapping[str, Any]:
 
 
 def _chosen(labels: Path, content: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Location, file and class of every chosen annotation."""
+    """Yield location, file and class of every chosen annotation."""
     places = {name.removeprefix("location_"): name for name in _INFO.domains}
     try:
         kinds = {item["id"]: item["name"] for item in content["categories"]}
@@ -88,3 +105,39 @@ def _sort(labels: Path, content: Mapping[str, Any], folder: Path) -> None:
             f"archive, e.g. {missing[0]}.",
             hint=f"Get both from {_INFO.obtain}",
         )
+
+
+LAYOUT = PublishedLayout(
+    info=_INFO,
+    counts={
+        "location_100": (4741, 4879),
+        "location_38": (9736, 9767),
+        "location_43": (3970, 4020),
+        "location_46": (5883, 6122),
+    },
+    wrappers=("terra_incognita", "TerraIncognita", "terra", "terra_inc"),
+    arrange=sort_release,
+)
+
+
+def load(
+    settings: TerraSettings, *, root: Path | None, targets: Sequence[str] | None = None
+) -> Splits:
+    """Load the chosen source and targets; see `load_published`."""
+    return load_published(LAYOUT, settings, root, targets, train_rows=_train_rows)
+
+
+def require_source(settings: TerraSettings, root: Path | None) -> None:
+    """Check that the source's folder is under `root`."""
+    require_published(LAYOUT, settings, root)
+
+
+def verify(root: Path | None) -> list[DomainReport]:
+    """Report what is there of every location."""
+    return verify_published(LAYOUT, check_root(root))
+
+
+def _train_rows(settings: TerraSettings, found: FoundDomain) -> tuple[Rows, Rows | None]:
+    if settings.split == "none":
+        return found.all_rows, None
+    return found.random(settings.split_seed)

@@ -6,16 +6,17 @@ DomainBed's, which has class names and no splits.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from peerdg.data.benchmark import DomainReport, check_root
-from peerdg.data.benchmarks.layout import Layout
-from peerdg.data.benchmarks.published import (
-    Place,
+from peerdg.data.benchmark import DomainReport
+from peerdg.data.benchmarks.disk import check_root
+from peerdg.data.benchmarks.published.layout import PublishedLayout
+from peerdg.data.benchmarks.published.protocol import (
+    FoundDomain,
     Rows,
     count_report,
     load_published,
+    require_published,
     verify_published,
 )
 from peerdg.data.registry import BENCHMARKS
@@ -25,7 +26,7 @@ from peerdg.errors import DataError
 
 _CLASSES = BENCHMARKS["vlcs"].classes
 
-LAYOUT = Layout(
+LAYOUT = PublishedLayout(
     info=BENCHMARKS["vlcs"],
     counts={"caltech": (1415,), "labelme": (2656,), "sun09": (3282,), "voc2007": (3376,)},
     wrappers=("VLCS",),
@@ -43,61 +44,61 @@ _TENTH = 0.1
 def load(
     settings: VlcsSettings, *, root: Path | None, targets: Sequence[str] | None = None
 ) -> Splits:
-    """The chosen source and targets; see `load_published`."""
+    """Load the chosen source and targets; see `load_published`."""
     return load_published(
-        LAYOUT,
-        root,
-        source=settings.source,
-        targets=targets,
-        learn=partial(_learn, settings),
-        judge=partial(_judge, settings),
+        LAYOUT, settings, root, targets, train_rows=_train_rows, test_rows=_test_rows
     )
 
 
+def require_source(settings: VlcsSettings, root: Path | None) -> None:
+    """Check that the source's folder is under `root`."""
+    require_published(LAYOUT, settings, root)
+
+
 def verify(root: Path | None) -> list[DomainReport]:
-    """What is there of every domain, and of its splits where it has any."""
+    """Report what is there of every domain, and of its splits where it has any."""
     return verify_published(LAYOUT, check_root(root), _verify_splits)
 
 
-def _learn(settings: VlcsSettings, place: Place) -> tuple[Rows, Rows | None]:
+def _train_rows(settings: VlcsSettings, found: FoundDomain) -> tuple[Rows, Rows | None]:
     if settings.split == "random":
-        return place.random(settings.split_seed)
-    learning = _official(place, "train", "crossval")
+        return found.random(settings.split_seed)
+    learning = _official(found, "train", "crossval")
     if settings.validation == "tenth":
-        part = place._replace(items=[place.items[row] for row in learning])
+        part = found._replace(items=[found.items[row] for row in learning])
         kept, tenth = part.random(settings.split_seed, fraction=_TENTH)
         return [learning[row] for row in kept], [learning[row] for row in tenth]
-    crossval = place.in_folder("crossval")
+    crossval = found.in_folder("crossval")
     if not crossval:
         raise DataError(
-            f"{place.folder} has no crossval images to validate on.",
+            f"{found.folder} has no crossval images to validate on.",
             hint="Choose --vlcs.validation tenth.",
         )
-    return place.in_folder("train"), crossval
+    return found.in_folder("train"), crossval
 
 
-def _judge(settings: VlcsSettings, place: Place) -> Rows:
+def _test_rows(settings: VlcsSettings, found: FoundDomain) -> Rows:
     if settings.test == "random":
-        return place.random(settings.split_seed)[0]
-    return place.everything if settings.test == "all" else _official(place, "test")
+        return found.random(settings.split_seed)[0]
+    return found.all_rows if settings.test == "all" else _official(found, "test")
 
 
-def _official(place: Place, *splits: str) -> list[int]:
-    rows = place.in_folder(*splits)
+def _official(found: FoundDomain, *splits: str) -> list[int]:
+    rows = found.in_folder(*splits)
     if not rows:
         raise DataError(
-            f"{place.folder} has no {splits[0]} folder, so the published 70/30 split is not known.",
+            f"{found.folder} has no {splits[0]} folder, so the published 70/30 split is not known.",
             hint="Choose --vlcs.split random --vlcs.test all, or get the release with splits.",
         )
     return rows
 
 
-def _verify_splits(place: Place) -> list[DomainReport]:
-    learning, test = place.in_folder("train", "crossval"), place.in_folder("test")
+def _verify_splits(found: FoundDomain) -> list[DomainReport]:
+    learning, test = found.in_folder("train", "crossval"), found.in_folder("test")
     if not learning and not test:
         return []
-    expected = _PARTS[place.name]
+    expected = _PARTS[found.name]
     return [
-        count_report(place, "train + crossval", len(learning), expected[0]),
-        count_report(place, "test", len(test), expected[1]),
+        count_report(found, "train + crossval", len(learning), expected[0]),
+        count_report(found, "test", len(test), expected[1]),
     ]

@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 from peerdg.config import did_you_mean
 from peerdg.data.benchmark import Benchmark, fold
+from peerdg.data.benchmarks.disk import entries_in
 from peerdg.data.images.decode import IMAGE_SUFFIXES
 from peerdg.errors import DataError
 
-SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini", "icon\r"))
+_SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini", "icon\r"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class PublishedLayout:
     """How a published set lies on disk.
 
     Args:
@@ -45,7 +46,7 @@ class Layout:
     arrange: Callable[[Sequence[Path]], None] | None = None
 
 
-class Item(NamedTuple):
+class PublishedImage(NamedTuple):
     """One image file."""
 
     path: Path
@@ -53,15 +54,15 @@ class Item(NamedTuple):
     split: str | None  # the split folder it lies in, if any
 
 
-class Contents(NamedTuple):
+class DomainFiles(NamedTuple):
     """A domain's files, in the order of classes and names, and what looks wrong about them."""
 
-    items: list[Item]
+    items: list[PublishedImage]
     problems: list[str]
 
 
-def find_domains(layout: Layout, root: Path) -> dict[str, Path]:
-    """The domains' folders under `root`, or under a folder that archives put around them.
+def find_domains(layout: PublishedLayout, root: Path) -> dict[str, Path]:
+    """Find the domains' folders under `root`, or under a folder that archives put around them.
 
     Raises:
         DataError: If two folders stand for one domain, or a folder cannot be read.
@@ -74,8 +75,8 @@ def find_domains(layout: Layout, root: Path) -> dict[str, Path]:
     return {name: best[name] for name in layout.info.domains if name in best}
 
 
-def _bases(layout: Layout, root: Path) -> Iterator[Path]:
-    """`root`, and up to two wrapping folders deeper."""
+def _bases(layout: PublishedLayout, root: Path) -> Iterator[Path]:
+    """Yield `root`, and folders up to two wrapping folders deeper."""
     wrappers = {fold(name) for name in layout.wrappers}
     level = [root]
     for _ in range(3):
@@ -83,7 +84,7 @@ def _bases(layout: Layout, root: Path) -> Iterator[Path]:
         level = [f for base in level for f in folders_in(base) if fold(f.name) in wrappers]
 
 
-def _domains_in(layout: Layout, base: Path) -> dict[str, Path]:
+def _domains_in(layout: PublishedLayout, base: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in folders_in(base):
         name = layout.info.find_domain(folder.name)
@@ -97,8 +98,8 @@ def _domains_in(layout: Layout, base: Path) -> dict[str, Path]:
     return found
 
 
-def contents(layout: Layout, folder: Path) -> Contents:
-    """All images of one domain.
+def domain_files(layout: PublishedLayout, folder: Path) -> DomainFiles:
+    """List all images of one domain.
 
     Raises:
         DataError: If a folder is none of the set's classes, or two stand for one class.
@@ -107,7 +108,7 @@ def contents(layout: Layout, folder: Path) -> Contents:
     parts = {name: found[fold(name)] for name in layout.split_folders if fold(name) in found}
     if not parts and layout.whole_folder in found:
         whole = _classes(layout, found[layout.whole_folder], None)
-        return Contents([_with_split(item, layout) for item in whole.items], whole.problems)
+        return DomainFiles([_with_split(item, layout) for item in whole.items], whole.problems)
     if not parts:
         return _classes(layout, folder, None)
     items, problems = [], []
@@ -115,15 +116,15 @@ def contents(layout: Layout, folder: Path) -> Contents:
         part = _classes(layout, place, split)
         items += part.items
         problems += part.problems
-    return Contents(sorted(items, key=lambda item: (item.label, item.path)), problems)
+    return DomainFiles(sorted(items, key=lambda item: (item.label, item.path)), problems)
 
 
-def _with_split(item: Item, layout: Layout) -> Item:
+def _with_split(item: PublishedImage, layout: PublishedLayout) -> PublishedImage:
     split = item.path.name.partition("_")[0]
     return item._replace(split=split if split in layout.split_folders else None)
 
 
-def _classes(layout: Layout, folder: Path, split: str | None) -> Contents:
+def _classes(layout: PublishedLayout, folder: Path, split: str | None) -> DomainFiles:
     classes = layout.info.classes
     known = {fold(name): name for name in classes} | {
         fold(place): name for place, name in layout.class_folders.items()
@@ -145,13 +146,13 @@ def _classes(layout: Layout, folder: Path, split: str | None) -> Contents:
     items, problems = [], []
     for label, name in enumerate(classes):
         files, foreign = _images(places[name]) if name in places else ([], [])
-        items += [Item(file, label, split) for file in files]
+        items += [PublishedImage(file, label, split) for file in files]
         if not files:
             reason = "is empty" if name in places else "is missing"
             problems.append(f"{folder}: the class '{name}' {reason}.")
         if foreign:
             problems.append(_foreign_problem(foreign))
-    return Contents(items, problems)
+    return DomainFiles(items, problems)
 
 
 def _foreign_problem(files: list[Path]) -> str:
@@ -161,11 +162,11 @@ def _foreign_problem(files: list[Path]) -> str:
 
 
 def _images(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Image files sorted by name, and files of another kind; system files are passed over."""
+    """List image files and files of another kind, sorted by name; skip system files."""
     images: list[Path] = []
     foreign: list[Path] = []
-    for entry in _entries(folder):
-        if entry.is_dir() or entry.name.startswith(".") or entry.name.lower() in SYSTEM_FILES:
+    for entry in entries_in(folder):
+        if entry.is_dir() or entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FILES:
             continue
         suffix = os.path.splitext(entry.name)[1].lower()
         (images if suffix in IMAGE_SUFFIXES else foreign).append(Path(entry.path))
@@ -173,14 +174,6 @@ def _images(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folders in `folder`, sorted by name, without hidden ones and what macOS adds."""
-    folders = [entry.name for entry in _entries(folder) if entry.is_dir()]
+    """List the folders in `folder`, sorted by name, without hidden ones and what macOS adds."""
+    folders = [entry.name for entry in entries_in(folder) if entry.is_dir()]
     return [folder / name for name in folders if name[0] != "." and name != "__MACOSX"]
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"Cannot read the folder {folder}: {error.strerror}.") from error
