@@ -69,6 +69,7 @@ from peerdg.train.keeper import Keeper
 from peerdg.train.loop import Evaluate, Phase, evaluation_epochs, run_phase
 from peerdg.train.manifest import (
     check_manifest,
+    record_roles,
     require_batch_statistics,
     require_same_augmentation,
 )
@@ -216,6 +217,9 @@ def _train(
                 method = _method_of(
                     phase, config, model, source, images=len(source), domains=domains
                 ).to(source.device)
+            if phase.name == "train":
+                trained = next(iter(method.observed))
+                record_roles(keeper.run, trained=trained, deployed=method.deployed_name)
             run_phase(
                 phase,
                 method,
@@ -689,7 +693,7 @@ def _check_batches(config: RunConfig, source: Domain) -> None:
 
 
 def _space_needed(model: Classifier) -> int:
-    """Three checkpoints of proxy, task model and two moments, and the model twice."""
+    """Three checkpoints of the network, its average and two moments, and the model twice."""
     return (3 * 4 + 2) * sum(p.numel() * p.element_size() for p in model.parameters())
 
 

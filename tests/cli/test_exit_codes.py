@@ -18,7 +18,7 @@ from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import save_model
 from peerdg.train.settings import resolve
-from tests.reliability.processes import environment, peerdg, start
+from tests.reliability.processes import environment, peerdg, start, without
 from tests.reliability.processes import run as run_process
 
 HELP = [[name] for name in COMMANDS] + [["data", name] for name in DATA_COMMANDS] + [["data"], []]
@@ -38,12 +38,15 @@ def test_no_help_imports_torch():
     assert result.returncode == 0, result.stderr
 
 
-def test_an_answer_without_training_comes_in_half_a_second_and_without_torch():
-    began = time.monotonic()
-    result = run_process([sys.executable, "-X", "importtime", "-m", "peerdg", "--help"])
-    assert time.monotonic() - began < 1.5  # half a second on an idle machine
-    assert result.returncode == 0
-    assert "torch" not in result.stderr
+@pytest.mark.parametrize("module", ["torch", "torchvision", "numpy"])
+def test_an_answer_without_training_waits_for_no_large_import(tmp_path: Path, module: str):
+    result = run_process(peerdg("--help"), env=without(module, tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "train" in result.stdout
+    imported = run_process(
+        [sys.executable, "-c", f"import {module}"], env=without(module, tmp_path)
+    )
+    assert f"{module} was imported" in imported.stderr  # the trap works
 
 
 @pytest.mark.parametrize("arguments", HELP, ids=" ".join)
@@ -225,10 +228,10 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(number)
-    began = time.monotonic()
     _, said = process.communicate(timeout=90)
-    assert time.monotonic() - began < 5
     assert process.returncode == code
+    ended = _text(out / "events.jsonl")
+    assert '"stop"' in ended and '"done"' not in ended  # long before its last epoch
     lines = said.splitlines()
     assert f"  peerdg resume {out}" in lines
     assert f"  peerdg predict {out} IMAGE" in lines

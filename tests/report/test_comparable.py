@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import peerdg
-from peerdg.config import merge
+from peerdg.averages.settings import AverageSettings
+from peerdg.config import merge, plain
 from peerdg.errors import ConfigError
 from peerdg.files import sha256
 from peerdg.models.fingerprint import network_fingerprint
@@ -130,6 +131,51 @@ def test_of_several_periods_p_ens_is_compared_with_its_own():
     runs = [made(), made(peer={"k": 3}), made(shift=-5, peer={"k": 3, "regulariser": "none"})]
     (sentence,) = points(*runs)
     assert "peer k=3 is 5.0 points above p-ens" in sentence
+
+
+RANDAUGMENT = {"randaugment": {"k": 1}, "average": {"kind": ["snapshots"]}, "recipe": "p-ens"}
+
+
+def recipe(*, shift: float = 0.0, **options: Any) -> RunResult:
+    """P-ENS as the recipe it is: RandAugment, deployed as the mean of its snapshots."""
+    usual = made("randaugment", shift=shift, **merge(RANDAUGMENT, options))
+    average = [{**record, "model": "snapshots"} for record in usual.records]
+    return replace(usual, records=[*usual.records, *average])
+
+
+def test_the_regulariser_is_judged_by_the_recipe_that_lacks_it():
+    (sentence,) = points(made(), recipe(shift=-5))
+    assert sentence == (
+        "PEER against augmentation with averaging, without regulariser: peer is 5.0 points above "
+        "p-ens on the target mean; at this budget the regulariser pays in accuracy."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "called"),
+    [
+        ({"randaugment": {"k": 3}}, "average.k"),
+        ({"average": {"k": 3}}, "average.k"),
+        ({"average": {"kind": ["ema"]}, "recipe": "ema"}, "average.kind"),
+    ],
+)
+def test_the_regulariser_is_not_judged_where_the_averages_differ(options, called):
+    (sentence,) = points(made(), recipe(shift=-5, **options))
+    assert sentence.endswith(f"they also differ in {called}.")
+    assert "pay" not in sentence
+
+
+def test_averages_that_only_one_method_has_are_no_other_difference():
+    (sentence,) = points(made(average={"kind": ["ema"], "decay": 0.5}), made("erm", shift=-5))
+    assert "also differ" not in sentence
+
+
+def test_runs_from_before_there_were_averages_are_seeds_of_one_variant():
+    config = AverageSettings()
+    new = made("erm", seed=1, average=plain(config))
+    assert {name: len(g) for name, g in by_variant([made("erm"), new]).items()} == {"erm": 2}
+    watched = made("erm", seed=1, average=plain(replace(config, kind=("ema", "sma"))))
+    assert list(by_variant([made("erm"), watched])) == ["erm kind=none", "erm kind=ema,sma"]
 
 
 # What was judged on.

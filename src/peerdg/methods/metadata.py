@@ -16,6 +16,9 @@ class MethodSettings:
     period_option: ClassVar[str | None] = None
     """The option that sets the period; None for a method that does the same in every epoch."""
 
+    own_average: ClassVar[str | None] = None
+    """The kind of average that is part of the method, unless the run asks for another."""
+
     def __post_init__(self) -> None:
         validate(self)
 

@@ -86,7 +86,7 @@ class PEER(Method):
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
         """Needs the augmentation, the clean images, and the teacher if one is named."""
         teacher = context.load_model(settings.teacher) if settings.teacher else None
-        kind = context.average.kind[0] if context.average.kind else "snapshots"
+        kind = context.average.kind[0] if context.average.kind else settings.own_average
         if kind == "snapshots":  # with the method's own rules for batch statistics and the start
             average: Average = _snapshots(model, settings, context.clean, context.average)
         else:

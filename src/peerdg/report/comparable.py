@@ -65,7 +65,7 @@ def _require_one_rule(runs: Sequence[RunResult]) -> None:
 def shared_options(run: RunResult) -> dict[str, Any]:
     """Options that are not of the method's own section."""
     # Batch statistics follow one rule in a comparison, and the table has a column for them.
-    own = {*method_names(), str(run.config["method"]), "method", "name", "batch_statistics"}
+    own = {*method_names(), str(run.config["method"]), "method", "batch_statistics"}
     return {k: v for k, v in run.options.items() if k.partition(".")[0] not in own}
 
 

@@ -88,6 +88,11 @@ def _also(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[str]:
     found = [name for name in differing(options) if name not in unused]
     if not b[0].augments:
         found = [name for name in found if not name.startswith("augment.")]
+    if not b[0].averages:
+        found = [name for name in found if not name.startswith("average.")]
+    elif not _is_same_method(a[0], b[0]):
+        found = [name for name in found if name not in a[0].average]
+        found += differing([a[0].average, b[0].average])
     starts, others = starts_of(a), starts_of(b)
     if any(starts[seed] != others[seed] for seed in starts.keys() & others.keys()):
         found.append("initial weights")
@@ -97,7 +102,7 @@ def _also(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[str]:
 def _unused_by(a: RunResult, b: RunResult) -> set[str]:
     """Options without effect on the last accuracy of `b`, among them those of what it lacks."""
     unused = set(_WITHOUT_EFFECT_AT_THE_END)
-    if b.settings is not None and (component := _ablated(a, b)):
+    if b.settings is not None and _is_same_method(a, b) and (component := _ablated(a, b)):
         unused |= {f"{b.config['method']}.{name}" for name in parts_of(b.settings, component)}
     return unused
 
@@ -107,11 +112,13 @@ def _is_same_method(a: RunResult, b: RunResult) -> bool:
 
 
 def _ablated(a: RunResult, b: RunResult) -> str | None:
-    """The component that `b` lacks and `a`, of the same method, has; None if there is none."""
-    if not _is_same_method(a, b) or a.settings is None or b.settings is None:
+    """The component that `a` has and `b`, which has all else, lacks; None if it has no name."""
+    if a.settings is None or b.settings is None or ingredients(a) - ingredients(b) != {OBJECTIVE}:
         return None
-    lacking = [name for name in components(b.settings) if getattr(b.settings, name) == OFF]
-    return next((name for name in lacking if getattr(a.settings, name) != OFF), None)
+    present = [name for name in components(a.settings) if getattr(a.settings, name) != OFF]
+    if _is_same_method(a, b):
+        present = [name for name in present if getattr(b.settings, name) == OFF]
+    return present[0] if len(present) == 1 else None
 
 
 def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Sequence[str]) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.augment import REVISION, is_same_augmentation
+from peerdg.averages.settings import AverageSettings
+from peerdg.config import plain
 from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.registry import OWN_DATA
@@ -28,7 +30,7 @@ from peerdg.train.started import Inputs
 # Options in which runs of one variant may differ: their seed, the name they were called by, and
 # what does not decide the result. Batch statistics have one only in some networks, see
 # `RunResult.batch_statistics`.
-WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "name", "keep_snapshots", "batch_statistics"}
+WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statistics"}
 
 # Inputs that are no options, as options in names of variants and lists of differences.
 NETWORK, OPERATIONS_REVISION = "network", "operations revision"
@@ -81,8 +83,8 @@ class RunResult:
 
     @property
     def method(self) -> str:
-        """The name it was called by, or what the literature calls its method and options."""
-        called = self.config.get("name")
+        """The recipe it was called by, or what the literature calls its method and options."""
+        called = self.config.get("recipe")
         return str(called or known_as(self.config["method"], self.own_options))
 
     @property
@@ -107,6 +109,14 @@ class RunResult:
         return self.deployed != self.trained
 
     @property
+    def average(self) -> dict[str, Any]:
+        """Kind and period of its first average, be it the method's own or one the run asks for."""
+        options: Mapping[str, Any] = self.config.get("average", {})
+        own = None if self.settings is None else self.settings.own_average
+        kind = next(iter(options.get("kind", ())), own)
+        return {"average.kind": kind, "average.k": options.get("k", self.k)}
+
+    @property
     def seed(self) -> int:
         """The run's seed."""
         seed: int = self.config["seed"]
@@ -123,7 +133,8 @@ class RunResult:
 
         Sections are flat, {"train.lr": 0.1}.
         """
-        options = flat({k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT})
+        decisive = {k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}
+        options = flat({"average": plain(AverageSettings())}) | flat(decisive)  # before: none
         if self.inputs.weights_sha256 is not None:
             name = Path(self.config["weights"]).name
             options["weights"] = f"{name}@{self.inputs.weights_sha256[:_SHORT_HASH]}"

@@ -168,5 +168,5 @@ def _shown(value: Any, *, in_full: bool = False) -> str:
     if isinstance(value, float):
         return repr(value) if in_full else f"{value:g}"
     if isinstance(value, list | tuple):
-        return ",".join(_shown(item, in_full=in_full) for item in value)
+        return "none" if not value else ",".join(_shown(item, in_full=in_full) for item in value)
     return str(value)

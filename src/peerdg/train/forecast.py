@@ -24,7 +24,7 @@ class PhasePlan:
         name: `"pretrain"` or `"train"`.
         epochs: How many.
         steps: Steps of each.
-        period: Epochs after which the work between epochs repeats (PEER's k), else 1.
+        period: Epochs after which the work between epochs repeats, see `MethodSettings.period`.
         evaluations: After how many epochs the observed models are evaluated, in order.
     """
 

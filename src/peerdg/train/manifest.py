@@ -69,6 +69,17 @@ def check_manifest(
             run.event("other_version", message=message)
 
 
+def record_roles(run: RunFolder, *, trained: str, deployed: str) -> None:
+    """Add to the manifest which observed network learns, and which one ships.
+
+    Only the method knows it, and it is built after the manifest was written.
+    """
+    manifest = read_json(run.manifest_file)
+    roles = {"trained": trained, "deployed": deployed}
+    if not manifest.items() >= roles.items():  # a resumed run has them
+        write_json(run.manifest_file, {**manifest, **roles})
+
+
 def hardware_of(device: torch.device) -> Hardware:
     """What is recorded about the machine."""
     cpu = torch.backends.cpu.get_cpu_capability()
@@ -97,7 +108,7 @@ def _differences(
 def require_batch_statistics(run: RunFolder) -> None:
     """Refuse to go on with a run of a batch-normalised network that was started without a rule.
 
-    Its networks were evaluated as training left them, but PEER's task model with statistics of
+    Its networks were evaluated as training left them, but a deployed average with statistics of
     clean images in the order of storage; what is to come would not go together with that.
 
     Raises:

@@ -60,6 +60,7 @@ class Settings(MethodSettings):
     teacher: str | None = option(None, "run or model folder of a frozen teacher, the regulator")
 
     period_option = "k"
+    own_average = "snapshots"
 
     def __post_init__(self) -> None:
         super().__post_init__()

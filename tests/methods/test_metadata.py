@@ -1,0 +1,144 @@
+"""What the rest of the package does for a method, it does by its metadata: shown by a new one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peerdg.cli.flags import _all_aliases
+from peerdg.config import merge
+from peerdg.errors import ConfigError
+from peerdg.methods import settings
+from peerdg.methods.metadata import components, parts_of
+from peerdg.methods.registry import (
+    aliases_of,
+    known_as,
+    method_names,
+    settings_of,
+    stored_settings,
+    title_of,
+)
+from peerdg.report.comparison import comparison_page
+from peerdg.report.findings import findings
+from peerdg.report.result import RunResult
+from peerdg.report.variants import by_variant
+from peerdg.train.minutes import TimeBudget, schedule
+from peerdg.train.settings import notes, resolve
+from tests.report.test_selection_report import run
+
+METHOD = '''
+from dataclasses import dataclass
+
+from peerdg.config import option
+from peerdg.methods.metadata import MethodSettings
+
+IMPLEMENTED_BY = "nowhere:Nothing"
+TITLE = "Mirage"
+ALIASES = {"strength": "beta"}
+KNOWN_AS = {"plain-mirage": {"critic": "none"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Sees what is not there."""
+
+    every: int = option(4, "epochs between two mirages", at_least=1, announced=True)
+    critic: str = option("soft", "who doubts it")
+    beta: float = option(0.5, "weight of doubt", announced=True, part_of="critic")
+
+    period_option = "every"
+
+    @property
+    def is_baseline(self):
+        return self.critic == "none"
+
+    def notes(self, epochs):
+        return [f"{epochs} epochs of mirage."]
+'''
+
+
+@pytest.fixture
+def mirage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A method that no file of the package has heard of."""
+    (tmp_path / "mirage.py").write_text(METHOD)
+    monkeypatch.setattr(settings, "__path__", [*settings.__path__, str(tmp_path)])
+    method_names.cache_clear()
+    _all_aliases.cache_clear()
+    yield
+    monkeypatch.undo()
+    method_names.cache_clear()
+    _all_aliases.cache_clear()
+
+
+def compared(method: str, own: dict[str, object], *, shift: float = 0.0) -> RunResult:
+    usual = run(0, shift=shift)
+    config = merge({k: v for k, v in usual.config.items() if k != "peer"}, {"method": method})
+    config |= {method: own} if own else {}
+    records = usual.records
+    if method in ("erm", "randaugment"):  # one network
+        records = [{**r, "model": "model"} for r in records if r["model"] == "task"]
+    return replace(usual, config=config, records=records)
+
+
+def test_its_period_decides_evaluation_schedule_and_fluctuation(mirage):
+    config = resolve({"method": "mirage", "mirage": {"every": 3}, "train": {"epochs": 9}})
+    assert config.evaluate_every == 3
+    assert config.method_settings.period == 3
+    assert schedule(config).endswith("9 epochs, every 3")
+    budget = TimeBudget.of(1.0, {"mirage": {"every": 3}}, "mirage", 0.0)
+    assert budget.keep == {"period"}
+    found = compared("mirage", {"every": 3})
+    assert (found.k, found.period) == (3, 3)
+    assert settings_of("erm").period_option is None and settings_of("erm")().period == 1
+
+
+def test_what_people_type_leads_to_its_options(mirage):
+    assert aliases_of("mirage") == {"strength": "beta"}
+    assert _all_aliases()["--mirage.strength"] == "--mirage.beta"
+    assert _all_aliases()["--strength"] == "--mirage.beta"
+    assert _all_aliases()["--k"] == "--peer.k"  # the default method's, of several
+    with pytest.raises(ConfigError) as refused:
+        resolve({"method": "mirage", "strength": 1.0})
+    assert refused.value.hint == "Did you mean 'mirage.beta'?"
+
+
+def test_its_notes_are_the_runs(mirage):
+    assert notes(resolve({"method": "mirage", "train": {"epochs": 7}})) == ["7 epochs of mirage."]
+
+
+def test_sentences_compare_it_with_every_baseline_that_has_less(mirage):
+    runs = [
+        compared("erm", {}),
+        compared("randaugment", {"k": 1}, shift=1),
+        compared("mirage", {"every": 1, "critic": "none"}, shift=2),
+        compared("mirage", {"every": 1, "critic": "soft", "beta": 0.9}, shift=4),
+    ]
+    assert [s for s in findings(by_variant(runs)) if "points" in s] == [
+        "augmentation alone: randaugment is 1.0 points above erm on the target mean.",
+        "Mirage against no augmentation: mirage is 4.0 points above erm on the target mean.",
+        "Mirage against augmentation alone: mirage is 3.0 points above randaugment on the target "
+        "mean.",
+        "Mirage against augmentation with averaging, without critic: mirage is 2.0 points above "
+        "plain-mirage on the target mean; at this budget the critic pays in accuracy.",
+    ]
+    page = comparison_page(runs, title="t")
+    assert "mirage: every 1, beta 0.9." in page
+    assert "plain-mirage: every 1." in page  # the weight of a component that is off says nothing
+
+
+def test_names_and_settings_of_stored_runs_are_read_with_care(mirage):
+    assert known_as("mirage", {"critic": "none"}) == "plain-mirage"
+    assert known_as("mirage", {"critic": "soft"}) == known_as("mirage", {}) == "mirage"
+    assert known_as("of-a-plugin", {"critic": "none"}) == title_of("of-a-plugin") == "of-a-plugin"
+    assert stored_settings("of-a-plugin", {}) is None
+    assert stored_settings("mirage", {"every": 0}) is None  # refused today
+    found = stored_settings("mirage", {"every": 2, "of another version": 1})
+    assert found is not None and found.period == 2
+
+
+def test_a_component_has_the_options_that_name_it(mirage):
+    kind = settings_of("mirage")
+    assert components(kind) == ("critic",)
+    assert parts_of(kind, "critic") == {"critic", "beta"}
+    assert parts_of(kind, "every") == frozenset()

@@ -1,0 +1,99 @@
+"""Nothing outside `methods/` knows a method by name: it reads metadata or the run's records."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from peerdg.averages.settings import KINDS
+from peerdg.methods.recipes import RECIPES
+from peerdg.methods.registry import method_names
+
+SOURCE = Path(__file__).parents[1] / "src/peerdg"
+NAMES = {*method_names(), *RECIPES} - {*KINDS}  # averages have names of their own
+
+AUGMENTATION = "RandAugment is the augmentation here, not the method that trains on it"
+# Where a name may stand, and why. A reason that no longer holds must go, too.
+ALLOWED = {
+    "augment/policy.py": ({"randaugment"}, AUGMENTATION),
+    "augment/randaugment.py": ({"randaugment"}, AUGMENTATION),
+    "crafted/families.py": ({"randaugment"}, AUGMENTATION),
+    "report/selection.py": ({"randaugment"}, AUGMENTATION),
+    "__init__.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),
+    "cli/demo.py": ({"erm", "randaugment", "peer", "p-ens"}, "the demo's list"),
+    "cli/main.py": ({"erm", "randaugment", "peer"}, "examples in the help"),
+    "data/registry.py": ({"peer"}, "cites the paper for a licence"),
+    "runner.py": ({"erm"}, "pre-training is ERM, whatever the method"),
+    "train/settings.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
+}
+
+
+def modules() -> list[str]:
+    found = (path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+    return sorted(path for path in found if not path.startswith("methods/"))
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Every identifier, every part of an imported name, and every string that is no docstring."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body
+        if isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in docstrings:
+                yield node.value
+        for field in ("id", "attr", "arg", "name", "asname", "module"):
+            if isinstance(value := getattr(node, field, None), str):
+                yield value.replace("_", " ")
+
+
+def named(text: str) -> set[str]:
+    """The methods that a text names as a word of its own, in any spelling."""
+    return {
+        name
+        for name in NAMES
+        if re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", text.lower())
+    }
+
+
+def names_in(source: str) -> set[str]:
+    # A string of its own below a constant is its documentation.
+    tree = ast.parse(re.sub(r'^"""(?:.|\n)*?"""$', "", source, flags=re.MULTILINE))
+    return set().union(*map(named, texts(tree)))
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_names_no_method_but_for_a_reason(module: str):
+    allowed, _ = ALLOWED.get(module, (set(), ""))
+    assert names_in((SOURCE / module).read_text("utf-8")) == allowed
+
+
+def test_every_allowed_place_is_there():
+    assert set(ALLOWED) <= set(modules())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if config.method == "peer": pass',
+        'k = base["peer"]["k"]',
+        'hint = f"lower {weight} (--peer.w)"',
+        "from peerdg.methods.erm import ERM",
+        "def peer_notes(): pass",
+        "model = registry.PEER",
+        'fit(peer={"k": 1})',
+        'label = "P-ENS"',
+    ],
+)
+def test_the_search_finds_every_way_to_name_one(line: str):
+    assert names_in(line)
+
+
+def test_the_search_finds_no_name_in_other_words():
+    text = '"""About PEER."""\nimport peerdg\nterm = "permanent"\nimport peerdg.errors\n'
+    assert names_in(text) == set()
