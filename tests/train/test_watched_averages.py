@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import peerdg
 from peerdg.averages.moving import EMA
-from peerdg.data.domain import Splits
+from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
