@@ -66,6 +66,11 @@ def aliases_of(name: str) -> dict[str, str]:
     return dict(getattr(_module(name), "ALIASES", {}))
 
 
+def tiny_options_of(name: str) -> dict[str, Any]:
+    """Options of a method for a run of a few seconds."""
+    return dict(getattr(_module(name), "TINY", {}))
+
+
 def implementation_of(name: str) -> type[Any]:
     """The class that implements a method."""
     module, _, attribute = _module(name).IMPLEMENTED_BY.partition(":")

@@ -7,4 +7,5 @@ one frozen dataclass called `Settings`, a `MethodSettings`, and may have besides
 - `TITLE`: how the method is written in sentences, if not like its name.
 - `ALIASES`: what people type for its options, {"weight": "w"}.
 - `KNOWN_AS`: what the literature calls the method with certain options.
+- `TINY`: options for a run of a few seconds; the tests that run over all methods use them.
 """

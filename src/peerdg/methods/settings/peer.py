@@ -12,6 +12,7 @@ IMPLEMENTED_BY = "peerdg.methods.peer:PEER"
 TITLE = "PEER"
 ALIASES = {"weight": "w", "lambda": "lam", "period": "k", "temperature": "tau"}
 KNOWN_AS: dict[str, dict[str, Any]] = {"p-ens": {"regulariser": OFF}}
+TINY = {"k": 2}
 
 _of_regulariser = partial(option, part_of="regulariser")
 

@@ -7,6 +7,7 @@ from peerdg.methods.metadata import MethodSettings
 
 IMPLEMENTED_BY = "peerdg.methods.randaugment:RandAug"
 ALIASES = {"period": "k"}
+TINY = {"k": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
