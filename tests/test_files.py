@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 
 import pytest
 
@@ -85,3 +86,33 @@ def test_what_is_neither_file_nor_folder_is_not_replaced(tmp_path, kind):
     assert not list(tmp_path.glob(".tmp-*"))
     if kind == "a link":
         assert (tmp_path / "linked").read_text() == "before"
+
+
+def counted(monkeypatch, name):
+    """Count the calls of a function of `os`, which does what it always does."""
+    real, calls = getattr(os, name), []
+
+    def call(*arguments):
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, name, call)
+    return calls
+
+
+def test_each_file_of_a_small_folder_is_synchronised(tmp_path, monkeypatch):
+    files = counted(monkeypatch, "fsync")
+    with replace_atomically(tmp_path / "model") as temporary:
+        (temporary / "part").mkdir(parents=True)
+        (temporary / "part" / "weights").write_bytes(b"1")
+    assert len(files) == 4  # the folder, its folder, the file, and the folder around it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sync waits on Linux only")
+def test_a_folder_of_many_is_synchronised_at_once(tmp_path, monkeypatch):
+    files, disks = counted(monkeypatch, "fsync"), counted(monkeypatch, "sync")
+    with replace_atomically(tmp_path / "unpacked") as temporary:
+        for number in range(1_100):
+            (temporary / str(number)).mkdir(parents=True)
+    assert (len(files), len(disks)) == (1, 1)  # the folder around it after the rename
+    assert len(list((tmp_path / "unpacked").iterdir())) == 1_100

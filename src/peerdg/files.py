@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Iterator
 from io import BufferedRandom, BufferedReader
@@ -17,6 +18,7 @@ from peerdg.errors import DamagedError, OutputError
 from peerdg.text import visible
 
 TEMPORARY = ".tmp-"
+_MANY = 1_000  # files and folders that are not synchronised one by one
 
 
 @contextlib.contextmanager
@@ -278,7 +280,11 @@ def remove(path: Path) -> None:
 
 
 def _sync_tree(path: Path) -> None:
-    for part in (path, *(path.rglob("*") if path.is_dir() else ())):
+    parts = [path, *(path.rglob("*") if path.is_dir() else ())]
+    if len(parts) > _MANY and sys.platform == "linux":
+        os.sync()  # waits, on Linux; one by one, ten thousands of files or folders take minutes
+        return
+    for part in parts:
         _sync(part)
 
 
