@@ -19,7 +19,7 @@ import ctypes, gc, json, resource, sys
 import peerdg
 from benchmarks.contenders import random_domain
 from peerdg.data.splits import Splits
-from peerdg.train.progress import Silent
+from peerdg.run.progress import Silent
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

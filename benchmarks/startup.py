@@ -24,7 +24,7 @@ before = time.time()
 import torch._dynamo
 compiler = time.time() - before
 import peerdg
-from peerdg.train.progress import Silent
+from peerdg.run.progress import Silent
 
 class First(Silent):
     def step(self, *args, **kwargs):

@@ -12,7 +12,7 @@ import peerdg
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, Stopped
-from peerdg.train.progress import Silent
+from peerdg.run.progress import Silent
 from tests.conftest import TinyEncoder
 
 COLOURS = {"red": (230, 20, 20), "green": (20, 230, 20), "blue": (20, 20, 230)}

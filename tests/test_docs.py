@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 import peerdg
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs
-from peerdg.train.presets import BUDGETS, preset
+from peerdg.run.presets import BUDGETS, preset
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(peerdg.__file__).parent
@@ -52,8 +52,8 @@ def test_only_initial_weights_are_downloaded_as_the_security_page_says():
         for path in SOURCE.rglob("*.py")
         if reaches_the_network(path.read_text())
     }
-    assert found <= {"models/download.py", "models/timm_models.py", "train/rundir.py"}
-    assert "gethostname" in (SOURCE / "train/rundir.py").read_text()  # all it takes from socket
+    assert found <= {"models/download.py", "models/timm_models.py", "run/folder.py"}
+    assert "gethostname" in (SOURCE / "run/folder.py").read_text()  # all it takes from socket
     page = (ROOT / "SECURITY.md").read_text()
     assert "Nothing is downloaded but initial weights" in page
     photos = {n for n in PRESETS if preset(n, "quick").get("weights") == "imagenet"}

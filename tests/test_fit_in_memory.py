@@ -9,8 +9,8 @@ import peerdg
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits, stratified
 from peerdg.errors import ConfigError, DataError
-from peerdg.train.own import resolve_own
-from peerdg.train.settings import resolve
+from peerdg.run.own import resolve_own
+from peerdg.run.settings import resolve
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.data.test_objects import HuggingFace
 

@@ -26,7 +26,7 @@ ALLOWED = {
     "cli/main.py": ({"erm", "randaugment", "peer"}, "examples in the help"),
     "data/registry.py": ({"peer"}, "cites the paper for a licence"),
     "runner.py": ({"erm"}, "pre-training is ERM, whatever the method"),
-    "train/settings.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
+    "run/settings.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
 }
 
 

@@ -26,7 +26,7 @@ from peerdg.data.settings import OwnDataSettings
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
-from peerdg.evaluate.detail import WORST, Detail, evaluate_in_detail
+from peerdg.evaluate.detail import WORST, Detail, Seen, evaluate_in_detail
 from peerdg.evaluate.predictions import (
     Answers,
     FilePrediction,
@@ -40,15 +40,15 @@ from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, how_far, load_stored
-from peerdg.runner import execute, model_folder
+from peerdg.run.folder import Existing, RunFolder, read_run_config
+from peerdg.run.hardware import find_device
+from peerdg.run.minutes import TimeBudget, keep_schedule
+from peerdg.run.own import resolve_own
+from peerdg.run.progress import Progress, choose_progress
+from peerdg.run.runner import execute, model_folder
+from peerdg.run.seen import KnownImages, read_known_images
+from peerdg.run.settings import RunConfig, resolve
 from peerdg.text import visible
-from peerdg.train.hardware import find_device
-from peerdg.train.minutes import TimeBudget, keep_schedule
-from peerdg.train.own import resolve_own
-from peerdg.train.progress import Progress, choose_progress
-from peerdg.train.rundir import Existing, RunFolder, read_run_config
-from peerdg.train.seen import KnownImages, Seen, read_known_images
-from peerdg.train.settings import RunConfig, resolve
 
 _FEW = 5  # class names that are shown
 ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor

@@ -14,8 +14,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 Wait = Callable[[], None]
+Activity = Literal["start of epoch", "training", "end of epoch", "evaluation", "finish"]
+"""What a run is doing, for a person; stages are finer."""
 
 
 @dataclass

@@ -8,9 +8,9 @@ import pytest
 from peerdg.cli.main import run
 from peerdg.config import read_toml
 from peerdg.errors import ConfigError
-from peerdg.train.own import resolve_own
-from peerdg.train.presets import preset_text
-from tests.train.test_choices import folder
+from peerdg.run.own import resolve_own
+from peerdg.run.presets import preset_text
+from tests.run.test_choices import folder
 
 
 def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -8,7 +8,7 @@ import torch
 import peerdg
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
-from peerdg.train.hardware import find_device
+from peerdg.run.hardware import find_device
 from tests.cli.stored_models import save_photos, save_small_model
 
 # The one beside the CPU is "meta", which has no values; torch names devices that are not built in.

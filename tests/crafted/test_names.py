@@ -11,7 +11,7 @@ from peerdg.data.splits import Splits
 from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import accuracy_series
 from peerdg.report.result import RunResult
-from peerdg.train.progress import ConsoleProgress
+from peerdg.run.progress import ConsoleProgress
 from tests.conftest import tiny_domain
 
 

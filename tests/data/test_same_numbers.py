@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import peerdg
-from peerdg.train.settings import resolve
+from peerdg.run.settings import resolve
 from tests.data.test_pacs import small_counts, write_pacs
 
 __all__ = ["small_counts"]  # a fixture that test_pacs uses everywhere
@@ -24,7 +24,7 @@ def as_own_folders(splits: peerdg.Splits, root: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("method", ["erm", "peer"])
 def test_own_folders_give_the_numbers_of_the_benchmark(method: str, tmp_path: Path):
-    from peerdg.runner import load_splits
+    from peerdg.run.runner import load_splits
 
     write_pacs(tmp_path / "pacs")
     common = {

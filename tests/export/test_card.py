@@ -9,7 +9,7 @@ import torch
 
 import peerdg
 from peerdg.errors import DamagedError
-from peerdg.export.card import CARD, model_card
+from peerdg.run.card import CARD, model_card
 from tests.cli.stored_models import CLASSES, save_small_model
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.reliability.processes import environment

@@ -23,8 +23,8 @@ from peerdg.report.comparison import comparison_page
 from peerdg.report.findings import findings
 from peerdg.report.result import RunResult
 from peerdg.report.variants import by_variant
-from peerdg.train.minutes import TimeBudget, schedule
-from peerdg.train.settings import notes, resolve
+from peerdg.run.minutes import TimeBudget, schedule
+from peerdg.run.settings import notes, resolve
 from tests.report.test_selection_report import run
 
 METHOD = '''

@@ -17,8 +17,8 @@ from peerdg.models.download import download, imagenet_file
 from peerdg.models.names import BACKBONES
 from peerdg.models.pretrained import LoadReport, _foreign_places, initialise
 from peerdg.models.stored import save_model
-from peerdg.runner import build_model
-from peerdg.train.settings import resolve
+from peerdg.run.runner import build_model
+from peerdg.run.settings import resolve
 from tests.models.files import build
 
 SMALL = "squeezenet1_1"

@@ -2,7 +2,7 @@
 
 Each `*.toml` beside this file covers one room of the package:
 
-    rest = ["tests/train/test_resume_all.py"]     # tried when none of a file's own tests fails
+    rest = ["tests/run/test_resume_all.py"]     # tried when none of a file's own tests fails
 
     [[file]]
     path = "train/order.py"                        # under src/peerdg

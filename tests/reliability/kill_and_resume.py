@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from peerdg.errors import DamagedError
-from peerdg.train.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from tests.reliability.processes import kill_group, leftovers, peerdg, run, start, tiny
 
 # fmt: off

@@ -12,7 +12,7 @@ from peerdg.api import load_model
 from peerdg.errors import DamagedError, DataError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import load_stored, save_model
-from peerdg.train.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
+from peerdg.run.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.tiny_run import OPTIONS
 
@@ -147,7 +147,7 @@ def test_a_forged_checkpoint_with_right_checksums_is_refused_as_damaged(tmp_path
 
 
 def forge_manifest(path: Path) -> None:
-    from peerdg.train.checkpoint import _describe
+    from peerdg.run.checkpoint import _describe
 
     names = ("tensors.safetensors", "state.json")
     (path / "MANIFEST.json").write_text(json.dumps({n: _describe(path / n) for n in names}))

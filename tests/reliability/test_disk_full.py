@@ -11,8 +11,8 @@ import peerdg
 from peerdg.errors import DamagedError, OutputError
 from peerdg.files import replace_atomically, write_json
 from peerdg.models.stored import save_model
-from peerdg.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from peerdg.train.records import JsonLines
+from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from peerdg.run.records import JsonLines
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.processes import leftovers, run, tiny
 from tests.reliability.tiny_run import OPTIONS, tiny_model
@@ -24,7 +24,7 @@ import json, resource, signal, sys
 from pathlib import Path
 import torch
 from peerdg.errors import PeerdgError
-from peerdg.train.checkpoint import save_checkpoint
+from peerdg.run.checkpoint import save_checkpoint
 folder = Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -140,7 +140,7 @@ def test_every_writer_turns_a_full_disk_into_the_same_error(
         pytest.skip("this system has no /dev/full")
     with monkeypatch.context() as patched, pytest.raises(OutputError, match="No space left"):
         # Only regular files are opened; the device stands in for one on a full disk.
-        patched.setattr("peerdg.train.records.open_for_append", lambda _: full.open("ab"))
+        patched.setattr("peerdg.run.records.open_for_append", lambda _: full.open("ab"))
         JsonLines(tmp_path / "lines").append({"a": 1})
     with pytest.raises(OutputError, match="No space left"), replace_atomically(tmp_path / "a"):
         full.write_text("x")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from peerdg.errors import RunInUseError
-from peerdg.train.rundir import RunFolder
-from peerdg.train.settings import resolve
+from peerdg.run.folder import RunFolder
+from peerdg.run.settings import resolve
 from tests.reliability.processes import kill_group, peerdg, run, start, without
 
 # Takes the folder at a given moment and holds it until its input ends; free of torch.
@@ -17,8 +17,8 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from peerdg.errors import PeerdgError
-from peerdg.train.rundir import RunFolder
-from peerdg.train.settings import resolve
+from peerdg.run.folder import RunFolder
+from peerdg.run.settings import resolve
 config = resolve()
 print("ready", flush=True)
 sys.stdin.readline()

@@ -15,8 +15,8 @@ from peerdg.config import merge
 from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.methods.base import Batch
 from peerdg.models.stored import load_stored
-from peerdg.train.checkpoint import checkpoints, load_checkpoint
-from peerdg.train.progress import Silent
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.progress import Silent
 from tests.cli.stored_models import save_photos
 from tests.conftest import tiny_splits
 from tests.reliability.tiny_run import OPTIONS, tiny_model
@@ -114,7 +114,7 @@ def test_what_is_written_is_not_what_is_trained_on_meanwhile(tmp_path: Path, mon
     """The weights are copied before the next step changes them, however slow the disk is."""
     import threading
 
-    from peerdg import runner
+    from peerdg.run import runner
 
     release, real = threading.Event(), runner.write_model
     expected: list[dict[str, torch.Tensor]] = []

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from peerdg.errors import OutputError
-from peerdg.train.checkpoint import remove_leftovers
-from peerdg.train.rundir import Existing, RunFolder
-from peerdg.train.settings import resolve
+from peerdg.run.checkpoint import remove_leftovers
+from peerdg.run.folder import Existing, RunFolder
+from peerdg.run.settings import resolve
 from tests.reliability.processes import environment, peerdg, run, without
 
 NAMES = {

@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from peerdg.train.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from tests.reliability.processes import run
 
 EVALUATIONS = 5  # of the 8 epochs with k = 2: before the first, and after every second

@@ -14,7 +14,7 @@ import peerdg
 from peerdg.config import merge
 from peerdg.errors import PeerdgError, PeerdgWarning
 from peerdg.models.classifier import Classifier
-from peerdg.train.progress import Silent
+from peerdg.run.progress import Silent
 from tests.conftest import tiny_classifier, tiny_splits
 
 OPTIONS = {

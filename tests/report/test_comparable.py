@@ -15,11 +15,11 @@ from peerdg.errors import ConfigError
 from peerdg.files import sha256
 from peerdg.models.fingerprint import network_fingerprint
 from peerdg.report.comparison import comparison_page, findings, require_comparable
-from peerdg.report.escape import markdown_text
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.selection import settings_findings
 from peerdg.report.variants import by_variant
+from peerdg.text import markdown_text
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.report.test_selection_report import run
 

@@ -2,9 +2,8 @@ import re
 
 import pytest
 
-from peerdg.report.escape import markdown_text
-from peerdg.report.tables import Table
-from peerdg.text import visible
+from peerdg.tables import Table
+from peerdg.text import markdown_text, visible
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.cells import cell_len
 
-from peerdg.report.fitted import FittedTable
-from peerdg.report.tables import Table, plain_table
+from peerdg.tables import FittedTable, Table, plain_table
 from peerdg.terminal import Terminal
 
 FINAL = Table(

@@ -11,15 +11,15 @@ import peerdg
 from peerdg.cli.main import run
 from peerdg.crafted.families import DISJOINT
 from peerdg.evaluate.detail import evaluate_in_detail
+from peerdg.evaluate.interval import accuracy_spread, accuracy_text, mean_text
 from peerdg.report.comparison import comparison_page
 from peerdg.report.evaluation import class_table, summary_table
-from peerdg.report.percent import accuracy_spread, accuracy_text, mean_text
 from peerdg.report.runs import read_run
 from peerdg.report.selection import crafted_table
 from peerdg.report.tables import comparison, final_accuracies, listed_runs, targets_table
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.report.test_selection_report import RUNS
-from tests.train.test_choices import folder
+from tests.run.test_choices import folder
 
 SHORT = {
     "pretrain": {"epochs": 0, "batch_size": 8},

@@ -8,12 +8,13 @@ from PIL import Image
 
 import peerdg
 from peerdg.errors import ConfigError, DataError
+from peerdg.evaluate.interval import spread
 from peerdg.report.comparison import comparison_page, findings, write_comparison
-from peerdg.report.percent import spread
 from peerdg.report.result import RunResult
 from peerdg.report.runs import collect_runs, load_runs, read_run, save_runs
-from peerdg.report.tables import Table, comparison, fluctuation_table, targets_table
+from peerdg.report.tables import comparison, fluctuation_table, targets_table
 from peerdg.report.variants import by_variant, variant_differences
+from peerdg.tables import Table
 from tests.conftest import tiny_classifier, tiny_splits
 
 METHODS = {

@@ -18,7 +18,7 @@ from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.tables import listed_runs
 from peerdg.report.variants import by_variant, variant_differences
 from tests.report.test_selection_report import run
-from tests.train.test_choices import folder
+from tests.run.test_choices import folder
 
 
 def variant(seed: int = 0, *, data: str = "", folder: str | None = None, **options: Any):

@@ -20,7 +20,7 @@ from peerdg.data.cache.domains import cached_domain
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import load_stored, load_weights, save_model
-from peerdg.train.checkpoint import _describe, checkpoints, load_checkpoint, load_newest
+from peerdg.run.checkpoint import _describe, checkpoints, load_checkpoint, load_newest
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.reliability.tiny_run import OPTIONS
 

@@ -16,10 +16,10 @@ from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
 from peerdg.methods.randaugment import RandAug
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.folder import RunFolder
 from peerdg.train import loop
-from peerdg.train.checkpoint import checkpoints, load_checkpoint
 from peerdg.train.guard import Guard
-from peerdg.train.rundir import RunFolder
 from tests.conftest import tiny_classifier, tiny_splits
 
 METHODS = {"erm": ERM, "randaugment": RandAug, "peer": PEER}

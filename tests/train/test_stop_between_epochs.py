@@ -13,7 +13,7 @@ from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import NumericalError, Stopped
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.peer import PEER
-from peerdg.train.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from tests.conftest import tiny_classifier, tiny_splits
 
 STEPS = 3  # of an epoch: 24 images in batches of 8

@@ -13,8 +13,8 @@ from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
-from peerdg.train.rundir import RunFolder
-from peerdg.train.settings import resolve
+from peerdg.run.folder import RunFolder
+from peerdg.run.settings import resolve
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 KINDS = ("snapshots", "swa", "ema", "sma", "swad")

@@ -25,7 +25,7 @@ def cache_data(
     from peerdg.config import did_you_mean
     from peerdg.data.cache.folder import cache_folder, cached_domains, tidy
     from peerdg.data.cache.folder import clear as clear_entries
-    from peerdg.report.tables import plain_table
+    from peerdg.tables import plain_table
 
     folder = cache_folder()
     if folder is None:

@@ -7,9 +7,9 @@ from rich.text import Text
 
 from peerdg.cli.console import console
 from peerdg.cli.flags import CommonFlags, Options, explained_choices, resolve_flags
-from peerdg.train.choices import Choices
-from peerdg.train.presets import preset_text
-from peerdg.train.settings import RunConfig
+from peerdg.run.choices import Choices
+from peerdg.run.presets import preset_text
+from peerdg.run.settings import RunConfig
 
 _DATA = "data set (`peerdg data list` shows them), or a folder or list of your own images"
 

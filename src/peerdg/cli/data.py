@@ -69,7 +69,7 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
         name: The data set, or a folder or list of your own images.
         folders: More folders and lists, to find images that are in two of them.
     """
-    from peerdg.report.tables import plain_table
+    from peerdg.tables import plain_table
 
     if is_folder(name):
         verify_folders([Path(name), *folders])

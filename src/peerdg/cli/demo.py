@@ -9,8 +9,8 @@ from peerdg.cli.console import console
 from peerdg.cli.flags import whole_number
 from peerdg.cli.train import train_into
 from peerdg.errors import ConfigError
-from peerdg.train.rundir import Existing, RunFolder
-from peerdg.train.settings import RunConfig, resolve
+from peerdg.run.folder import Existing, RunFolder
+from peerdg.run.settings import RunConfig, resolve
 
 METHODS: dict[str, dict[str, Any]] = {
     "erm": {"method": "erm"},

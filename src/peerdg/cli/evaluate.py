@@ -14,7 +14,7 @@ from peerdg.data.classes import check_class_map, parse_class_map
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.errors import ConfigError
-from peerdg.train.hardware import DEVICES
+from peerdg.run.hardware import DEVICES
 
 if TYPE_CHECKING:
     from peerdg.api import Model
@@ -67,7 +67,7 @@ def evaluate(
         BENCHMARKS[which_data(name)["benchmark"]].refuse_unused_root(root)
     from peerdg import api
     from peerdg.data.progress import showing
-    from peerdg.train.reading import ReadingBar
+    from peerdg.run.reading import ReadingBar
 
     if report is not None:
         from peerdg.report.figures import pyplot
@@ -108,9 +108,9 @@ def _named_domains(
         The domains with labels in the model's class order, and the names that data sets which are
         known by name have for their classes.
     """
-    from peerdg import runner
-    from peerdg.train.rundir import read_run_config
-    from peerdg.train.settings import resolve
+    from peerdg.run import runner
+    from peerdg.run.folder import read_run_config
+    from peerdg.run.settings import resolve
 
     chosen: list[Mapping[str, Any]] = [which_data(name) for name in data]
     if not data:

@@ -12,8 +12,8 @@ from peerdg.config import merge, nearest, read_toml
 from peerdg.data.registry import BENCHMARKS, OWN_DATA, no_such_data
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import aliases_of, method_names, settings_of
-from peerdg.train.choices import Choices
-from peerdg.train.settings import SECTIONS, RunConfig, resolve
+from peerdg.run.choices import Choices
+from peerdg.run.settings import SECTIONS, RunConfig, resolve
 
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
 # A file with these is the config of a run: it says everything, and nothing is chosen beside it.
@@ -165,7 +165,7 @@ def resolve_flags(
         config = resolve(file, given)
         BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
         return config, None
-    from peerdg.train.own import resolve_own  # looks at images, so it imports torch
+    from peerdg.run.own import resolve_own  # looks at images, so it imports torch
 
     return resolve_own(given, file=file)
 

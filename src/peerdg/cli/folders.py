@@ -20,7 +20,7 @@ def is_folder(name: str) -> bool:
 
 def verify_folders(paths: Sequence[Path]) -> None:
     """Print what was found, and end with code 5 if something must be put right."""
-    from peerdg.report.tables import plain_table
+    from peerdg.tables import plain_table
 
     report = read_folders(paths)
     rows = [
@@ -54,7 +54,7 @@ def read_folders(paths: Sequence[Path]) -> "FolderReport":
 @contextmanager
 def _bar() -> Iterator[None]:
     from peerdg.data.progress import showing
-    from peerdg.train.reading import ReadingBar
+    from peerdg.run.reading import ReadingBar
 
     bar = ReadingBar(error_console)
     try:

@@ -15,7 +15,7 @@ from rich.text import Text
 from peerdg.cli.console import console, error_console, say_problem
 from peerdg.cli.help import HelpFormatter
 from peerdg.errors import PeerdgError, PeerdgWarning, Stopped, is_out_of_memory
-from peerdg.train.hardware import keep_memory
+from peerdg.run.hardware import keep_memory
 from peerdg.version import __version__
 
 # Each command: where it lives, what it does in a line, and how it is used.

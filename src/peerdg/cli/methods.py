@@ -13,7 +13,7 @@ def methods(name: str | None = None, /) -> None:
 
     from peerdg.methods.recipes import RECIPES
     from peerdg.methods.registry import method_names, settings_of, summary_of
-    from peerdg.report.tables import plain_table
+    from peerdg.tables import plain_table
 
     if name is None:
         summaries = {method: summary_of(method) for method in method_names()}

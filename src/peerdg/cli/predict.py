@@ -13,8 +13,8 @@ from cyclopts import Parameter, validators
 from peerdg.cli.console import error_console
 from peerdg.cli.flags import whole_number
 from peerdg.errors import DataError, PeerdgWarning, Stopped
+from peerdg.run.hardware import DEVICES
 from peerdg.terminal import VisibleRows
-from peerdg.train.hardware import DEVICES
 
 if TYPE_CHECKING:
     from peerdg.report.prediction_file import PredictionWriter
@@ -58,7 +58,7 @@ def predict(
         prediction_file,
         text_format,
     )
-    from peerdg.train.reading import ReadingBar
+    from peerdg.run.reading import ReadingBar
 
     if output is not None:
         text_format(output)  # a wrong name is refused before the model is read

@@ -6,8 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from peerdg.cli.flags import whole_number
-from peerdg.train.rundir import read_run_config
-from peerdg.train.settings import resolve
+from peerdg.run.folder import read_run_config
+from peerdg.run.settings import resolve
 
 
 def resume(

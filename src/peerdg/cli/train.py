@@ -11,9 +11,9 @@ from peerdg.cli.flags import CommonFlags, Options, config_from_flags, given_opti
 from peerdg.config import merge, read_toml
 from peerdg.data.registry import OWN_DATA
 from peerdg.errors import ConfigError
-from peerdg.train.minutes import TimeBudget, keep_schedule
-from peerdg.train.rundir import Existing, RunFolder, read_run_config
-from peerdg.train.settings import RunConfig
+from peerdg.run.folder import Existing, RunFolder, read_run_config
+from peerdg.run.minutes import TimeBudget, keep_schedule
+from peerdg.run.settings import RunConfig
 
 DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
 
@@ -115,8 +115,8 @@ def train_into(
     """Train into the run folder `out`, showing progress unless `quiet`."""
     run = RunFolder.open(out, config, existing=existing)  # before torch: refusals are instant
     try:
-        from peerdg.runner import execute
-        from peerdg.train.progress import ConsoleProgress, Silent
+        from peerdg.run.progress import ConsoleProgress, Silent
+        from peerdg.run.runner import execute
 
         progress = Silent() if quiet else ConsoleProgress(error_console, label)
         try:

@@ -11,9 +11,35 @@ from peerdg.evaluate.calibration import Calibration, calibration
 from peerdg.evaluate.interval import wilson
 from peerdg.evaluate.predictions import answer
 from peerdg.models.classifier import Classifier, images_per_pass
-from peerdg.train.seen import Seen
 
 WORST = 12  # mistakes that are kept
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How many images of a domain a run knows.
+
+    Args:
+        trained: Images that it was trained on.
+        validated: Images that it was validated on, and not trained.
+        n: All images of the domain.
+    """
+
+    trained: int
+    validated: int
+    n: int
+
+    def __str__(self) -> str:
+        """A sentence for a person; empty if the run knows none of them."""
+        if self.trained:
+            rest = f", {self.validated:,} used for validation" if self.validated else ""
+            return (
+                f"{self.trained:,} of {self.n:,} images were trained on{rest}: this is not a "
+                "measure of generalisation."
+            )
+        if self.validated:
+            return f"{self.validated:,} of {self.n:,} images were used for the run's validation."
+        return ""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from peerdg.errors import OutputError
-from peerdg.export.card import CARD, model_card
 from peerdg.export.check import Run, require_same_answers
 from peerdg.export.formats import FACTS, Format, require_packages
 from peerdg.export.program import write_onnx, write_program
 from peerdg.export.weights import origin_of, write_weights
 from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, writing
 from peerdg.models.classifier import Classifier
+from peerdg.run.card import CARD, model_card
 from peerdg.version import __version__
 
 

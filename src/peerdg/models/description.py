@@ -53,7 +53,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Training:
-    """Where the model comes from, as `peerdg.export.record` writes it for the card."""
+    """Where the model comes from, as `peerdg.run.record` writes it for the card."""
 
     data: str
     source: str

@@ -4,7 +4,7 @@ Files of `model/`:
 
 * `model.safetensors`: the weights
 * `model.json`: backbone, class names, normalisation, image sizes, how it was trained, checksums
-* `MODEL_CARD.md`: the same for a person, written by `peerdg.export.card`; nothing reads it
+* `MODEL_CARD.md`: the same for a person, written by `peerdg.run.card`; nothing reads it
 """
 
 import json

@@ -11,19 +11,14 @@ from peerdg.evaluate.interval import FEW
 from peerdg.files import replace_atomically
 from peerdg.methods.metadata import OFF
 from peerdg.report.comparable import comparison_notes, differences, require_comparable
-from peerdg.report.escape import markdown_text
 from peerdg.report.figures import accuracy_figure, overview_figure
 from peerdg.report.findings import findings
 from peerdg.report.result import RunResult
 from peerdg.report.runs import save_runs
 from peerdg.report.selection import selection_section
-from peerdg.report.tables import (
-    comparison,
-    fluctuation_table,
-    profile_table,
-    targets_table,
-)
+from peerdg.report.tables import comparison, fluctuation_table, profile_table, targets_table
 from peerdg.report.variants import Groups, by_variant, variant_differences
+from peerdg.text import markdown_text
 
 OVERVIEW, FIGURE, PAGE, RECORDS = "overview.png", "accuracy.png", "report.md", "runs.json"
 

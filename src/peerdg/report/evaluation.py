@@ -11,13 +11,11 @@ from peerdg.data.domain import Domain
 from peerdg.data.sheet import tile
 from peerdg.evaluate.calibration import BINS
 from peerdg.evaluate.detail import Detail, Mistake
-from peerdg.evaluate.interval import FEW
+from peerdg.evaluate.interval import FEW, accuracy_text
 from peerdg.files import replace_atomically
-from peerdg.report.escape import markdown_text
 from peerdg.report.figures import pyplot
-from peerdg.report.percent import accuracy_text
-from peerdg.report.tables import Table
-from peerdg.text import visible
+from peerdg.tables import Table
+from peerdg.text import markdown_text, visible
 
 PAGE = "evaluation.md"
 _WIDEST = 20  # classes whose confusions are counted in a table and in the figure

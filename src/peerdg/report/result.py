@@ -23,9 +23,9 @@ from peerdg.evaluate.fluctuation import (
 from peerdg.methods.metadata import MethodSettings
 from peerdg.methods.registry import known_as, method_names, settings_of, stored_settings
 from peerdg.models.names import OWN, may_have_batch_norm
-from peerdg.train.rundir import Status
-from peerdg.train.settings import MAY_CHANGE
-from peerdg.train.started import Inputs
+from peerdg.run.folder import Status
+from peerdg.run.settings import MAY_CHANGE
+from peerdg.run.started import Inputs
 
 # Options in which runs of one variant may differ: their seed, the name they were called by, and
 # what does not decide the result. Batch statistics have one only in some networks, see

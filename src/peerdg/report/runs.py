@@ -15,12 +15,12 @@ from peerdg.files import read_text, replace_atomically, sha256
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.models.names import is_weights_file
 from peerdg.report.result import RunResult
+from peerdg.run.folder import RunFolder, read_run_config
+from peerdg.run.records import check_event, check_metric
+from peerdg.run.settings import MAY_CHANGE
+from peerdg.run.started import Inputs, read_inputs, read_started
 from peerdg.schema import LARGEST, conform, read_stored, within
 from peerdg.text import visible
-from peerdg.train.records import check_event, check_metric
-from peerdg.train.rundir import RunFolder, read_run_config
-from peerdg.train.settings import MAY_CHANGE
-from peerdg.train.started import Inputs, read_inputs, read_started
 
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:

@@ -5,12 +5,13 @@ from typing import Any
 
 from peerdg.crafted.families import DISJOINT, FAMILIES
 from peerdg.data import CRAFTED, VALIDATION
+from peerdg.evaluate.interval import accuracy_spread, spread
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
-from peerdg.report.escape import markdown_text
-from peerdg.report.percent import accuracy_spread, spread
 from peerdg.report.result import RunResult
-from peerdg.report.tables import CRAFTED_MEAN, Table
+from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.report.variants import by_variant
+from peerdg.tables import Table
+from peerdg.text import markdown_text
 
 ORACLE = "oracle (sees targets)"
 

@@ -1,46 +1,17 @@
-"""Tables for the terminal and for Markdown, from the same rows."""
+"""What the tables of runs and comparisons show."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import JustifyMethod
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
-from peerdg.report.escape import markdown_text
-from peerdg.report.fitted import FittedTable
-from peerdg.report.percent import accuracy_spread, accuracy_text, mean_text, spread
+from peerdg.evaluate.interval import accuracy_spread, accuracy_text, mean_text, spread
 from peerdg.report.result import RunResult
 from peerdg.report.runs import read_run
 from peerdg.report.variants import by_variant
+from peerdg.tables import FittedTable, Table, plain_table
 
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
-
-
-@dataclass(frozen=True)
-class Table:
-    """Column names and rows of text."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def rich(self) -> FittedTable:
-        """For the terminal: the first column to the left, the others to the right."""
-        others: list[JustifyMethod] = ["right"] * (len(self.columns) - 1)
-        return FittedTable(self.columns, self.rows, ["left", *others])
-
-    def markdown(self) -> str:
-        """For a report."""
-        rule = ["---"] + ["--:"] * (len(self.columns) - 1)
-        names = [markdown_text(column) for column in self.columns]
-        lines = [names, rule, *([markdown_text(cell) for cell in row] for row in self.rows)]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> FittedTable:
-    """A terminal table, all columns to the left."""
-    return FittedTable(columns, rows, ["left"] * len(columns))
 
 
 def final_table(path: Path) -> FittedTable:

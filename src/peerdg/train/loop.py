@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
+
+from torch import Tensor
 
 from peerdg.errors import DamagedError
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier
 from peerdg.rng import seeded
-from peerdg.stages import stage
+from peerdg.stages import Activity, stage
 from peerdg.train.batches import epoch_batches
 from peerdg.train.guard import Guard
-from peerdg.train.keeper import Keeper
 from peerdg.train.optim import learning_rate, make_optimizers, set_learning_rate
 from peerdg.train.order import epoch_order, steps_per_epoch
-from peerdg.train.progress import Progress
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.signals import StopRequest
 from peerdg.train.source import Source
@@ -38,6 +38,72 @@ class Evaluate(Protocol):
 AsEvaluated = Callable[[Method, Callable[[], None]], AbstractContextManager[None]]
 
 
+class Checkpoints(Protocol):
+    """Saves and restores states."""
+
+    def restore(self, state: TrainState) -> None:
+        """Put `state` where a run to be resumed was in this phase."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to save."""
+        ...
+
+    def save(self, state: TrainState, *, wait: bool = False) -> None:
+        """Take the state as it is now; with `wait` return when it is safe."""
+
+
+class Records(Protocol):
+    """Receives what a phase has found."""
+
+    def epoch(self, state: TrainState, values: dict[str, Any], seconds: float) -> None:
+        """An epoch ended."""
+
+    def evaluation(self, state: TrainState, records: list[dict[str, Any]]) -> None:
+        """The observed models were evaluated, and still are as they were evaluated."""
+
+    def stopped(self, state: TrainState, signal_number: int) -> NoReturn:
+        """The state is saved; raise `Stopped`."""
+
+
+class PhaseProgress(Protocol):
+    """Shows where a phase is."""
+
+    def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
+        """A phase begins, or goes on after `done` epochs and `step` steps."""
+
+    def enter(self, activity: Activity) -> None:
+        """Something else is done from now on."""
+
+    def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
+        """A step is complete."""
+
+    def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
+        """An evaluation is complete."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a run offers to the phases it trains.
+
+    Args:
+        evaluate: Judges the observed models; its records are kept as they are.
+        as_evaluated: Given the method and what to call every few images, a context in which the
+            observed models are as they are to be evaluated; training goes on with what they were.
+        checkpoints: Saves and restores states.
+        records: Receives losses and evaluations.
+        progress: Shows where training is.
+        stop: Becomes true when a signal asks to stop.
+    """
+
+    evaluate: Evaluate
+    as_evaluated: AsEvaluated
+    checkpoints: Checkpoints
+    records: Records
+    progress: PhaseProgress
+    stop: StopRequest
+
+
 @dataclass(frozen=True)
 class Phase:
     """Pre-training or main training.
@@ -56,47 +122,33 @@ class Phase:
 
 
 def run_phase(
-    phase: Phase,
-    method: Method,
-    source: Source,
-    *,
-    seed: int,
-    evaluate: Evaluate,
-    as_evaluated: AsEvaluated,
-    keeper: Keeper,
-    progress: Progress,
-    stop: StopRequest,
+    phase: Phase, method: Method, source: Source, *, seed: int, services: Services
 ) -> None:
-    """Train `method` through one phase, from wherever `keeper` says it was.
+    """Train `method` through one phase, from wherever its checkpoint says it was.
 
     Args:
         phase: What to run.
         method: What to train, on its device.
         source: Training images, on the same device.
         seed: The run's seed; every draw derives from it and the position.
-        evaluate: Judges the observed models; its records are kept as they are.
-        as_evaluated: Given the method and what to call every few images, a context in which the
-            observed models are as they are to be evaluated; training goes on with what they were.
-        keeper: Saves and restores states, writes records.
-        progress: Receives what happens.
-        stop: Becomes true when a signal asks to stop.
+        services: Evaluation, checkpoints, records, progress and signals of the run.
 
     Raises:
         Stopped: After saving, if asked to stop.
         NumericalError: Before anything not finite reaches a weight.
     """
-    settings = phase.settings
+    settings, progress = phase.settings, services.progress
     steps = steps_per_epoch(settings, len(source))
     state = TrainState(phase.name, method, make_optimizers(method, settings))
     guard = Guard(state)
-    keeper.restore(state)
+    services.checkpoints.restore(state)
     _check_position(state, epochs=settings.epochs, steps=steps)
     progress.start_phase(
         phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
     )
-    between_steps = partial(_between_steps, source, keeper, state, stop)
+    between_steps = partial(_between_steps, source, state, services)
     # Before the first epoch, or where a stop interrupted it.
-    _evaluate_if_due(phase, state, evaluate, as_evaluated, keeper, progress, stop)
+    _evaluate_if_due(phase, state, services)
     while state.epoch < settings.epochs:
         clock = time.perf_counter()
         progress.enter("start of epoch")
@@ -124,7 +176,7 @@ def run_phase(
             state.step += 1
             progress.step(state.epoch, state.step, images=len(rows), terms=terms)
             if state.step < steps:  # a finished epoch is concluded before it is saved
-                _save_if_due(stop, keeper, state, guard)
+                _save_if_due(state, guard, services)
         progress.enter("end of epoch")
         guard.check_weights()
         with stage("end of epoch"), between_steps(), seeded(seed, "end", phase.name, state.epoch):
@@ -133,10 +185,10 @@ def run_phase(
         for name in outcome.reset:
             state.optimizers[name].state.clear()
         records = {"lr": rate, **started, **outcome.records, **watched}
-        keeper.record_epoch(state, records, time.perf_counter() - clock)
+        services.records.epoch(state, records, time.perf_counter() - clock)
         state.epoch, state.step, state.evaluated = state.epoch + 1, 0, False
-        _evaluate_if_due(phase, state, evaluate, as_evaluated, keeper, progress, stop)
-        _save_if_due(stop, keeper, state, guard, last=state.epoch == settings.epochs)
+        _evaluate_if_due(phase, state, services)
+        _save_if_due(state, guard, services, last=state.epoch == settings.epochs)
 
 
 def _check_position(state: TrainState, *, epochs: int, steps: int) -> None:
@@ -149,27 +201,20 @@ def _check_position(state: TrainState, *, epochs: int, steps: int) -> None:
         )
 
 
-def _evaluate_if_due(
-    phase: Phase,
-    state: TrainState,
-    evaluate: Evaluate,
-    as_evaluated: AsEvaluated,
-    keeper: Keeper,
-    progress: Progress,
-    stop: StopRequest,
-) -> None:
+def _evaluate_if_due(phase: Phase, state: TrainState, services: Services) -> None:
     """Evaluate at the end of an epoch, once; a stop in between saves the state before it."""
     if state.evaluated or state.step or not is_due(phase, state.epoch):
         return
-    progress.enter("evaluation")
-    before_chunk = partial(_give_up_if_asked, stop)
+    services.progress.enter("evaluation")
+    before_chunk = partial(_give_up_if_asked, services.stop)
     try:
-        with stage("evaluation"), as_evaluated(state.method, before_chunk):
-            records = evaluate(state.method.observed, before_chunk=before_chunk)
+        with stage("evaluation"), services.as_evaluated(state.method, before_chunk):
+            records = services.evaluate(state.method.observed, before_chunk=before_chunk)
             state.evaluated = True
-            keeper.record_evaluation(state, records, progress)  # keeps models as evaluated
+            services.records.evaluation(state, records)
+            services.progress.evaluated(state.epoch, records)
     except _GivenUp:
-        _stop_if_asked(stop, keeper, state)  # only here: the models are again as they are trained
+        _stop_if_asked(state, services)  # only here: the models are again as they are trained
 
 
 def is_due(phase: Phase, epochs: int) -> bool:
@@ -187,40 +232,40 @@ def evaluation_epochs(phase: Phase) -> tuple[int, ...]:
 
 
 def _save_if_due(
-    stop: StopRequest, keeper: Keeper, state: TrainState, guard: Guard, *, last: bool = False
+    state: TrainState, guard: Guard, services: Services, *, last: bool = False
 ) -> None:
     """Save if the interval has passed, the phase is over, or a signal asks to stop; then stop."""
-    if keeper.is_due or last or stop:
+    checkpoints = services.checkpoints
+    if checkpoints.is_due or last or services.stop:
         guard.check()
-    _stop_if_asked(stop, keeper, state)
-    if keeper.is_due or last:
-        keeper.save(state, wait=last)
+    _stop_if_asked(state, services)
+    if checkpoints.is_due or last:
+        checkpoints.save(state, wait=last)
 
 
-def _stop_if_asked(stop: StopRequest, keeper: Keeper, state: TrainState) -> None:
+def _stop_if_asked(state: TrainState, services: Services) -> None:
     """Save and stop if a signal asked to.
 
     Raises:
         Stopped: If it did.
     """
-    if stop.signal_number is not None:
-        keeper.save_and_stop(state, stop.signal_number)
+    if services.stop.signal_number is not None:
+        services.checkpoints.save(state, wait=True)
+        services.records.stopped(state, services.stop.signal_number)
 
 
 @contextmanager
-def _between_steps(
-    source: Source, keeper: Keeper, state: TrainState, stop: StopRequest
-) -> Iterator[None]:
+def _between_steps(source: Source, state: TrainState, services: Services) -> Iterator[None]:
     """What a method computes over all clean images may be given up; a resumed run does it again.
 
     Raises:
         Stopped: After saving, if asked to stop before one of their chunks.
     """
     try:
-        with source.clean.interruptible(partial(_give_up_if_asked, stop)):
+        with source.clean.interruptible(partial(_give_up_if_asked, services.stop)):
             yield
     except _GivenUp:
-        _stop_if_asked(stop, keeper, state)
+        _stop_if_asked(state, services)
 
 
 class _GivenUp(Exception):

@@ -1,0 +1,165 @@
+"""A checkpoint is a folder without pickle, whole or absent, and every damage to it is noticed.
+
+Files of `checkpoint/1000004000020/`, named by phase, epoch and step:
+
+* `tensors.safetensors`: weights, optimizer, sums of the current epoch
+* `state.json`: position, optimizer options, length of the records
+* `MANIFEST.json`: size and SHA-256 of both; written last
+"""
+
+import contextlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from peerdg.errors import DamagedError
+from peerdg.files import (
+    TEMPORARY,
+    remove,
+    replace_atomically,
+    require_real_folder,
+    sha256,
+    writing,
+)
+from peerdg.models.stored import save_tensors
+from peerdg.schema import conform, read_json, within
+
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
+KEEP = 2
+PHASES = ("pretrain", "train")
+
+
+@dataclass(frozen=True)
+class _File:
+    """A line of `MANIFEST.json`."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Position:
+    """`state.json`: where the run was; `peerdg.train.state.TrainState` explains each of them."""
+
+    phase: Literal["pretrain", "train"]
+    terms: list[str]
+    optimizers: dict[str, list[dict[str, Any]]] | None = None
+    optimizer_groups: list[dict[str, Any]] | None = None  # versions without named optimizers
+    epoch: int = within(at_least=0, at_most=10**6)
+    step: int = within(at_least=0, at_most=10**6)
+    metrics_bytes: int = within(at_least=0)
+    evaluated: bool = True  # versions without the key never stopped inside an evaluation
+    run: str | None = None  # `peerdg.run.started.identity`; the first versions did not write it
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds, read and verified."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]
+) -> None:
+    """Write checkpoint `number`, then remove all but the newest `KEEP`.
+
+    Raises:
+        DamagedError: If `folder` has become a link: nothing is written or removed through it.
+        OutputError: If it cannot be written.
+    """
+    require_real_folder(folder)
+    path = folder / checkpoint_name(number)
+    if path.exists():
+        with contextlib.suppress(DamagedError):  # then it is written again
+            load_checkpoint(path)
+            return  # equal numbers mean equal states, up to an evaluation that is done again
+    with replace_atomically(path) as temporary:
+        temporary.mkdir()
+        save_tensors(temporary / TENSORS, tensors)
+        (temporary / STATE).write_text(json.dumps(state), "utf-8")
+        manifest = {name: _describe(temporary / name) for name in (TENSORS, STATE)}
+        (temporary / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    require_real_folder(folder)  # again: writing takes long, and removing must not go elsewhere
+    for old in checkpoints(folder)[:-KEEP]:
+        # Renamed first: a kill must not leave half a checkpoint under its name.
+        gone = old.with_name(f"{TEMPORARY}{old.name}")
+        with writing(old):
+            old.rename(gone)
+        remove(gone)
+
+
+def checkpoint_name(number: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"{number:013d}"
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest undamaged checkpoint, and a sentence about each damaged one passed over.
+
+    Raises:
+        DamagedError: If there are checkpoints, but not one is whole.
+    """
+    problems: list[str] = []
+    paths = checkpoints(folder)
+    for path in reversed(paths):
+        try:
+            return load_checkpoint(path), problems
+        except DamagedError as error:
+            problems.append(error.message)
+    if paths:
+        raise DamagedError(
+            f"No checkpoint in {folder} can be used: " + " ".join(problems),
+            hint="Restore the folder from a backup, or start anew with --overwrite.",
+        )
+    return None, problems
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint folder.
+
+    Raises:
+        DamagedError: If a file is missing, changed, or not what its name says.
+    """
+    try:
+        manifest = conform(dict[str, _File], read_json(path / MANIFEST), path / MANIFEST)
+        for name in (TENSORS, STATE):
+            if name not in manifest or _describe(path / name) != asdict(manifest[name]):
+                raise DamagedError(f"{path / name} is not what was saved.")
+        state = read_json(path / STATE)
+        return Checkpoint(path=path, tensors=load_file(path / TENSORS), state=state)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise DamagedError(f"Checkpoint {path} is damaged: {error}.") from error
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoint folders, oldest first; temporary ones do not count."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.isdecimal())
+
+
+# Of `replace_atomically`, of a checkpoint about to be removed, and of safetensors itself.
+_LEFTOVER = re.compile(
+    rf"{re.escape(TEMPORARY)}(.+-\d+-[0-9a-f]{{8}}(-former)?|\d{{13}}|probe-\d+)|\.tmp\w{{6}}"
+)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process had begun to write, and nothing else of that kind of name."""
+    for place in (folder, *(folder / name for name in ("checkpoint", "model", "snapshots"))):
+        for path in place.iterdir() if place.is_dir() else ():
+            if _LEFTOVER.fullmatch(path.name):
+                remove(path)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}

@@ -1,0 +1,62 @@
+"""What a model's folder says about its training, in plain values that a repeated run repeats."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from peerdg.data import VALIDATION
+from peerdg.data.splits import Splits
+from peerdg.evaluate.calibration import BINS
+from peerdg.evaluate.detail import Detail
+from peerdg.run.settings import SECTIONS, RunConfig
+
+SELECTION = "selection rule last: no epoch was chosen by its accuracy"
+
+
+def training_record(
+    config: RunConfig,
+    splits: Splits,
+    records: Iterable[Mapping[str, Any]],
+    validation: Detail | None,
+    *,
+    batch_norm: bool,
+) -> dict[str, Any]:
+    """Data, method, settings and results of a run, for the model's card.
+
+    Args:
+        config: The run's options.
+        splits: Its data.
+        records: The last evaluations of the deployed model, one for each domain.
+        validation: Its results on the source's validation images in detail, if there are any.
+        batch_norm: Whether it has batch normalisation; if so, the rule of its statistics is named.
+    """
+    tables = config.tables()
+    settings = {
+        f"{section}.{name}": _without_folder(value)
+        for section in (config.method, *SECTIONS)
+        for name, value in tables.get(section, {}).items()
+    }
+    images = {"train": len(splits.train)}
+    if splits.validation is not None:
+        images[VALIDATION] = len(splits.validation)
+    return {
+        "data": config.benchmark,
+        "source": splits.train.name,
+        "images": images,
+        "fingerprint": splits.train.fingerprint,
+        "method": config.method,
+        "weights": _without_folder(config.weights),
+        "budget": config.budget,
+        "seed": config.seed,
+        "settings": settings,
+        **({"batch_statistics": config.batch_statistics} if batch_norm else {}),
+        "selection": SELECTION,
+        "accuracy": {r["domain"]: {"accuracy": r["accuracy"], "n": r["n"]} for r in records},
+        "calibration": validation
+        and {"error": validation.calibration.error, "bins": BINS, "n": validation.n},
+    }
+
+
+def _without_folder(value: Any) -> Any:
+    """A path is nobody's business but its owner's: models are given away."""
+    return Path(value).name if isinstance(value, str) and Path(value).name != value else value

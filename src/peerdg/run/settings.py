@@ -1,0 +1,275 @@
+"""One run, completely described: a frozen `RunConfig`, from layers of plain values.
+
+Free of torch: a wrong option or a taken output folder is reported before torch is imported.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import tomli_w
+
+from peerdg.augment.settings import AugmentSettings
+from peerdg.averages.settings import AverageSettings
+from peerdg.config import (
+    build,
+    did_you_mean,
+    difference,
+    merge,
+    nearest,
+    option,
+    plain,
+    suggest,
+)
+from peerdg.data.registry import BENCHMARKS, benchmark
+from peerdg.errors import ConfigError
+from peerdg.methods.recipes import RECIPES, expand
+from peerdg.methods.registry import aliases_of, method_names, settings_of
+from peerdg.models.names import OWN, check_backbone
+from peerdg.run.choices import Choices
+from peerdg.run.hardware import DEVICES
+from peerdg.run.presets import BUDGETS, preset
+from peerdg.text import storable
+from peerdg.train.settings import PhaseSettings, TransformSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides what a run computes."""
+
+    benchmark: str = option("digits-mini", "data set")
+    root: str | None = option(None, "folder with the data set's files")
+    targets: tuple[str, ...] | None = option(None, "target domains; default: all that are there")
+    method: str = option("peer", "training method")
+    recipe: str | None = None  # the name under which `method` and `average` were asked for
+    backbone: str = option("digits-cnn", "network")
+    weights: str = option("none", "initial weights: none, imagenet, or a .safetensors or .pth file")
+    budget: str = option("standard", "preset: quick, standard or paper")
+    seed: int = option(0, "seed of all randomness", at_least=0)
+    device: str = option("auto", DEVICES)
+    threads: int | None = option(None, "CPU threads; default: all", at_least=1)
+    precision: Literal["float32", "bf16"] = option(
+        "float32", "bf16: forward pass in bfloat16, weights in float32"
+    )
+    compile: bool = option(False, "torch.compile the network; needs a C++ compiler on a CPU")
+    evaluate_every: int = option(10, "epochs between evaluations; default: k", at_least=1)
+    checkpoint_minutes: float = option(1.0, "at most this much work is lost", at_least=0)
+    batch_statistics: Literal["clean", "trained"] = option(
+        "clean",
+        "batch normalisation of evaluated networks: recomputed on clean images, or as trained",
+    )
+    crafted: Literal["disjoint", "all", "off"] = option(
+        "disjoint",
+        "crafted validation: families that RandAugment does not overlap, all ten, or off",
+    )
+    crafted_images: int = option(
+        500, "validation images that are crafted, at most; 0 takes all", at_least=0
+    )
+    keep_snapshots: bool = option(False, "keep the trained network's weights at every evaluation")
+    data: Any = None
+    pretrain: PhaseSettings = field(default_factory=PhaseSettings)
+    train: PhaseSettings = field(default_factory=PhaseSettings)
+    transform: TransformSettings = field(default_factory=TransformSettings)
+    augment: AugmentSettings = field(default_factory=AugmentSettings)
+    average: AverageSettings = field(default_factory=AverageSettings)
+    method_settings: Any = None
+
+    def tables(self, *, unset: bool = False) -> dict[str, Any]:
+        """Nested plain values, with the sections named as in a config file.
+
+        Args:
+            unset: Include options that are not set, as None.
+        """
+        values = plain(self, unset=unset)
+        values[self.method] = values.pop("method_settings", {})
+        values[self.benchmark] = values.pop("data", {})
+        scalars = {k: v for k, v in values.items() if not isinstance(v, dict)}
+        return scalars | {k: v for k, v in values.items() if isinstance(v, dict) and v}
+
+    @property
+    def name(self) -> str:
+        """What people call this method: the recipe's name, or the objective's."""
+        return self.recipe or self.method
+
+    @property
+    def augments(self) -> bool:
+        """Whether the method trains on augmented images, as its options say."""
+        return bool(self.method_settings.augments)
+
+    def toml(self) -> str:
+        """A config file that repeats this run.
+
+        Raises:
+            ConfigError: If a path in it is not UTF-8, which the file could not hold.
+        """
+        text = tomli_w.dumps(self.tables())
+        _require_utf8(text)
+        return text
+
+    @property
+    def hash(self) -> str:
+        """Short name of everything that decides the result."""
+        return hash_of(self.tables())
+
+
+def _require_utf8(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        line = text[: error.end].count("\n")
+        raise ConfigError(
+            f"{storable(text.splitlines()[line])}: this name is not UTF-8, "
+            "which the run's config.toml must be.",
+            hint="Rename it.",
+        ) from error
+
+
+def hash_of(tables: Mapping[str, Any]) -> str:
+    """Short name of the options in `tables` that decide the result."""
+    text = json.dumps({k: v for k, v in tables.items() if k not in MAY_CHANGE}, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+# What may change between start and resume: where and how safely the run goes on, not what it does.
+MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root"}
+SECTIONS: dict[str, type[Any]] = {
+    "train": PhaseSettings,
+    "pretrain": PhaseSettings,
+    "transform": TransformSettings,
+    "augment": AugmentSettings,
+    "average": AverageSettings,
+}
+_SCALARS = {f.name for f in fields(RunConfig)} - {*SECTIONS, "data", "method_settings"}
+# Names from papers and other projects that people type; checked before similar spelling.
+_ALIASES = {
+    "learning_rate": "train.lr", "epochs": "train.epochs", "batch_size": "train.batch_size",
+    "lr": "train.lr", "target": "targets", "data": "benchmark", "model": "backbone",
+}  # fmt: skip
+
+
+def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunConfig:
+    """A complete `RunConfig` from defaults, the preset and `layers`; later layers win.
+
+    Args:
+        layers: Nested plain values, from a config file, flags or Python.
+        choices: What the data decides, in place of the data set's preset.
+
+    Raises:
+        ConfigError: For an unknown key (with the nearest one), a value of the wrong type or out of
+            range, or a section that belongs to another method or data set.
+    """
+    _refuse_two_budgets(layers)
+    layers = tuple(map(expand, layers))
+    given = merge(*layers)
+    data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
+    method = _text(given, "method", RunConfig.method)
+    method_kind = settings_of(method)
+    budget = _text(given, "budget", RunConfig.budget)
+    if budget not in BUDGETS:
+        raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
+    sections = {**SECTIONS, method: method_kind, data.name: data.settings}
+    _check_keys(given, sections, method=method, data=data.name)
+    base = preset(data.name, budget) if choices is None else choices.base(budget)
+    others = set(method_names()) - {method}
+    values = merge({k: v for k, v in base.items() if k not in others}, given)
+    values.update(_evaluation_period(layers, method))
+    parts: dict[str, Any] = {}
+    for key, kind in sections.items():
+        parts[key] = build(kind, values.pop(key, {}), where=key)
+    parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
+    if not _is_recipe(values.get("recipe"), method, parts["average"]):
+        values.pop("recipe", None)
+    config = build(RunConfig, values, where="")
+    if config.backbone != OWN:
+        check_backbone(config.backbone, config.weights)
+    return replace(config, **parts)
+
+
+def _is_recipe(name: Any, method: str, average: AverageSettings) -> bool:
+    """Whether the options are still what the recipe stands for; later ones may have changed it."""
+    recipe = RECIPES.get(name) if isinstance(name, str) else None
+    return recipe is not None and (recipe.method, (recipe.average,)) == (method, average.kind)
+
+
+def _evaluation_period(layers: tuple[Mapping[str, Any], ...], method: str) -> dict[str, Any]:
+    """`evaluate_every` follows the method's period where only that is given; a later layer wins."""
+    own_period = settings_of(method).period_option
+    period: dict[str, Any] = {}
+    for layer in layers:
+        if "evaluate_every" in layer:
+            period = {"evaluate_every": layer["evaluate_every"]}
+        elif own_period in layer.get(method, {}):
+            period = {"evaluate_every": layer[method][own_period]}
+    return period
+
+
+def _refuse_two_budgets(layers: tuple[Mapping[str, Any], ...]) -> None:
+    """A file with every value of one budget would keep them under the name of the other."""
+    budgets = list(dict.fromkeys(layer["budget"] for layer in layers if "budget" in layer))
+    if len(budgets) > 1:
+        raise ConfigError(
+            f"The config file is for the budget '{budgets[0]}', not '{budgets[1]}'.",
+            hint="Leave --budget out, or start without the file.",
+        )
+
+
+def notes(config: RunConfig) -> list[str]:
+    """What a person should know about a legal but surprising configuration."""
+    return list(config.method_settings.notes(config.train.epochs))
+
+
+def refuse_difference(old: RunConfig, new: RunConfig) -> None:
+    """Check that a run with the options `old` can be resumed with `new`.
+
+    Raises:
+        ConfigError: With every differing key, its old and its new value.
+    """
+    changes = [c for c in difference(old.tables(), new.tables()) if c.key not in MAY_CHANGE]
+    if changes:
+        raise ConfigError(
+            "This run was started with other options:\n  " + "\n  ".join(map(str, changes)),
+            hint="Resume without these options, or start a new run in another --out folder.",
+        )
+
+
+def _text(given: Mapping[str, Any], key: str, default: str) -> str:
+    value = given.get(key, default)
+    if not isinstance(value, str):
+        raise ConfigError(f"'{key}' is {value!r}; it must be text.")
+    return value
+
+
+def _check_keys(
+    given: Mapping[str, Any], sections: Mapping[str, Any], *, method: str, data: str
+) -> None:
+    for key, value in given.items():
+        if key in method_names() and key != method:
+            raise ConfigError(
+                f"Options of '{key}' are given, but the method is '{method}'.",
+                hint=f"Remove the section [{key}], or use --method {key}.",
+            )
+        if key in BENCHMARKS and key != data:
+            raise ConfigError(
+                f"Options of the data set '{key}' are given, but the data set is '{data}'.",
+                hint=f"Remove the section [{key}].",
+            )
+        if key in sections and not isinstance(value, Mapping):
+            raise ConfigError(f"'{key}' is a section with options, not a value.")
+        if key not in sections and (key not in _SCALARS or isinstance(value, Mapping)):
+            raise ConfigError(f"Unknown option '{key}'.", hint=suggest_key(key, sections))
+
+
+def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
+    """The nearest option anywhere: at the top, a section, or inside one."""
+    methods = [name for name in sections if name in method_names()]
+    own = {a: f"{name}.{to}" for name in methods for a, to in aliases_of(name).items()}
+    if meant := {**own, **_ALIASES}.get(key):
+        return f"Did you mean '{meant}'?"
+    top = [*sorted(_SCALARS), *sections]
+    if nearest(key, top):
+        return suggest(key, top, "")
+    inside = {f.name: f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind)}
+    guess = nearest(key, inside)
+    return f"Did you mean '{inside[guess]}'?" if guess else suggest(key, top, "")

@@ -1,0 +1,176 @@
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from peerdg.errors import DamagedError
+from peerdg.methods.erm import ERM
+from peerdg.methods.peer import PEER
+from peerdg.run import checkpoint, checkpointer
+from peerdg.run.folder import RunFolder
+from peerdg.run.progress import Silent
+from peerdg.run.settings import RunConfig
+from peerdg.train.optim import make_optimizers
+from peerdg.train.settings import PhaseSettings
+from peerdg.train.state import TrainState
+from tests.conftest import tiny_classifier
+
+
+def test_a_checkpoint_holds_what_was_saved_though_training_and_the_next_save_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Copies share their memory from one checkpoint to the next; a slow disk must not see that."""
+    written = []
+
+    def slow(folder: Path, number: int, tensors: dict[str, torch.Tensor], plain: object) -> None:
+        time.sleep(0.2)
+        written.append({float(t.flatten()[0]) for n, t in tensors.items() if "head.weight" in n})
+
+    monkeypatch.setattr(checkpointer, "save_checkpoint", slow)
+    method = ERM(tiny_classifier())
+    state = TrainState("train", method, make_optimizers(method, PhaseSettings()))
+    keeps = checkpointer.Checkpointer(RunFolder.open(tmp_path / "run", RunConfig()), minutes=1)
+    for value in (1.0, 2.0, 3.0):
+        torch.nn.init.constant_(method.deployed.head.weight, value)
+        keeps.save(state)
+    torch.nn.init.constant_(method.deployed.head.weight, 4.0)
+    keeps.close()
+    assert written == [{1.0}, {2.0}, {3.0}]
+
+
+def trained(phase: str = "train", *, epoch: int = 0, step: int = 0) -> TrainState:
+    method = ERM(tiny_classifier())
+    return TrainState(phase, method, make_optimizers(method, PhaseSettings()), epoch, step)
+
+
+def kept(folder: Path, *states: TrainState) -> checkpointer.Checkpointer:
+    """What goes on after these states were saved in this order."""
+    with closing_run(folder) as run:
+        first = checkpointer.Checkpointer(run, minutes=1)
+        for state in states:
+            first.save(state, wait=True)
+        first.close()
+        return checkpointer.Checkpointer(run, minutes=1)
+
+
+@contextmanager
+def closing_run(folder: Path) -> Iterator[RunFolder]:
+    run = RunFolder.open(folder, RunConfig())
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def test_a_run_goes_on_from_the_state_that_was_saved_last(tmp_path: Path):
+    positions = [("pretrain", 7, 9), ("train", 0, 5), ("train", 1, 0), ("train", 1, 2)]
+    for count in range(1, len(positions) + 1):
+        states = [trained(phase, epoch=epoch, step=step) for phase, epoch, step in positions]
+        after = kept(tmp_path / str(count), *states[:count])
+        phase, epoch, step = positions[count - 1]
+        found = trained(phase)
+        after.restore(found)
+        assert (found.epoch, found.step) == (epoch, step)
+
+
+def test_a_state_of_another_phase_is_not_taken(tmp_path: Path):
+    after = kept(tmp_path / "run", trained("pretrain", epoch=3, step=1))
+    assert after.resumes
+    assert not after.is_past("pretrain")
+    main = trained("train")
+    after.restore(main)
+    assert (main.epoch, main.step) == (0, 0)
+    own = trained("pretrain")
+    after.restore(own)
+    assert (own.epoch, own.step) == (3, 1)
+
+
+def test_pretraining_is_past_once_the_main_phase_was_saved(tmp_path: Path):
+    after = kept(tmp_path / "run", trained("train", epoch=0, step=1))
+    assert after.is_past("pretrain")
+    assert not after.is_past("train")
+
+
+def test_a_checkpoint_is_due_when_its_minutes_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = 1000.0
+    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: now)
+    with closing_run(tmp_path / "run") as run:
+        keeps = checkpointer.Checkpointer(run, minutes=2)
+        now += 119
+        assert not keeps.is_due
+        now += 1
+        assert keeps.is_due
+        keeps.save(trained(), wait=True)
+        assert not keeps.is_due
+        keeps.close()
+
+
+def test_kept_snapshots_are_those_of_what_is_trained(tmp_path: Path):
+    """Not of the task model, which is a mean of them."""
+    method = PEER(tiny_classifier())
+    with torch.no_grad():
+        method.proxy.head.weight.fill_(3.0)
+    state = TrainState("train", method, make_optimizers(method, PhaseSettings()), epoch=4)
+    with closing_run(tmp_path / "run") as run:
+        keeps = checkpointer.Checkpointer(run, minutes=1, keep_snapshots=True)
+        keeps.record_evaluation(state, [], Silent())
+        keeps.close()
+    stored = load_file(tmp_path / "run/snapshots/000004.safetensors")
+    assert (stored["head.weight"] == 3.0).all()
+
+
+def swapped(folder: Path, outside: Path) -> set[Path]:
+    """Put a link in place of `folder`, whose content is then outside; returns what is there."""
+    folder.rename(outside)
+    folder.symlink_to(outside)
+    return set(outside.rglob("*"))
+
+
+def test_checkpoints_are_not_written_or_removed_through_a_link(tmp_path: Path):
+    with closing_run(tmp_path / "run") as run:
+        keeps = checkpointer.Checkpointer(run, minutes=1)
+        for epoch in (1, 2):
+            keeps.save(trained(epoch=epoch), wait=True)
+        before = swapped(run.checkpoints, tmp_path / "outside")
+        with pytest.raises(DamagedError, match="checkpoint is a link") as caught:
+            keeps.save(trained(epoch=3), wait=True)
+        assert caught.value.exit_code == 7
+        keeps.close()
+    assert set((tmp_path / "outside").rglob("*")) == before
+
+
+def test_old_checkpoints_are_not_removed_through_a_link_that_appears_while_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, outside = tmp_path / "checkpoint", tmp_path / "outside"
+    for number in (1, 2):
+        checkpoint.save_checkpoint(folder, number, {}, {})
+    replace_atomically = checkpoint.replace_atomically
+
+    @contextmanager
+    def swap_afterwards(path: Path) -> Iterator[Path]:
+        with replace_atomically(path) as temporary:
+            yield temporary
+        swapped(folder, outside)
+
+    monkeypatch.setattr(checkpoint, "replace_atomically", swap_afterwards)
+    with pytest.raises(DamagedError, match="checkpoint is a link"):
+        checkpoint.save_checkpoint(folder, 3, {}, {})
+    assert len(list(outside.iterdir())) == 3
+
+
+def test_snapshots_are_not_written_through_a_link(tmp_path: Path):
+    with closing_run(tmp_path / "run") as run:
+        keeps = checkpointer.Checkpointer(run, minutes=1, keep_snapshots=True)
+        keeps.record_evaluation(trained(epoch=1), [], Silent())
+        before = swapped(run.snapshots, tmp_path / "outside")
+        with pytest.raises(DamagedError, match="snapshots is a link"):
+            keeps.record_evaluation(trained(epoch=2), [], Silent())
+        keeps.close()
+    assert set((tmp_path / "outside").rglob("*")) == before

@@ -1,0 +1,175 @@
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from peerdg.cli.main import run
+from peerdg.errors import PeerdgWarning
+from peerdg.run.choices import choose
+from peerdg.run.own import resolve_own
+from peerdg.run.presets import BUDGETS, origins, reason
+from peerdg.run.settings import notes, resolve
+from tests.conftest import tiny_splits
+
+
+def folder(root: Path, *, side: int = 40, each: int = 6) -> Path:
+    for label, colour in {"cat": "red", "dog": "blue", "owl": "green"}.items():
+        (root / label).mkdir(parents=True)
+        for number in range(each):
+            image = Image.new("RGB", (side, side), colour)
+            image.putpixel((number, 0), (255, 255, 255))
+            image.save(root / label / f"{number}.png")
+    return root
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("images", [3, 30, 300, 1500, 50_000])
+@pytest.mark.parametrize("side", [16, 48, 49, 227, 3000])
+@pytest.mark.parametrize("method", ["erm", "randaugment", "peer"])
+def test_whatever_the_images_the_choices_make_a_run_without_surprises(budget, images, side, method):
+    choices = choose(images=images, side=side, budget=budget)
+    config = resolve({"benchmark": "own-data", "method": method, "budget": budget}, choices=choices)
+    assert notes(config) == []
+    assert config.train.batch_size <= max(2, images // 4)
+    assert config.backbone == ("digits-cnn" if side <= 48 else "resnet18")
+    assert config.transform.size == (32 if side <= 48 else 224)
+
+
+def test_few_images_are_seen_more_often_than_many():
+    epochs = [choose(images=n, side=224, budget="standard").options["train"]["epochs"]
+              for n in (100, 1500, 100_000)]  # fmt: skip
+    assert epochs[0] > epochs[1] > epochs[2]
+
+
+def test_what_the_user_says_wins_and_is_not_explained(tmp_path: Path):
+    given = {"root": str(folder(tmp_path / "photos", side=200)), "backbone": "alexnet"}
+    config, choices = resolve_own(given)
+    assert config.backbone == "alexnet"
+    explained = choices.explain(config.tables())
+    assert not any(line.startswith("--backbone") for line in explained)
+    assert any(line.startswith("--weights imagenet: ") for line in explained)
+
+
+def test_every_explained_option_is_a_flag_with_the_value_of_the_config(tmp_path: Path):
+    config, choices = resolve_own({"root": str(folder(tmp_path / "photos", side=200))})
+    flags = {
+        line.split()[0]: line.split(":")[0].split()[1:] for line in choices.explain(config.tables())
+    }
+    assert flags["--transform.crop"] == ["0.8", "1.0"]
+    assert flags["--train.batch-size"] == [str(config.train.batch_size)]
+    again, _ = resolve_own(
+        {"root": config.root, "transform": {"crop": [0.8, 1.0]}, "backbone": flags["--backbone"][0]}
+    )
+    assert again == config
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("side", [40, 200])
+def test_everything_that_results_depend_on_is_printed_with_a_reason(budget, side, tmp_path):
+    given = {"root": str(folder(tmp_path / "photos", side=side)), "budget": budget}
+    config, choices = resolve_own(given)
+    lines = choices.explain(config.tables())
+    said = {line.split()[0]: line.split(":")[0].split()[1] for line in lines}
+    assert float(said["--peer.w"]) == config.method_settings.w
+    assert int(said["--peer.k"]) == config.method_settings.k
+    assert int(said["--pretrain.epochs"]) == config.pretrain.epochs
+    assert int(said["--train.batch-size"]) == config.train.batch_size
+    assert int(said["--pretrain.batch-size"]) == config.pretrain.batch_size
+    for line in lines:
+        assert len(line.partition(": ")[2]) > 10, line
+        assert "as above" not in line
+    given["peer"] = {"w": 7.0}
+    config, choices = resolve_own(given)
+    assert not any(line.startswith("--peer.w") for line in choices.explain(config.tables()))
+
+
+def test_options_of_other_methods_are_not_announced(tmp_path: Path):
+    root = str(folder(tmp_path / "photos"))
+    for method, announced in {"erm": set(), "randaugment": {"--randaugment.k"}}.items():
+        config, choices = resolve_own({"root": root, "method": method})
+        flags = {line.split()[0] for line in choices.explain(config.tables())}
+        assert {f for f in flags if f.startswith(("--peer", "--randaugment", "--erm"))} == announced
+
+
+def test_the_reasons_are_the_comments_of_the_preset():
+    found = origins("own-photos", "quick")
+    assert found["peer.w"].startswith("assumption: as in the pacs preset")
+    assert found["peer.lam"] == "paper"  # shared by all budgets
+    assert found["backbone"].startswith("paper: ")
+    assert origins("own-photos", "paper")["peer.k"] == "paper"
+    assert reason("assumption: few images") == "few images"
+    assert reason("paper") == "the paper's value"
+    assert reason("paper: Office-Home") == "the paper's value (Office-Home)"
+
+
+def test_domains_in_memory_are_chosen_for_in_the_same_way():
+    config, _ = resolve_own({}, tiny_splits())
+    assert (config.backbone, config.transform.size) == ("digits-cnn", 32)
+
+
+def test_a_network_of_ones_own_sees_images_as_they_are():
+    config, _ = resolve_own({"backbone": "own"}, tiny_splits())
+    assert (config.transform.size, config.weights) == (None, "none")
+
+
+def test_a_folder_is_all_a_person_types(tmp_path, monkeypatch, capsys):
+    """`peerdg train photos --target sketches`, with the shortest of schedules."""
+    monkeypatch.chdir(tmp_path)
+    folder(Path("photos"))
+    folder(Path("sketches"), side=33)
+    arguments = ["train", "photos", "--target", "sketches", "--epochs", "1", "--method", "erm",
+                 "--pretrain.epochs", "0"]  # fmt: skip
+    assert run(arguments, debug=True) == 0
+    shown = capsys.readouterr()
+    assert "--backbone digits-cnn: images of 40 px are small" in shown.err
+    assert "16 images of 3 classes to learn: cat, dog, owl." in shown.err
+    assert "2 images for validation (--own-data.validation-fraction" in shown.err
+    assert "sketches" in shown.out
+    assert Path("runs/photos-erm-0/model/model.safetensors").is_file()
+
+
+def test_a_run_is_resumed_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder(Path("photos"))
+    folder(Path("sketches"), side=33)
+    arguments = ["train", "photos", "--target", "sketches", "--epochs", "1", "--method", "erm",
+                 "--pretrain.epochs", "0", "--out", "run", "--quiet"]  # fmt: skip
+    assert run(arguments, debug=True) == 0
+    whole = Path("run/metrics.jsonl").read_text()
+    for name in ("done.json", "model", "checkpoint"):
+        path = Path("run", name)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run(["resume", "../run", "--quiet"], debug=True) == 0
+    assert Path("../run/metrics.jsonl").read_text() == whole
+
+
+def test_neither_a_data_set_nor_a_folder_is_refused_with_the_nearest_name(tmp_path, capsys):
+    assert run(["train", "digitz"], debug=False) == 2
+    assert "Did you mean 'digits'?" in capsys.readouterr().err
+    assert run(["train", str(tmp_path / "nowhere")], debug=False) == 5
+    assert "There is no folder or list" in capsys.readouterr().err
+
+
+def test_data_that_changed_since_the_start_is_named_file_by_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder(Path("photos"))
+    arguments = ["train", "photos", "--epochs", "1", "--method", "erm", "--pretrain.epochs", "0",
+                 "--out", "run", "--quiet"]  # fmt: skip
+    assert run(arguments, debug=True) == 0
+    Path("run/done.json").unlink()
+    Image.new("RGB", (40, 40), "black").save("photos/cat/0.png")
+    Path("photos/dog/1.png").unlink()
+    assert run(["resume", "run"], debug=False) == 2
+    told = capsys.readouterr().err
+    assert "The data has changed" in told
+    assert "cat/0.png" in told
+    assert "dog/1.png" in told
+    assert "--accept-new-data" in told
+    assert run(["train", *arguments[1:], "--accept-new-data", "--overwrite"], debug=False) == 2
+    assert "exclude each other" in capsys.readouterr().err
+    with pytest.warns(PeerdgWarning, match="starts anew"):
+        assert run(["resume", "run", "--accept-new-data", "--quiet"], debug=True) == 0
+    assert run(["resume", "run", "--quiet"], debug=True) == 0

@@ -1,0 +1,115 @@
+import gc
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import peerdg
+from peerdg.api import Run
+from peerdg.errors import PeerdgWarning
+from peerdg.losses.barlow_twins import barlow_twins
+from peerdg.run.hardware import has_bf16
+from peerdg.run.progress import Silent
+from tests.conftest import tiny_classifier, tiny_splits
+
+OPTIONS = {"pretrain": {"epochs": 1, "batch_size": 8}, "evaluate_every": 1}
+ERM, PEER = {"method": "erm"}, {"peer": {"k": 1}}
+
+
+def fit(out: Path, epochs: int = 2, **options) -> Run:
+    train = {"epochs": epochs, "batch_size": 8}
+    model = tiny_classifier()
+    return peerdg.fit(tiny_splits(), out=out, model=model, train=train, **OPTIONS, **options)
+
+
+FAULTS = """
+import resource, torch
+from peerdg.run.hardware import keep_memory
+
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def step():  # like one of training: many sizes, alive together, then freed
+    return [torch.ones(2**k + k) for k in range(14, 24)]
+
+keep_memory()
+for _ in range(10):
+    step()
+before = pages()
+for _ in range(10):
+    step()
+print(pages() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tells glibc what to do")
+@pytest.mark.parametrize(("own_choice", "kept"), [({}, True), ({"MALLOC_ARENA_MAX": "2"}, False)])
+def test_freed_memory_is_used_again_unless_the_user_chose(own_choice: dict[str, str], kept: bool):
+    """The system counts pages that are touched for the first time: otherwise 80,000 here."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", FAULTS]
+    done = subprocess.run(
+        command, env=plain | own_choice, capture_output=True, text=True, check=True
+    )
+    assert (int(done.stdout) < 40_000) == kept
+
+
+def test_no_tensor_is_left_behind_by_a_period(tmp_path: Path):
+    """Snapshots, features, records: what 12 periods hold is what 5 hold (4 policies are kept)."""
+    sizes = []
+
+    class Count(Silent):
+        def evaluated(self, epoch: int, records) -> None:
+            gc.collect()
+            alive = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+            sizes.append(sum(x.numel() * x.element_size() for x in alive))
+
+    fit(tmp_path, epochs=12, progress=Count(), **PEER)
+    assert len(sizes) == 13
+    # The least of several: a model that is just being written in the background counts too.
+    assert min(sizes[-4:]) == min(sizes[2:6]), list(map(int, sizes))
+
+
+def test_bfloat16_trains_nearly_as_float32_and_keeps_float32_weights(tmp_path: Path):
+    plain = fit(tmp_path / "float32", **ERM)
+    if has_bf16(torch.device("cpu")):
+        half = fit(tmp_path / "bf16", precision="bf16", **ERM)
+    else:
+        with pytest.warns(PeerdgWarning, match="no bfloat16"):
+            half = fit(tmp_path / "bf16", precision="bf16", **ERM)
+    weights = half.model.classifier.state_dict()
+    assert all(value.dtype == torch.float32 for value in weights.values())
+    losses = [[r["loss"] for r in run.records if r["kind"] == "epoch"] for run in (plain, half)]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_the_regulariser_is_computed_in_float32_under_bfloat16():
+    """Its sums over a batch would lose most digits otherwise."""
+    z_a, z_b = torch.randn(64, 16), torch.randn(64, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = barlow_twins(z_a, z_b)
+    assert torch.equal(within, barlow_twins(z_a, z_b))
+    assert barlow_twins(z_a.bfloat16(), z_b.bfloat16()).dtype == torch.float32
+
+
+def test_a_compiled_network_is_the_same_function_and_is_stored_under_the_same_names(tmp_path: Path):
+    if shutil.which("c++") is None:
+        pytest.skip("torch.compile needs a C++ compiler")
+    plain = fit(tmp_path / "plain", **PEER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.compile's own, about its own parts
+        compiled = fit(tmp_path / "compiled", compile=True, **PEER)
+    assert (
+        compiled.model.classifier.state_dict().keys() == plain.model.classifier.state_dict().keys()
+    )
+    losses = [[r["loss"] for r in run.records if r["kind"] == "epoch"] for run in (plain, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    again = peerdg.load_model(tmp_path / "compiled", network=tiny_classifier())
+    assert again.image_size == 12

@@ -1,0 +1,358 @@
+"""What a run may be resumed with: its own options and data, and nothing else."""
+
+import json
+import warnings
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import torch
+
+import peerdg
+from peerdg.cli.main import run
+from peerdg.data.splits import Splits
+from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
+from peerdg.methods.erm import ERM
+from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from peerdg.run.folder import Existing, RunFolder
+from peerdg.run.settings import MAY_CHANGE, SECTIONS, RunConfig, notes, resolve
+from peerdg.train.guard import Guard
+from peerdg.train.optim import make_optimizers
+from peerdg.train.settings import PhaseSettings
+from peerdg.train.source import Source
+from peerdg.train.state import TrainState
+from peerdg.train.step import train_step
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+
+START = {
+    "benchmark": "digits",
+    "root": "/data",
+    "method": "peer",
+    "targets": ["usps"],
+    "augment": {"policy": "fixed"},
+}
+
+
+def options() -> dict[str, Any]:
+    """Every option of a resolved PEER run on Digits, set or not, with its type."""
+    config = resolve(START)
+    sections = {
+        "": RunConfig,
+        **{f"{name}.": kind for name, kind in SECTIONS.items()},
+        "peer.": type(config.method_settings),
+        "digits.": type(config.data),
+    }
+    found = {}
+    for prefix, kind in sections.items():
+        hints = get_type_hints(kind)
+        for name, hint in ((f.name, hints[f.name]) for f in fields(kind)):
+            if not hasattr(hint, "__dataclass_fields__") and name not in (
+                "data",
+                "method_settings",
+                "recipe",  # follows from the method and the averages
+            ):
+                found[prefix + name] = hint
+    return found
+
+
+OPTIONS = options()
+
+
+def value_of(config: RunConfig, key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return config.tables().get(section, {}).get(name) if section else config.tables().get(name)
+
+
+def another(old: Any, hint: Any) -> Any:
+    """A legal value that differs from `old`."""
+    if get_origin(hint) is Literal:
+        return next(choice for choice in get_args(hint) if choice != old)
+    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
+    kind = get_origin(kinds[0]) or kinds[0]
+    if kind is bool:
+        return not old
+    if kind is tuple:
+        return [0.5, 0.75] if get_args(kinds[0])[0] is float else ["svhn"]
+    if kind is str:
+        return "other"
+    return 9 if old is None else kind(old + 1) if kind is int else old / 2 + 0.125
+
+
+def with_option(key: str, value: Any) -> dict[str, Any]:
+    section, _, name = key.rpartition(".")
+    return {section: {name: value}} if section else {name: value}
+
+
+# Choosing another one of these changes which sections there are; what is checked is the refusal.
+WHICH = {
+    "benchmark": "digits-mini",
+    "method": "erm",
+    "budget": "quick",
+    "backbone": "digits-cnn-half",
+    "average.kind": ["ema"],
+}
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Path:
+    run = RunFolder.open(tmp_path / "run", resolve(START))
+    run.begin()
+    run.event("start")
+    run.close()
+    return tmp_path / "run"
+
+
+def test_every_option_of_the_config_is_in_the_list():
+    written = {
+        f"{key}.{name}" if isinstance(value, dict) else key
+        for key, value in resolve(START).tables().items()
+        for name in (value if isinstance(value, dict) else ("",))
+    }
+    assert written <= {*OPTIONS}
+    assert len(OPTIONS) > 50
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_a_changed_option_is_refused_with_its_old_and_new_value(started: Path, key: str):
+    old = value_of(resolve(START), key)
+    new = WHICH.get(key) or another(old, OPTIONS[key])
+    config = resolve(START, with_option(key, new))
+    assert value_of(config, key) == new
+    if key in MAY_CHANGE:
+        RunFolder.open(started, config, existing="resume").close()
+        return
+    with pytest.raises(ConfigError) as caught:
+        RunFolder.open(started, config, existing="resume")
+    assert f"{key}: {old!r} -> {new!r}" in caught.value.message
+    assert caught.value.exit_code == 2
+    assert "--out" in (caught.value.hint or "")
+    RunFolder.open(started, resolve(START), existing="resume").close()  # the lock was let go
+
+
+def test_all_differences_are_listed_at_once(started: Path):
+    other = resolve(START, {"seed": 7, "peer": {"k": 3, "w": 1.0}})
+    with pytest.raises(ConfigError) as caught:
+        RunFolder.open(started, other, existing="resume")
+    for part in ("seed: 0 -> 7", "peer.k: 10 -> 3", "peer.w: 2.0 -> 1.0"):
+        assert part in caught.value.message
+
+
+def test_the_written_config_repeats_the_run(started: Path):
+    from peerdg.run.folder import read_run_config
+
+    assert resolve(read_run_config(started)) == resolve(START)
+
+
+def fit(
+    out: Path, splits: Splits | None = None, *, existing: Existing = "resume", **given: Any
+) -> Any:
+    options = {
+        "method": "erm",
+        "pretrain": {"epochs": 0, "batch_size": 8},
+        "train": {"epochs": 1, "batch_size": 8},
+        "evaluate_every": 1,
+        **given,
+    }
+    return peerdg.fit(
+        splits or tiny_splits(), out=out, model=tiny_classifier(), existing=existing, **options
+    )
+
+
+def changed(domain: Any) -> Any:
+    images = domain.images.clone()
+    images[3, 1, 2, 2] ^= 1
+    return replace(domain, images=images)
+
+
+def test_one_changed_bit_of_the_data_is_refused_by_name(tmp_path: Path):
+    fit(tmp_path / "run")
+    (tmp_path / "run/done.json").unlink()
+    splits = tiny_splits()
+    for name, other in {
+        "train": replace(splits, train=changed(splits.train)),
+        "validation": replace(splits, validation=changed(splits.validation)),
+        "target:two": replace(
+            splits, targets={**splits.targets, "two": changed(splits.targets["two"])}
+        ),
+        "target:one": replace(splits, targets={"two": splits.targets["two"]}),
+        "target:three": replace(splits, targets={**splits.targets, "three": tiny_domain("three")}),
+    }.items():
+        with pytest.raises(ConfigError, match=f"data has changed .*: {name}\\."):
+            fit(tmp_path / "run", other)
+    fit(tmp_path / "run")
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["done", "interrupted"])
+def test_new_data_is_accepted_on_request_and_starts_anew(tmp_path: Path, done: bool):
+    out = tmp_path / "run"
+    fit(out)
+    if not done:
+        (out / "done.json").unlink()
+    splits = tiny_splits()
+    other = replace(splits, train=changed(splits.train))
+    with pytest.warns(PeerdgWarning, match="data has changed .*: train.*\n.*starts anew"):
+        renewed = fit(out, other, existing="renew")
+    fresh = fit(tmp_path / "fresh", other)
+    assert renewed.records == fresh.records
+    expected = fresh.model.classifier.state_dict()
+    for name, value in renewed.model.classifier.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    events = (out / "events.jsonl").read_text()
+    assert events.count('"start"') == 1  # nothing of the old run is left
+    fit(out, other)  # and the folder knows the new data
+
+
+def test_accepting_new_data_goes_on_if_there_is_none(tmp_path: Path):
+    fit(tmp_path / "run")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    (tmp_path / "run/done.json").unlink()
+    fit(tmp_path / "run", existing="renew")
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    assert '"resume"' in (tmp_path / "run/events.jsonl").read_text()
+
+
+def test_another_version_of_torch_goes_on_with_a_warning(tmp_path: Path):
+    fit(tmp_path / "run")
+    (tmp_path / "run/done.json").unlink()
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    (tmp_path / "run/manifest.json").write_text(json.dumps({**manifest, "torch": "1.0"}))
+    with pytest.warns(PeerdgWarning, match="not bit for bit"):
+        fit(tmp_path / "run")
+    assert "other_version" in (tmp_path / "run/events.jsonl").read_text()
+
+
+def test_another_number_of_threads_goes_on_with_a_warning(tmp_path: Path):
+    out = tmp_path / "run"
+    fit(out, threads=1)
+    (out / "done.json").unlink()
+    with pytest.warns(PeerdgWarning, match=r"hardware \(threads: 1 -> 2\).* not bit for bit"):
+        fit(out, threads=2)
+    assert "threads: 1 -> 2" in (out / "events.jsonl").read_text()
+    torch.set_num_threads(1)
+    (out / "done.json").unlink()
+    fit(out, threads=1)  # as at the start: nothing to say
+
+
+@pytest.mark.parametrize(("key", "named"), [("cpu", "instruction set"), ("device", "device")])
+def test_another_instruction_set_or_device_goes_on_with_a_warning(
+    tmp_path: Path, key: str, named: str
+):
+    out = tmp_path / "run"
+    fit(out, threads=1)
+    (out / "done.json").unlink()
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["hardware"]["cpu"] == torch.backends.cpu.get_cpu_capability()
+    manifest["hardware"][key] = "other"
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.warns(PeerdgWarning, match=rf"\({named}: other -> \w+\).* not bit for bit"):
+        fit(out, threads=1)
+    assert "other_version" in (out / "events.jsonl").read_text()
+
+
+def test_a_run_that_is_done_is_left_as_it_is(tmp_path: Path):
+    fit(tmp_path / "run")
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    fit(tmp_path / "run")
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
+def test_fewer_images_than_a_batch_are_refused_before_anything_is_trained(tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match="24 training images, fewer than one batch of 25"
+    ) as caught:
+        fit(tmp_path / "run", train={"epochs": 1, "batch_size": 25})
+    assert "--train.batch-size" in (caught.value.hint or "")
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_a_k_larger_than_the_run_is_said(tmp_path: Path):
+    with pytest.warns(
+        PeerdgWarning, match="k = 5 is larger than the 2 epochs: no snapshot"
+    ) as said:
+        fit(tmp_path / "run", method="peer", peer={"k": 5, "head_dim": 4},
+            train={"epochs": 2, "batch_size": 8})  # fmt: skip
+    assert len(said) == 1  # not again by the method, at the end
+
+
+def test_epochs_that_do_not_fill_the_last_period_are_said(tmp_path: Path):
+    with pytest.warns(PeerdgWarning, match="last 1, but they do not enter the task model"):
+        fit(tmp_path / "run", method="peer", peer={"k": 2, "head_dim": 4},
+            train={"epochs": 3, "batch_size": 8})  # fmt: skip
+
+
+def test_an_ordinary_run_has_nothing_to_say(tmp_path: Path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(tmp_path / "run")
+    assert notes(resolve({"method": "peer"})) == []
+
+
+def with_target(*classes: str) -> Splits:
+    domain = tiny_domain("strange", classes=len(classes))
+    return replace(tiny_splits(), targets={"strange": replace(domain, classes=classes)})
+
+
+def test_a_target_with_a_class_the_source_lacks_is_refused_with_the_nearest(tmp_path: Path):
+    with pytest.raises(DataError, match=r"'bb' \(did you mean 'b'\?\)") as caught:
+        fit(tmp_path / "run", with_target("a", "bb"))
+    assert caught.value.exit_code == 5
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_target_may_lack_classes_and_have_them_in_another_order(tmp_path: Path):
+    own = fit(tmp_path / "own", with_target("a", "b"))
+    swapped = with_target("b", "a")
+    domain = swapped.targets["strange"]
+    swapped = replace(swapped, targets={"strange": replace(domain, labels=1 - domain.labels)})
+    other = fit(tmp_path / "other", swapped)
+    assert own.accuracy == other.accuracy
+
+
+def test_weights_of_another_network_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"head.weight": torch.zeros(3, 3)}, "wrong-shape.pth")
+    torch.save({"a": torch.zeros(3)}, "wrong-name.pth")
+    for name in ("wrong-shape.pth", "wrong-name.pth"):
+        arguments = ["train", "digits-mini", "--target", "uci", "--weights", name, "--quiet"]
+        assert run([*arguments, "--out", f"run-{name}"], debug=False) == 2
+        assert name in capsys.readouterr().err
+
+
+def test_a_finished_run_is_not_overwritten_by_accident(tmp_path: Path):
+    fit(tmp_path / "run")
+    with pytest.raises(OutputError, match="already holds a run"):
+        peerdg.fit(tiny_splits(), out=tmp_path / "run", model=tiny_classifier())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_state_goes_on_from_disk_as_it_does_in_memory(
+    tmp_path: Path, optimizer: Literal["adam", "sgd"], layout: torch.memory_format
+):
+    settings, source = PhaseSettings(optimizer=optimizer, lr=0.1), Source(tiny_domain())
+
+    def fresh() -> TrainState:
+        method = ERM(tiny_classifier().to(memory_format=layout))
+        return TrainState("train", method, make_optimizers(method, settings))
+
+    def step(state: TrainState, number: int) -> None:
+        rows, key = torch.arange(8) + number, ("train", 0, number)
+        batch = source.batch(rows, seed=0, key=key)
+        terms = train_step(state, batch, rows, guard=Guard(state), seed=0, key=key)
+        state.add_terms(terms)
+        state.step += 1
+
+    whole = fresh()
+    for number in range(6):
+        save_checkpoint(tmp_path, number + 1, whole.tensors(), whole.plain())
+        loaded = load_checkpoint(checkpoints(tmp_path)[-1])
+        resumed = fresh()
+        resumed.restore(loaded.tensors, loaded.state)
+        step(whole, number)
+        step(resumed, number)
+        assert list(resumed.sums) == list(whole.sums)
+        for name, value in whole.tensors().items():
+            assert torch.equal(resumed.tensors()[name], value), f"{name}, step {number}"
