@@ -12,7 +12,7 @@ from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
 from peerdg.run import checkpoint, checkpointer
 from peerdg.run.folder import RunFolder
-from peerdg.run.progress import Silent
+from peerdg.run.recorder import Recorder
 from peerdg.run.settings import RunConfig
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
@@ -118,8 +118,8 @@ def test_kept_snapshots_are_those_of_what_is_trained(tmp_path: Path):
         method.proxy.head.weight.fill_(3.0)
     state = TrainState("train", method, make_optimizers(method, PhaseSettings()), epoch=4)
     with closing_run(tmp_path / "run") as run:
-        keeps = checkpointer.Checkpointer(run, minutes=1, keep_snapshots=True)
-        keeps.record_evaluation(state, [], Silent())
+        keeps = Recorder(run, keep_snapshots=True)
+        keeps.evaluation(state, [])
         keeps.close()
     stored = load_file(tmp_path / "run/snapshots/000004.safetensors")
     assert (stored["head.weight"] == 3.0).all()
@@ -167,10 +167,10 @@ def test_old_checkpoints_are_not_removed_through_a_link_that_appears_while_one_i
 
 def test_snapshots_are_not_written_through_a_link(tmp_path: Path):
     with closing_run(tmp_path / "run") as run:
-        keeps = checkpointer.Checkpointer(run, minutes=1, keep_snapshots=True)
-        keeps.record_evaluation(trained(epoch=1), [], Silent())
+        keeps = Recorder(run, keep_snapshots=True)
+        keeps.evaluation(trained(epoch=1), [])
         before = swapped(run.snapshots, tmp_path / "outside")
         with pytest.raises(DamagedError, match="snapshots is a link"):
-            keeps.record_evaluation(trained(epoch=2), [], Silent())
+            keeps.evaluation(trained(epoch=2), [])
         keeps.close()
     assert set((tmp_path / "outside").rglob("*")) == before
