@@ -6,11 +6,12 @@ import torch
 from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 
 
-def blocks(after: str) -> str:
-    text = README.read_text().partition(after)[2]
+def blocks(after: str, *, page: Path = README) -> str:
+    text = page.read_text().partition(after)[2]
     return re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
 
 
@@ -44,6 +45,19 @@ def test_the_readme_loop_with_an_own_network_ships_statistics_of_the_clean_image
     update_bn([(images * 255).round().to(torch.uint8)], reference)
     for name, value in reference.named_buffers():
         torch.testing.assert_close(dict(task.named_buffers())[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_the_loop_of_the_averages_page_deploys_the_average():
+    page = ROOT / "docs/methods/averages.md"
+    code = blocks("<!-- executed by tests/test_readme.py: averages -->", page=page)
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    scope = {"epochs": 3, "loader": [(images, torch.arange(8))]}
+    exec(code, scope)
+    method, averaged = scope["method"], scope["averaged"]
+    assert averaged is method.observed["ema"]
+    assert method.averages["ema"].count == 3
+    assert not torch.equal(averaged.head.weight, method.trained.head.weight)
 
 
 def test_every_command_the_readme_names_exists():

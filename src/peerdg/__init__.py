@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from peerdg.api import load_model as load_model
     from peerdg.augment.policy import Policy as Policy
     from peerdg.augment.randaugment import RandAugment as RandAugment
+    from peerdg.averages.moving import EMA as EMA
+    from peerdg.averages.moving import SMA as SMA
+    from peerdg.averages.snapshots import Snapshots as Snapshots
     from peerdg.data.domain import Domain as Domain
     from peerdg.data.own.objects import as_domain as as_domain
     from peerdg.data.splits import Splits as Splits
@@ -18,13 +21,14 @@ if TYPE_CHECKING:
     from peerdg.methods.base import Batch as Batch
     from peerdg.methods.erm import ERM as ERM
     from peerdg.methods.peer import PEER as PEER
-    from peerdg.methods.randaugment import RandAug as RandAug
+    from peerdg.methods.randaugment import AugmentedERM as AugmentedERM
     from peerdg.methods.settings.peer import Settings as PeerSettings  # noqa: F401
     from peerdg.models.backbones import build_classifier as build_classifier
     from peerdg.models.classifier import Classifier as Classifier
 
 # Importing peerdg must not import torch: the command line answers --help without it.
 _HOME = {
+    "EMA": "peerdg.averages.moving:EMA",
     "ERM": "peerdg.methods.erm:ERM",
     "PEER": "peerdg.methods.peer:PEER",
     "Batch": "peerdg.methods.base:Batch",
@@ -33,8 +37,10 @@ _HOME = {
     "PeerSettings": "peerdg.methods.settings.peer:Settings",
     "PeerdgError": "peerdg.errors:PeerdgError",
     "Policy": "peerdg.augment.policy:Policy",
-    "RandAug": "peerdg.methods.randaugment:RandAug",
+    "AugmentedERM": "peerdg.methods.randaugment:AugmentedERM",
     "RandAugment": "peerdg.augment.randaugment:RandAugment",
+    "SMA": "peerdg.averages.moving:SMA",
+    "Snapshots": "peerdg.averages.snapshots:Snapshots",
     "Splits": "peerdg.data.splits:Splits",
     "as_domain": "peerdg.data.own.objects:as_domain",
     "build_classifier": "peerdg.models.backbones:build_classifier",

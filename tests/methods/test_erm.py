@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from peerdg.augment.policy import Policy
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
-from peerdg.methods.randaugment import RandAug
+from peerdg.methods.randaugment import AugmentedERM
 from peerdg.methods.settings.randaugment import Settings
 from tests.conftest import tiny_classifier, tiny_domain
 
@@ -20,7 +20,7 @@ def test_erm_is_cross_entropy_on_clean_images():
 
 def test_randaugment_is_the_sum_over_clean_and_augmented_images():
     model, policy = tiny_classifier(), Policy(seed=1)
-    method = RandAug(model, augment=policy)
+    method = AugmentedERM(model, augment=policy)
     x_bar = policy(SOURCE.images, BATCH.generator())
     clean, augmented = (F.cross_entropy(model(x), SOURCE.labels) for x in (SOURCE.images, x_bar))
     terms = method.loss(BATCH)
@@ -31,7 +31,7 @@ def test_randaugment_is_the_sum_over_clean_and_augmented_images():
 
 
 def test_randaugment_redraws_its_policy_every_k_epochs():
-    method = RandAug(tiny_classifier(), Settings(k=2), augment=Policy(seed=1))
+    method = AugmentedERM(tiny_classifier(), Settings(k=2), augment=Policy(seed=1))
     drawn = [method.start_epoch(epoch)["policy"] for epoch in range(6)]
     assert drawn[0] == drawn[1] and drawn[2] == drawn[3]
     assert drawn == [Policy(seed=1).redraw(epoch // 2) for epoch in range(6)]
@@ -44,6 +44,6 @@ def test_two_methods_with_one_seed_see_the_same_augmented_images():
 
 def test_the_trained_network_is_deployed_and_observed():
     model = tiny_classifier()
-    for method in (ERM(model), RandAug(model)):
+    for method in (ERM(model), AugmentedERM(model)):
         assert method.deployed is model
         assert list(method.observed.values()) == [model]

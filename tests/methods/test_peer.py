@@ -13,7 +13,7 @@ from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.peer import PEER
-from peerdg.methods.randaugment import RandAug
+from peerdg.methods.randaugment import AugmentedERM
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.settings.randaugment import Settings as RandAugSettings
 from peerdg.models.backbones import build_classifier
@@ -128,7 +128,7 @@ def test_without_regulariser_equals_weight_zero_bit_for_bit():
 
 def test_the_proxy_without_regulariser_is_the_randaugment_baseline_bit_for_bit():
     ensemble = train(make(regulariser="none"))
-    baseline = train(RandAug(tiny_classifier(), RandAugSettings(k=2), augment=Policy(seed=3)))
+    baseline = train(AugmentedERM(tiny_classifier(), RandAugSettings(k=2), augment=Policy(seed=3)))
     assert torch.equal(weights(ensemble.proxy), weights(baseline.model))
 
 

@@ -5,7 +5,7 @@ import torch
 
 from peerdg.augment.policy import Policy
 from peerdg.methods.peer import PEER
-from peerdg.methods.randaugment import RandAug
+from peerdg.methods.randaugment import AugmentedERM
 from peerdg.train import batches
 from peerdg.train.source import Source
 from tests.conftest import tiny_classifier, tiny_domain
@@ -18,7 +18,7 @@ def epoch(method, *, start=0):
     return list(batches.epoch_batches(method, source, ORDER, start=start, seed=3, key=("train", 1)))
 
 
-@pytest.fixture(params=[PEER, RandAug])
+@pytest.fixture(params=[PEER, AugmentedERM])
 def method(request):
     return request.param(tiny_classifier(), augment=Policy(seed=1))
 
@@ -48,7 +48,7 @@ def test_the_same_images_are_augmented_anew_in_every_step(method):
 
 def test_every_batch_of_a_run_has_a_seed_of_its_own():
     """Steps, epochs, phases and runs: a repeated seed would repeat the augmentation."""
-    method, source = RandAug(tiny_classifier()), Source(tiny_domain())
+    method, source = AugmentedERM(tiny_classifier()), Source(tiny_domain())
     seeds = [
         batch.seed
         for seed in (0, 1)

@@ -15,14 +15,14 @@ from peerdg.errors import NumericalError
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
-from peerdg.methods.randaugment import RandAug
+from peerdg.methods.randaugment import AugmentedERM
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.folder import RunFolder
 from peerdg.train import loop
 from peerdg.train.guard import Guard
 from tests.conftest import tiny_classifier, tiny_splits
 
-METHODS = {"erm": ERM, "randaugment": RandAug, "peer": PEER}
+METHODS = {"erm": ERM, "randaugment": AugmentedERM, "peer": PEER}
 STEPS = 12  # 4 epochs of 3 steps
 OPTIONS = {
     "checkpoint_minutes": 0,

@@ -11,7 +11,7 @@ from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier
 
 
-class RandAug(Method):
+class AugmentedERM(Method):
     """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), G re-drawn every k epochs.
 
     The same loss and schedule as PEER's proxy without the regulariser. The paper does not say

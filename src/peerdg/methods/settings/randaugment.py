@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from peerdg.config import option
 from peerdg.methods.metadata import MethodSettings
 
-IMPLEMENTED_BY = "peerdg.methods.randaugment:RandAug"
+IMPLEMENTED_BY = "peerdg.methods.randaugment:AugmentedERM"
 ALIASES = {"period": "k"}
 TINY = {"k": 2}
 
