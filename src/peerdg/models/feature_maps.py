@@ -1,0 +1,232 @@
+"""Intermediate features of any network, by forward hooks on the modules that end its stages."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from peerdg.config import did_you_mean
+from peerdg.errors import ConfigError
+from peerdg.models.classifier import Classifier
+
+OUTPUT = "."
+"""Names the encoder itself: its features H(x)."""
+
+TOKEN_GROUPS = 4  # of a transformer's blocks, like the four stages of a convolutional network
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """The output of a module.
+
+    Args:
+        name: The module inside the encoder, as `named_modules` calls it; `"."` is the encoder.
+        shape: Of the output for one image.
+        channel: Which dimension of `shape` holds the channels.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    channel: int
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return self.shape[self.channel]
+
+    @property
+    def broadcast_shape(self) -> tuple[int, ...]:
+        """Shape of one value per channel that broadcasts over a batch of these maps."""
+        sides = (size if place == self.channel else 1 for place, size in enumerate(self.shape))
+        return 1, *sides
+
+
+def find_stages(model: Classifier, size: int) -> list[FeatureMap]:
+    """The output of each stage of a network, found by watching a forward pass.
+
+    - The last map of each resolution above 1 x 1, `[B, C, H, W]` or `[B, H, W, C]`, and not behind
+      dropout. Of ResNet these are `relu` (stem) and `layer1` to `layer4`, of RegNet `stem` and
+      `trunk_output.block1` to `block4`: what timm's `feature_info` lists too. Of the Digits network
+      they are `conv1` and `conv2`; of AlexNet and CaffeNet the map before each pooling and the one
+      after the last; of SqueezeNet the map before each pooling and the last one.
+    - Of a transformer, the end of each quarter of its blocks: `encoder.layers.encoder_layer_2`,
+      `_5`, `_8` and `_11` of ViT-B/16, besides its `conv_proj`.
+    - H(x) itself, if layers with parameters follow the last of these: fully connected ones, or the
+      layer norm of a transformer. The features of a ResNet are only the mean of its last map.
+
+    Args:
+        model: The network; left as it is.
+        size: Side of the images it is shown.
+    """
+    calls = _watch(model, size)
+    ends = {*_last_of_each_resolution(calls), *_last_of_each_quarter(calls)}
+    names = [name for name in calls if name in ends]
+    if not names or _learns_after(names[-1], calls):
+        names.append(OUTPUT)
+    return [_as_map(name, calls[name].output) for name in names]
+
+
+def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[FeatureMap]:
+    """The outputs of the modules called `names`, in this order.
+
+    Raises:
+        ConfigError: If the encoder has no such module, or it does not give one tensor per pass.
+    """
+    calls = _watch(model, size)
+    modules = [OUTPUT, *(name for name, _ in model.encoder.named_modules() if name)]
+    for name in names:
+        if name not in modules:
+            raise ConfigError(
+                f"The network has no module '{name}'.", hint=did_you_mean(name, modules)
+            )
+        if name not in calls:
+            raise ConfigError(
+                f"The module '{name}' does not give one tensor in each pass.",
+                hint=f"Some that do: {', '.join(list(calls)[:8])}.",
+            )
+    if doubled := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"The module '{doubled[0]}' is named twice.")
+    return [_as_map(name, calls[name].output) for name in names]
+
+
+@contextmanager
+def recorded(model: Classifier, names: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+    """Inside the block, collect the outputs of the named modules, one tensor per pass.
+
+    The hooks are gone afterwards, so that copies of the network do not have them. A compiled
+    encoder would ignore them: inside the block it runs as if it were not compiled.
+    """
+    outputs: dict[str, list[Tensor]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        for name, collected in outputs.items():
+            module = _module(model, name)
+            hook = module.register_forward_hook(_append_to(collected))
+            stack.callback(hook.remove)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield outputs
+
+
+_Hook = Callable[[nn.Module, tuple[object, ...], Any], None]
+
+
+def _append_to(collected: list[Tensor]) -> _Hook:
+    def hook(module: nn.Module, inputs: tuple[object, ...], output: Tensor) -> None:
+        collected.append(output)
+
+    return hook
+
+
+def _module(model: Classifier, name: str) -> nn.Module:
+    return model.encoder if name == OUTPUT else model.encoder.get_submodule(name)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A module that gave one tensor in a pass: its shape, and that of what the module was given."""
+
+    module: nn.Module
+    given: tuple[int, ...] | None
+    output: tuple[int, ...]
+
+
+_Calls = dict[str, _Call]
+"""By name, in the order in which the modules ended."""
+
+
+@torch.no_grad()
+def _watch(model: Classifier, size: int) -> _Calls:
+    """What each module that gives one tensor in a pass does with one black image."""
+    names = [OUTPUT, *(name for name, _ in model.encoder.named_modules() if name)]
+    ended: list[tuple[str, _Call | None]] = []
+    modes = {part: part.training for part in model.modules()}
+    device = model.head.weight.device
+    with ExitStack() as stack:
+        for name in names:
+            hook = _module(model, name).register_forward_hook(_note_call(name, ended))
+            stack.callback(hook.remove)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        model.eval().features(torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device))
+    for part, training in modes.items():
+        part.training = training
+    count = Counter(name for name, _ in ended)
+    return {name: call for name, call in ended if call is not None and count[name] == 1}
+
+
+def _note_call(name: str, ended: list[tuple[str, _Call | None]]) -> _Hook:
+    def hook(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+        first = inputs[0] if inputs else None
+        given = tuple(first.shape) if isinstance(first, Tensor) else None
+        call = None
+        if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
+            call = _Call(module, given, tuple(output.shape))
+        ended.append((name, call))
+
+    return hook
+
+
+def _last_of_each_resolution(calls: _Calls) -> list[str]:
+    last: dict[int, str] = {}
+    for name, call in calls.items():
+        side = _side(call.output)
+        is_dropout = isinstance(call.module, nn.modules.dropout._DropoutNd)
+        if side > 1 and name != OUTPUT and not is_dropout and not _is_inside_block(name, calls):
+            last[side] = name
+    return list(last.values())
+
+
+def _last_of_each_quarter(calls: _Calls) -> list[str]:
+    """Of the largest group of like modules whose outputs are tokens."""
+    groups: dict[tuple[str, type[nn.Module]], list[str]] = {}
+    for name, call in calls.items():
+        if name != OUTPUT and len(call.output) == 3 and not _is_inside_block(name, calls):
+            parent = name.rpartition(".")[0]
+            groups.setdefault((parent, type(call.module)), []).append(name)
+    if not groups:
+        return []
+    blocks = max(groups.values(), key=lambda group: (len(group), -group[0].count(".")))
+    quarters = min(TOKEN_GROUPS, len(blocks))
+    return [blocks[len(blocks) * (n + 1) // quarters - 1] for n in range(quarters)]
+
+
+def _is_inside_block(name: str, calls: _Calls) -> bool:
+    """Whether an output only prepares that of an enclosing module, which makes a map of a map.
+
+    So is the first map of a bottleneck that halves the resolution: it still has that of the stage
+    before, without being its end. A sequence is no block, and neither is a module that holds
+    several stages: what has a resolution between those of its input and output may end one.
+    """
+    side = _side(calls[name].output)
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        block = calls.get(".".join(parts[:depth]))
+        if block is None or block.given is None or isinstance(block.module, nn.Sequential):
+            continue
+        before, after = _side(block.given), _side(block.output)
+        if before and after and side != after and not after < side < before:
+            return True
+    return False
+
+
+def _learns_after(name: str, calls: _Calls) -> bool:
+    """Whether a layer with parameters follows the module called `name`."""
+    later = list(calls)[list(calls).index(name) + 1 :]
+    layers = [calls[other].module for other in later if not any(calls[other].module.children())]
+    return any(True for layer in layers for _ in layer.parameters())
+
+
+def _side(shape: tuple[int, ...]) -> int:
+    """The side of a square map in either layout; 0 if it is none."""
+    if len(shape) != 4:
+        return 0
+    _, a, b, c = shape
+    return b if b == c or a == b else 0
+
+
+def _as_map(name: str, output: tuple[int, ...]) -> FeatureMap:
+    shape = output[1:]
+    is_last = len(shape) == 2 or (len(shape) == 3 and shape[0] == shape[1] != shape[2])
+    return FeatureMap(name, shape, channel=len(shape) - 1 if is_last else 0)
