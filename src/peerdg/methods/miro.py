@@ -1,0 +1,196 @@
+"""MIRO: mutual-information regularisation with a frozen copy of the initial network."""
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peerdg.augment.policy import Policy
+from peerdg.errors import ConfigError
+from peerdg.losses.precision import in_full_precision
+from peerdg.methods.base import Batch, Group, Method, OptimizerPlan, RunContext, Terms
+from peerdg.methods.settings.miro import Settings
+from peerdg.methods.views import augment_ahead, augmented_view, both_views
+from peerdg.models.classifier import Classifier
+from peerdg.models.feature_maps import FeatureMap, find_stages, named_maps, recorded
+from peerdg.stages import stage
+
+SMALLEST_VARIANCE = 1e-5
+
+
+class MIRO(Method):
+    """Train F to keep, in each of its stages, what a frozen oracle F⁰ knows about an image.
+
+    Cha et al., "Domain generalization by mutual-information regularization with pre-trained
+    models", ECCV 2022, https://arxiv.org/abs/2203.10789. Minimise over F and the variances v
+
+        L = CE(F(x), y) + λ Σ_l ½ mean[ (f_l - f⁰_l)² / v_l + log v_l ]
+
+    where f_l and f⁰_l are the outputs of stage l of F and F⁰ for the same image. The sum is, up to
+    constants, the negative log-likelihood of f⁰ under a Gaussian around f, and so a variational
+    bound of their mutual information: the mean encoder is the identity, the variance encoder one
+    v per channel that does not depend on the image. The variances learn at ten times F's rate.
+
+    What the paper leaves open for a single source is a field of `Settings`:
+
+    - `views`: F learns clean images only; `"both"` adds the cross-entropy and the regulariser of
+      x̄ = G(x) to those of x, which with λ = 0 is the RandAugment baseline.
+    - `layers`: stem and every stage, as `models.feature_maps.find_stages` finds them in any
+      network; its docstring lists them for each backbone. If layers with parameters follow the
+      last map, fully connected ones, the features H(x) are compared too.
+    - `oracle`: F as the main phase starts, that is after pre-training on the source. The paper's
+      oracle has seen other data only: use `--pretrain.epochs 0` with published weights.
+
+    F⁰ runs in eval mode. The batch normalisation of F is trained as for every other method; the
+    released code freezes it.
+
+    Args:
+        model: F; a frozen copy of it becomes the oracle.
+        settings: Every switch of the method.
+        size: Side of the images; the network is shown one to find its stages.
+        augment: G, re-drawn by `start_epoch`; only for `views="both"`.
+        oracle: F⁰, in place of the copy; the outputs of its layers must have the same shapes.
+
+    Raises:
+        ConfigError: If a named layer is not in the network, or the oracle is another network.
+    """
+
+    if_diverged = ", or the regulariser's weight (--miro.lam)"
+
+    def __init__(
+        self,
+        model: Classifier,
+        settings: Settings | None = None,
+        *,
+        size: int,
+        augment: Policy | None = None,
+        oracle: Classifier | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings or Settings()
+        self.augment = augment or Policy()
+        self.model = model
+        self.oracle = (oracle or copy.deepcopy(model)).requires_grad_(False).eval()
+        maps = self._maps_of(model, size)
+        if oracle is not None:
+            _require_same(maps, self._maps_of(oracle, size))
+        self.layers = [each.name for each in maps]
+        self.variances = nn.ModuleList(Variance(each, self.settings.variance) for each in maps)
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the image size, the augmentation, and the oracle if one is named."""
+        return cls(
+            model,
+            settings,
+            size=context.clean.size or max(context.clean.images.shape[-2:]),
+            augment=context.augment,
+            oracle=context.load_model(settings.oracle) if settings.oracle else None,
+        )
+
+    def optimizers(self) -> dict[str, OptimizerPlan]:
+        """F at the phase's rate, the variances at a multiple of it."""
+        network = [p for p in self.model.parameters() if p.requires_grad]
+        variances = list(self.variances.parameters())
+        groups = [Group(network), Group(variances, rate=self.settings.rate)]
+        return {"main": OptimizerPlan(groups)}
+
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        """x̄ for a few steps ahead."""
+        return augment_ahead(batches, self.augment) if self.settings.augments else batches
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy and weighted regulariser, summed over the trained views."""
+        x, y = batch.images, batch.labels
+        views = [x, augmented_view(batch, self.augment)] if self.settings.augments else [x]
+        with recorded(self.model, self.layers) as maps:
+            logits = self._logits(views)
+        ce = [F.cross_entropy(each, y) for each in logits]
+        regulariser = self._regulariser(maps, views)
+        if self.settings.lam == 0:  # a gradient of zeros could change the last bits of the others
+            regulariser = regulariser.detach()
+        terms = dict(
+            zip(("ce_clean", "ce_augmented"), (each.detach() for each in ce), strict=False)
+        )
+        loss = torch.stack(ce).sum() + self.settings.lam * regulariser
+        return {"loss": loss, **terms, "regulariser": regulariser.detach()}
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """With both views, use the policy of period `epoch // k`."""
+        if not self.settings.augments:
+            return {}
+        return {"policy": self.augment.redraw(epoch // self.settings.k)}
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
+
+    def train(self, mode: bool = True) -> "MIRO":
+        """The oracle stays in eval mode: its features must not depend on the batch."""
+        super().train(mode)
+        self.oracle.eval()
+        return self
+
+    def _logits(self, views: list[Tensor]) -> tuple[Tensor, ...]:
+        if len(views) == 1:
+            return (self.model(views[0]),)
+        _, logits = both_views(self.model, *views, joint=False)
+        return logits
+
+    @stage("regulariser")
+    def _regulariser(self, maps: dict[str, list[Tensor]], views: list[Tensor]) -> Tensor:
+        """Sum over layers and views of the Gaussian term."""
+        with torch.no_grad(), recorded(self.oracle, self.layers) as targets:
+            self.oracle.features(torch.cat(views))
+        terms = [
+            # One pass or two have the same images; the mean over both views is half their sum.
+            len(views) * gaussian_term(torch.cat(maps[name]), targets[name][0], variance())
+            for name, variance in zip(self.layers, self.variances, strict=True)
+        ]
+        return torch.stack(terms).sum()
+
+    def _maps_of(self, model: Classifier, size: int) -> list[FeatureMap]:
+        named = self.settings.layers
+        return find_stages(model, size) if named is None else named_maps(model, size, named)
+
+
+class Variance(nn.Module):
+    """v = softplus(b) + 1e-5 with one learnt b per channel, the same for every image.
+
+    Args:
+        of: The map whose channels have variances.
+        initial: What every v starts from.
+    """
+
+    def __init__(self, of: FeatureMap, initial: float) -> None:
+        super().__init__()
+        b = math.log(math.expm1(initial - SMALLEST_VARIANCE))  # the inverse of softplus
+        self.b = nn.Parameter(torch.full(of.broadcast_shape, b))
+
+    def forward(self) -> Tensor:
+        """The variances, in a shape that broadcasts over maps."""
+        return F.softplus(self.b) + SMALLEST_VARIANCE
+
+
+@in_full_precision
+def gaussian_term(f: Tensor, target: Tensor, variance: Tensor) -> Tensor:
+    """½ mean[ (f - f⁰)² / v + log v ]: the negative log-likelihood of f⁰, less a constant."""
+    return ((f - target).square() / variance + variance.log()).mean() / 2
+
+
+def _require_same(ours: Iterable[FeatureMap], theirs: Iterable[FeatureMap]) -> None:
+    shapes, others = ({each.name: each.shape for each in maps} for maps in (ours, theirs))
+    if shapes != others:
+        raise ConfigError(
+            f"The oracle's layers are {_listed(others)}; the network's are {_listed(shapes)}.",
+            hint="Give a model with the same --backbone, trained at the same image size.",
+        )
+
+
+def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
