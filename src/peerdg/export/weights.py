@@ -43,6 +43,8 @@ class Origin(NamedTuple):
 def origin_of(model: Classifier, backbone: str) -> Origin:
     """How other code makes the network whose weights are exported."""
     classes = len(model.classes)
+    if model.added:  # no other library has a network with these layers
+        return Origin("peerdg", None, ())
     if backbone in _LAST_LAYER:
         code = [f"net = torchvision.models.{backbone}(num_classes={classes})"]
         if backbone == _SQUEEZENET:

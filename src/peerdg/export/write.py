@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,6 +141,8 @@ def _about(model: Classifier, description: Mapping[str, Any], format: Format) ->
         "weights_sha256": description.get("weights_sha256", "unknown"),
         "peerdg": __version__,
     }
+    if model.added:
+        about["added_layers"] = [asdict(layer) for layer in model.added]
     if format == "safetensors":
         origin = origin_of(model, description["backbone"])
         about |= {"library": origin.library, "network": list(origin.code)}
@@ -177,6 +179,7 @@ def _how_to_load(
             "import peerdg, safetensors.torch",
             f"# net: peerdg.build_classifier({json.dumps(description['backbone'])}, classes=...,",
             f"#     mean={mean}, std={std})",
+            *_how_to_add(model),
             f"net.load_state_dict(safetensors.torch.load_file({file}))",
         ]
     return [
@@ -184,6 +187,16 @@ def _how_to_load(
         *origin.code,
         f"net.load_state_dict(safetensors.torch.load_file({file})); net.eval()",
         "logits = net((images / 255 - mean) / std)  # mean and std: in the JSON file beside it",
+    ]
+
+
+def _how_to_add(model: Classifier) -> list[str]:
+    if not model.added:
+        return []
+    layers = ", ".join(map(repr, model.added))
+    return [
+        "from peerdg.models.added import AddedLayer",
+        f"net = net.with_layers([{layers}]); net.eval()",
     ]
 
 

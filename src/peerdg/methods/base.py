@@ -130,6 +130,7 @@ class RunContext:
         period: The method's k: epochs between two snapshots, unless `average` says otherwise.
         epochs: Epochs of the main phase.
         steps: Steps of one of them.
+        image_size: Side of the images that the network sees.
         validation_loss: Loss of a network on the source's validation images, if there are any.
         load_model: Reads a classifier from a run or model folder, e.g. a teacher.
     """
@@ -143,6 +144,7 @@ class RunContext:
     period: int
     epochs: int
     steps: int
+    image_size: int
     validation_loss: ValidationLoss | None
     load_model: Callable[[str], Classifier]
 
@@ -187,6 +189,15 @@ class Method(nn.Module, abc.ABC):
     @abc.abstractmethod
     def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
         """The method around `model`, with its `Settings` and what the run offers."""
+
+    @classmethod
+    def adapt(cls, model: Classifier, settings: Any) -> Classifier:
+        """Change the network before the phase that `settings.adapts_before` names.
+
+        The result shares the encoder of `model`, which stays as it is; `Classifier.with_layers`
+        does that, and makes a stored model load without the method. By default nothing changes.
+        """
+        return model
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
         """Do at once, for a few steps of an epoch, what needs no weights.

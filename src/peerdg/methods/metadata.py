@@ -1,7 +1,7 @@
 """What the rest of the package knows about a method besides its options. Free of torch."""
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from peerdg.config import validate
 
@@ -36,6 +36,18 @@ class MethodSettings:
     def period(self) -> int:
         """Epochs after which the work between epochs repeats: a re-draw, a snapshot."""
         return 1 if self.period_option is None else int(getattr(self, self.period_option))
+
+    @property
+    def adapts_before(self) -> Literal["pretrain", "train"] | None:
+        """Before which phase `Method.adapt` changes the network; None if it never does."""
+        return None
+
+    def check_images(self, side: int) -> None:
+        """Refuse options that do not fit images of this side, before any work is done.
+
+        Raises:
+            ConfigError: If they do not.
+        """
 
     def notes(self, epochs: int) -> list[str]:
         """What a person should know about a legal but surprising choice, for so many epochs."""

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from peerdg.config import check_limits
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.models.added import AddedLayer
+from peerdg.models.bottleneck import GaussianBottleneck
 from peerdg.models.last_layer import find_last_layer
 from peerdg.models.names import MEAN_LIMITS, STD_LIMITS
 
@@ -28,6 +30,7 @@ class Classifier(nn.Module):
         mean: Per-channel mean to subtract, on the scale 0..1.
         std: Per-channel scale to divide by.
         image_size: Side of the only images it takes; None if it takes any.
+        neck: A layer between encoder and head, usually added by a method, see `with_layers`.
     """
 
     mean: Tensor
@@ -42,6 +45,7 @@ class Classifier(nn.Module):
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
         image_size: int | None = None,
+        neck: GaussianBottleneck | None = None,
     ) -> None:
         super().__init__()
         if head.out_features != len(classes):
@@ -54,12 +58,14 @@ class Classifier(nn.Module):
         check_limits(tuple(mean), MEAN_LIMITS, "mean")
         check_limits(tuple(std), STD_LIMITS, "std")
         self.encoder = encoder
+        self.neck = neck
         self.head = head
         self.classes = tuple(classes)
         self.image_size = image_size
         # Not persistent: they are configuration, stored as text beside the weights.
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
+        self._constants = (tuple(mean), tuple(std))
         self._normalise = any(mean) or any(s != 1 for s in std)
 
     @classmethod
@@ -117,17 +123,63 @@ class Classifier(nn.Module):
         """D, the width of the features."""
         return self.head.in_features
 
+    @property
+    def encoder_dim(self) -> int:
+        """Width of what the encoder gives: D, unless a layer was added behind it."""
+        return self.feature_dim if self.neck is None else self.neck.mean.in_features
+
+    @property
+    def added(self) -> tuple[AddedLayer, ...]:
+        """The layers that `with_layers` added, as data."""
+        return () if self.neck is None else (self.neck.as_data,)
+
+    def with_layers(self, layers: Sequence[AddedLayer]) -> "Classifier":
+        """Add layers to the network, with fresh weights and a fresh head behind them.
+
+        The encoder is shared with the result; this classifier stays as it is. One that has these
+        layers already is returned itself.
+
+        Raises:
+            ConfigError: If it has other layers.
+            ValueError: If a layer does not fit behind the encoder.
+        """
+        if self.added == tuple(layers):
+            return self
+        if self.neck is not None or len(layers) != 1:
+            raise ConfigError(
+                "Another layer was added to this network already.",
+                hint="Start from the network without it.",
+            )
+        (layer,) = layers
+        if layer.inputs != self.encoder_dim:
+            raise ValueError(
+                f"the {layer.kind} takes {layer.inputs} features, the encoder has "
+                f"{self.encoder_dim}"
+            )
+        mean, std = self._constants
+        adapted = Classifier(
+            self.encoder,
+            nn.Linear(layer.outputs, len(self.classes)),
+            classes=self.classes,
+            mean=mean,
+            std=std,
+            image_size=self.image_size,
+            neck=GaussianBottleneck(layer.inputs, layer.outputs, noise=layer.noise),
+        )
+        return adapted.to(self.head.weight).train(self.training)
+
     def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
-        """H(x): what the encoder makes of uint8 or [0, 1] images."""
-        features: Tensor = self.encoder(self._prepare(images))
-        return features
+        """H(x): what the encoder, and a layer added to it, make of uint8 or [0, 1] images."""
+        features: Tensor = self.encoder(self.prepare(images))
+        return features if self.neck is None else self.neck(features)
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """C(H(x)): one logit per class."""
         logits: Tensor = self.head(self.features(images))
         return logits
 
-    def _prepare(self, images: Tensor) -> Tensor:
+    def prepare(self, images: Tensor) -> Float[Tensor, "batch 3 h w"]:
+        """Images as the encoder takes them: in its type, normalised."""
         size, dtype = self.image_size, self.head.weight.dtype
         if size is not None and images.shape[-2:] != (size, size):
             raise DataError(

@@ -3,15 +3,17 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from peerdg.errors import DamagedError
+from peerdg.models.added import AddedLayer
 from peerdg.models.names import LARGEST_SIDE, MEAN_LIMITS, STD_LIMITS
 from peerdg.schema import conform, read_json, within
 
 FORMAT = 1
+ADAPTED = 2  # the format of networks with added layers, which older versions cannot build
 HINT = "Copy it again from its origin."
 
 
@@ -84,6 +86,7 @@ class Description:
     stored_size: int | None = within(at_least=1, at_most=LARGEST_SIDE, default=None)
     training: dict[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
+    added_layers: tuple[AddedLayer, ...] = ()
     peerdg: str = ""
     torch: str = ""
 
@@ -97,7 +100,7 @@ def read_description(path: Path) -> dict[str, Any]:
     values = read_json(path, hint=HINT)
     if not isinstance(values, dict) or values.get("sha256") != checksum(values):
         raise DamagedError(f"{path} is not what was saved.", hint=HINT)
-    if values.get("format") != FORMAT:
+    if values.get("format") != (ADAPTED if values.get("added_layers") else FORMAT):
         raise DamagedError(
             f"{path} is of a format that this version of peerdg does not know.",
             hint="Use the version of peerdg that wrote it, or a newer one.",
@@ -109,6 +112,7 @@ def read_description(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} is damaged: {problem}.", hint=HINT)
     values["stored_size"] = about.stored_size or about.image_size
     values["training"] = about.training
+    values["added_layers"] = [asdict(layer) for layer in about.added_layers]
     return values
 
 
@@ -119,6 +123,8 @@ def _problems(about: Description) -> list[str]:
         wrong.append("'classes' must be different names")
     if len(about.mean) != 3 or len(about.std) != 3:
         wrong.append("'mean' and 'std' must have a number for each of three channels")
+    if len({layer.place for layer in about.added_layers}) < len(about.added_layers):
+        wrong.append("'added_layers' has two at one place")
     if about.progress is not None and about.progress.missing:
         wrong.append(f"'progress.{about.progress.missing[0]}' is missing")
     return wrong

@@ -3,13 +3,15 @@
 Files of `model/`:
 
 * `model.safetensors`: the weights
-* `model.json`: backbone, class names, normalisation, image sizes, how it was trained, checksums
+* `model.json`: backbone and added layers, class names, normalisation, image sizes, how it was
+  trained, checksums
 * `MODEL_CARD.md`: the same for a person, written by `peerdg.run.card`; nothing reads it
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ from torch import Tensor, nn
 
 from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
 from peerdg.files import open_regular, replace_atomically, sha256, usual_mode
+from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
-from peerdg.models.description import FORMAT, HINT, checksum, read_description
+from peerdg.models.description import ADAPTED, FORMAT, HINT, checksum, read_description
 from peerdg.models.names import OWN as OWN
 from peerdg.text import visible
 from peerdg.version import __version__
@@ -83,8 +86,9 @@ def describe_model(
         progress: How far it was trained, as `training_progress` gives it; None if that is over.
     """
     return {
-        "format": FORMAT,
+        "format": ADAPTED if model.added else FORMAT,
         "backbone": backbone,
+        **({"added_layers": [asdict(layer) for layer in model.added]} if model.added else {}),
         "classes": list(model.classes),
         "mean": model.mean.flatten().tolist(),
         "std": model.std.flatten().tolist(),
@@ -139,7 +143,7 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
     Args:
         folder: The model folder.
         model: The network to put the weights into, if it was the user's own: a `Classifier`, or
-            the module that one was made of.
+            the module that one was made of; without or with the layers that a method added.
 
     Raises:
         ConfigError: If the network was the user's own and `model` is not given.
@@ -157,7 +161,8 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
     try:
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:
             raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=HINT)
-        _check_header(folder / WEIGHTS, classes=len(description["classes"]))
+        layers = _added_layers(description)
+        _check_header(folder / WEIGHTS, classes=len(description["classes"]), layers=layers)
         if model is None:
             _check_shapes(folder / WEIGHTS, description)
             model = _build(description)
@@ -174,6 +179,7 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
                 f"The network for {folder} has the classes {', '.join(model.classes)}; the weights "
                 f"were trained with {', '.join(description['classes'])}.",
             )
+        model = model.with_layers(layers)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedError(f"The model in {folder} is damaged: {error}.", hint=HINT) from error
@@ -199,10 +205,17 @@ def _require_finite(model: nn.Module, folder: Path) -> None:
             )
 
 
-def _check_header(path: Path, *, classes: int) -> None:
-    """Compare the weights of the head with the number of classes, before a network is made."""
+def _check_header(path: Path, *, classes: int, layers: Sequence[AddedLayer]) -> None:
+    """Compare the weights of head and added layers with the description, before any are made."""
     with safe_open(path, "pt") as file:
         rows = file.get_slice("head.weight").get_shape()[0]
+        for layer in layers:
+            shape = file.get_slice("neck.mean.weight").get_shape()
+            if shape != [layer.outputs, layer.inputs]:
+                raise ValueError(
+                    f"its {layer.kind} has the shape {shape} for {layer.inputs} inputs and "
+                    f"{layer.outputs} outputs"
+                )
     if rows != classes:
         raise ValueError(f"its head has {rows} outputs for {classes} classes")
 
@@ -234,12 +247,17 @@ def _build(description: dict[str, Any]) -> Classifier:
             "This model is a network of your own, which peerdg cannot build.",
             hint="Give it: peerdg.load_model(folder, network=your_classifier).",
         )
-    return build_classifier(
+    network = build_classifier(
         description["backbone"],
         classes=description["classes"],
         mean=description["mean"],
         std=description["std"],
     )
+    return network.with_layers(_added_layers(description))
+
+
+def _added_layers(description: dict[str, Any]) -> list[AddedLayer]:
+    return [AddedLayer(**layer) for layer in description["added_layers"]]
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

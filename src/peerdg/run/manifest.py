@@ -3,8 +3,9 @@
 import platform
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from peerdg.data import VALIDATION
 from peerdg.data.splits import FileHashes, Splits, describe_changes, file_hashes
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import write_json
+from peerdg.models.added import AddedLayer
 from peerdg.run.folder import RunFolder
 from peerdg.run.seen import read_known_images, write_known_images
 from peerdg.run.settings import RunConfig
@@ -28,7 +30,7 @@ def check_manifest(
     run: RunFolder,
     splits: Splits,
     device: torch.device | None = None,
-    inputs: Mapping[str, str] | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the manifest, or compare data, versions and hardware with the one that is there.
 
@@ -145,12 +147,38 @@ def require_same_augmentation(config: RunConfig, run: RunFolder) -> None:
         )
 
 
+def added_record(layers: Sequence[AddedLayer]) -> dict[str, Any]:
+    """What the manifest keeps of layers that a method adds; nothing if there are none."""
+    return {"added_layers": [asdict(layer) for layer in layers]} if layers else {}
+
+
+def require_same_layers(run: RunFolder, layers: Sequence[AddedLayer]) -> None:
+    """Refuse to go on with a run whose network had other layers added to it.
+
+    Raises:
+        ConfigError: If this version of the method changes the network in another way.
+    """
+    started = read_started(run.manifest_file)
+    if started is not None and started.added_layers != tuple(layers):
+        raise ConfigError(
+            f"{run.path} was started with other layers added to its network:\n"
+            f"  then {_named(started.added_layers)}\n  now {_named(layers)}",
+            hint="Start it anew: peerdg train --config "
+            f"{run.config_file} --out {run.path} --overwrite",
+        )
+
+
+def _named(layers: Sequence[AddedLayer]) -> str:
+    names = [f"{layer.kind} {layer.inputs} -> {layer.outputs}" for layer in layers]
+    return ", ".join(names) or "none"
+
+
 def _write_manifest(
     config: RunConfig,
     run: RunFolder,
     splits: Splits,
     hardware: Hardware | None,
-    inputs: Mapping[str, str],
+    inputs: Mapping[str, Any],
 ) -> None:
     write_json(run.files_file, file_hashes(splits))
     write_known_images(run, splits)

@@ -66,10 +66,12 @@ from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, PhasePlan, RunPlan
 from peerdg.run.hardware import find_device, has_bf16
 from peerdg.run.manifest import (
+    added_record,
     check_manifest,
     record_roles,
     require_batch_statistics,
     require_same_augmentation,
+    require_same_layers,
 )
 from peerdg.run.minutes import TimeBudget, fit_epochs, schedule
 from peerdg.run.profile import profiled
@@ -142,12 +144,15 @@ def execute(
     _check_batches(config, splits.train)
     source = Source(splits.train, config.transform, device=device)
     about_weights: list[str] = []
+    config.method_settings.check_images(source.size)
     network = _network(config, model, splits.train.classes, source.size, about_weights.append)
+    network = _adapt(config, network, "pretrain")
+    adapted = _adapt(config, network, "train")  # only to know it: the weights are not there yet
     network.to(device)
     if config.compile:
         network.encoder.compile()
     _check_fit(network, splits, source.size)
-    run.check_space(_space_needed(network))
+    run.check_space(_space_needed(adapted))
     costs: Costs | None = None
     if budget is not None and run.is_new:
         config, costs = _fit_epochs(config, budget, network, source, domains, progress)
@@ -157,7 +162,8 @@ def execute(
     for note in (*notes(config), *_precision_notes(config, device)):
         warnings.warn(note, PeerdgWarning, stacklevel=2)
     run.begin()
-    check_manifest(config, run, splits, device, inputs)
+    check_manifest(config, run, splits, device, {**inputs, **added_record(adapted.added)})
+    require_same_layers(run, adapted.added)
     require_same_augmentation(config, run)
     run.failure_file.unlink(missing_ok=True)
     checkpointer = Checkpointer(run, minutes=config.checkpoint_minutes)
@@ -290,6 +296,15 @@ def _network(
     return as_classifier(given, classes=classes, mean=mean, std=std, image_size=size)
 
 
+def _adapt(config: RunConfig, network: Classifier, phase: str) -> Classifier:
+    """The network as the method changes it before `phase`; itself if it does not."""
+    if config.method_settings.adapts_before != phase:
+        return network
+    method: type[Method] = implementation_of(config.method)
+    with seeded(config.seed, "init", "added"):
+        return method.adapt(network, config.method_settings)
+
+
 def _fingerprints(config: RunConfig, given: nn.Module | None) -> dict[str, str]:
     """What the manifest keeps of inputs that the config only names, see `Inputs`."""
     if isinstance(given, nn.Module):
@@ -320,6 +335,7 @@ def _method_of(
     if phase.name == "pretrain":
         return ERM(model)
     validation = domains.get(VALIDATION)
+    model = _adapt(config, model, phase.name)
     return build_method(config, model, source, images=images, validation=validation)
 
 
@@ -448,6 +464,7 @@ def build_method(
         period=config.method_settings.period,
         epochs=config.train.epochs,
         steps=steps,
+        image_size=source.size,
         validation_loss=_validation_loss(validation, source.size),
         load_model=load_teacher,
     )

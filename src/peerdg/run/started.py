@@ -6,12 +6,13 @@ Free of torch, like the run folder: a changed config is refused before anything 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from peerdg.config import difference
 from peerdg.errors import ConfigError, DamagedError
+from peerdg.models.added import AddedLayer
 from peerdg.run.settings import MAY_CHANGE, RunConfig, hash_of
 from peerdg.schema import read_stored, within
 from peerdg.text import visible
@@ -56,6 +57,7 @@ class Started:
             only the hash.
         hardware: Where it was started; manifests of the first version do not have it.
         augmentation: `peerdg.augment.REVISION`; manifests of the first version do not have it.
+        added_layers: What the method adds to the network.
     """
 
     data: dict[str, str]
@@ -64,6 +66,7 @@ class Started:
     config: dict[str, Any] | None = None
     hardware: Hardware | None = None
     augmentation: int = 1
+    added_layers: tuple[AddedLayer, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,8 @@ def identity(manifest: Path) -> str | None:
     if started is None:
         return None
     inputs = read_inputs(manifest)
-    network = [inputs.network, inputs.network_weights, inputs.weights_sha256]
+    network: list[Any] = [inputs.network, inputs.network_weights, inputs.weights_sha256]
+    network += map(asdict, started.added_layers)
     text = json.dumps([started.config_hash, started.data, network], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

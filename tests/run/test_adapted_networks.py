@@ -1,0 +1,203 @@
+"""A method that changes its network: trained, resumed, stored and compared as that network."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import peerdg
+from peerdg.errors import ConfigError, DamagedError, Stopped
+from peerdg.methods import settings
+from peerdg.methods.base import Method, RunContext
+from peerdg.methods.erm import ERM
+from peerdg.methods.registry import method_names
+from peerdg.models.added import AddedLayer
+from peerdg.models.classifier import Classifier
+from peerdg.models.stored import load_stored
+from peerdg.run.started import identity
+from peerdg.train import loop
+from tests.conftest import tiny_classifier, tiny_splits
+
+METHOD = '''
+from dataclasses import dataclass
+from typing import Literal
+
+from peerdg.config import option
+from peerdg.errors import ConfigError
+from peerdg.methods.metadata import MethodSettings
+
+IMPLEMENTED_BY = "tests.run.test_adapted_networks:Narrow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Cross-entropy through a bottleneck."""
+
+    dim: int = option(5, "width", at_least=1)
+    when: Literal["pretrain", "train"] = option("pretrain", "first phase with the bottleneck")
+    smallest: int = option(1, "side of images", at_least=1)
+
+    @property
+    def adapts_before(self):
+        return self.when
+
+    def check_images(self, side):
+        if side < self.smallest:
+            raise ConfigError(f"Images of {side} pixels are too small.")
+'''
+
+
+class Narrow(ERM):
+    """ERM on an adapted network."""
+
+    shrink = 0
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
+        assert context.image_size == 12
+        return cls(model)
+
+    @classmethod
+    def adapt(cls, model: Classifier, settings: Any) -> Classifier:
+        layer = AddedLayer(
+            kind="gaussian-bottleneck",
+            place="features",
+            inputs=model.encoder_dim,
+            outputs=settings.dim - cls.shrink,
+            noise=0.2,
+        )
+        return model.with_layers([layer])
+
+
+@pytest.fixture(autouse=True)
+def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings" / "narrow.py").write_text(METHOD)
+    monkeypatch.setattr(settings, "__path__", [*settings.__path__, str(tmp_path / "settings")])
+    method_names.cache_clear()
+    yield
+    method_names.cache_clear()
+
+
+def fit(out: Path, *, existing: str = "refuse", when: str = "pretrain", dim: int = 5, **options):
+    model = tiny_classifier(batch_norm=True, dropout=0.3)
+    return peerdg.fit(
+        tiny_splits(), out=out, model=model, existing=existing, method="narrow",
+        pretrain={"epochs": 1, "batch_size": 8},
+        train={"epochs": 2, "batch_size": 8, "lr": 0.01},
+        evaluate_every=1, checkpoint_minutes=0.0,
+        narrow={"dim": dim, "when": when, **options},
+    )  # fmt: skip
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    steps, step = [], loop.train_step
+
+    def counted(*args, **kwargs):
+        steps.append(0)
+        if len(steps) == count:
+            signal.raise_signal(signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "train_step", counted)
+
+
+@pytest.mark.parametrize("when", ["pretrain", "train"])
+def test_an_adapted_run_resumes_exactly_and_loads_without_its_method(when, tmp_path, monkeypatch):
+    whole = fit(tmp_path / "whole", when=when)
+    weights = (whole.path / "model/model.safetensors").read_bytes()
+    for batch in (1, 3, 4, 8):
+        out = tmp_path / f"stopped-{batch}"
+        with monkeypatch.context() as patch:
+            stop_at(patch, batch)
+            with pytest.raises(Stopped):
+                fit(out, when=when)
+        resumed = fit(out, when=when, existing="resume")
+        assert (resumed.path / "model/model.safetensors").read_bytes() == weights, batch
+    loaded, description = load_stored(whole.path / "model", tiny_classifier(batch_norm=True))
+    assert [layer["outputs"] for layer in description["added_layers"]] == [5]
+    images = tiny_splits().validation.images
+    with torch.no_grad():
+        assert torch.equal(loaded(images), whole.model.classifier(images))
+    finished = fit(tmp_path / "whole", when=when, existing="resume")
+    assert finished.model.classifier.added == loaded.added
+
+
+@pytest.mark.parametrize(("when", "width"), [("pretrain", 5), ("train", 8)])
+def test_the_network_changes_before_the_phase_that_the_method_names(
+    when, width, tmp_path, monkeypatch
+):
+    stop_at(monkeypatch, 3)  # the last step of pre-training
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", when=when)
+    stop = sorted((tmp_path / "run/checkpoint").glob("*/"))[-1]
+    found = {k: v for file in stop.glob("*.safetensors") for k, v in load_file(file).items()}
+    assert found["method.model.head.weight"].shape == (3, width)
+
+
+def test_pretraining_of_the_plain_network_is_that_of_every_method(tmp_path, monkeypatch):
+    """So it may be shared: with the change before the main phase, both networks agree."""
+    weights: dict[str, dict[str, torch.Tensor]] = {}
+
+    for name, method in (("narrow", Narrow), ("erm", ERM)):
+        build = method.build.__func__
+
+        def noted(cls, model, settings, context, build=build, name=name) -> Method:
+            weights[name] = {k: v.clone() for k, v in model.encoder.state_dict().items()}
+            return build(cls, model, settings, context)
+
+        monkeypatch.setattr(method, "build", classmethod(noted))
+        own = {"narrow": {"when": "train"}} if name == "narrow" else {}
+        peerdg.fit(
+            tiny_splits(), out=tmp_path / name, model=tiny_classifier(), method=name,
+            pretrain={"epochs": 1, "batch_size": 8}, train={"epochs": 1, "batch_size": 8}, **own,
+        )  # fmt: skip
+    assert all(torch.equal(weights["narrow"][k], v) for k, v in weights["erm"].items())
+
+
+def test_layers_are_part_of_what_a_run_is(tmp_path, monkeypatch):
+    run = fit(tmp_path / "one")
+    manifest = run.path / "manifest.json"
+    about = json.loads(manifest.read_text())
+    assert [layer["outputs"] for layer in about["added_layers"]] == [5]
+    before = identity(manifest)
+    about["added_layers"][0]["outputs"] = 4
+    manifest.write_text(json.dumps(about))
+    assert identity(manifest) != before
+    about["added_layers"][0]["kind"] = "os.system"
+    manifest.write_text(json.dumps(about))
+    with pytest.raises(DamagedError, match="one of gaussian-bottleneck"):
+        identity(manifest)
+
+
+def test_a_run_whose_method_now_changes_the_network_otherwise_is_not_resumed(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5)
+        with pytest.raises(Stopped):
+            fit(tmp_path / "run")
+    monkeypatch.setattr(Narrow, "shrink", 1)
+    with pytest.raises(ConfigError, match="other layers added") as caught:
+        fit(tmp_path / "run", existing="resume")
+    assert "then gaussian-bottleneck 8 -> 5\n  now gaussian-bottleneck 8 -> 4" in str(
+        caught.value.message
+    )
+
+
+def test_options_that_do_not_fit_the_images_are_refused_before_any_work(tmp_path):
+    with pytest.raises(ConfigError, match="Images of 12 pixels are too small"):
+        fit(tmp_path / "run", smallest=13)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_run_without_added_layers_says_nothing_of_them(tmp_path):
+    peerdg.fit(
+        tiny_splits(), out=tmp_path / "erm", model=tiny_classifier(), method="erm",
+        pretrain={"epochs": 0}, train={"epochs": 1, "batch_size": 8},
+    )  # fmt: skip
+    assert "added_layers" not in json.loads((tmp_path / "erm/manifest.json").read_text())
+    assert "added_layers" not in json.loads((tmp_path / "erm/model/model.json").read_text())
