@@ -14,7 +14,7 @@ from peerdg.errors import ConfigError
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
 from peerdg.methods.miro import MIRO, Variance, gaussian_term
-from peerdg.methods.randaugment import RandAug
+from peerdg.methods.randaugment import AugmentedERM
 from peerdg.methods.settings import randaugment
 from peerdg.methods.settings.miro import Settings
 from peerdg.models.backbones import build_classifier
@@ -168,7 +168,7 @@ def test_both_views_without_its_weight_are_randaugment_bit_for_bit(batch_norm):
     model = tiny_classifier(batch_norm=batch_norm, dropout=0.3)
     settings = Settings(lam=0.0, views="both", k=2)
     ours = MIRO(copy.deepcopy(model), settings, size=SIZE, augment=Policy(seed=5))
-    theirs = RandAug(model, randaugment.Settings(k=2), augment=Policy(seed=5))
+    theirs = AugmentedERM(model, randaugment.Settings(k=2), augment=Policy(seed=5))
     for epoch in range(3):
         assert ours.start_epoch(epoch) == theirs.start_epoch(epoch)
         train(ours, ours.prepare(batches(3)))
