@@ -81,12 +81,11 @@ def read_images(
         labels, about = _decode_all(files, shown, facts, side, pixel_limit, add, report)
         return labels, {"name": name, "classes": classes, **about}
 
-    labels = [file.label for file in files]
     contents = [fact.sha256 for fact in facts]
     key = {
         "name": name,
         "contents": _digest(contents),
-        "labels": _digest(labels),
+        "labels": _digest([file.label for file in files]),
         "classes": _digest(classes),
         "side": side,
         "pixel_limit": pixel_limit,

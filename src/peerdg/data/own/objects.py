@@ -1,4 +1,4 @@
-"""Data that is already in Python becomes a `Domain`: arrays, lists, datasets of other libraries.
+"""Make a `Domain` of data in Python: arrays, lists, datasets of other libraries.
 
 Datasets are recognised by what they can do, not by their type, so neither torchvision nor
 Hugging Face's `datasets` is imported here.
@@ -35,7 +35,7 @@ def as_domain(
     classes: Sequence[str] | None = None,
     size: int | None = None,
 ) -> Domain:
-    """`data` as a domain.
+    """Make a domain of `data`.
 
     Args:
         data: A `Domain`; a pair `(images, labels)` of tensors, arrays or lists; a dataset with a
@@ -54,6 +54,22 @@ def as_domain(
     """
     if isinstance(data, Domain):
         return data
+    _refuse_unusable(data, name)
+    if _is_pair(data) and _is_array(data[0]):
+        return _from_arrays(data[0], data[1], name, classes)
+    if _is_pair(data):
+        data = _Pair(*data, name=name)
+    if _is_hugging_face(data):
+        pairs, known = _hugging_face_pairs(data, name)
+    else:
+        pairs, known = _dataset_pairs(data, name), _class_names(data)
+    if len(data) == 0:
+        raise DataError(f"Domain '{name}' has no images.")
+    return _from_pairs(pairs, len(data), name, classes or known, size)
+
+
+def _refuse_unusable(data: Any, name: str) -> None:
+    """Refuse what is neither a pair nor a dataset, and say what to give instead."""
     if isinstance(data, str | Path):
         raise DataError(
             f"'{data}' is a path, not data in memory.",
@@ -67,26 +83,14 @@ def as_domain(
         )
     if _is_pair(data) and not hasattr(data[1], "__iter__"):
         raise DataError(f"The labels of '{name}' are a {_described(data[1])}.", hint=_ALLOWED)
-    if _is_pair(data) and _is_array(data[0]):
-        return _from_arrays(data[0], data[1], name, classes)
-    if _is_pair(data):
-        data = _Pair(*data, name=name)
-    if not hasattr(data, "__len__"):
-        raise DataError(f"A {type(data).__name__} cannot become a domain.", hint=_ALLOWED)
-    if _is_hugging_face(data):
-        pairs, known = _hugging_face_pairs(data, name)
-    elif hasattr(data, "__getitem__"):
-        pairs, known = _dataset_pairs(data, name), _class_names(data)
-    else:
-        hint = "Give its .dataset." if hasattr(data, "dataset") else _ALLOWED
+    if not hasattr(data, "__len__") or not (_is_hugging_face(data) or hasattr(data, "__getitem__")):
+        loader = hasattr(data, "__len__") and hasattr(data, "dataset")
+        hint = "Give its .dataset." if loader else _ALLOWED
         raise DataError(f"A {type(data).__name__} cannot become a domain.", hint=hint)
-    if len(data) == 0:
-        raise DataError(f"Domain '{name}' has no images.")
-    return _from_pairs(pairs, len(data), name, classes or known, size)
 
 
 def _from_arrays(images: Any, labels: Any, name: str, classes: Sequence[str] | None) -> Domain:
-    """Images `[N, 3, H, W]`, `[N, H, W, 3]` or `[N, H, W]`, 0..255 or 0..1."""
+    """Make a domain of images `[N, 3, H, W]`, `[N, H, W, 3]` or `[N, H, W]`, 0..255 or 0..1."""
     pixels = _tensor(images)
     if pixels.ndim == 3:
         pixels = pixels.unsqueeze(1)  # grey
@@ -121,7 +125,7 @@ class _Pair:
 def _from_pairs(
     pairs: _Pairs, count: int, name: str, classes: Sequence[str] | None, size: int | None
 ) -> Domain:
-    """One image after the other, straight into the tensor that will hold them all."""
+    """Decode one image after the other into the tensor that holds them all."""
     report = listener()
     side = _common_size(pairs, name) if size is None else size
     images = np.empty((count, 3, side, side), np.uint8)
@@ -135,7 +139,7 @@ def _from_pairs(
 
 
 def _common_size(pairs: _Pairs, name: str) -> int:
-    """The one small square size that all images share, or 256; stops at the first other size."""
+    """Find the one small square size that all images share, or 256."""
     first: tuple[int, int] | None = None
     for row, (image, _) in enumerate(pairs()):
         size = _picture(image, f"image {row} of '{name}'").size
@@ -146,7 +150,7 @@ def _common_size(pairs: _Pairs, name: str) -> int:
 
 
 def _picture(image: Any, name: str) -> Image.Image:
-    """Whatever a dataset calls an image, upright and RGB."""
+    """Decode whatever a dataset calls an image, upright and RGB."""
     if isinstance(image, Mapping):  # Hugging Face, undecoded
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str):
@@ -203,7 +207,7 @@ def _hugging_face_pairs(data: Any, name: str) -> tuple[_Pairs, Sequence[str] | N
 
 
 def _column(kinds: Mapping[str, str], kind: str, names: Sequence[str], domain: str) -> str:
-    """The one column of that kind, else one with a usual name."""
+    """Find the one column of that kind, else one with a usual name."""
     found = [column for column, there in kinds.items() if there == kind]
     found = found if len(found) == 1 else [n for n in names if n in (found or kinds)]
     if not found:
@@ -215,7 +219,7 @@ def _column(kinds: Mapping[str, str], kind: str, names: Sequence[str], domain: s
 
 
 def _class_names(data: Any) -> Sequence[str] | None:
-    """`.classes` of a dataset, or of the one that a `Subset` is part of."""
+    """Read `.classes` of a dataset, or of the one that a `Subset` is part of."""
     while data is not None:
         names = getattr(data, "classes", None)
         if names is not None:
@@ -259,7 +263,7 @@ def _described(value: Any) -> str:
 def _encode_labels(
     labels: Any, classes: Sequence[str] | None, *, name: str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Class index of each label, int64 `[n]`, and the class names.
+    """Find the class index of each label, int64 `[n]`, and the class names.
 
     Whole numbers index into `classes`; without `classes`, each number that occurs is a class that
     is called after it. Names are looked up in `classes`; without `classes`, each name that occurs
@@ -276,6 +280,20 @@ def _encode_labels(
     numbers = labels if isinstance(labels, Tensor) else _tensor_or_names(labels, name)
     if not isinstance(numbers, Tensor):
         return _encode_names(numbers, classes, name)
+    numbers = _whole_numbers(numbers, name)
+    if classes is not None:
+        return numbers, tuple(map(str, classes))
+    if numbers.numel() and int(numbers.min()) < 0:
+        raise DataError(
+            f"Domain '{name}' has the label {int(numbers.min())}.",
+            hint="Labels count from 0; leave images without a class out.",
+        )
+    found, index = torch.unique(numbers, return_inverse=True)
+    return index, tuple(map(str, found.tolist()))
+
+
+def _whole_numbers(numbers: Tensor, name: str) -> Tensor:
+    """Convert labels to int64 `[n]`."""
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise DataError(
             f"Domain '{name}': labels are {numbers.dtype}, not whole numbers.",
@@ -288,20 +306,11 @@ def _encode_labels(
             f"Domain '{name}': labels have the shape {tuple(numbers.shape)}.",
             hint="Give one class per image; of one-hot labels, labels.argmax(1).",
         )
-    numbers = numbers.detach().cpu().long().contiguous()
-    if classes is not None:
-        return numbers, tuple(map(str, classes))
-    if numbers.numel() and int(numbers.min()) < 0:
-        raise DataError(
-            f"Domain '{name}' has the label {int(numbers.min())}.",
-            hint="Labels count from 0; leave images without a class out.",
-        )
-    found, index = torch.unique(numbers, return_inverse=True)
-    return index, tuple(map(str, found.tolist()))
+    return numbers.detach().cpu().long().contiguous()
 
 
 def _single_label(label: Any, where: str) -> int | str:
-    """A label of one image as a whole number or a name.
+    """Read the label of one image as a whole number or a name.
 
     Raises:
         DataError: If it is neither.

@@ -1,4 +1,4 @@
-"""Digits: learn on MNIST, be judged on SVHN, MNIST-M, SYN and USPS, from the published files.
+"""Digits: train on MNIST, test on SVHN, MNIST-M, SYN and USPS, from the published files.
 
 Any of the targets may be absent. Each point in which the literature differs is a switch of
 `DigitsSettings`; decoded and resized domains are cached per setting.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from peerdg.data.benchmark import DomainReport, inspect
-from peerdg.data.benchmarks.digits.formats import read_labels
+from peerdg.data.benchmarks.digits.formats import Digits, read_labels
 from peerdg.data.benchmarks.digits.sets import (
     DIGITS_SPLITS,
     DigitsSplit,
@@ -38,7 +38,7 @@ _FILTERS = {"lanczos": Image.Resampling.LANCZOS, "bilinear": Image.Resampling.BI
 def load(
     settings: DigitsSettings, *, root: Path | None, targets: Sequence[str] | None = None
 ) -> Splits:
-    """MNIST and those targets that were asked for.
+    """Load MNIST and those targets that were asked for.
 
     Args:
         settings: The protocol's switches.
@@ -66,7 +66,7 @@ def require_source(settings: DigitsSettings, root: Path | None) -> None:
 
 
 def verify(root: Path | None) -> list[DomainReport]:
-    """What is found of every set under `root`, at its published resolution."""
+    """Report what is found of every set under `root`, at its published resolution."""
     root = check_root(root)
     return [_report(part, root) for part in DIGITS_SPLITS]
 
@@ -126,7 +126,7 @@ def _domain(
     settings: DigitsSettings,
     images: range | None = None,
 ) -> Domain:
-    """One domain, from the cache or from its files.
+    """Load one domain, from the cache or from its files.
 
     Args:
         name: The domain.
@@ -138,13 +138,7 @@ def _domain(
     parts = [_locate(name, split, root) for split in splits]
 
     def make() -> Domain:
-        contents = [part.read(files) for part, files in parts]
-        pixels = [content[0] for content in contents]
-        labels = np.concatenate([content[1] for content in contents])
-        if images is not None:
-            index = _pick(images, len(labels), settings)
-            pixels, labels = [pixels[0][index]], labels[index]
-        resized = np.concatenate([_resize(part, settings.resize) for part in pixels])
+        resized, labels = _decode(parts, settings, images)
         return Domain(
             name=name,
             classes=_INFO.classes,
@@ -163,6 +157,21 @@ def _domain(
     return cached_domain(key, make)
 
 
+def _decode(
+    parts: Sequence[tuple[DigitsSplit, list[Path]]],
+    settings: DigitsSettings,
+    images: range | None,
+) -> Digits:
+    """Read, choose and resize the images [n, 32, 32, 3] of some splits, and their labels."""
+    contents = [part.read(files) for part, files in parts]
+    pixels = [content[0] for content in contents]
+    labels = np.concatenate([content[1] for content in contents])
+    if images is not None:
+        index = _pick(images, len(labels), settings)
+        pixels, labels = [pixels[0][index]], labels[index]
+    return np.concatenate([_resize(part, settings.resize) for part in pixels]), labels
+
+
 def _locate(name: str, split: str, root: Path) -> tuple[DigitsSplit, list[Path]]:
     part = next(part for part in DIGITS_SPLITS if (part.domain, part.split) == (name, split))
     files = part.locate(root)
@@ -174,7 +183,7 @@ def _locate(name: str, split: str, root: Path) -> tuple[DigitsSplit, list[Path]]
 
 
 def _pick(images: range, count: int, settings: DigitsSettings) -> NDArray[np.int64]:
-    """The indices in `images`, modulo `count` where they are not for training."""
+    """Choose the indices in `images`, modulo `count` where they are not for training."""
     training = _training_images(settings)
     if training.stop > count:
         raise ConfigError(
@@ -192,7 +201,7 @@ def _pick(images: range, count: int, settings: DigitsSettings) -> NDArray[np.int
 
 
 def _resize(images: NDArray[np.uint8], filter: str) -> NDArray[np.uint8]:
-    """[n, 32, 32, 3]: Pillow's filter on 8-bit values, then grey repeated in three channels.
+    """Resize to [n, 32, 32, 3] by Pillow's filter on 8-bit values; repeat grey in three channels.
 
     One image at a time, because this is the operation that the published protocols name.
     """
@@ -206,7 +215,7 @@ def _resize(images: NDArray[np.uint8], filter: str) -> NDArray[np.uint8]:
 
 
 def _paths(files: Sequence[Path], root: Path) -> tuple[str, ...]:
-    """Where each PNG of MNIST-M is, relative to the root."""
+    """List where each PNG of MNIST-M is, relative to the root."""
     list_file, folder = files
     return tuple((folder / name).relative_to(root).as_posix() for name in read_labels(list_file)[0])
 

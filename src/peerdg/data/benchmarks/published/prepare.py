@@ -67,8 +67,6 @@ def unpack(
             with writing(root / file.name):
                 trees[file].mkdir()
                 shutil.copyfile(file, trees[file] / file.name)
-        if layout.arrange is not None:
-            layout.arrange(list(trees.values()))
         return _move(_moves(layout, trees, root))
 
 
@@ -113,6 +111,8 @@ def _staging(root: Path) -> Iterator[Path]:
 
 def _moves(layout: PublishedLayout, trees: Mapping[Path, Path], root: Path) -> dict[Path, Path]:
     """Plan the moves, from where to where; every part of the set once."""
+    if layout.arrange is not None:
+        layout.arrange(list(trees.values()))
     moves: dict[Path, Path] = {}
     for archive, tree in trees.items():
         domains = _find_domains(layout, tree)

@@ -323,7 +323,7 @@ def test_without_a_place_for_the_cache_images_are_decoded_each_time(root, tmp_pa
 SCRIPT = """
 import sys, resource, warnings
 from pathlib import Path
-from tests.data.test_images import read
+from tests.data.images.test_read import read
 warnings.simplefilter("ignore")
 {before}
 print(read(Path(sys.argv[1]), size=64).fingerprint)

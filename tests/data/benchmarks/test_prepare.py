@@ -10,8 +10,8 @@ from peerdg.data.benchmarks.published import office_home, pacs, terra, vlcs
 from peerdg.data.benchmarks.published.prepare import unpack
 from peerdg.data.registry import benchmark
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
+from tests.data.benchmarks.test_pacs import ALL, write_hdf5, write_lists, write_pacs
 from tests.data.published_files import colour_of, expect, write_domain, write_image
-from tests.data.test_pacs import ALL, write_hdf5, write_lists, write_pacs
 
 
 def zip_tree(folder, archive, *, top=""):
