@@ -11,5 +11,5 @@ CRAFTED = "crafted:"  # begins the names of distorted copies of them, e.g. "craf
 
 
 def is_target(domain: str) -> bool:
-    """Whether records mean a target by this name, and no kind of validation images."""
+    """Tell whether records mean a target by this name, and no kind of validation images."""
     return domain != VALIDATION and not domain.startswith(CRAFTED)

@@ -99,7 +99,7 @@ class Benchmark:
         return (self.source, *self.targets)
 
     def find_domain(self, name: str) -> str | None:
-        """The domain that `name` stands for, whatever its case and separators; None if none."""
+        """Find the domain that `name` stands for, whatever case and separators; None if none."""
         for domain in self.domains:
             if fold(name) in map(fold, (domain, *self.aliases.get(domain, ()))):
                 return domain
@@ -108,7 +108,7 @@ class Benchmark:
     def load(
         self, settings: Any, *, root: Path | None, targets: Sequence[str] | None = None
     ) -> "Splits":
-        """Train, validation and target domains; `targets=None` takes every one that is present."""
+        """Load train, validation and target domains; `targets=None` takes all that are there."""
         source = getattr(settings, "source", self.source)
         others = [domain for domain in self.domains if domain != source]
         chosen = None if targets is None else [self._target(name, others) for name in targets]
@@ -151,13 +151,13 @@ class Benchmark:
             )
 
     def normalisation(self, settings: Any) -> tuple[_Channels, _Channels]:
-        """Mean and scale that the model applies to values 0..1, as the settings ask for."""
+        """Choose mean and scale that the model applies to values 0..1, by the settings."""
         if getattr(settings, "values", "unit") == "centred":
             return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
         return self.mean, self.std
 
     def verify(self, root: Path | None) -> list[DomainReport]:
-        """What is found of each domain under `root`, and what is missing."""
+        """Report what is found of each domain under `root`, and what is missing."""
         verify: Callable[..., list[DomainReport]] = importlib.import_module(self.module).verify
         return verify(root)
 

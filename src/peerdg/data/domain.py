@@ -103,7 +103,7 @@ class Domain:
         return item_hashes(self.images.contiguous().numpy())
 
     def subset(self, index: Tensor, *, name: str | None = None) -> "Domain":
-        """The images at `index`, in that order."""
+        """Take the images at `index`, in that order."""
         rows = index.tolist()
         return replace(
             self,
@@ -117,7 +117,7 @@ class Domain:
     def with_classes(
         self, classes: tuple[str, ...], class_map: Mapping[str, str] | None = None
     ) -> "Domain":
-        """The same images with labels that index into `classes`, matched by name.
+        """Relabel the images by the index into `classes`, matched by name.
 
         Classes that this domain lacks are allowed; classes that `classes` lacks are not.
 

@@ -56,7 +56,7 @@ class BlockDigest:
                 self._close_block()
 
     def hexdigest(self) -> str:
-        """The digest of all bytes so far; call it once, at the end."""
+        """Finish the digest of all bytes; call it once, at the end."""
         if self._room < BLOCK:
             self._close_block()
         return hashlib.sha256(b"".join(self._blocks)).hexdigest()

@@ -166,7 +166,7 @@ BENCHMARKS = {
 
 
 def no_such_data(name: str) -> PeerdgError:
-    """The error for what is neither a data set nor a file or folder that exists.
+    """Make the error for what is neither a data set nor a file or folder that exists.
 
     A misspelt data set is a wrong command (2), everything else is data that is not there (5).
     """
@@ -180,7 +180,7 @@ def no_such_data(name: str) -> PeerdgError:
 
 
 def benchmark(name: str) -> Benchmark:
-    """The benchmark called `name`.
+    """Return the benchmark called `name`.
 
     Raises:
         ConfigError: If there is none, with the nearest name.

@@ -14,7 +14,7 @@ _MOST_CLASSES = 100  # columns; a sheet of thousands cannot be opened
 
 
 def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 64) -> Image.Image:
-    """One block per domain, one column per class, the first `per_class` images of each class.
+    """Draw a block per domain and a column per class, with the first `per_class` images of each.
 
     Of more than 100 classes the first 100 are shown.
 
@@ -52,7 +52,7 @@ def _draw_block(sheet: Image.Image, domain: Domain, top: int, per_class: int, ce
 
 
 def tile(domain: Domain, index: int, cell: int) -> Image.Image:
-    """One image of a domain as a square of side `cell`."""
+    """Draw one image of a domain as a square of side `cell`."""
     image = Image.fromarray(domain.images[index].permute(1, 2, 0).contiguous().numpy())
     smaller = max(image.size) <= cell
     return image.resize(

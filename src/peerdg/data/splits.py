@@ -54,8 +54,8 @@ class Splits:
             source, validation = hold_out(source, validation)
         elif validation is not None:
             validation = as_domain(validation, name="validation", size=side)
-        judged = {name: as_domain(data, name=name, size=side) for name, data in targets.items()}
-        for field, value in (("train", source), ("validation", validation), ("targets", judged)):
+        tested = {name: as_domain(data, name=name, size=side) for name, data in targets.items()}
+        for field, value in (("train", source), ("validation", validation), ("targets", tested)):
             object.__setattr__(self, field, value)
         self._check()
 
@@ -71,11 +71,11 @@ class Splits:
                     f"Domain '{domain.name}' has images of {domain.image_size}, not squares.",
                     hint="Crop or resize them.",
                 )
-        learnt = self.train.labels.unique()
-        if len(learnt) < 2:
+        present = self.train.labels.unique()
+        if len(present) < 2:
             raise DataError(
                 f"Domain '{self.train.name}' has images of one class only "
-                f"('{self.train.classes[int(learnt)]}'); a classifier needs at least two."
+                f"('{self.train.classes[int(present)]}'); a classifier needs at least two."
             )
 
     @property

@@ -34,7 +34,7 @@ Fill = Callable[[Add], tuple[NDArray[np.int64], dict[str, Any]]]
 
 
 def memory_budget() -> int:
-    """Bytes up to which a domain's images are held in memory; larger ones are mapped.
+    """Count the bytes up to which images are held in memory; larger domains are mapped.
 
     `$PEERDG_MEMORY_BUDGET` (bytes, or e.g. `8GB`), else 4 GiB or a quarter of the memory.
     """

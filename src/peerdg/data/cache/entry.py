@@ -109,7 +109,7 @@ class MemorySink:
         self._count += len(images)
 
     def entry(self, labels: NDArray[np.int64], about: dict[str, Any]) -> CacheEntry:
-        """All chunks together."""
+        """Join all chunks to an entry."""
         if self._images is not None:
             images = self._images[: self._count]
         else:
@@ -120,7 +120,7 @@ class MemorySink:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """The values stored with an entry, without reading its images.
+    """Read the values stored with an entry, without its images.
 
     Raises:
         OSError, KeyError, TypeError, ValueError: If the file is not a whole entry.
@@ -131,7 +131,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def read_entry(path: Path, *, key: str, budget: int) -> CacheEntry:
-    """The entry in `path`, if it is whole, undamaged and made for `key`.
+    """Read the entry in `path`, if it is whole, undamaged and made for `key`.
 
     Args:
         path: Its file.
@@ -170,7 +170,7 @@ def _tensor_of(images: NDArray[np.uint8]) -> Tensor:
 
 
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The header and where the data starts, checked against the file's size."""
+    """Read the header and where the data starts; check them against the file's size."""
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= 2**20:
         raise ValueError("not an entry")

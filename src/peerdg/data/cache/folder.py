@@ -27,7 +27,7 @@ _FORGOTTEN_SECONDS = 24 * 3600  # by then a process of that number is another on
 
 
 def cache_folder() -> Path | None:
-    """`$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`; None without a home."""
+    """Find `$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`; None without a home."""
     if chosen := os.environ.get("PEERDG_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -58,7 +58,7 @@ class CachedDomain:
 
 
 def cached_domains(folder: Path) -> list[CachedDomain]:
-    """Every entry, the newest first."""
+    """List every entry, the newest first."""
     found = []
     for path in _files(folder):
         match = _ENTRY.fullmatch(path.name)
@@ -72,7 +72,7 @@ def cached_domains(folder: Path) -> list[CachedDomain]:
 
 
 def clear(folder: Path, name: str | None = None) -> list[Path]:
-    """Remove the entries called `name`, or everything; what was removed.
+    """Remove the entries called `name`, or everything; return what was removed.
 
     Raises:
         OutputError: If a file cannot be removed.
@@ -93,7 +93,7 @@ def clear(folder: Path, name: str | None = None) -> list[Path]:
 
 
 def tidy(folder: Path) -> int:
-    """Remove what killed processes left, and give back the bytes that were freed."""
+    """Remove what killed processes left, and return the bytes that were freed."""
     sizes = {}
     for path in abandoned_files(folder):
         with contextlib.suppress(OSError):

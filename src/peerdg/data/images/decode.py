@@ -1,6 +1,6 @@
 """Any image file becomes an upright RGB image, or an error that names the file and the reason.
 
-Colour profiles are ignored, as in every published training pipeline: the stored values are taken
+Color profiles are ignored, as in every published training pipeline: the stored values are taken
 as they are.
 """
 
@@ -59,7 +59,7 @@ class Decoded(NamedTuple):
 def decode_image(
     source: Path | bytes | Image.Image, *, name: str | None = None, pixel_limit: int = PIXEL_LIMIT
 ) -> Image.Image:
-    """An upright 8-bit RGB image.
+    """Decode an upright 8-bit RGB image.
 
     The EXIF orientation is applied, transparency is laid on white, 16-bit values are scaled from
     their range to 0..255, and of an animation the first frame is taken.
@@ -79,7 +79,7 @@ def decode_image(
 def decode(
     source: Path | bytes | Image.Image, *, name: str | None = None, pixel_limit: int = PIXEL_LIMIT
 ) -> Decoded:
-    """`decode_image`, and whether there is more in the file than its first frame."""
+    """Decode an image, and tell whether the file has more than its first frame."""
     name = name or (str(source) if isinstance(source, Path) else "the image")
     if isinstance(source, Image.Image):
         return Decoded(_to_rgb(source, name, pixel_limit), False)
@@ -89,7 +89,7 @@ def decode(
 
 
 def read_content(path: Path, name: str | None = None) -> bytes:
-    """The bytes of an image file; a pipe or a device, which could block for ever, is refused."""
+    """Read an image file; refuse a pipe or a device, which could block for ever."""
     name = name or str(path)
     try:
         with open_regular(path, follow_links=True) as file:
@@ -105,7 +105,7 @@ def read_content(path: Path, name: str | None = None) -> bytes:
 
 
 def open_header(content: bytes, name: str) -> Image.Image:
-    """Size and mode are known; the pixels stay compressed until the size has been checked."""
+    """Read size and mode; the pixels stay compressed until the size has been checked."""
     if not content:
         raise UnusableImage(name, "the file is empty")
     try:
@@ -170,7 +170,7 @@ def _check_size(image: Image.Image, name: str, pixel_limit: int) -> None:
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What makes the image upright, if its EXIF data says that it is not."""
+    """Find what makes the image upright, if its EXIF data says that it is not."""
     orientation: object = None
     with contextlib.suppress(Exception):  # broken EXIF beside sound pixels: then nothing says how
         orientation = image.getexif().get(ExifTags.Base.Orientation)
@@ -178,7 +178,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 
 
 def _top_value(image: Image.Image) -> int:
-    """What white is in an image of more than 8 bits: some TIFF files have only 12 of 16."""
+    """Find the value of white in more than 8 bits: some TIFF files have only 12 of 16."""
     with contextlib.suppress(Exception):
         (bits,) = image.tag_v2[_BITS_PER_SAMPLE]  # type: ignore[attr-defined]
         if bits == 12:
@@ -187,21 +187,21 @@ def _top_value(image: Image.Image) -> int:
 
 
 def _white_is_zero(image: Image.Image) -> bool:
-    """Whether 0 means white, in TIFF files; Pillow turns such values only up to 8 bits."""
+    """Tell whether 0 means white, in TIFF files; Pillow turns such values only up to 8 bits."""
     with contextlib.suppress(Exception):
         return bool(image.tag_v2[_PHOTOMETRIC] == 0)  # type: ignore[attr-defined]
     return False
 
 
 def _hidden_pixels(image: Image.Image, content: bytes) -> NDArray[np.bool_] | None:
-    """Which pixels of a PNG with 16 bits per colour have the one colour that is transparent.
+    """Find the pixels of a PNG with 16 bits per color that have its one transparent color.
 
-    Pillow keeps only the upper byte of each value, but the colour is meant in both: the same file
+    Pillow keeps only the upper byte of each value, but the color is meant in both: the same file
     read as if its bytes were in the other order gives the lower ones. None for all other images.
     """
-    colour = image.info.get("transparency")
+    color = image.info.get("transparency")
     tiles = getattr(image, "tile", ())
-    if image.format != "PNG" or not isinstance(colour, tuple) or not tiles:
+    if image.format != "PNG" or not isinstance(color, tuple) or not tiles:
         return None
     if tiles[0].args != "RGB;16B":
         return None
@@ -209,11 +209,11 @@ def _hidden_pixels(image: Image.Image, content: bytes) -> NDArray[np.bool_] | No
         again.tile = [tile._replace(args="RGB;16L") for tile in again.tile]
         low = np.asarray(again, np.uint16)
     values = np.asarray(image, np.uint16) << 8 | low
-    return np.asarray((values == np.array(colour)).all(axis=2))
+    return np.asarray((values == np.array(color)).all(axis=2))
 
 
 def _scale_deep_grey(image: Image.Image, name: str, top: int, *, inverted: bool) -> Image.Image:
-    """More than 8 bits over their whole range, where Pillow's own conversion clips at 255."""
+    """Scale more than 8 bits over their whole range; Pillow's own conversion clips at 255."""
     values = np.asarray(image)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > top:

@@ -177,7 +177,7 @@ def _decode_all(
     report("decoding", 0, len(files))
     starts = range(0, len(files), _BATCH)
     with closing(in_parallel(task, starts)) as batches, warnings.catch_warnings():
-        # Pillow warns of odd metadata and of large images; both are ours to judge.
+        # Pillow warns of odd metadata and of large images; both are checked here.
         warnings.simplefilter("ignore")
         for start, batch in zip(starts, batches, strict=True):
             if len(batch.images):

@@ -23,7 +23,7 @@ from peerdg.data.own.listing import Listing, Problem, examples
 from peerdg.data.progress import listener
 
 _PROBES = 64  # values of each image; only where they agree are all pixels compared
-_NEAR_EMPTY = 5  # images below which a class can hardly be learnt or judged
+_NEAR_EMPTY = 5  # images below which a class can hardly be learnt or tested
 _USUAL = {
     ".jpg": "JPEG", ".jpeg": "JPEG", ".jpe": "JPEG", ".jfif": "JPEG", ".png": "PNG",
     ".webp": "WEBP", ".gif": "GIF", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF",
@@ -70,7 +70,7 @@ class FolderReport:
         return [problem for problem in self.problems if problem.severity != "note"]
 
     def domains(self) -> list[DomainReport]:
-        """One report for each part, in the form that benchmarks have."""
+        """Report on each part in the form that benchmarks have."""
         return [
             DomainReport(
                 domain=name,
@@ -186,7 +186,7 @@ def _small_classes(name: str, domain: Domain) -> list[Problem]:
 
 
 def _format_problems(listing: Listing) -> list[Problem]:
-    """Files whose content is of another type than their name says, and many sizes."""
+    """Note files whose content is of another type than their name says, and many sizes."""
     facts = facts_of([item.path for item in listing.items], listener(), root=listing.root)
     renamed = [
         f"{shown_path(item.path, listing.root)} ({fact.format})"
@@ -211,7 +211,7 @@ def _plain(format: str) -> str:
 
 
 def _duplicate_problems(found: Sequence[Duplicate]) -> list[Problem]:
-    """Copies, by what they spoil."""
+    """Note copies, by what they spoil."""
     contradictory = [d for d in found if d.first.label != d.second.label]
     crossing = [d for d in found if d.first.part != d.second.part and d not in contradictory]
     within = [d for d in found if d.first.part == d.second.part and d not in contradictory]
@@ -228,7 +228,7 @@ def _duplicate_problems(found: Sequence[Duplicate]) -> list[Problem]:
 
 
 def _probes(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A few values of each image, spread over it `[n, probes]`."""
+    """Take a few values of each image, spread over it `[n, probes]`."""
     flat = images.reshape(len(images), -1)
     positions = np.linspace(0, flat.shape[1] - 1, min(_PROBES, flat.shape[1])).astype(np.int64)
     return np.ascontiguousarray(flat[:, positions])

@@ -1,4 +1,4 @@
-"""A path that a user typed becomes a listing: a folder of images, or a list file."""
+"""Turn a path that a user typed, a folder or a list file, into a listing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from peerdg.errors import DataError
 
 
 def find_images(path: Path, *, layout: FolderLayout = "auto") -> Listing:
-    """What is in a folder or a list, with all that is wrong with it.
+    """List what is in a folder or a list file, with all that is wrong with it.
 
     A folder whose first level is called train, val, test and the like has splits, not domains.
 

@@ -64,7 +64,7 @@ class _Found:
 
 
 def _walk(root: Path) -> _Found:
-    """Every file below `root`, without asking the disk about each of them."""
+    """Find every file below `root`, without asking the disk about each of them."""
     found = _Found()
     top = os.path.realpath(root)
     stack: list[tuple[str, tuple[str, ...]]] = [(os.fspath(root), ())]
@@ -95,7 +95,7 @@ def _walk(root: Path) -> _Found:
 def _may_follow(
     entry: "os.DirEntry[str]", top: str, place: str, parts: tuple[str, ...], found: _Found
 ) -> bool:
-    """Whether a link stays inside the tree, exists, and does not lead around in a circle."""
+    """Tell whether a link stays inside the tree, exists, and does not lead around in a circle."""
     target = os.path.realpath(entry.path)
     shown = "/".join((*parts, entry.name))
     if os.path.commonpath((top, target)) != top:
@@ -109,7 +109,7 @@ def _may_follow(
 
 
 def _first_level(root: Path, found: _Found, layout: FolderLayout) -> Literal["classes", "domains"]:
-    """What the folders directly under `root` are."""
+    """Decide what the folders directly under `root` are."""
     if layout != "auto":
         return layout
     inside = [parts for parts, _ in found.images if parts]
@@ -153,7 +153,7 @@ def _listing(root: Path, found: _Found, depth: int) -> Listing:
 
 
 def _empty_folders(root: Path, found: _Found, depth: int) -> list[Problem]:
-    """Class folders, or whole domains, in which there is no image at all."""
+    """Find class folders, or whole domains, in which there is no image at all."""
     problems = []
     for level, kind in ((depth, "class"), (1, "domain")) if depth == 2 else ((1, "class"),):
         full = {parts[level - 1] for parts, _ in found.images if len(parts) >= depth}

@@ -37,7 +37,7 @@ class _Row(NamedTuple):
 
 
 def read_list(file: Path) -> Listing:
-    """The images that a list names; paths are relative to the list's folder.
+    """Read the images that a list names; paths are relative to the list's folder.
 
     Raises:
         DataError: If it cannot be read, lacks a column or a value, or names files that are not
@@ -71,7 +71,7 @@ def _check_size(file: Path, size: int) -> None:
 
 
 def _read_rows(file: Path, rows: Iterable[_Row]) -> tuple[list[int], list[ListedImage]]:
-    """Line numbers and images; one file under two labels or in two parts is refused."""
+    """Read line numbers and images; refuse one file under two labels or in two parts."""
     numbers: list[int] = []
     items: list[ListedImage] = []
     first: dict[str, int] = {}
@@ -130,7 +130,7 @@ def _read_json_lines(file: Path, content: BufferedReader) -> Iterator[_Row]:
 
 
 def _read_parquet(file: Path, content: BufferedReader) -> Iterator[_Row]:
-    """The needed columns alone, some rows at a time; texts stay in dictionaries until checked."""
+    """Read the needed columns, some rows at a time; texts stay in dictionaries until checked."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -157,7 +157,7 @@ def _read_parquet(file: Path, content: BufferedReader) -> Iterator[_Row]:
 
 
 def _check_type(file: Path, name: str, kind: Any) -> bool:
-    """Whether the column is text; an error if it is neither text nor numbers."""
+    """Tell whether the column is text; refuse what is neither text nor numbers."""
     from pyarrow import types
 
     while types.is_dictionary(kind):
@@ -170,14 +170,14 @@ def _check_type(file: Path, name: str, kind: Any) -> bool:
 
 
 def _unpacked_bytes(metadata: Any, columns: Sequence[str]) -> int:
-    """Bytes of the columns once unpacked, as the file's own directory has them."""
+    """Sum the bytes of the columns once unpacked, as the file's own directory has them."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     parts = (group.column(place) for group in groups for place in range(group.num_columns))
     return sum(part.total_uncompressed_size for part in parts if part.path_in_schema in columns)
 
 
 def _check_lengths(file: Path, name: str, column: Any) -> None:
-    """A text of a megabyte may stand in the dictionary once and in a million rows."""
+    """Refuse long texts: one may stand in the dictionary once and in a million rows."""
     from pyarrow import compute
 
     texts = column.dictionary if hasattr(column, "dictionary") else column
@@ -206,7 +206,7 @@ def _numbered(file: Path, entries: Iterable[tuple[int, Any]], what: str) -> Iter
 
 
 def _columns(file: Path, header: Sequence[str]) -> dict[str, str]:
-    """Which column of the list holds what."""
+    """Find which column of the list holds what."""
     there = {name.strip().lower(): name for name in header}
     found = {}
     for meaning, names in COLUMNS.items():
@@ -244,7 +244,7 @@ def _refuse_other_columns(file: Path, row: _Row, columns: Mapping[str, str], *, 
 
 
 def _text(file: Path, row: _Row, meaning: str, column: str) -> str:
-    """One value as text; empty if there is none.
+    """Read one value as text; empty if there is none.
 
     Raises:
         DataError: If it is neither text nor a number, or no text that a record could hold.

@@ -87,7 +87,7 @@ class Listing:
         return tuple(split for split in ("train", "validation", "test") if split in found)
 
     def part(self, *, domain: str | None = None, split: Split | None = None) -> "Listing":
-        """The images of one domain or one split; None takes all."""
+        """Take the images of one domain or one split; None takes all."""
         items = tuple(
             item
             for item in self.items
@@ -102,7 +102,7 @@ class Listing:
         name: str,
         class_map: Mapping[str, str] | None = None,
     ) -> list[ImageFile]:
-        """The images with labels that index into `classes`, matched by name through `class_map`.
+        """Label the images by the index into `classes`, matched by name through `class_map`.
 
         Raises:
             DataError: If an image belongs to a class that `classes` lacks.
@@ -113,7 +113,7 @@ class Listing:
         return [ImageFile(item.path, index[item.label]) for item in self.items]
 
     def require(self, *, training: bool) -> "Listing":
-        """This listing, if nothing forbids its use.
+        """Return this listing if nothing forbids its use.
 
         Raises:
             DataError: With everything that does.
@@ -130,7 +130,7 @@ class Listing:
 
 
 def class_problems(items: Iterable[ListedImage], where: str) -> list[Problem]:
-    """What is wrong with the classes of some images, however they were listed."""
+    """Find what is wrong with the classes of some images, however they were listed."""
     counts = Counter(item.label for item in items)
     problems = [
         Problem(
@@ -156,7 +156,7 @@ def class_problems(items: Iterable[ListedImage], where: str) -> list[Problem]:
 
 
 def readable(name: str) -> str:
-    """A name from the disk as text that any record can hold.
+    """Turn a name from the disk into text that any record can hold.
 
     Composed characters: one system stores ü as one character, another as two.
     """
@@ -164,7 +164,7 @@ def readable(name: str) -> str:
 
 
 def examples(names: Sequence[str]) -> str:
-    """The first of many names, for a message."""
+    """Name the first of many, for a message."""
     more = f" and {len(names) - _EXAMPLES:,} more" if len(names) > _EXAMPLES else ""
     return ", ".join(names[:_EXAMPLES]) + more
 

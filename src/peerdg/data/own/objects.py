@@ -245,7 +245,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_pair(data: Any) -> bool:
-    """Whether it is `(images, labels)`, not a sequence of two items `(image, label)`."""
+    """Tell whether it is `(images, labels)`, not two items `(image, label)`."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         return False
     return _is_array(data[0]) or (isinstance(data, tuple) and isinstance(data[0], list))

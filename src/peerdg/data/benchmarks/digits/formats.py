@@ -1,6 +1,6 @@
 """The published file formats of the digit sets: idx, libsvm text, MATLAB v5, a folder of PNGs.
 
-Each reader gives grey [n, h, w] or colour [n, h, w, 3] uint8 images and labels 0..9, and refuses
+Each reader gives grey [n, h, w] or color [n, h, w, 3] uint8 images and labels 0..9, and refuses
 a file that is damaged or of another kind. None of them opens a pickle.
 """
 

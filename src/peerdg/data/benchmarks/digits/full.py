@@ -114,7 +114,7 @@ def _training_images(settings: DigitsSettings) -> range:
 
 
 def _holdout_images(settings: DigitsSettings) -> range:
-    """The images after the training ones; `_pick` goes on at the first image after the last."""
+    """Choose the images after the training ones; `_pick` goes on at the first after the last."""
     stop = settings.first + settings.train
     return range(stop, stop + _HOLDOUT)
 

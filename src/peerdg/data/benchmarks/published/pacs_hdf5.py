@@ -41,10 +41,10 @@ def load_hdf5(
         targets = [name for name in others if (name, "test") in files]
     domain = _Reader(layout, root, files)
     train, validation = _source(settings, layout, domain)
-    judged = {name: domain(name, "test") for name in targets}
+    tested = {name: domain(name, "test") for name in targets}
     if settings.test == "random":
-        judged = {name: _part(layout, whole, settings, 0) for name, whole in judged.items()}
-    return Splits(train=train, validation=validation, targets=judged)
+        tested = {name: _part(layout, whole, settings, 0) for name, whole in tested.items()}
+    return Splits(train=train, validation=validation, targets=tested)
 
 
 def require_hdf5(settings: PacsSettings, layout: PublishedLayout, root: Path) -> None:
@@ -166,7 +166,7 @@ def read_hdf5(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _plain(content: Any, name: str) -> Any:
-    """A data set inside the file itself; links to other files are not followed."""
+    """Open a data set inside the file itself; do not follow links to other files."""
     import h5py
 
     link = content.get(name, getlink=True)

@@ -86,7 +86,7 @@ def _layout(data: Benchmark) -> PublishedLayout:
 
 
 def _single_place(layout: PublishedLayout, file: Path) -> str | None:
-    """The folder for a file that is not an archive but a part of the set by itself."""
+    """Find the folder for a file that is not an archive but a part of the set by itself."""
     if not file.is_file():
         raise DamagedError(f"There is no archive {file}.")
     name = file.name.lower()
@@ -95,7 +95,7 @@ def _single_place(layout: PublishedLayout, file: Path) -> str | None:
 
 @contextlib.contextmanager
 def _staging(root: Path) -> Iterator[Path]:
-    """A folder on the disk of `root` that is gone afterwards."""
+    """Make a folder on the disk of `root` and remove it afterwards."""
     folder = root / f"{TEMPORARY}prepare-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     made = not root.exists()
     with writing(root):
