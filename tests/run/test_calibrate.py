@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 import peerdg
+from peerdg.methods.registry import method_names, tiny_options_of
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
 from peerdg.run.forecast import Costs
@@ -20,11 +21,7 @@ from peerdg.train.source import Source
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.reliability.tiny_run import OPTIONS
 
-METHODS: dict[str, dict[str, Any]] = {
-    "peer": {"method": "peer", "peer": OPTIONS["peer"]},
-    "randaugment": {"method": "randaugment", "randaugment": {"k": 2}},
-    "erm": {"method": "erm"},
-}
+METHODS = method_names()
 
 
 def measured(model: Classifier, options: dict[str, Any], images: int = 96) -> Costs:
@@ -38,7 +35,8 @@ def measured(model: Classifier, options: dict[str, Any], images: int = 96) -> Co
 
 def options_of(method: str) -> dict[str, Any]:
     common = {key: OPTIONS[key] for key in ("pretrain", "train", "threads")}
-    return {**common, **METHODS[method]}
+    tiny = tiny_options_of(method)
+    return {**common, "method": method, **({method: tiny} if tiny else {})}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -43,12 +43,14 @@ class Machine:
                 if epoch % phase.period == 0:
                     self.spend(cost.period / 2)
                 forecast.enter("training")
-                for step in range(1, phase.steps + 1):
+                for step in range(1, phase.steps_of(epoch) + 1):
                     self.spend(cost.step)
                     forecast.step(epoch, step)
                 forecast.enter("end of epoch")
                 if (epoch + 1) % phase.period == 0:
                     self.spend(cost.period / 2)
+                if phase.growth:
+                    self.spend(cost.growth * phase.growth[epoch])
                 if epoch + 1 in phase.evaluations:
                     forecast.enter("evaluation")
                     self.spend(self.costs.evaluation)
@@ -108,6 +110,81 @@ def test_without_costs_it_is_within_a_quarter_from_the_third_epoch_of_the_last_p
     machine = Machine(plan, true_costs(finish=0.01), noise=0.2, seed=seed)
     found = ratios(machine, Forecast(plan, clock=lambda: machine.now))
     assert all(0.75 < ratio < 1.25 for *_, ratio in found[2:-1]), found
+
+
+GROWING = RunPlan(
+    (
+        PhasePlan(
+            "train", epochs=6, steps=10, evaluations=(0, 3, 6),
+            epoch_steps=(10, 10, 20, 40, 40, 40), growth=(0.0, 1.0, 2.0, 0.0, 0.0, 0.0),
+        ),
+    )
+)  # fmt: skip
+
+
+def growing_costs(factor: float = 1.0) -> Costs:
+    phases = {"train": PhaseCosts(0.3 * factor, 1.0 * factor, growth=60.0 * factor)}
+    return Costs(phases, evaluation=5.0 * factor, finish=2.0 * factor)
+
+
+def test_a_growing_pool_has_more_steps_and_the_time_to_make_its_images():
+    expected = (10 + 10 + 20 + 40 + 40 + 40) * 0.3 + 6 * 1.0 + 3 * 60.0 + 3 * 5.0 + 2.0
+    assert growing_costs().of_run(GROWING) == pytest.approx(expected)
+    machine = Machine(GROWING, growing_costs())
+    list(machine.run(Forecast(GROWING, clock=lambda: machine.now)))
+    assert machine.now == pytest.approx(expected)
+
+
+def test_with_true_costs_the_time_left_of_a_growing_pool_is_right():
+    machine = Machine(GROWING, growing_costs())
+    forecast = Forecast(GROWING, growing_costs(), clock=lambda: machine.now)
+    for phase, epoch, ratio in ratios(machine, forecast):
+        assert ratio == pytest.approx(1, abs=0.03), (phase, epoch)
+
+
+def test_images_that_were_made_once_are_not_expected_after_every_epoch():
+    machine = Machine(GROWING, growing_costs())
+    forecast = Forecast(GROWING, growing_costs(0.2), clock=lambda: machine.now)
+    found = ratios(machine, forecast)
+    assert all(0.9 < ratio < 1.1 for _, epoch, ratio in found if epoch >= 2), found
+
+
+def test_while_images_are_made_the_time_left_runs_down():
+    now = 0.0
+    forecast = Forecast(GROWING, growing_costs(), clock=lambda: now)
+    forecast.start_phase("train", epochs=1, steps=0)
+    for step in range(1, 11):
+        forecast.enter("training") if step == 1 else None
+        now += 0.3
+        forecast.step(1, step)
+    forecast.enter("end of epoch")
+    before = forecast.left()
+    now += 20
+    assert forecast.left() == pytest.approx(before - 20)
+    now += 100  # longer than expected: nothing is promised of the rest
+    assert forecast.left() == pytest.approx(before - 60)
+
+
+@pytest.mark.parametrize("really", [4, 30])
+def test_epochs_of_another_length_than_planned_are_counted_as_epochs(really: int):
+    """A method may add or drop images without having said so."""
+    plan = RunPlan((PhasePlan("train", epochs=3, steps=10, evaluations=(0, 1, 2, 3)),))
+    now = 0.0
+    forecast = Forecast(plan, clock=lambda: now)
+    forecast.start_phase("train", epochs=0, steps=0)
+    shares = []
+    for epoch in range(3):
+        forecast.enter("training")
+        for step in range(1, really + 1):
+            now += 1.0
+            forecast.step(epoch, step)
+        forecast.enter("end of epoch")
+        forecast.enter("evaluation")
+        now += 1.0
+        forecast.enter("start of epoch")
+        shares.append(forecast.share())
+    assert shares == sorted(shares)
+    assert forecast.left() == pytest.approx(0)
 
 
 def test_nothing_is_promised_before_anything_is_known():

@@ -118,7 +118,7 @@ def test_an_interrupted_snapshot_leaves_the_average_as_it_was():
         if next(calls) == 2:
             raise NumericalError("interrupted")
 
-    with clean.interruptible(interrupt), pytest.raises(NumericalError):
+    with clean.work.interruptible(interrupt), pytest.raises(NumericalError):
         average.add(tiny_classifier(batch_norm=True, seed=2))
     after = average.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())

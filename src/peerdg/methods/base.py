@@ -2,7 +2,7 @@
 
 import abc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -17,6 +17,8 @@ from peerdg.averages.settings import AverageSettings
 from peerdg.errors import PeerdgWarning
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.images import as_bytes
+from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.methods.work import Part
 from peerdg.models.classifier import Classifier
 
 Terms = dict[str, Tensor]
@@ -108,10 +110,14 @@ class Outcome:
     Args:
         records: What to record, as plain values.
         reset: Names of optimizers that forget their state.
+        add: Images to add to the training pool; the next epoch learns from them, too.
+        drop: How many of the earlier additions leave the pool, the oldest first.
     """
 
     records: dict[str, Any] = field(default_factory=dict)
     reset: tuple[str, ...] = ()
+    add: PoolImages | None = None
+    drop: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,8 @@ class RunContext:
         seed: The run's seed.
         augment: The augmentation G of the run.
         average: Which averages follow the trained network, and their options.
-        clean: All clean training images, in shuffled chunks that know their rows.
+        clean: All clean images of the source, in shuffled chunks that know their rows and labels.
+        pool: What the run learns from: the images of the source, and those that a method added.
         batch_statistics: How batch-normalised networks are evaluated: with statistics of `clean`,
             or `"trained"`: with those that training left.
         passes: How often each of them is seen in an epoch, on average; 0 if no image ever looks
@@ -139,6 +146,7 @@ class RunContext:
     augment: Policy
     average: AverageSettings
     clean: CleanImages
+    pool: TrainingPool
     batch_statistics: Literal["clean", "trained"]
     passes: float
     period: int
@@ -147,6 +155,19 @@ class RunContext:
     image_size: int
     validation_loss: ValidationLoss | None
     load_model: Callable[[str], Classifier]
+
+    def chunks(self, parts: Collection[Part], what: str = "") -> Iterator[Part]:
+        """Iterate over the parts of long work at the start or end of an epoch.
+
+        Before each part the run shows how far the work is, and may stop: it then goes on later
+        from the epoch's last step, and does the work again from its beginning. So the work must
+        leave the method as it was until all parts are done.
+
+        Args:
+            parts: What to do one after the other; loops may be nested.
+            what: What is being done, for the display, e.g. `"perturbing"`.
+        """
+        return self.clean.work.chunks(parts, what)
 
     def make_average(self, kind: str, model: Classifier) -> Average:
         """An average of one of the kinds that the run asks for."""

@@ -1,7 +1,7 @@
 """All clean training images in a fixed shuffled order: for batch statistics and task features."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from peerdg.augment.base import resize
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.methods.images import as_bytes
+from peerdg.methods.work import Work
 from peerdg.models.classifier import images_per_pass
 from peerdg.rng import generator_for
 
@@ -37,12 +38,22 @@ class CleanImages:
     Args:
         images: All training images, stored in any order.
         size: Side to which they are squashed; None leaves them as they are.
+        labels: Their classes, for those who ask for `labelled` chunks.
+
+    Attributes:
+        work: Every pass over the chunks is part of it.
 
     Raises:
         DataError: With fewer than two images.
     """
 
-    def __init__(self, images: UInt8[Tensor, "n 3 h w"], size: int | None = None) -> None:
+    def __init__(
+        self,
+        images: UInt8[Tensor, "n 3 h w"],
+        size: int | None = None,
+        *,
+        labels: Int64[Tensor, " n"] | None = None,
+    ) -> None:
         count = len(images)
         if count < 2:
             raise DataError(
@@ -51,6 +62,8 @@ class CleanImages:
             )
         self.images = images
         self.size = size
+        self.labels = labels
+        self.work = Work()
         side = size or max(images.shape[-2:])
         # Not fewer for larger images: statistics of a few images are worse. Training holds as many.
         largest = images_per_pass(min(side, 256))
@@ -60,23 +73,22 @@ class CleanImages:
         self.rows = tuple(
             rows.sort().values.to(images.device) for rows in order.tensor_split(chunks)
         )
-        self._before_chunk: Callable[[], None] = lambda: None
-
-    @contextmanager
-    def interruptible(self, before_chunk: Callable[[], None]) -> Iterator[None]:
-        """Inside the block, call `before_chunk` before each chunk; it may raise to stop there."""
-        self._before_chunk, before = before_chunk, self._before_chunk
-        try:
-            yield
-        finally:
-            self._before_chunk = before
 
     def chunks(self) -> Iterator[tuple[Int64[Tensor, " chunk"], UInt8[Tensor, "chunk 3 h w"]]]:
         """The rows of each chunk in `images`, and the images at these rows."""
-        for rows in self.rows:
-            self._before_chunk()
+        for rows in self.work.chunks(self.rows):
             images = self.images[rows]
             yield rows, images if self.size is None else resize(images, self.size)
+
+    def labelled(self) -> Iterator[tuple[UInt8[Tensor, "chunk 3 h w"], Int64[Tensor, " chunk"]]]:
+        """The images of each chunk and their classes.
+
+        Raises:
+            DataError: If the classes were not given.
+        """
+        if self.labels is None:
+            raise DataError("The clean images were given without labels.")
+        return ((images, self.labels[rows]) for rows, images in self.chunks())
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "chunk 3 h w"]]:
         return (images for _, images in self.chunks())

@@ -1,12 +1,19 @@
 """What the rest of the package knows about a method besides its options. Free of torch."""
 
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from peerdg.config import validate
 
 OFF = "none"
 """The value of an option that switches its component off, see `part_of` of `config.option`."""
+
+
+class PoolChange(NamedTuple):
+    """How the training pool changes at the end of an epoch."""
+
+    added: int
+    dropped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,17 @@ class MethodSettings:
         Raises:
             ConfigError: If they do not.
         """
+
+    def pool_changes(self, images: int, epochs: int) -> tuple[PoolChange, ...]:
+        """How many images enter and leave the training pool after each epoch; () if none ever do.
+
+        From this a run knows in advance how much memory, disk and time it needs.
+
+        Args:
+            images: Images of the source.
+            epochs: Epochs of the main phase.
+        """
+        return ()
 
     def notes(self, epochs: int) -> list[str]:
         """What a person should know about a legal but surprising choice, for so many epochs."""

@@ -98,6 +98,14 @@ def calibrate(
     return Costs(phases, evaluation=per_image * evaluated_images + recalibration, finish=finish)
 
 
+class _Enough(Exception):
+    """Long work was tried for long enough; carries the seconds that all of it would take."""
+
+    def __init__(self, expected: float) -> None:
+        super().__init__(expected)
+        self.expected = expected
+
+
 class _Trial:
     """Times a method on a sample of the source."""
 
@@ -110,13 +118,38 @@ class _Trial:
         self.guard = Guard(self.state)
 
     def costs(self, images: int, seconds: float) -> PhaseCosts:
-        """Of a step, and of the work between the epochs of a period with `images` images."""
+        """Of a step, and of the work between epochs with `images` images.
+
+        That is the work of a period, and for a method that adds images to the training pool, to
+        make as many as the source has.
+        """
         period, batch_size = self.trial.plan.period, self.trial.settings.batch_size
         self.method.train()
         start = _timed(lambda: self.method.start_epoch(0), self.sample.device)
         step = self._step_seconds(batch_size, seconds, redraw=start < seconds / MOST_STEPS)
-        end = _timed(lambda: self._end_epoch(period - 1), self.sample.device)
-        return PhaseCosts(step=step, period=(start + end) * images / len(self.sample))
+        scale = images / len(self.sample)
+        growth = self.trial.plan.growth
+        if not any(growth):
+            end = self._end_seconds(period - 1, seconds)
+            return PhaseCosts(step=step, period=(start + end) * scale)
+        first = next(epoch for epoch, added in enumerate(growth) if added)
+        end = self._end_seconds(first, seconds)
+        return PhaseCosts(step=step, period=start * scale, growth=end * scale / growth[first])
+
+    def _end_seconds(self, epoch: int, seconds: float) -> float:
+        """Of the end of an epoch; of long work only its first parts are done."""
+        work, began = self.sample.clean.work, time.perf_counter()
+
+        def stop_if_long() -> None:
+            spent = time.perf_counter() - began
+            if spent > seconds and work.share:
+                raise _Enough(spent / work.share)
+
+        try:
+            with work.interruptible(stop_if_long):
+                return _timed(lambda: self._end_epoch(epoch), self.sample.device)
+        except _Enough as enough:
+            return enough.expected
 
     def _end_epoch(self, epoch: int) -> None:
         self.method.end_epoch(epoch)

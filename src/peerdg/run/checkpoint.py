@@ -5,6 +5,8 @@ Files of `checkpoint/1000004000020/`, named by phase, epoch and step:
 * `tensors.safetensors`: weights, optimizer, sums of the current epoch
 * `state.json`: position, optimizer options, length of the records
 * `MANIFEST.json`: size and SHA-256 of both; written last
+
+Images that a method added to the training pool are in `checkpoint/pool/`; `state.json` names them.
 """
 
 import contextlib
@@ -27,7 +29,9 @@ from peerdg.files import (
     sha256,
     writing,
 )
+from peerdg.methods.pool import PoolImages
 from peerdg.models.stored import save_tensors
+from peerdg.run.pool_files import POOL, load_addition, remove_unnamed
 from peerdg.schema import conform, read_json, within
 
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
@@ -55,6 +59,7 @@ class Position:
     step: int = within(at_least=0, at_most=10**6)
     metrics_bytes: int = within(at_least=0)
     evaluated: bool = True  # versions without the key never stopped inside an evaluation
+    pool: list[str] | None = None  # digests of added images; not in versions without a pool
     run: str | None = None  # `peerdg.run.started.identity`; the first versions did not write it
 
 
@@ -65,12 +70,15 @@ class Checkpoint:
     path: Path
     tensors: dict[str, Tensor]
     state: dict[str, Any]
+    additions: tuple[PoolImages, ...] = ()
 
 
 def save_checkpoint(
     folder: Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]
 ) -> None:
-    """Write checkpoint `number`, then remove all but the newest `KEEP`.
+    """Write checkpoint `number`, then remove all but the newest `KEEP`, and what only they named.
+
+    Images of the pool that `state` names have to be there already.
 
     Raises:
         DamagedError: If `folder` has become a link: nothing is written or removed through it.
@@ -95,6 +103,11 @@ def save_checkpoint(
         with writing(old):
             old.rename(gone)
         remove(gone)
+    try:
+        named = {digest for path in checkpoints(folder) for digest in _named_images(path)}
+    except DamagedError:  # nobody knows what a damaged checkpoint named
+        return
+    remove_unnamed(folder, named)
 
 
 def checkpoint_name(number: int) -> str:
@@ -134,10 +147,23 @@ def load_checkpoint(path: Path) -> Checkpoint:
         for name in (TENSORS, STATE):
             if name not in manifest or _describe(path / name) != asdict(manifest[name]):
                 raise DamagedError(f"{path / name} is not what was saved.")
-        state = read_json(path / STATE)
-        return Checkpoint(path=path, tensors=load_file(path / TENSORS), state=state)
+        tensors, state = load_file(path / TENSORS), read_json(path / STATE)
+        additions = tuple(load_addition(path.parent, digest) for digest in _named_images(path))
+        return Checkpoint(path=path, tensors=tensors, state=state, additions=additions)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise DamagedError(f"Checkpoint {path} is damaged: {error}.") from error
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What is needed of `state.json` to find images of the pool."""
+
+    pool: list[str] | None = None
+
+
+def _named_images(path: Path) -> list[str]:
+    """Digests of the pool's images that a checkpoint names, in order."""
+    return conform(_Named, read_json(path / STATE), path / STATE).pool or []
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -155,7 +181,8 @@ _LEFTOVER = re.compile(
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed process had begun to write, and nothing else of that kind of name."""
-    for place in (folder, *(folder / name for name in ("checkpoint", "model", "snapshots"))):
+    names = ("checkpoint", f"checkpoint/{POOL}", "model", "snapshots")
+    for place in (folder, *(folder / name for name in names)):
         for path in place.iterdir() if place.is_dir() else ():
             if _LEFTOVER.fullmatch(path.name):
                 remove(path)

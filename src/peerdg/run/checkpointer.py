@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from peerdg.errors import DamagedError
+from peerdg.methods.pool import PoolImages
 from peerdg.run.background import Background
 from peerdg.run.checkpoint import (
     PHASES,
@@ -18,6 +19,7 @@ from peerdg.run.checkpoint import (
     save_checkpoint,
 )
 from peerdg.run.folder import RunFolder
+from peerdg.run.pool_files import has_addition, store_addition
 from peerdg.run.started import identity
 from peerdg.schema import conform
 from peerdg.stages import stage
@@ -45,6 +47,8 @@ class Checkpointer:
         remove_leftovers(run.path)
         self._pending, damaged = load_newest(run.checkpoints)
         self.problems = [f"{problem} The one before it is used." for problem in damaged]
+        additions = () if self._pending is None else self._pending.additions
+        self._stored = {addition.digest for addition in additions}
         self._identity = identity(run.manifest_file)
         _refuse_foreign(self._pending, self._identity)
         self._cut_records(self._pending)
@@ -74,7 +78,8 @@ class Checkpointer:
     def restore(self, state: TrainState) -> None:
         """Put `state` where the newest checkpoint was, if that was in the same phase."""
         if self._pending is not None and self._pending.state["phase"] == state.phase:
-            state.restore(self._pending.tensors, self._pending.state)
+            pending = self._pending
+            state.restore(pending.tensors, pending.state, pending.additions)
             if (
                 self._lost_records
             ):  # if the weights are still those that were evaluated, do it again
@@ -101,7 +106,7 @@ class Checkpointer:
         plain = {**state.plain(), **records}
         self._background.wait()
         self._copy(state.tensors())
-        self._background.start(self._write, _number(state), self._copies, plain)
+        self._background.start(self._write, _number(state), self._copies, plain, state.additions)
         self._saved_at = time.monotonic()
         if wait:
             self._background.wait()
@@ -123,9 +128,23 @@ class Checkpointer:
                 copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             self._copies[name] = copy.copy_(tensor.detach())
 
-    def _write(self, number: int, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+    def _write(
+        self,
+        number: int,
+        tensors: dict[str, Tensor],
+        plain: dict[str, Any],
+        additions: tuple[PoolImages, ...],
+    ) -> None:
+        for addition in additions:  # before the checkpoint, which names them
+            if not self._is_stored(addition.digest):
+                store_addition(self.run.checkpoints, addition)
+                self._stored.add(addition.digest)
         self.run.metrics.sync()  # first: a checkpoint must not know of records that are not there
         save_checkpoint(self.run.checkpoints, number, tensors, plain)
+
+    def _is_stored(self, digest: str) -> bool:
+        """Whether this process has written or verified the images, and they were not removed."""
+        return digest in self._stored and has_addition(self.run.checkpoints, digest)
 
     def _cut_records(self, checkpoint: Checkpoint | None) -> None:
         """Drop records newer than the checkpoint: they will be written again, and equal."""

@@ -6,7 +6,7 @@
     images.json      a hash of the pixels of every image that was learnt from or validated on
     metrics.jsonl    losses, policies, accuracies; equal to the last bit in a repeated run
     events.jsonl     starts, stops, seconds, failures
-    checkpoint/      the newest two states, to resume from
+    checkpoint/      the newest two states, to resume from, and images that a method made (pool/)
     snapshots/       the proxy's weights at each evaluation, if asked for
     model/           the deployed model
     profile.json     where the time went, if asked for

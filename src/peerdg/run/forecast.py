@@ -32,6 +32,21 @@ class PhasePlan:
     steps: int
     period: int = 1
     evaluations: tuple[int, ...] = ()
+    epoch_steps: tuple[int, ...] = ()
+    growth: tuple[float, ...] = ()
+
+    def steps_of(self, epoch: int) -> int:
+        """Steps of epoch `epoch`, counted from 0."""
+        return self.epoch_steps[epoch] if self.epoch_steps else self.steps
+
+    def steps_before(self, epoch: int) -> int:
+        """Steps of all epochs before `epoch`."""
+        return sum(self.epoch_steps[:epoch]) if self.epoch_steps else epoch * self.steps
+
+    @property
+    def all_steps(self) -> int:
+        """Steps of all epochs."""
+        return self.steps_before(self.epochs)
 
 
 @dataclass(frozen=True)
@@ -54,10 +69,12 @@ class PhaseCosts:
     Args:
         step: For one step.
         period: Between the epochs of one period, all together.
+        growth: To make as many images for the training pool as the source has.
     """
 
     step: float
     period: float = 0.0
+    growth: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +94,8 @@ class Costs:
     def of_phase(self, phase: PhasePlan) -> float:
         """Seconds of a whole phase."""
         costs = self.phases[phase.name]
-        training = phase.epochs * (phase.steps * costs.step + costs.period / phase.period)
+        training = phase.all_steps * costs.step + phase.epochs * costs.period / phase.period
+        training += sum(phase.growth) * costs.growth
         return training + len(phase.evaluations) * self.evaluation
 
     def of_run(self, plan: RunPlan) -> float:
@@ -115,6 +133,8 @@ class _Measured:
     step: _Mean
     between: float = 0.0  # seconds between epochs
     epochs: int = 0
+    growing: float = 0.0  # seconds of ends of epochs that added images
+    grown: float = 0.0  # what they added, see `PhasePlan.growth`
 
 
 @dataclass
@@ -153,17 +173,26 @@ class Forecast:
         """Leave what was being done and begin something else."""
         now = self.clock()
         seconds, self._since = now - self._since, now
-        measured = self._measured[self.plan.phases[self._phase].name]
+        phase = self.plan.phases[self._phase]
+        measured = self._measured[phase.name]
         match self.activity:
             case "evaluation":
                 self._evaluation.add(seconds)
                 self._evaluated = self._epoch
-            case "start of epoch" | "training" | "end of epoch":
+            case "end of epoch":
+                measured.epochs += 1
+                added = sum(phase.growth[max(0, self._epoch - 1) : self._epoch])
+                measured.grown += added
+                if added:
+                    measured.growing += seconds
+                else:
+                    measured.between += seconds
+            case "start of epoch" | "training":
                 measured.between += seconds
             case "finish" | None:
                 pass
-        if self.activity == "end of epoch":
-            measured.epochs += 1
+        if activity == "end of epoch" and self._step:  # it was shorter than planned
+            self._epoch, self._step = self._epoch + 1, 0
         self.activity = activity
 
     def step(self, epoch: int, step: int) -> None:
@@ -171,8 +200,8 @@ class Forecast:
         now = self.clock()
         self._measured[self.plan.phases[self._phase].name].step.add(now - self._since)
         self._since = now
-        steps = self.plan.phases[self._phase].steps
-        self._epoch, self._step = (epoch + 1, 0) if step == steps else (epoch, step)
+        steps = self.plan.phases[self._phase].steps_of(epoch)
+        self._epoch, self._step = (epoch + 1, 0) if step >= steps else (epoch, step)
 
     @property
     def step_seconds(self) -> float | None:
@@ -193,7 +222,7 @@ class Forecast:
         left = self.left()
         if left is None:
             phase = self.plan.phases[self._phase]
-            return (self._epoch * phase.steps + self._step) / max(1, phase.epochs * phase.steps)
+            return (phase.steps_before(self._epoch) + self._step) / max(1, phase.all_steps)
         done = sum(self._done(phase) or 0.0 for phase in self.plan.phases[: self._phase + 1])
         return done / (done + left) if done else 0.0
 
@@ -203,25 +232,44 @@ class Forecast:
         epoch, step = (self._epoch, self._step) if current else (0, 0)
         evaluated = self._evaluated if current else -1
         evaluations = sum(at > evaluated for at in phase.evaluations)
-        steps = phase.epochs * phase.steps - epoch * phase.steps - step
-        seconds = self._seconds(phase, steps=steps, evaluations=evaluations)
+        whole = self._seconds(phase, phase.epochs, 0, evaluations=evaluations)
+        done = self._seconds(phase, epoch, step, evaluations=0)
+        if whole is None or done is None:
+            return None
+        seconds = whole - done
+        if current and self.activity == "end of epoch":  # is not done yet
+            seconds += self._growth_seconds(phase, epoch - 1, epoch)
         return seconds if seconds is None or not current else seconds - self._under_way(phase)
 
     def _done(self, phase: PhasePlan) -> float | None:
         """Seconds that what is done of the phase takes at today's pace."""
         if phase is not self.plan.phases[self._phase]:
-            steps, evaluations = phase.epochs * phase.steps, len(phase.evaluations)
-        else:
-            steps = self._epoch * phase.steps + self._step
-            evaluations = sum(at <= self._evaluated for at in phase.evaluations)
-        return self._seconds(phase, steps=steps, evaluations=evaluations)
+            return self._seconds(phase, phase.epochs, 0, evaluations=len(phase.evaluations))
+        evaluations = sum(at <= self._evaluated for at in phase.evaluations)
+        return self._seconds(phase, self._epoch, self._step, evaluations=evaluations)
 
-    def _seconds(self, phase: PhasePlan, *, steps: int, evaluations: int) -> float | None:
+    def _seconds(
+        self, phase: PhasePlan, epochs: int, steps: int, *, evaluations: int
+    ) -> float | None:
+        """Of so many epochs, steps of the next one, and evaluations."""
         step, evaluation = self._step_seconds(phase), self._evaluation_seconds(phase)
         if step is None or evaluation is None:
             return None
-        between = self._between_seconds(phase) * steps / phase.steps
-        return steps * step + between + evaluations * evaluation
+        part = steps / phase.steps_of(epochs) if steps else 0
+        between = self._between_seconds(phase) * (epochs + part)
+        between += self._growth_seconds(phase, 0, epochs)
+        training = (phase.steps_before(epochs) + steps) * step
+        return training + between + evaluations * evaluation
+
+    def _growth_seconds(self, phase: PhasePlan, first: int, end: int) -> float:
+        """To add images after the epochs from `first` to `end`."""
+        added = sum(phase.growth[max(0, first) : end])
+        measured = self._measured.get(phase.name)
+        if measured is not None and measured.grown:
+            return added * measured.growing / measured.grown
+        if self.costs is None:
+            return 0.0
+        return added * self.costs.phases[phase.name].growth * self._drift()
 
     def _under_way(self, phase: PhasePlan) -> float:
         """Seconds already spent on what is not counted as done yet."""
@@ -230,6 +278,8 @@ class Forecast:
             return min(spent, self._evaluation_seconds(phase) or 0.0)
         if self.activity == "training":
             return min(spent, self._step_seconds(phase) or 0.0)
+        if self.activity == "end of epoch":
+            return min(spent, self._growth_seconds(phase, self._epoch - 1, self._epoch))
         return spent if self.activity == "finish" else 0.0
 
     def _step_seconds(self, phase: PhasePlan) -> float | None:

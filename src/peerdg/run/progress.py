@@ -46,6 +46,10 @@ class Progress(Protocol):
         """Something else is done from now on."""
         ...
 
+    def working(self, what: str, share: float) -> None:
+        """Between two epochs, this share of some long work is done."""
+        ...
+
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
         """A step is done; reading `terms` waits for the device, so do it rarely."""
         ...
@@ -77,6 +81,9 @@ class Silent:
         """Show nothing."""
 
     def enter(self, activity: Activity) -> None:
+        """Show nothing."""
+
+    def working(self, what: str, share: float) -> None:
         """Show nothing."""
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
@@ -160,6 +167,18 @@ class ConsoleProgress:
         self.block.activity = ACTIVITIES.get(activity, "")
         if self._forecast is not None:
             self._forecast.enter(activity)
+
+    def working(self, what: str, share: float) -> None:
+        """Show what is done and how far it is; in a log, a line now and then."""
+        if not what:
+            return
+        self.block.activity = f"{what} {int(100 * share)} %"
+        now = self.clock()
+        if not self._is_live and now - self._shown_at >= LINE_SECONDS:
+            self._shown_at = now
+            self._say(
+                f"{self.block.phase} {self.block.epoch}/{self.block.epochs}  {self.block.activity}"
+            )
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
         """Count the step; read the loss terms only now and then."""

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ from peerdg.text import one_line
 from peerdg.train.loop import Evaluate, Phase, Services, evaluation_epochs, run_phase
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.signals import stop_on_signals
-from peerdg.train.source import Source
+from peerdg.train.source import Source, require_memory
 from peerdg.train.state import TrainState
 
 CALIBRATION_SHARE = 0.05  # of the given minutes, to measure what fits into them
@@ -152,7 +153,7 @@ def execute(
     if config.compile:
         network.encoder.compile()
     _check_fit(network, splits, source.size)
-    run.check_space(_space_needed(adapted))
+    run.check_space(_space_needed(adapted) + _pool_bytes(config, source))
     costs: Costs | None = None
     if budget is not None and run.is_new:
         config, costs = _fit_epochs(config, budget, network, source, domains, progress)
@@ -341,18 +342,25 @@ def _method_of(
 
 def run_plan(config: RunConfig, images: int, *, fitted: bool = False) -> RunPlan:
     """What the run is going to do, for its time."""
-    period = config.method_settings.period
-    phases = [
-        PhasePlan(
-            phase.name,
-            epochs=phase.settings.epochs,
-            steps=steps_per_epoch(phase.settings, images),
-            period=period if phase.evaluate_every else 1,
-            evaluations=evaluation_epochs(phase),
-        )
-        for phase in _phases(config)
-    ]
-    return RunPlan(tuple(phases), fitted=fitted)
+    return RunPlan(
+        tuple(_phase_plan(phase, config, images) for phase in _phases(config)), fitted=fitted
+    )
+
+
+def _phase_plan(phase: Phase, config: RunConfig, images: int) -> PhasePlan:
+    settings, method = phase.settings, config.method_settings
+    is_main = phase.name == "train"
+    changes = method.pool_changes(images, settings.epochs) if is_main else ()
+    sizes = accumulate((c.added - c.dropped for c in changes[:-1]), initial=images)
+    return PhasePlan(
+        phase.name,
+        epochs=settings.epochs,
+        steps=steps_per_epoch(settings, images),
+        period=method.period if is_main else 1,
+        evaluations=evaluation_epochs(phase),
+        epoch_steps=tuple(steps_per_epoch(settings, size) for size in sizes) if changes else (),
+        growth=tuple(change.added / images for change in changes),
+    )
 
 
 def _fit_epochs(
@@ -459,6 +467,7 @@ def build_method(
         augment=augment,
         average=config.average,
         clean=source.clean,
+        pool=source.pool,
         batch_statistics=config.batch_statistics,
         passes=seen / images if source.repeats else 0,
         period=config.method_settings.period,
@@ -718,6 +727,21 @@ def _check_batches(config: RunConfig, source: Domain) -> None:
 def _space_needed(model: Classifier) -> int:
     """Three checkpoints of the network, its average and two moments, and the model twice."""
     return (3 * 4 + 2) * sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _pool_bytes(config: RunConfig, source: Source) -> int:
+    """The most that images added to the training pool take, in memory and on disk.
+
+    Raises:
+        ConfigError: If there is no memory for them.
+    """
+    changes = config.method_settings.pool_changes(len(source), config.train.epochs)
+    added = most = 0
+    for change in changes:
+        most = max(most, added + change.added)  # what is dropped stays in the checkpoint before
+        added += change.added - change.dropped
+    require_memory(most * source.bytes_per_image)
+    return most * source.bytes_per_image
 
 
 def _precision_notes(config: RunConfig, device: torch.device) -> list[str]:

@@ -75,6 +75,9 @@ class PhaseProgress(Protocol):
     def enter(self, activity: Activity) -> None:
         """Something else is done from now on."""
 
+    def working(self, what: str, share: float) -> None:
+        """Between two epochs, this share of some long work is done."""
+
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
         """A step is complete."""
 
@@ -138,10 +141,11 @@ def run_phase(
         NumericalError: Before anything not finite reaches a weight.
     """
     settings, progress = phase.settings, services.progress
-    steps = steps_per_epoch(settings, len(source))
-    state = TrainState(phase.name, method, make_optimizers(method, settings))
+    optimizers = make_optimizers(method, settings)
+    state = TrainState(phase.name, method, optimizers, pool=source.pool)
     guard = Guard(state)
     services.checkpoints.restore(state)
+    steps = steps_per_epoch(settings, len(source))
     _check_position(state, epochs=settings.epochs, steps=steps)
     progress.start_phase(
         phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
@@ -161,6 +165,7 @@ def run_phase(
             started = method.start_epoch(state.epoch)
         rate = learning_rate(settings, state.epoch)
         set_learning_rate(method, state.optimizers, rate)
+        steps = steps_per_epoch(settings, len(source))  # the pool may have grown
         order = epoch_order(settings, len(source), seed, phase.name, state.epoch)
         key = (phase.name, state.epoch)
         progress.enter("training")
@@ -184,6 +189,7 @@ def run_phase(
             watched = method.follow_epoch(state.epoch)
         for name in outcome.reset:
             state.optimizers[name].state.clear()
+        source.change_pool(outcome)
         records = {"lr": rate, **started, **outcome.records, **watched}
         services.records.epoch(state, records, time.perf_counter() - clock)
         state.epoch, state.step, state.evaluated = state.epoch + 1, 0, False
@@ -256,13 +262,14 @@ def _stop_if_asked(state: TrainState, services: Services) -> None:
 
 @contextmanager
 def _between_steps(source: Source, state: TrainState, services: Services) -> Iterator[None]:
-    """What a method computes over all clean images may be given up; a resumed run does it again.
+    """Let the long work of a method be given up between its parts; a resumed run does it again.
 
     Raises:
-        Stopped: After saving, if asked to stop before one of their chunks.
+        Stopped: After saving, if asked to stop before one of the parts.
     """
     try:
-        with source.clean.interruptible(partial(_give_up_if_asked, services.stop)):
+        give_up = partial(_give_up_if_asked, services.stop)
+        with source.clean.work.interruptible(give_up, services.progress.working):
             yield
     except _GivenUp:
         _stop_if_asked(state, services)

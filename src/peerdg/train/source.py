@@ -1,16 +1,20 @@
 """The training images as a method sees them: rows of one tensor, through the base transform."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from peerdg.augment.base import RandomView, resize
+from peerdg.data.cache.domains import memory_budget
 from peerdg.data.domain import Domain
-from peerdg.methods.base import Batch
+from peerdg.errors import ConfigError
+from peerdg.methods.base import Batch, Outcome
 from peerdg.methods.clean import CleanImages
+from peerdg.methods.pool import TrainingPool
 from peerdg.rng import generator_for, seed_for
 from peerdg.stages import stage
 from peerdg.train.settings import TransformSettings
@@ -18,6 +22,9 @@ from peerdg.train.settings import TransformSettings
 
 class Source:
     """One domain on its device, and what is done to its images before a method gets them.
+
+    Images that a method adds to its `pool` are learnt from like those of the domain; `clean` is
+    the domain alone.
 
     Args:
         domain: The training images.
@@ -38,12 +45,14 @@ class Source:
             domain, images=domain.images.to(device), labels=domain.labels.to(device)
         )
         self.size = transform.size or domain.image_size[0]
+        self.pool = TrainingPool(self.domain.images, self.domain.labels, self.size)
         self._view: RandomView | None = None
         if transform.is_random:
             self._view = RandomView(self.size, crop=transform.crop, flip=transform.flip)
 
     def __len__(self) -> int:
-        return len(self.domain)
+        """Images to learn from, with those that a method added."""
+        return len(self.pool)
 
     @property
     def device(self) -> torch.device:
@@ -53,26 +62,44 @@ class Source:
     @stage("batch")
     def batch(self, rows: Tensor, *, seed: int, key: tuple[str | int, ...]) -> Batch:
         """The images at `rows`, with all that is random about them derived from seed and key."""
-        images = self.domain.images[rows]
-        if self._view is None:
-            images = resize(images, self.size)
-        else:
-            images = self._view(images, generator_for(seed, "view", *key))
+        view: Callable[[Tensor], Tensor] = partial(resize, size=self.size)
+        if self._view is not None:
+            view = partial(self._view, generator=generator_for(seed, "view", *key))
+        images, labels = self.pool.gather(rows, view)
         return Batch(
             images=images,
-            labels=self.domain.labels[rows],
-            # A method may remember what it computed only for views that come again.
-            index=rows if self._view is None else None,
+            labels=labels,
+            # A method may remember what it computed only for views that come again; an added image
+            # may leave the pool, and its row is then another one's.
+            index=rows if self.repeats and not self.pool.additions else None,
             seed=seed_for(seed, "augment", *key),
         )
 
+    def change_pool(self, outcome: Outcome) -> None:
+        """Learn from the images that the end of an epoch brought, and not from those it dropped.
+
+        Raises:
+            ConfigError: If all additions together would leave the memory that images may take.
+        """
+        kept = self.pool.additions[outcome.drop :]
+        added = kept if outcome.add is None else (*kept, outcome.add)
+        require_memory(sum(addition.bytes for addition in added))
+        self.pool.change(outcome.add, drop=outcome.drop)
+
     def sample(self, images: int) -> "Source":
-        """A source with at most this many of the images, spread over all of them."""
-        rows = torch.linspace(0, len(self) - 1, min(images, len(self))).long()
+        """A source with at most this many of the domain's images, spread over all of them."""
+        count = len(self.domain)
+        rows = torch.linspace(0, count - 1, min(images, count)).long()
         part = copy.copy(self)
         part.domain = self.domain.subset(rows.to(self.device))
+        part.pool = TrainingPool(part.domain.images, part.domain.labels, part.size)
         part.__dict__.pop("clean", None)  # the copied one is of all images
         return part
+
+    @property
+    def bytes_per_image(self) -> int:
+        """Of an image that a method adds at the size that the network sees."""
+        return 3 * self.size**2
 
     @property
     def repeats(self) -> bool:
@@ -81,5 +108,24 @@ class Source:
 
     @cached_property
     def clean(self) -> CleanImages:
-        """All images in shuffled chunks, as they are evaluated: resized only."""
-        return CleanImages(self.domain.images, self.size)
+        """All images of the domain in shuffled chunks, as they are evaluated: resized only."""
+        return CleanImages(self.domain.images, self.size, labels=self.domain.labels)
+
+
+def require_memory(added: int) -> None:
+    """Refuse a training pool that would outgrow the memory for images.
+
+    Args:
+        added: Bytes of all images that a method adds to the source.
+
+    Raises:
+        ConfigError: If they are more than the budget for images in memory.
+    """
+    budget = memory_budget()
+    if added > budget:
+        raise ConfigError(
+            f"The images that the method adds take {added / 1e6:.1f} MB; "
+            f"{budget / 1e6:.1f} MB of memory may be used for them.",
+            hint="Let it add fewer, choose a smaller --transform.size, or set "
+            "PEERDG_MEMORY_BUDGET, e.g. to 16GB.",
+        )

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peerdg.errors import DamagedError
+from peerdg.errors import DamagedError, DataError
 from peerdg.methods.base import Method
+from peerdg.methods.pool import PoolImages, TrainingPool
 
 
 @dataclass
@@ -25,6 +26,7 @@ class TrainState:
         step: Steps of the current epoch that are complete.
         sums: Sum of each loss term over these steps.
         evaluated: Whether the evaluation that is due after `epoch` epochs was recorded.
+        pool: What it learns from, if that can change.
     """
 
     phase: str
@@ -34,6 +36,12 @@ class TrainState:
     step: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
     evaluated: bool = False
+    pool: TrainingPool | None = None
+
+    @property
+    def additions(self) -> tuple[PoolImages, ...]:
+        """Images that the method added to the training pool, oldest first."""
+        return () if self.pool is None else self.pool.additions
 
     def add_terms(self, terms: dict[str, Tensor]) -> None:
         """Add one step's loss terms to the sums, without waiting for the device."""
@@ -68,11 +76,17 @@ class TrainState:
             "step": self.step,
             "evaluated": self.evaluated,
             "optimizers": groups,
+            "pool": [addition.digest for addition in self.additions],
             "terms": list(self.sums),  # their order; safetensors sorts by name
         }
 
-    def restore(self, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
-        """Become the state that `tensors` and `plain` describe."""
+    def restore(
+        self,
+        tensors: dict[str, Tensor],
+        plain: dict[str, Any],
+        additions: tuple[PoolImages, ...] = (),
+    ) -> None:
+        """Become the state that `tensors`, `plain` and what was added to the pool describe."""
         parts = _split(tensors)
         try:
             self.method.load_state_dict(parts["method"])
@@ -82,7 +96,9 @@ class TrainState:
             for name, optimizer in self.optimizers.items():
                 _restore_optimizer(optimizer, states.get(name, {}))
             self.sums = {name: parts["sums"][name].reshape(()) for name in plain["terms"]}
-        except (KeyError, RuntimeError, ValueError, IndexError) as error:
+            if self.pool is not None:
+                self.pool.replace(additions)
+        except (KeyError, RuntimeError, ValueError, IndexError, DataError) as error:
             raise DamagedError(
                 f"The checkpoint does not fit this run: {error}",
                 hint="It may come from another version of peerdg; start the run anew.",

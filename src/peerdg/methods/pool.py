@@ -1,0 +1,150 @@
+"""The training pool: the source's images, then those that a method made."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+
+from peerdg.augment.base import resize
+from peerdg.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class PoolImages:
+    """Images that a method adds to the training pool at once.
+
+    Args:
+        images: RGB images of one size.
+        labels: The class of each.
+
+    Raises:
+        DataError: If they are of another type or shape, or there are none.
+    """
+
+    images: UInt8[Tensor, "n 3 h w"]
+    labels: Int64[Tensor, " n"]
+
+    def __post_init__(self) -> None:
+        images, labels = self.images, self.labels
+        right = images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3
+        right = right and labels.dtype == torch.int64 and labels.shape == images.shape[:1]
+        if not right or len(images) == 0:
+            raise DataError(
+                f"Images for the training pool are {images.dtype} {tuple(images.shape)} with "
+                f"labels {labels.dtype} {tuple(labels.shape)}; expected uint8 [N, 3, H, W] and "
+                "int64 [N], N at least 1."
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the images."""
+        return self.images.numel()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of shape, labels and pixels: the name under which a run stores them."""
+        whole = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        whole.update(self.labels.cpu().contiguous().numpy().data)
+        whole.update(self.images.cpu().contiguous().numpy().data)
+        return whole.hexdigest()
+
+    def to(self, device: torch.device) -> "PoolImages":
+        """The same images on `device`."""
+        if self.images.device == self.labels.device == device:
+            return self
+        moved = PoolImages(self.images.to(device), self.labels.to(device))
+        moved.__dict__["digest"] = self.digest
+        return moved
+
+
+class TrainingPool:
+    """All images that a run learns from: rows of the source first, then of each addition.
+
+    Args:
+        images: The source's images; they stay whatever is added or dropped.
+        labels: Their classes.
+        size: Side to which `clean` squashes images; None leaves them as they are.
+
+    Attributes:
+        additions: What methods added and did not drop, oldest first.
+    """
+
+    def __init__(
+        self,
+        images: UInt8[Tensor, "n 3 h w"],
+        labels: Int64[Tensor, " n"],
+        size: int | None = None,
+    ) -> None:
+        self.images = images
+        self.labels = labels
+        self.size = size
+        self.additions: tuple[PoolImages, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.images) + sum(map(len, self.additions))
+
+    def change(self, add: PoolImages | None = None, *, drop: int = 0) -> None:
+        """Drop the `drop` oldest additions, then append `add`.
+
+        Raises:
+            DataError: If there are fewer additions, or a label that the source lacks.
+        """
+        if not 0 <= drop <= len(self.additions):
+            raise DataError(
+                f"{drop} additions to the training pool are to be dropped; "
+                f"it has {len(self.additions)}."
+            )
+        self.replace((*self.additions[drop:], *(() if add is None else (add,))))
+
+    def replace(self, additions: tuple[PoolImages, ...]) -> None:
+        """Have these additions and no others.
+
+        Raises:
+            DataError: If a label is not one of the source's.
+        """
+        highest = int(self.labels.max())
+        for addition in additions:
+            low, high = (int(value) for value in addition.labels.aminmax())
+            if low < 0 or high > highest:
+                raise DataError(
+                    f"Labels of images for the training pool run from {low} to {high}; "
+                    f"those of the source from 0 to {highest}."
+                )
+        self.additions = tuple(addition.to(self.images.device) for addition in additions)
+
+    def gather(
+        self, rows: Int64[Tensor, " b"], view: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Int64[Tensor, " b"]]:
+        """Images and labels at `rows`, each image through `view`, which makes them one size.
+
+        `view` is called once for each part that has some of the rows, in the order of the parts.
+        """
+        if not self.additions:
+            return view(self.images[rows]), self.labels[rows]
+        places, images, labels, start = [], [], [], 0
+        for part in ((self.images, self.labels), *((a.images, a.labels) for a in self.additions)):
+            inside = (rows >= start) & (rows < start + len(part[0]))
+            chosen = rows[inside] - start
+            start += len(part[0])
+            if len(chosen):
+                places.append(inside.nonzero().squeeze(1))
+                images.append(view(part[0][chosen]))
+                labels.append(part[1][chosen])
+        back = torch.cat(places).argsort()
+        return torch.cat(images)[back], torch.cat(labels)[back]
+
+    def clean(
+        self, rows: Int64[Tensor, " b"]
+    ) -> tuple[UInt8[Tensor, "b 3 size size"], Int64[Tensor, " b"]]:
+        """Images as they are evaluated, that is only resized, and labels at `rows`."""
+        size = self.size
+        if size is None:
+            return self.gather(rows, lambda images: images)
+        return self.gather(rows, lambda images: resize(images, size))
