@@ -13,10 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from peerdg.augment.policy import Policy
 from peerdg.data.domain import Domain
+from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
 from peerdg.methods.peer import PEER
 from peerdg.methods.settings.peer import Settings
 from peerdg.models.backbones import build_classifier
+from peerdg.models.classifier import images_per_pass
+from peerdg.models.projection import projection_head
 from peerdg.train.batches import epoch_batches
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
@@ -67,6 +70,43 @@ class Floor:
                 self.task.features(self.views[: len(self.views) // 2])
         F.cross_entropy(self.model(self.views), self.labels).backward()
         self.adam.step()
+
+
+class MethodFloor(Floor):
+    """The bare step with the method's own arithmetic: projection head, Barlow Twins, its Adam.
+
+    Task features are given, as they are looked up in training; what they cost is `features`.
+
+    Args:
+        backbone: The network.
+        batch: Images per view.
+        side: Their side.
+        head: Layers and width of the projection head.
+    """
+
+    def __init__(
+        self, backbone: str, batch: int, side: int, *, head: tuple[int, int] = (2, 128)
+    ) -> None:
+        super().__init__(backbone, batch, side)
+        self.projection = projection_head(self.model.feature_dim, head[1], layers=head[0])
+        parameters = [*self.model.parameters(), *self.projection.parameters()]
+        self.adam = torch.optim.Adam(parameters, lr=1e-4, fused=True)
+        self.h_task = torch.randn(batch, self.model.feature_dim)
+
+    def step(self) -> None:
+        """One step."""
+        self.adam.zero_grad()
+        h = self.model.features(self.views)
+        ce = F.cross_entropy(self.model.head(h), self.labels)
+        z_f, z_p = self.projection(self.h_task), self.projection(h[len(self.h_task) :])
+        (ce + 2.0 * barlow_twins(z_f, z_p)).backward()
+        self.adam.step()
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> None:
+        """Features of all images by the task model, in chunks, as a period needs them once."""
+        for chunk in images.split(images_per_pass(images.shape[-1])):
+            self.task.features(chunk)
 
 
 class Trained:
@@ -130,9 +170,10 @@ class Trained:
 class ReferenceProcess:
     """The reference loop in a process of its own, so that nothing of ours helps or hinders it."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, *arguments: object) -> None:
         # By its path: as a module of the package it would keep memory as peerdg does.
-        command = [sys.executable, str(Path(__file__).with_name("reference.py")), str(steps)]
+        program = str(Path(__file__).with_name("reference.py"))
+        command = [sys.executable, program, *map(str, arguments)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -8,7 +8,14 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.contenders import Floor, ReferenceProcess, Trained, flops, random_domain
+from benchmarks.contenders import (
+    Floor,
+    MethodFloor,
+    ReferenceProcess,
+    Trained,
+    flops,
+    random_domain,
+)
 from benchmarks.measure import Rounds, rounds
 from benchmarks.record import Found, Row, milliseconds, ratio
 from peerdg.train.batches import PIXELS
@@ -23,13 +30,23 @@ def run(turns: int = 20, blocks: int = 12) -> Found:
     """Measure: single steps taking turns, then whole blocks against the reference."""
     domain = random_domain(IMAGES, SIDE)
     floor = Floor("digits-cnn", BATCH, SIDE)
+    own = MethodFloor("digits-cnn", BATCH, SIDE)
     two, four = (Trained(domain, "digits-cnn", BATCH, num_ops=n, k=K) for n in (2, 4))
     a = torch.randn(SGEMM, SGEMM)
     steps = rounds(
-        {"sgemm": lambda: a @ a, "floor": floor.step, "peer": two.step, "peer4": four.step},
+        {
+            "sgemm": lambda: a @ a,
+            "floor": floor.step,
+            "own": own.step,
+            "peer": two.step,
+            "peer4": four.step,
+        },
         repeats=turns * AHEAD,
     ).means(AHEAD)
-    refresh = rounds({"refresh": two.refresh}, repeats=3)["refresh"]
+    once = rounds(
+        {"refresh": two.refresh, "features": lambda: own.features(domain.images)}, repeats=3
+    )
+    refresh, features = once["refresh"], once["features"]
     reference = ReferenceProcess(BLOCK)
     contenders = {"reference": reference.epoch, "peer": lambda: _block(two.step)}
     against = rounds(contenders, repeats=blocks)
@@ -41,10 +58,19 @@ def run(turns: int = 20, blocks: int = 12) -> Found:
         f"{IMAGES:,} images of {SIDE} px, Digits CNN, batch {BATCH}, k = {K}, operations of "
         f"magnitude 9; {turns} turns of {AHEAD} steps, which alternate, and {blocks} blocks of "
         f"{BLOCK} steps against the reference loop. The floor is forward, backward and fused Adam "
-        "on two views already in memory; an epoch of PEER has its share of what is done once in k "
-        "epochs. Ratios are taken within each turn.",
+        "on two views already in memory; with the method's own arithmetic it has projection head "
+        "and Barlow Twins too, and the share of the task model's features. An epoch of PEER has "
+        "its share of what is done once in k epochs. Ratios are taken within each turn.",
         [
+            ratio(
+                "PEER epoch / floor with the method's own arithmetic",
+                steps.plus("epoch", of="peer", seconds=share)
+                .plus("arithmetic", of="own", seconds=features.median / (K * STEPS))
+                .ratio("epoch", "arithmetic"),
+                "at most 1.03",
+            ),
             milliseconds("bare step (floor)", steps["floor"]),
+            milliseconds("bare step with the method's own arithmetic", steps["own"]),
             milliseconds("PEER step", steps["peer"]),
             milliseconds(f"snapshot and task features, once in {K} epochs", refresh),
             Row("PEER epoch", f"{STEPS * (steps['peer'].median + share):.1f} s"),
@@ -56,7 +82,12 @@ def run(turns: int = 20, blocks: int = 12) -> Found:
             ),
             *_speed_rows(steps, share, flops(floor)),
         ],
-        raw={"steps": steps.seconds, "blocks": against.seconds, "refresh": refresh.median},
+        raw={
+            "steps": steps.seconds,
+            "blocks": against.seconds,
+            "refresh": refresh.median,
+            "features": features.median,
+        },
     )
 
 

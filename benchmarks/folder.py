@@ -32,7 +32,7 @@ def run(count: int = 50_000, side: int = 64, size: int | None = None) -> Found:
         side: Of the JPEG files.
         size: Of the decoded images; None keeps that of the files.
     """
-    with tempfile.TemporaryDirectory() as place, _environment(Path(place) / "cache"):
+    with tempfile.TemporaryDirectory() as place, environment(Path(place) / "cache"):
         root = Path(place) / "photos"
         make_folder(root, count, side)
         began = time.perf_counter()
@@ -143,7 +143,8 @@ def _rate_of_one_core(count: int = 300) -> float:
 
 
 @contextmanager
-def _environment(cache: Path) -> Iterator[None]:
+def environment(cache: Path) -> Iterator[None]:
+    """A cache of its own, and little memory for decoded images."""
     before = dict(os.environ)
     os.environ.update(PEERDG_CACHE=str(cache), PEERDG_MEMORY_BUDGET=str(BUDGET))
     try:

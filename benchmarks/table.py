@@ -7,7 +7,17 @@ from benchmarks.record import FOLDER, Found
 
 PAGE = FOLDER.parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- tables: written by `make bench` -->", "<!-- end of tables -->"
-NAMES = ("epoch", "photos", "augmentation", "evaluation", "startup", "scaling", "folder")
+NAMES = (
+    "epoch",
+    "photos",
+    "photo_files",
+    "sharing",
+    "augmentation",
+    "evaluation",
+    "startup",
+    "scaling",
+    "folder",
+)
 
 
 def show(found: Found) -> str:
