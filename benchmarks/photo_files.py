@@ -48,9 +48,10 @@ def run(epochs: int = 4) -> Found:
         "photo_files",
         "A folder of JPEG photos",
         f"{CLASSES * EACH} JPEG files of {STORED} px in {CLASSES} classes, SqueezeNet 1.1 at "
-        f"{SIDE} px with random weights, batch {BATCH}; {epochs} epochs of {STEPS} steps, taking turns. "
-        "The plain loop decodes, crops, flips and RandAugments with PIL in a DataLoader with two "
-        "workers. PEER's first epoch includes reading and decoding the folder without a cache.",
+        f"{SIDE} px with random weights, batch {BATCH}; {epochs} epochs of {STEPS} steps, taking "
+        "turns. The plain loop decodes, crops, flips and RandAugments with PIL in a DataLoader "
+        "with two workers. PEER's first epoch includes reading and decoding the folder, without "
+        "a cache.",
         [
             Row("plain loop, first epoch", f"{seconds['reference'][0]:.1f} s"),
             Row("PEER, reading and first epoch", f"{start + seconds['peer'][0]:.1f} s"),
