@@ -79,15 +79,15 @@ def predict(
                     bar("predicting", writer.rows, total)
         except KeyboardInterrupt as stop:
             place = "" if output is None else f" The rows are in {partial_path(output)}."
-            said = f"Stopped after {writer.rows:,} of {total:,} images.{place}"
-            raise Stopped(said, signal_number=signal.SIGINT) from stop
+            message = f"Stopped after {writer.rows:,} of {total:,} images.{place}"
+            raise Stopped(message, signal_number=signal.SIGINT) from stop
         finally:
             bar.close()
     if output is not None:
         noun = "image" if writer.bad == 1 else "images"
         bad = f", {writer.bad:,} {noun} could not be decoded" if writer.bad else ""
-        said = f"{writer.rows - writer.bad:,} predictions in {output}{bad}"
-        error_console.print(said, markup=False, soft_wrap=True)
+        message = f"{writer.rows - writer.bad:,} predictions in {output}{bad}"
+        error_console.print(message, markup=False, soft_wrap=True)
     _report_bad(writer, strict=strict)
 
 

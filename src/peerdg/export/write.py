@@ -202,16 +202,16 @@ def _how_to_add(model: Classifier) -> list[str]:
 
 def _remarks(description: Mapping[str, Any], format: Format, difference: float) -> list[str]:
     size, stored = description["image_size"], description["stored_size"]
-    said = [
+    notes = [
         f"Exported as {format}. Its logits differ from the original's by {difference:.1e} at most "
         "on sample images."
     ]
     steps = f"resize it to {stored} x {stored} with Pillow's bilinear filter"
     if stored != size:
         steps += f", then to {size} x {size} (bilinear, antialiased)"
-    said.append(f"To prepare an image: turn it upright (EXIF), make it RGB, {steps}.")
+    notes.append(f"To prepare an image: turn it upright (EXIF), make it RGB, {steps}.")
     if format != "safetensors":
-        said.append(f"Input: uint8 values 0 to 255, `[n, 3, {size}, {size}]`, not normalised.")
+        notes.append(f"Input: uint8 values 0 to 255, `[n, 3, {size}, {size}]`, not normalised.")
     if format == "torch-export":
-        said.append("torch.export.load can execute code: load only files whose origin you trust.")
-    return said
+        notes.append("torch.export.load can execute code: load only files whose origin you trust.")
+    return notes

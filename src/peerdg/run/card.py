@@ -198,19 +198,19 @@ def _meaning(domain: str) -> str:
 
 
 def _limits(training: Mapping[str, Any]) -> list[str]:
-    said = [
+    notes = [
         "It always answers with one of its classes, also for an image that shows none of them.",
         "Probabilities are not calibrated for domains other than the source.",
     ]
     domains = training.get("accuracy", {})
     targets = [name for name in domains if name != VALIDATION and not name.startswith(CRAFTED)]
     if not targets:
-        said.append("It was not judged on any other domain: try it on your own images first.")
+        notes.append("It was not judged on any other domain: try it on your own images first.")
     else:
-        said.append("On domains other than those above it may be better or worse than on them.")
+        notes.append("On domains other than those above it may be better or worse than on them.")
     if training.get("images", {}).get("train", 1000) < 1000:
-        said.append("It learnt from fewer than 1,000 images.")
-    return said
+        notes.append("It learnt from fewer than 1,000 images.")
+    return notes
 
 
 def _numbers(values: Sequence[float]) -> str:
