@@ -25,7 +25,7 @@ ALLOWED = {
     "cli/demo.py": ({"erm", "randaugment", "peer", "p-ens"}, "the demo's list"),
     "cli/main.py": ({"erm", "randaugment", "peer"}, "examples in the help"),
     "data/registry.py": ({"peer"}, "cites the paper for a licence"),
-    "run/runner.py": ({"erm"}, "pre-training is ERM, whatever the method"),
+    "run/plan.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/settings.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
 }
 

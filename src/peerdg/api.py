@@ -40,12 +40,13 @@ from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, how_far, load_stored
+from peerdg.run.build import model_folder
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import find_device
 from peerdg.run.minutes import TimeBudget, keep_schedule
 from peerdg.run.own import resolve_own
 from peerdg.run.progress import Progress, choose_progress
-from peerdg.run.runner import execute, model_folder
+from peerdg.run.runner import execute
 from peerdg.run.seen import KnownImages, read_known_images
 from peerdg.run.settings import RunConfig, resolve
 from peerdg.text import visible

@@ -17,7 +17,7 @@ from peerdg.models.download import download, imagenet_file
 from peerdg.models.names import BACKBONES
 from peerdg.models.pretrained import LoadReport, _foreign_places, initialise
 from peerdg.models.stored import save_model
-from peerdg.run.runner import build_model
+from peerdg.run.build import build_model
 from peerdg.run.settings import resolve
 from tests.models.files import build
 

@@ -17,8 +17,8 @@ from peerdg.errors import ConfigError, Stopped
 from peerdg.run.folder import read_run_config
 from peerdg.run.forecast import Costs, PhaseCosts
 from peerdg.run.minutes import FEW_PERIODS, LEAST_PERIODS, TimeBudget, fit_epochs, keep_schedule
+from peerdg.run.plan import run_plan
 from peerdg.run.progress import ConsoleProgress, Silent
-from peerdg.run.runner import run_plan
 from peerdg.run.settings import RunConfig, resolve
 from tests.conftest import TinyEncoder, tiny_splits
 
@@ -236,7 +236,7 @@ def test_a_resume_keeps_the_epochs_and_ends_like_a_run_that_was_not_stopped(
     with pytest.raises(Stopped):
         fit_minutes(out, progress=StopAt(12))
     config = (out / "config.toml").read_bytes()
-    monkeypatch.setattr("peerdg.run.runner.calibrate", None)  # nothing is measured again
+    monkeypatch.setattr("peerdg.run.plan.calibrate", None)  # nothing is measured again
     resumed = peerdg.fit(
         tiny_splits(), out=out, model=slow_model(), minutes=0.1, existing="resume", **SMALL
     )

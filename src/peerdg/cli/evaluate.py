@@ -108,7 +108,7 @@ def _named_domains(
         The domains with labels in the model's class order, and the names that data sets which are
         known by name have for their classes.
     """
-    from peerdg.run import runner
+    from peerdg.run import build
     from peerdg.run.folder import read_run_config
     from peerdg.run.settings import resolve
 
@@ -128,8 +128,8 @@ def _named_domains(
         if data and is_own:
             continue
         own = {OWN_DATA: {"class_map": list(class_map)}} if is_own and class_map else {}
-        splits = runner.load_splits(resolve(started, merge(given, own)))
-        for name, domain in runner.evaluated_domains(splits).items():
+        splits = build.load_splits(resolve(started, merge(given, own)))
+        for name, domain in build.evaluated_domains(splits).items():
             renamed = {} if is_own else parse_class_map(class_map)  # own images: when read
             known.update(() if is_own else domain.classes)
             free = f"{started['benchmark']}-{name}" if name in found else name
