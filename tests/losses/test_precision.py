@@ -4,9 +4,24 @@ import pytest
 import torch
 
 from peerdg.losses.barlow_twins import barlow_twins
+from peerdg.losses.gaussian import club, gaussian_nll
 from peerdg.losses.info_nce import info_nce
+from peerdg.losses.mmd import class_mmd, mmd
+from peerdg.losses.supcon import supcon
 
-LOSSES = pytest.mark.parametrize("loss", [barlow_twins, info_nce])
+LABELS = torch.arange(32) % 3
+LOSSES = pytest.mark.parametrize(
+    "loss",
+    [
+        barlow_twins,
+        info_nce,
+        mmd,
+        pytest.param(lambda a, b: supcon(torch.cat((a, b)), LABELS.repeat(2)), id="supcon"),
+        pytest.param(lambda a, b: gaussian_nll(a, b, b.flip(0)), id="gaussian_nll"),
+        pytest.param(lambda a, b: club(a, b, b.flip(0), LABELS), id="club"),
+        pytest.param(lambda a, b: class_mmd(a, b, LABELS, LABELS), id="class_mmd"),
+    ],
+)
 
 
 def features(dtype=torch.float32):

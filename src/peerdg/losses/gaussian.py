@@ -3,9 +3,12 @@
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from peerdg.losses.precision import in_full_precision
+
 Embedding = Float[Tensor, "batch dim"]
 
 
+@in_full_precision
 def gaussian_nll(mu: Embedding, log_variance: Embedding, z: Embedding) -> Float[Tensor, ""]:
     """Mean of (μ - z)²/σ² + log σ²: twice the negative log-likelihood per dimension, less log 2π.
 
@@ -15,6 +18,7 @@ def gaussian_nll(mu: Embedding, log_variance: Embedding, z: Embedding) -> Float[
     return ((mu - z).square() / log_variance.exp() + log_variance).mean()
 
 
+@in_full_precision
 def club(
     mu: Embedding, log_variance: Embedding, z: Embedding, permutation: Int64[Tensor, " batch"]
 ) -> Float[Tensor, ""]:

@@ -4,9 +4,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from peerdg.losses.precision import in_full_precision
+
 KERNELS, FACTOR = 5, 2.0  # bandwidths h/4, h/2, h, 2h, 4h around the mean distance h
 
 
+@in_full_precision
 def mmd(
     x: Float[Tensor, "n dim"], y: Float[Tensor, "m dim"], *, bandwidth: float | None = None
 ) -> Float[Tensor, ""]:
@@ -30,6 +33,7 @@ def mmd(
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
 
 
+@in_full_precision
 def class_mmd(
     x: Float[Tensor, "n dim"],
     y: Float[Tensor, "m dim"],
