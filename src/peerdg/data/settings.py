@@ -73,7 +73,7 @@ class OfficeHomeSettings:
     split: Literal["random", "folders", "none"] = option(
         "random",
         "train and validation: DomainBed's random 80/20, Dassl's train and val folders, or "
-        "everything to train and nothing to validate (L2D)",
+        "everything to train and nothing to validate (Wang et al. 2021)",
     )
     test: Literal["all", "random"] = option("all", _TEST_80)
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
