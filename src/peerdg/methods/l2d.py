@@ -1,0 +1,179 @@
+"""L2D: learning to diversify (ICCV 2021): a style module and the network learn in turn."""
+
+from typing import NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peerdg.errors import ConfigError
+from peerdg.losses.gaussian import club, gaussian_nll
+from peerdg.losses.mmd import class_mmd
+from peerdg.losses.supcon import supcon
+from peerdg.methods.base import (
+    Batch,
+    Group,
+    Method,
+    OptimizerPlan,
+    RunContext,
+    Terms,
+    Update,
+)
+from peerdg.methods.settings.l2d import Settings
+from peerdg.models.added import AddedLayer
+from peerdg.models.bottleneck import GaussianBottleneck
+from peerdg.models.classifier import Classifier
+from peerdg.models.style_complement import StyleComplement
+from peerdg.stages import stage
+
+
+class L2D(Method):
+    """Restyle images so that they tell little about the originals; learn what they still share.
+
+    Wang et al., "Learning to diversify for single domain generalization", ICCV 2021,
+    https://arxiv.org/abs/2108.11726, as in the released code. The network embeds an image as a
+    Gaussian with mean μ and variance σ², of which z is a sample; T is the style-complement module
+    and x̂ = m·norm(sigmoid(T(x))) + (1 - m)·x for normalised x. Each step has two stages:
+
+    1. The network minimises, with fresh convolutions in T and over both views,
+
+           CE({x̂, x}) + α₂ · NLL(z_x̂ | μ_x, σ²_x) + α₁ · SupCon({z_x̂, z_x}, y)
+
+    2. T minimises, through the updated network and with fixed convolutions,
+
+           classMMD(z_x̂, z_x) + β · CLUB(z_x̂; μ_x, σ²_x)
+
+    The first raises the likelihood of the restyled embedding, a lower bound of the mutual
+    information of both views; CLUB is an upper bound of it, which T lowers, while the MMD keeps
+    each class where it is. Both views go through the network as one batch, in the second stage
+    too, so that batch normalisation sees both.
+
+    What is open is a field of `Settings`: `bottleneck` (the released code has no pre-training on
+    the source, so it does not say whether that has the bottleneck: by default it has), `style_lr`
+    (0.005 in the released script, 10 in the default of its flag), and the kernels and shifts of T
+    for small images. The random weights of T's branches are divided by a sum that is kept away
+    from zero (`StyleComplement.forward`); classes with one image in the batch are left out of the
+    MMD (`class_mmd`).
+
+    Args:
+        model: The network with its bottleneck, see `adapt`.
+        settings: Every switch of the method.
+        size: Side of the images; T's styles are maps of this size.
+
+    Raises:
+        ConfigError: If the network has no bottleneck, or a kernel is as large as the images.
+    """
+
+    if_diverged = ", or the style module's (--l2d.style-lr)"
+
+    def __init__(self, model: Classifier, settings: Settings | None = None, *, size: int) -> None:
+        super().__init__()
+        self.settings = settings or Settings()
+        self.settings.check_images(size)
+        self.model = model
+        self._require_bottleneck()
+        self.style = StyleComplement(
+            size, kernels=self.settings.kernels, shift_std=self.settings.shift_std
+        )
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the size of the images."""
+        return cls(model, settings, size=context.image_size)
+
+    @classmethod
+    def adapt(cls, model: Classifier, settings: Settings) -> Classifier:
+        """Put the Gaussian bottleneck between encoder and head."""
+        layer = AddedLayer(
+            kind="gaussian-bottleneck",
+            place="features",
+            inputs=model.encoder_dim,
+            outputs=settings.dim,
+            noise=settings.noise,
+        )
+        return model.with_layers([layer])
+
+    def optimizers(self) -> dict[str, OptimizerPlan]:
+        """The phase's for the network; plain SGD for the styles of T."""
+        return {
+            "main": OptimizerPlan([Group([p for p in self.model.parameters() if p.requires_grad])]),
+            "style": OptimizerPlan(
+                [Group(list(self.style.parameters()))], kind="sgd", lr=self.settings.style_lr
+            ),
+        }
+
+    def step(self, batch: Batch, update: Update) -> Terms:
+        """Update the network, then T by what the updated network makes of its images."""
+        generator = batch.generator()
+        terms = self.network_loss(batch, generator)
+        update("main", terms["loss"], terms)
+        style_terms = self.style_loss(batch, generator)
+        update("style", style_terms["style_loss"], style_terms)
+        return {name: value.detach() for name, value in {**terms, **style_terms}.items()}
+
+    def network_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Terms:
+        """Stage 1: `"loss"`, which the network minimises, and its named terms."""
+        x, y = self.model.prepare(batch.images), batch.labels
+        with torch.no_grad():  # T learns in the second stage only
+            x_hat = self._mixed(self.style(x, generator), x)
+        views, both = self._embed(x_hat, x), y.repeat(2)
+        z = torch.cat((views.z_hat, views.z))  # (2 batch, dim)
+        ce = F.cross_entropy(self.model.head(z), both)
+        nll = gaussian_nll(views.mu, views.log_variance, views.z_hat)
+        contrast = supcon(z, both, tau=self.settings.tau)
+        loss = ce + self.settings.alpha2 * nll + self.settings.alpha1 * contrast
+        return {
+            "loss": loss,
+            "ce": ce.detach(),
+            "likelihood": nll.detach(),
+            "contrast": contrast.detach(),
+        }
+
+    def style_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Terms:
+        """Stage 2: `"style_loss"`, which T minimises, and its named terms."""
+        x, y = self.model.prepare(batch.images), batch.labels
+        x_hat = self._mixed(self.style.styled(x, generator), x)
+        views = self._embed(x_hat, x)
+        permutation = torch.randperm(len(x), generator=generator).to(x.device)
+        information = club(views.mu, views.log_variance, views.z_hat, permutation)
+        distance = class_mmd(views.z_hat, views.z, y, y)
+        return {
+            "style_loss": distance + self.settings.beta * information,
+            "mmd": distance.detach(),
+            "mutual_information": information.detach(),
+        }
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
+
+    def _mixed(self, styled: Tensor, x: Tensor) -> Tensor:
+        """x̂ = m·norm(sigmoid(T(x))) + (1 - m)·x."""
+        mix = self.settings.mix
+        return mix * self.model.prepare(styled.sigmoid()) + (1 - mix) * x
+
+    @stage("forward")
+    def _embed(self, x_hat: Tensor, x: Tensor) -> "_Views":
+        """Both views through the network, in one batch of prepared images."""
+        bottleneck = self._require_bottleneck()
+        mu, log_variance = bottleneck.gaussian(self.model.encoder(torch.cat((x_hat, x))))
+        z_hat, z = bottleneck.sample(mu, log_variance).chunk(2)
+        return _Views(z_hat, z, mu[len(x) :], log_variance[len(x) :])
+
+    def _require_bottleneck(self) -> GaussianBottleneck:
+        if self.model.neck is None:
+            raise ConfigError(
+                "L2D needs a Gaussian bottleneck between encoder and head.",
+                hint="Give it the network L2D.adapt(model, settings).",
+            )
+        return self.model.neck
+
+
+class _Views(NamedTuple):
+    """Embeddings of restyled and clean images, and the clean ones' Gaussians; (batch, dim) each."""
+
+    z_hat: Tensor
+    z: Tensor
+    mu: Tensor
+    log_variance: Tensor
