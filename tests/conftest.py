@@ -17,6 +17,8 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One cache for the whole session, so that digits-mini is made once; never the user's own."""
     monkeypatch.setenv("PEERDG_CACHE", str(session_cache))
+    # Each test trains for itself, so that none depends on which ran before.
+    monkeypatch.setenv("PEERDG_PRETRAINING_BUDGET", "0")
     return session_cache
 
 

@@ -1,4 +1,4 @@
-"""`peerdg data cache`: what decoded images take up, and how to be rid of them."""
+"""`peerdg data cache`: what decoded images and shared pre-training take up, and how to clear it."""
 
 import time
 from typing import Annotated
@@ -15,16 +15,18 @@ def cache_data(
     *,
     clear: Annotated[bool, Parameter(help="remove the entries", negative=())] = False,
 ) -> None:
-    """Show the cache of decoded images, or clear it. Cleared data sets are decoded again.
+    """Show the cache of decoded images and shared pre-training, or clear it.
 
-    Leftovers of processes that were killed are removed in any case.
+    What was cleared is decoded or trained again. Leftovers of processes that were killed are
+    removed in any case.
 
     Args:
-        name: Only entries of this name.
+        name: Only entries of this name; `pretraining` is all shared pre-training.
     """
     from peerdg.config import did_you_mean
     from peerdg.data.cache.folder import cache_folder, cached_domains, tidy
     from peerdg.data.cache.folder import clear as clear_entries
+    from peerdg.run.pretraining import FOLDER, clear_pretrainings, shared_pretrainings
     from peerdg.tables import plain_table
 
     folder = cache_folder()
@@ -32,29 +34,37 @@ def cache_data(
         raise ConfigError("There is no home folder.", hint="Set PEERDG_CACHE to a folder.")
     freed = tidy(folder)
     entries = [entry for entry in cached_domains(folder) if name in (None, entry.name)]
-    if name is not None and not entries:
+    trained = shared_pretrainings(folder) if name in (None, FOLDER) else []
+    if name not in (None, FOLDER) and not entries:
         names = sorted({entry.name for entry in cached_domains(folder)})
         hint = did_you_mean(name, names) if names else "The cache is empty."
         raise ConfigError(f"The cache has no entry '{name}'.", hint=hint)
-    total = sum(entry.size for entry in entries)
+    total = sum(entry.size for entry in entries) + sum(each.size for each in trained)
     if clear:
-        removed = clear_entries(folder, name)
-        count = sum(path.suffix == ".safetensors" for path in removed)
+        count = clear_pretrainings(folder) if trained else 0
+        if name != FOLDER or entries:
+            removed = clear_entries(folder, name)
+            count += sum(path.suffix == ".safetensors" for path in removed)
         console.print(f"Removed {count} entries, {_amount(total)}, from {folder}", markup=False)
         return
     rows = [
         [
             entry.name,
             _amount(entry.size),
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.written)),
+            _date(entry.written),
             "" if entry.is_whole else "damaged, will be made again",
         ]
         for entry in entries
     ]
+    rows += [[FOLDER, _amount(each.size), _date(each.used), each.name] for each in trained]
     console.print(plain_table(["name", "size", "date", ""], rows))
     console.print(f"{len(rows)} entries, {_amount(total)}, in {folder}", markup=False)
     if freed:
         console.print(f"Removed leftovers of killed processes: {_amount(freed)}", markup=False)
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _amount(size: int) -> str:

@@ -90,12 +90,7 @@ def save_checkpoint(
         with contextlib.suppress(DamagedError):  # then it is written again
             load_checkpoint(path)
             return  # equal numbers mean equal states, up to an evaluation that is done again
-    with replace_atomically(path) as temporary:
-        temporary.mkdir()
-        save_tensors(temporary / TENSORS, tensors)
-        (temporary / STATE).write_text(json.dumps(state), "utf-8")
-        manifest = {name: _describe(temporary / name) for name in (TENSORS, STATE)}
-        (temporary / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+    write_checkpoint(path, tensors, state)
     require_real_folder(folder)  # again: writing takes long, and removing must not go elsewhere
     for old in checkpoints(folder)[:-KEEP]:
         # Renamed first: a kill must not leave half a checkpoint under its name.
@@ -108,6 +103,20 @@ def save_checkpoint(
     except DamagedError:  # nobody knows what a damaged checkpoint named
         return
     remove_unnamed(folder, named)
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write tensors and plain values as a folder with checksums.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    with replace_atomically(path) as temporary:
+        temporary.mkdir()
+        save_tensors(temporary / TENSORS, tensors)
+        (temporary / STATE).write_text(json.dumps(state), "utf-8")
+        manifest = {name: _describe(temporary / name) for name in (TENSORS, STATE)}
+        (temporary / MANIFEST).write_text(json.dumps(manifest), "utf-8")
 
 
 def checkpoint_name(number: int) -> str:

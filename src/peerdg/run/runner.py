@@ -62,14 +62,15 @@ from peerdg.run.manifest import (
 from peerdg.run.minutes import TimeBudget
 from peerdg.run.model_files import finish, model_writer
 from peerdg.run.plan import fit_run, measure_costs, method_of, phases_of, run_plan
+from peerdg.run.pretraining import pretrain, shared_pretraining
 from peerdg.run.profile import profiled
 from peerdg.run.progress import Progress
 from peerdg.run.recorder import Recorder
 from peerdg.run.settings import RunConfig, notes
 from peerdg.text import one_line
-from peerdg.train.loop import Evaluate, Services, run_phase
+from peerdg.train.loop import Evaluate, Phase, Services, run_phase
 from peerdg.train.order import steps_per_epoch
-from peerdg.train.signals import stop_on_signals
+from peerdg.train.signals import StopRequest, stop_on_signals
 from peerdg.train.source import Source, require_memory
 
 
@@ -224,8 +225,33 @@ def _train(
                 progress=progress,
                 stop=stop,
             )
-            run_phase(phase, method, source, seed=config.seed, services=services)
+            train = partial(run_phase, phase, method, source, seed=config.seed, services=services)
+            if phase.name == "train" or checkpointer.resumes:
+                train()
+            else:
+                _pretrain(config, phase, train, model, source, checkpointer.run, progress, stop)
     return method
+
+
+def _pretrain(
+    config: RunConfig,
+    phase: Phase,
+    train: Callable[[], None],
+    model: Classifier,
+    source: Source,
+    run: RunFolder,
+    progress: Progress,
+    stop: StopRequest,
+) -> None:
+    """Pre-train, or take what an equal run has pre-trained."""
+    shared = shared_pretraining(config, phase, model, source, run)
+    if shared is None:
+        train()
+    elif pretrain(train, shared, model, run, note=progress.note, stop=stop):
+        epochs = phase.settings.epochs
+        steps = steps_per_epoch(phase.settings, len(source))
+        progress.start_phase(phase.name, epochs=epochs, steps=steps, done=epochs)
+        progress.note("Pre-training: that of an equal run is used (--no-share-pretraining).")
 
 
 def _as_evaluated(

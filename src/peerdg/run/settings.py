@@ -67,6 +67,9 @@ class RunConfig:
     crafted_images: int = option(
         500, "validation images that are crafted, at most; 0 takes all", at_least=0
     )
+    share_pretraining: bool = option(
+        True, "start from the stored pre-training of an equal run, or store it for others"
+    )
     keep_snapshots: bool = option(False, "keep the trained network's weights at every evaluation")
     data: Any = None
     pretrain: PhaseSettings = field(default_factory=PhaseSettings)
@@ -133,7 +136,7 @@ def hash_of(tables: Mapping[str, Any]) -> str:
 
 
 # What may change between start and resume: where and how safely the run goes on, not what it does.
-MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root"}
+MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root", "share_pretraining"}
 SECTIONS: dict[str, type[Any]] = {
     "train": PhaseSettings,
     "pretrain": PhaseSettings,

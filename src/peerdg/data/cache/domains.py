@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerdg.data.cache.entry import Add, CacheEntry, EntryWriter, MemorySink, read_entry
-from peerdg.data.cache.folder import cache_folder, remove_abandoned
+from peerdg.data.cache.folder import bytes_from_environment, cache_folder, remove_abandoned
 from peerdg.data.domain import Domain
-from peerdg.errors import ConfigError, DataError, OutputError
+from peerdg.errors import DataError, OutputError
 from peerdg.files import replace_atomically
 
 _FORMAT = "peerdg-domain-2"
 _MOST_IN_MEMORY = 4 * 2**30
 _ROWS_AT_ONCE = 16
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 # Hands every chunk of images to the function it is given; returns the labels and plain values.
 Fill = Callable[[Add], tuple[NDArray[np.int64], dict[str, Any]]]
@@ -38,14 +37,10 @@ def memory_budget() -> int:
 
     `$PEERDG_MEMORY_BUDGET` (bytes, or e.g. `8GB`), else 4 GiB or a quarter of the memory.
     """
-    given = os.environ.get("PEERDG_MEMORY_BUDGET", "").strip()
-    if given:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", given, re.IGNORECASE)
-        if match is None:
-            raise ConfigError(
-                f"PEERDG_MEMORY_BUDGET is '{given}'.", hint="Give bytes, or a size such as 8GB."
-            )
-        return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+    return bytes_from_environment("PEERDG_MEMORY_BUDGET", _usual_budget())
+
+
+def _usual_budget() -> int:
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not every system can say

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peerdg.data.cache.entry import read_about
-from peerdg.errors import OutputError
+from peerdg.errors import ConfigError, OutputError
 from peerdg.files import TEMPORARY, remove, writing
 
 INDEX = "index"  # folder of what is known of image files
@@ -22,6 +22,7 @@ _HELPERS = {
     INDEX: re.compile(r"[0-9a-f]{16}\.json"),
     BAD_IMAGES: re.compile(r"[0-9a-f]{12}\.tsv"),
 }
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _QUIET_SECONDS = 600  # a cache may be shared by machines: a writer there touches its file often
 _FORGOTTEN_SECONDS = 24 * 3600  # by then a process of that number is another one
 
@@ -36,6 +37,21 @@ def cache_folder() -> Path | None:
         return Path.home() / ".cache" / "peerdg"
     except RuntimeError:  # a container's user without HOME and without an entry in passwd
         return None
+
+
+def bytes_from_environment(name: str, default: int) -> int:
+    """The bytes that an environment variable gives as a number or, e.g., as `8GB`.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    given = os.environ.get(name, "").strip()
+    if not given:
+        return default
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", given, re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"{name} is '{given}'.", hint="Give bytes, or a size such as 8GB.")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
 
 
 @dataclass(frozen=True)
