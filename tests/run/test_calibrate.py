@@ -13,6 +13,7 @@ import peerdg
 from peerdg.methods.registry import method_names, tiny_options_of
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
+from peerdg.run.build import adapt_network
 from peerdg.run.forecast import Costs
 from peerdg.run.plan import measure_costs
 from peerdg.run.progress import ConsoleProgress, Silent
@@ -28,7 +29,8 @@ def measured(model: Classifier, options: dict[str, Any], images: int = 96) -> Co
     config = resolve({"benchmark": "own-data", "backbone": "own"}, options)
     source = Source(tiny_domain(n=images))
     domains = {"validation": tiny_domain(n=40), "one": tiny_domain("one", n=60)}
-    costs = measure_costs(config, model, source, domains)
+    network = adapt_network(config, model, "pretrain")  # as a run does before it measures
+    costs = measure_costs(config, network, source, domains)
     assert costs is not None
     return costs
 
