@@ -1,0 +1,170 @@
+"""ADA: adversarial data augmentation."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from peerdg.errors import NumericalError
+from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
+from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.methods.settings.ada import Settings
+from peerdg.methods.work import Work
+from peerdg.models.classifier import Classifier, images_per_pass
+
+Chunks = Callable[[Collection[Any], str], Iterator[Any]]
+
+
+class ADA(Method):
+    """Train F on the source and on images of fictitious domains that F finds hard.
+
+    Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
+    https://arxiv.org/abs/1805.12018. F learns by cross-entropy. After every T_min steps, k times in
+    all, each image x with label y becomes a new one by gradient ascent from z = x on
+
+        CE(F(z), y) - γ · mean[(H(z) - H(x))²]
+
+    where H are the features before the last layer: the loss rises while the meaning, as the network
+    sees it, stays near. All z join the training images with the labels of their x.
+
+    Here T_min is `every` epochs: with `--train.steps-per-epoch 100`, the 100 iterations of the
+    released code. What the paper and its re-implementations do differently is a field of
+    `Settings`:
+
+    - `rate`: the released code ascends the mean over a batch of 32 with step 1.0, so that each
+      image moves by 1/32 of its own gradient. Here every image ascends its own objective, and the
+      result does not depend on how many are computed at once.
+    - `perturb`: the released code takes as many images as the source has from the shuffled pool of
+      all images so far (`"sample"`); re-implementations take the whole pool, which doubles each
+      time (`"pool"`).
+    - `clip`: the released code does not clip. The pool holds 8-bit images, so z is clipped to
+      [0, 1] and rounded when it is stored (`"end"`); re-implementations clip (`"steps"`).
+    - `k`: 6 in the released code, 3 in M-ADA, ME-ADA and AdvST.
+
+    Images are made in eval mode.
+
+    Args:
+        model: F.
+        settings: Every switch of the method.
+        pool: What F learns from; the caller adds what `end_epoch` returns (`TrainingPool.change`).
+        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
+    """
+
+    if_diverged = ", or the step of the ascent (--ada.rate)"
+
+    def __init__(
+        self,
+        model: Classifier,
+        settings: Settings | None = None,
+        *,
+        pool: TrainingPool,
+        chunks: Chunks | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.settings = settings or Settings()
+        self.pool = pool
+        self.chunks = chunks or Work().chunks
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the training pool."""
+        return cls(model, settings, pool=context.pool, chunks=context.chunks)
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy on images of the source and on those that were made."""
+        loss = F.cross_entropy(self.model(batch.images), batch.labels)
+        return {"loss": loss, "ce": loss.detach()}
+
+    def end_epoch(self, epoch: int) -> Outcome:
+        """Make images, if it is time to."""
+        if not self.settings.makes_images(epoch):
+            return Outcome()
+        rows = self._rows()
+        made, labels, moved = [], [], 0.0
+        with _in_eval_mode(self.model):
+            for part in self.chunks(rows.split(images_per_pass(self._side())), "perturbing"):
+                x, y = self.pool.clean(part)
+                z = self.perturb(x, y)
+                moved += float((z.float() - x.float()).abs().mean()) * len(part) / len(rows)
+                made.append(z)
+                labels.append(y)
+        add = PoolImages(torch.cat(made), torch.cat(labels))
+        size = len(self.pool) + len(add)
+        return Outcome({"pool_images": size, "perturbation": moved}, add=add)
+
+    def perturb(
+        self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
+    ) -> UInt8[Tensor, "n 3 h w"]:
+        """The images after the ascent, clipped and rounded to 8 bits.
+
+        Raises:
+            NumericalError: If the ascent leaves the finite numbers.
+        """
+        z = self.ascend(images.float() / 255, labels)
+        if not torch.isfinite(z).all():
+            raise NumericalError(
+                "The gradient ascent that makes new images is not finite.",
+                hint="Lower its step (--ada.rate), or the learning rate (--train.lr).",
+                details={"rate": self.settings.rate, "gamma": self.settings.gamma},
+            )
+        return z.clamp(0, 1).mul(255).round().to(torch.uint8)
+
+    def ascend(
+        self, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
+    ) -> Float[Tensor, "n 3 h w"]:
+        """All steps of the ascent from images in [0, 1]."""
+        with torch.no_grad():
+            features = self.model.features(x)
+        z = x
+        for _ in self.chunks(range(self.settings.steps), "ascending"):
+            z = z + self.settings.rate * self._gradient(z, features, labels)
+            if self.settings.clip == "steps":
+                z = z.clamp(0, 1)
+        return z
+
+    def _gradient(
+        self,
+        z: Float[Tensor, "n 3 h w"],
+        features: Float[Tensor, "n dim"],
+        labels: Int64[Tensor, " n"],
+    ) -> Float[Tensor, "n 3 h w"]:
+        """Of each image's own objective: the sum over images, whatever their number."""
+        z = z.detach().requires_grad_()
+        with torch.enable_grad():
+            h = self.model.features(z)
+            ce = F.cross_entropy(self.model.head(h), labels, reduction="sum")
+            distance = (h - features).square().mean(dim=1).sum()
+            (gradient,) = torch.autograd.grad(ce - self.settings.gamma * distance, z)
+        return gradient
+
+    def _rows(self) -> Int64[Tensor, " n"]:
+        """Which images of the pool are perturbed."""
+        everything, source = len(self.pool), len(self.pool.images)
+        if self.settings.perturb == "sample":
+            rows = torch.randperm(everything)[:source].sort().values
+        else:
+            rows = torch.arange(everything if self.settings.perturb == "pool" else source)
+        return rows.to(self.pool.images.device)
+
+    def _side(self) -> int:
+        return self.pool.size or max(self.pool.images.shape[-2:])
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
+
+
+@contextmanager
+def _in_eval_mode(model: Classifier) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

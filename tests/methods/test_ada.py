@@ -1,0 +1,419 @@
+import json
+import signal
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import peerdg
+from peerdg.cli.main import run
+from peerdg.errors import ConfigError, NumericalError, OutputError, PeerdgWarning, Stopped
+from peerdg.methods import ada as module
+from peerdg.methods.ada import ADA
+from peerdg.methods.base import Batch, Outcome
+from peerdg.methods.pool import TrainingPool
+from peerdg.methods.settings.ada import Settings
+from peerdg.models.classifier import Classifier
+from peerdg.models.stored import load_stored
+from peerdg.run.build import load_splits
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.plan import run_plan
+from peerdg.run.settings import resolve
+from peerdg.train import loop
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+
+STRONG = 20.0  # a step at which the tiny network's small gradients move 8-bit pixels
+N = 24
+
+
+def make(model: Classifier | None = None, *, n: int = N, **settings: Any) -> ADA:
+    domain = tiny_domain(n=n)
+    settings = {"rate": STRONG, "steps": 5, **settings}
+    pool = TrainingPool(domain.images, domain.labels)
+    return ADA(model or tiny_classifier(), Settings(**settings), pool=pool)
+
+
+def perturbed(ada: ADA) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Clean and perturbed images, and labels, made in eval mode."""
+    x, y = ada.pool.clean(torch.arange(len(ada.pool)))
+    return x, ada.model.eval() and ada.perturb(x, y), y
+
+
+def cross_entropy(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> float:
+    with torch.no_grad():
+        return float(F.cross_entropy(model.eval()(x), y))
+
+
+def feature_distance(model: Classifier, x: torch.Tensor, z: torch.Tensor) -> float:
+    with torch.no_grad():
+        return float((model.eval().features(x) - model.features(z)).square().mean())
+
+
+def test_it_equals_a_plain_loop_over_single_images():
+    """Each image by itself: mean over one image is its own objective."""
+    model = tiny_classifier(batch_norm=True, dropout=0.5).eval()
+    ada = make(model, gamma=0.7, n=6)
+    x, got, y = perturbed(ada)
+    for image, label, made in zip(x, y, got, strict=True):
+        start = image[None].float() / 255
+        wanted = model.encoder(start).detach()
+        z = start.clone()
+        for _ in range(5):
+            z.requires_grad_(True)
+            h = model.encoder(z)
+            objective = F.cross_entropy(model.head(h), label[None])
+            objective = objective - 0.7 * F.mse_loss(h, wanted)
+            objective.backward()
+            z = (z + STRONG * z.grad).detach()
+        expected = (z.clamp(0, 1) * 255).round()
+        assert (made - expected[0]).abs().max() <= 1  # a value halfway may round either way
+        assert (made != expected[0]).float().mean() < 0.01
+
+
+def test_the_penalty_that_starts_at_zero_is_used_from_the_second_step_on():
+    x, free, _ = perturbed(make(gamma=0.0, steps=1))
+    _, held, _ = perturbed(make(gamma=50.0, steps=1))
+    assert torch.equal(free, held)
+    assert not torch.equal(free, x)
+    _, free, _ = perturbed(make(gamma=0.0, steps=3))
+    _, held, _ = perturbed(make(gamma=50.0, steps=3))
+    assert not torch.equal(free, held)
+
+
+def test_the_loss_rises_and_the_penalty_keeps_features_near():
+    model = tiny_classifier()
+    results = {}
+    for gamma in (0.0, 1.0, 10.0, 100.0):
+        x, z, y = perturbed(make(model, gamma=gamma, rate=2.0, steps=60))
+        assert cross_entropy(model, z, y) > cross_entropy(model, x, y)
+        results[gamma] = feature_distance(model, x, z)
+    assert results[0.0] > results[1.0] > results[10.0] > results[100.0]
+    assert results[100.0] < results[0.0] / 4
+
+
+def test_the_step_does_not_depend_on_how_many_images_are_computed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    made = []
+    for size in (1, 5, 24):
+        monkeypatch.setattr(module, "images_per_pass", lambda side, size=size: size)
+        ada = make(perturb="source", steps=4)
+        made.append(ada.end_epoch(0).add)
+    for other in made[1:]:
+        assert torch.equal(made[0].labels, other.labels)
+        difference = (made[0].images.int() - other.images.int()).abs()
+        assert difference.max() <= 1
+        assert difference.float().mean() < 0.01
+
+
+def test_perturbations_of_the_released_step_survive_8_bits():
+    """Real digits, a short training, the defaults of the released code."""
+    splits = load_splits(resolve({"benchmark": "digits-mini"}))
+    rows = torch.arange(0, len(splits.train), len(splits.train) // 96)[:96]
+    images, labels = splits.train.images[rows], splits.train.labels[rows]
+    torch.manual_seed(0)
+    model = peerdg.build_classifier("digits-cnn-half", classes=splits.train.classes)
+    ada = ADA(model, pool=TrainingPool(images, labels))
+    optimizer = torch.optim.Adam(ada.parameters(), lr=1e-3)
+    for _ in range(8):
+        for part in torch.randperm(len(rows)).split(32):
+            optimizer.zero_grad()
+            ada.loss(Batch(images[part], labels[part]))["loss"].backward()
+            optimizer.step()
+    model.eval()
+    before = cross_entropy(model, images, labels)
+    exact = cross_entropy(model, ada.ascend(images.float() / 255, labels), labels)
+    stored = cross_entropy(model, ada.perturb(images, labels), labels)
+    assert exact > 1.1 * before
+    assert stored - before > 0.7 * (exact - before)
+
+
+def test_clipping_is_at_the_end_or_after_every_step():
+    model = tiny_classifier()
+    x, end, y = perturbed(make(model, rate=500.0, steps=4))
+    _, steps, _ = perturbed(make(model, rate=500.0, steps=4, clip="steps"))
+    assert not torch.equal(end, steps)
+    assert features_seen_inside(model, x, y, clip="steps")
+    assert not features_seen_inside(model, x, y, clip="end")
+
+
+def features_seen_inside(model: Classifier, x: torch.Tensor, y: torch.Tensor, clip: str) -> bool:
+    """Whether all images that the network saw while they were made lay in [0, 1]."""
+    seen: list[torch.Tensor] = []
+    handle = model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    make(model, rate=500.0, steps=4, clip=clip).perturb(x, y)
+    handle.remove()
+    return all(bool(0 <= z.min() and z.max() <= 1) for z in seen)
+
+
+def test_the_network_is_left_as_it_was():
+    model = tiny_classifier(batch_norm=True, dropout=0.5).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    make(model).end_epoch(0)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_dropout_and_batch_statistics_are_off_while_images_are_made():
+    model = tiny_classifier(batch_norm=True, dropout=0.5).train()
+    first, second = (make(model, perturb="source").end_epoch(0).add for _ in range(2))
+    assert torch.equal(first.images, second.images)
+
+
+def sizes(perturb: str, epochs: int = 7, **settings: Any) -> list[int]:
+    """Images in the pool during each epoch."""
+    ada = make(perturb=perturb, steps=1, n=6, **settings)
+    found = []
+    for epoch in range(epochs):
+        found.append(len(ada.pool))
+        outcome = ada.end_epoch(epoch)
+        if outcome.add is not None:
+            assert outcome.records["pool_images"] == len(ada.pool) + len(outcome.add)
+        ada.pool.change(outcome.add)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("perturb", "settings", "expected"),
+    [
+        ("sample", {"k": 3}, [6, 12, 18, 24, 24, 24, 24]),
+        ("source", {"k": 3}, [6, 12, 18, 24, 24, 24, 24]),
+        ("pool", {"k": 3}, [6, 12, 24, 48, 48, 48, 48]),
+        ("pool", {"k": 2, "every": 3}, [6, 6, 6, 12, 12, 12, 24]),
+        ("sample", {"k": 0}, [6] * 7),
+    ],
+)
+def test_the_pool_grows_by_the_schedule_and_as_foretold(
+    perturb: str, settings: dict[str, int], expected: list[int]
+):
+    assert sizes(perturb, **settings) == expected
+    changes = Settings(perturb=perturb, **settings).pool_changes(6, 7)
+    foretold = [6 + sum(change.added for change in changes[:epoch]) for epoch in range(7)]
+    assert foretold == expected
+
+
+def test_a_sample_is_of_the_whole_pool_without_repetition():
+    ada = make(perturb="sample")
+    ada.pool.change(ada.end_epoch(0).add)
+    drawn = [tuple(ada._rows().tolist()) for _ in range(20)]
+    assert all(len(set(rows)) == N for rows in drawn)
+    assert {row >= N for rows in drawn for row in rows} == {True, False}
+    assert len(set(drawn)) > 1
+
+
+def test_made_images_keep_the_labels_of_their_origin():
+    ada = make(perturb="source", rate=1e-9)
+    add = ada.end_epoch(0).add
+    assert torch.equal(add.images, ada.pool.images)
+    assert torch.equal(add.labels, ada.pool.labels)
+
+
+def test_what_is_recorded_is_the_mean_change_of_a_pixel():
+    ada = make(perturb="source")
+    outcome = ada.end_epoch(0)
+    change = (outcome.add.images.float() - ada.pool.images.float()).abs().mean()
+    assert outcome.records["perturbation"] == pytest.approx(float(change), rel=1e-5)
+
+
+def test_more_times_than_epochs_is_worth_a_note():
+    assert Settings(k=3).notes(4) == []
+    assert "2 of the 3 times" in Settings(k=3).notes(3)[0]
+    assert Settings(k=2, every=5).notes(11) == []
+    assert "1 of the 2 times" in Settings(k=2, every=5).notes(10)[0]
+
+
+# Whole runs
+
+EPOCHS = 4
+
+
+def options(**settings: Any) -> dict[str, Any]:
+    return {
+        "method": "ada",
+        "ada": {"k": 2, "steps": 3, "rate": STRONG, **settings},
+        "checkpoint_minutes": 0,
+        "pretrain": {"epochs": 1, "batch_size": 8},
+        "train": {"epochs": EPOCHS, "batch_size": 8, "lr": 0.02},
+        "evaluate_every": 2,
+        "progress": False,
+    }
+
+
+def fit(out: Path, *, existing: Any = "refuse", **settings: Any) -> None:
+    model = tiny_classifier(batch_norm=True, dropout=0.3)
+    peerdg.fit(tiny_splits(), out=out, model=model, existing=existing, **options(**settings))
+
+
+def epochs_of(out: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [r for r in records if r["kind"] == "epoch" and r["phase"] == "train"]
+
+
+def assert_equal(out: Path, whole: Path) -> None:
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ada") / "whole"
+    fit(out)
+    return out
+
+
+def test_a_run_learns_from_what_it_makes(whole: Path):
+    assert [r.get("pool_images") for r in epochs_of(whole)] == [48, 72, None, None]
+    assert all(r["perturbation"] > 1 for r in epochs_of(whole)[:2])
+    events = [json.loads(line) for line in (whole / "events.jsonl").read_text().splitlines()]
+    steps = [e["steps"] for e in events if e["event"] == "epoch" and e["phase"] == "train"]
+    assert steps == [3, 6, 9, 9]
+    plan = run_plan(resolve({"benchmark": "own-data", **without_progress()}), 24).phases[-1]
+    assert [plan.steps_of(epoch) for epoch in range(EPOCHS)] == steps
+
+
+def without_progress() -> dict[str, Any]:
+    return {key: value for key, value in options().items() if key != "progress"}
+
+
+def interrupt_chunk(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Let a signal arrive during part `count` of the work of `end_epoch`, nested ones included."""
+    seen, chunks = iter(range(1, 10**6)), module.ADA.__init__
+
+    def counting(self: ADA, *args: Any, **kwargs: Any) -> None:
+        chunks(self, *args, **kwargs)
+        divide = self.chunks
+
+        def divided(parts: Collection[Any], what: str) -> Iterator[Any]:
+            for part in divide(parts, what):
+                if next(seen) == count:
+                    signal.raise_signal(signal.SIGTERM)
+                yield part
+
+        self.chunks = divided
+
+    patch.setattr(module.ADA, "__init__", counting)
+
+
+@pytest.mark.parametrize(
+    ("count", "epoch", "steps", "pool"),
+    [(1, 0, 3, 0), (3, 0, 3, 0), (6, 1, 6, 1), (7, 1, 6, 1)],
+)
+def test_stopped_inside_the_ascent_it_goes_on_from_the_last_step_and_ends_equal(
+    tmp_path: Path, whole: Path, count: int, epoch: int, steps: int, pool: int
+):
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_chunk(patch, count)
+        with pytest.raises(Stopped):
+            fit(out)
+    state = load_checkpoint(checkpoints(out / "checkpoint")[-1]).state
+    assert (state["phase"], state["epoch"], state["step"]) == ("train", epoch, steps)
+    assert len(state["pool"]) == pool
+    fit(out, existing="resume")
+    assert_equal(out, whole)
+
+
+@pytest.mark.parametrize("step", [3 + 3 + 1, 3 + 3 + 6 + 1, 3 + 3 + 6 + 9 + 2])
+def test_stopped_after_the_pool_grew_it_ends_equal(
+    tmp_path: Path, whole: Path, step: int, monkeypatch: pytest.MonkeyPatch
+):
+    out, seen, train_step = tmp_path / "run", iter(range(1, 10**6)), loop.train_step
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if next(seen) == step:
+            signal.raise_signal(signal.SIGTERM)
+        return train_step(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_step", counted)
+        with pytest.raises(Stopped):
+            fit(out)
+    fit(out, existing="resume")
+    assert_equal(out, whole)
+
+
+@pytest.mark.parametrize("perturb", ["pool", "source"])
+def test_every_reading_resumes_exactly(tmp_path: Path, perturb: str):
+    fit(tmp_path / "whole", perturb=perturb, clip="steps")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_chunk(patch, 7)
+        with pytest.raises(Stopped):
+            fit(tmp_path / "run", perturb=perturb, clip="steps")
+    fit(tmp_path / "run", perturb=perturb, clip="steps", existing="resume")
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_diverging_ascent_is_a_numerical_error_and_nothing_is_lost(tmp_path: Path):
+    out = tmp_path / "run"
+    with pytest.raises(NumericalError, match="ascent") as caught:
+        fit(out, rate=1e38)
+    assert caught.value.exit_code == 6
+    assert "--ada.rate" in (caught.value.hint or "")
+    assert json.loads((out / "failure.json").read_text())["rate"] == 1e38
+    state = load_checkpoint(checkpoints(out / "checkpoint")[-1])
+    assert (state.state["phase"], state.state["epoch"]) == ("train", 0)
+    assert all(torch.isfinite(t).all() for t in state.tensors.values() if t.is_floating_point())
+    assert state.additions == ()
+
+
+def test_memory_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str(2 * N * 3 * 12 * 12 - 1))
+    with pytest.raises(ConfigError, match="the method adds") as caught:
+        fit(tmp_path / "run")
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_disk_for_the_pool_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def check(self: Any, needed: int) -> None:
+        asked.append(needed)
+        raise OutputError("full")
+
+    monkeypatch.setattr("peerdg.run.folder.RunFolder.check_space", check)
+    for k in (1, 3):
+        with pytest.raises(OutputError):
+            fit(tmp_path / "run", k=k)
+    assert asked[1] - asked[0] == 2 * N * 3 * 12 * 12
+
+
+def test_the_stored_model_predicts_and_exports(tmp_path: Path):
+    out = tmp_path / "run"
+    with pytest.warns(PeerdgWarning, match="learn from 1 of the 2"):
+        peerdg.fit(
+            tiny_splits(), out=out, backbone="digits-cnn-half", progress=False, method="ada",
+            ada={"k": 2, "steps": 1}, transform={"size": 32}, pretrain={"epochs": 0},
+            train={"epochs": 2, "batch_size": 8}, crafted="off",
+        )  # fmt: skip
+    model, _ = load_stored(out / "model")
+    images = tiny_domain("one", n=5).images
+    with torch.no_grad():
+        assert model.eval()(F.interpolate(images.float() / 255, size=32)).shape == (5, 3)
+    target = tmp_path / "exported"
+    assert run(["export", str(out), "--format", "safetensors", "-o", str(target)], debug=False) == 0
+
+
+def test_it_works_in_a_plain_loop():
+    """As in its card; the loss is that of cross-entropy on the pool."""
+    domain, model = tiny_domain(), tiny_classifier()
+    pool = TrainingPool(domain.images, domain.labels)
+    ada = ADA(model, Settings(k=2, steps=2, rate=STRONG), pool=pool)
+    optimizer = torch.optim.Adam(ada.parameters(), lr=1e-2)
+    for epoch in range(3):
+        ada.train()
+        for rows in torch.randperm(len(pool)).split(8):
+            optimizer.zero_grad()
+            images, labels = pool.clean(rows)
+            terms = ada.loss(Batch(images, labels))
+            expected = F.cross_entropy(model(images), labels)
+            torch.testing.assert_close(terms["loss"], expected)
+            terms["loss"].backward()
+            optimizer.step()
+        outcome: Outcome = ada.end_epoch(epoch)
+        pool.change(outcome.add)
+    assert len(pool) == 3 * N
