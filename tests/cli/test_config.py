@@ -86,3 +86,18 @@ def test_a_key_of_very_many_parts_is_refused_before_it_is_parsed(tmp_path: Path,
     path.write_text("seed = 1\n" + line.format(".".join(["a"] * 52)) + "\n")
     with pytest.raises(ConfigError, match=r"more than 50 parts \(at line 2\)"):
         read_toml(path)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--l2d.kernels", "3,7"], ["--l2d.kernels=3", "--l2d.kernels", "7"]], ids=str
+)
+def test_a_list_of_whole_numbers_is_given_with_commas_or_flag_by_flag(flags, capsys):
+    text = printed(["digits-mini", "--method", "l2d", *flags], capsys)
+    assert tomllib.loads(text)["l2d"]["kernels"] == [3, 7]
+
+
+@pytest.mark.parametrize("value", ["3.5", "3,5.5", "3,", "x"])
+def test_what_is_no_list_of_whole_numbers_is_refused(value, capsys):
+    arguments = ["config", "digits-mini", "--method", "l2d", "--l2d.kernels", value]
+    assert run(arguments, debug=False) == 2
+    assert f'"{value}" is no list of whole numbers' in capsys.readouterr().err

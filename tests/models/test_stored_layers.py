@@ -105,6 +105,12 @@ def test_a_forged_list_of_layers_is_refused(folder: Path, layers: Any):
         load_stored(folder)
 
 
+def test_two_layers_at_one_place_are_refused(folder: Path):
+    edit(folder, {"added_layers": [stored_layer(folder)] * 2})
+    with pytest.raises(DamagedError, match="two at one place"):
+        load_stored(folder)
+
+
 def test_layers_are_refused_in_the_older_format_and_a_layer_the_weights_lack(tmp_path: Path):
     plain = save_small_model(tmp_path / "plain")
     edit(plain, {"added_layers": [PLAIN]})

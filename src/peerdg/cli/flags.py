@@ -45,7 +45,9 @@ def _make(name: str, made: list[Any]) -> type[Any]:
 
 def _flag(name: str, kind: Any, help: str, group: Group) -> tuple[str, Any, Any]:
     """A dataclass field that becomes a flag, None unless given."""
-    whole = whole_number if kind in (int, int | None) else None
+    whole: Any = whole_number if kind in (int, int | None) else None
+    if kind == tuple[int, ...]:
+        whole = whole_numbers
     parameter = Parameter(
         help=help, group=group, negative_none=(), negative_iterable=(), converter=whole
     )
@@ -58,6 +60,15 @@ def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
         return int(tokens[0].value)
     except ValueError:
         raise ValueError(f'"{tokens[0].value}" is not a whole number.') from None
+
+
+def whole_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Integers, with commas between them or each in a flag of its own."""
+    values = [part for token in tokens for part in token.value.split(",")]
+    try:
+        return tuple(map(int, values))
+    except ValueError:
+        raise ValueError(f'"{",".join(values)}" is no list of whole numbers.') from None
 
 
 def _shown(default: Any) -> str:

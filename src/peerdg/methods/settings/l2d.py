@@ -34,7 +34,7 @@ class Settings(MethodSettings):
         0.005, "learning rate of the style module; the released code's flag defaults to 10", above=0
     )
     kernels: tuple[int, ...] = option(
-        (5, 9, 13, 17), "kernel sizes of the style module's spatial branches", at_least=1
+        (5, 9, 13, 17), "kernels of the style module's spatial branches, e.g. 3,5", at_least=1
     )
     shift_std: float = option(
         0.1, "standard deviation of the style module's initial shifts", at_least=0
@@ -63,5 +63,5 @@ class Settings(MethodSettings):
             raise ConfigError(
                 f"A kernel of {max(self.kernels)} pixels (--l2d.kernels) is too large for images "
                 f"of {side} x {side}.",
-                hint="Use smaller ones; --l2d.kernels 3 5 suits images of 32 pixels.",
+                hint="Use smaller ones; --l2d.kernels 3,5 suits images of 32 pixels.",
             )
