@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 from peerdg.augment.policy import Policy
+from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
@@ -22,6 +24,7 @@ from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain(n=32)
+ROWS = torch.arange(len(SOURCE))
 CLEAN = SOURCE.images
 LARGE = tiny_domain(n=600)  # its clean images come in three chunks
 
@@ -139,8 +142,8 @@ def test_cached_and_recomputed_task_features_give_bitwise_equal_training(views):
     cached = train(make(clean=images, views=views), epochs=3, source=LARGE)
     settings = {"views": views, "cache_features": False}
     recomputed = train(make(clean=images, **settings), epochs=3, source=LARGE)
-    assert cached._features is not None
-    assert recomputed._features is None
+    assert cached.table.lookup(ROWS) is not None
+    assert recomputed.table.lookup(ROWS) is None
     assert torch.equal(weights(cached.proxy), weights(recomputed.proxy))
     assert torch.equal(weights(cached.task), weights(recomputed.task))
 
@@ -164,7 +167,7 @@ def test_cached_and_recomputed_features_give_bitwise_equal_training_of_the_digit
                 peer.loss(batch)["loss"].backward()
                 adam.step()
             peer.end_epoch(epoch)
-        assert (peer._features is not None) == cached
+        assert (peer.table.lookup(ROWS) is not None) == cached
         trained.append(peer)
     for name, value in trained[0].state_dict().items():
         assert torch.equal(value, trained[1].state_dict()[name]), name
@@ -175,7 +178,7 @@ def test_cached_features_are_renewed_with_the_task_model():
 
     def current():
         peer.start_epoch(99)
-        torch.testing.assert_close(peer._features[1], peer.task.features(SOURCE.images))
+        torch.testing.assert_close(peer.table.lookup(ROWS), peer.task.features(SOURCE.images))
 
     train(peer, epochs=3, after_epoch=current)
 
@@ -184,7 +187,8 @@ def test_cached_features_are_those_of_their_rows_however_chunks_are_ordered():
     peer = make(clean=LARGE.images)
     peer.start_epoch(0)
     alone = [peer.task.features(image) for image in LARGE.images.split(1)]
-    torch.testing.assert_close(peer._features[1], torch.cat(alone))
+    rows = torch.arange(len(LARGE))
+    torch.testing.assert_close(peer.table.lookup(rows), torch.cat(alone))
 
 
 def test_features_are_never_cached_from_batches_whose_rows_are_unknown():
@@ -192,7 +196,7 @@ def test_features_are_never_cached_from_batches_whose_rows_are_unknown():
     for clean in (loader, list(SOURCE.images.split(8)), [(CLEAN, SOURCE.labels)]):
         peer = make(clean=clean)
         peer.start_epoch(0)
-        assert peer._features is None
+        assert peer.table.lookup(ROWS) is None
         batch = Batch(SOURCE.images[:8], SOURCE.labels[:8], index=torch.arange(8), seed=0)
         expected = make(cache_features=False)
         expected.start_epoch(0)
@@ -204,7 +208,7 @@ def test_loading_a_state_forgets_the_cached_features():
     peer.start_epoch(0)
     peer.load_state_dict(other.state_dict())
     peer.start_epoch(0)
-    torch.testing.assert_close(peer._features[1], other.task.features(SOURCE.images))
+    torch.testing.assert_close(peer.table.lookup(ROWS), other.task.features(SOURCE.images))
 
 
 def test_equal_models_and_views_have_no_on_diagonal_loss_at_the_start():
@@ -351,7 +355,7 @@ def test_a_teacher_guides_in_place_of_the_task_model():
     teacher = tiny_classifier(seed=9)
     peer = make(teacher=teacher, clean=CLEAN, k=1)
     peer.start_epoch(0)
-    torch.testing.assert_close(peer._features[1], teacher.features(SOURCE.images))
+    torch.testing.assert_close(peer.table.lookup(ROWS), teacher.features(SOURCE.images))
     before = weights(teacher)
     train(peer, epochs=2)
     assert torch.equal(weights(teacher), before)
@@ -435,3 +439,40 @@ def test_deployed_is_silent_where_nothing_is_wrong(case):
 def test_k_must_be_positive():
     with pytest.raises(ConfigError, match="at least 1"):
         Settings(k=0)
+
+
+def test_the_proxy_is_reset_only_where_the_average_was_updated():
+    """With another period of the snapshots the policy is re-drawn without a reset."""
+    torch.manual_seed(7)
+    model = tiny_classifier()
+    average = Snapshots(model, k=2)
+    settings = Settings(k=1, head_dim=4, head_hidden=6, reset_proxy=True)
+    peer = PEER(model, settings, augment=Policy(seed=3), average=average)
+    train(peer, epochs=1)
+    assert not torch.equal(weights(peer.proxy), weights(peer.task))  # no snapshot, no reset
+    assert peer.end_epoch(1).reset == ("main",)
+    assert torch.equal(weights(peer.proxy), weights(peer.task))
+
+
+@pytest.mark.parametrize("average", [None, 1, 2])
+def test_features_are_renewed_whenever_the_average_changes(average: int | None):
+    """Also if the number of snapshots in it stays the same."""
+    torch.manual_seed(7)
+    model = tiny_classifier()
+    peer = PEER(
+        model,
+        Settings(k=1, head_dim=4, head_hidden=6),
+        augment=Policy(seed=3),
+        average=Snapshots(model, k=1, last=average),
+        clean=CLEAN,
+    )
+    seen = []
+
+    def look() -> None:
+        peer.start_epoch(len(seen) + 1)
+        found = peer.table.lookup(ROWS)
+        torch.testing.assert_close(found, peer.task.features(SOURCE.images))
+        seen.append(found)
+
+    train(peer, epochs=4, after_epoch=look)
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))

@@ -19,7 +19,7 @@ def test_the_stages_of_a_run_add_up_to_its_time(tmp_path: Path):
     assert stages["backward"]["calls"] == 6
     assert stages["augment"]["calls"] == 2  # once for the three steps of an epoch
     assert stages["evaluation"]["calls"] == 3
-    assert {"batch", "forward", "regulariser", "task features", "optimizer", REST} <= {*stages}
+    assert {"batch", "forward", "regulariser", "regulator features", "optimizer", REST} <= {*stages}
 
 
 def test_a_profile_changes_nothing_that_is_computed(tmp_path: Path):

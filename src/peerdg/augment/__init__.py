@@ -5,8 +5,6 @@
 - `randaugment`: RandAugment on a whole batch, and the two tables of operations it draws from.
 - `policy`: a RandAugment whose `(num_ops, magnitude)` is drawn again every few epochs.
 
-Code here may import `errors`, `rng`, `config` and `_vision` of peerdg, and torch; nothing else.
-Nothing is imported with the package itself: import the module that you need.
 """
 
 REVISION = 2

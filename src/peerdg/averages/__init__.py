@@ -1,5 +1,5 @@
 """Weight averages that follow a network through training: one file, one average.
 
-May import: `models`, `config`, `errors`. An average is watched beside the network it follows,
-deployed in its place, or serves as PEER's regulator.
+An average is watched beside the network it follows, deployed in its place, or serves as PEER's
+regulator.
 """

@@ -23,7 +23,7 @@ class Snapshots(Average):
     snapshot. Floating buffers, that is batch-normalisation statistics, follow `bn`:
 
     * `recalibrate`: one cumulative pass over clean source images after each update;
-    * `average`: their running mean, like the parameters (EoA);
+    * `average`: their running mean, like the parameters (as in Ensemble of Averages);
     * `copy`: those of the newest snapshot;
     * `frozen`: those the model had before the first snapshot.
 
@@ -34,9 +34,8 @@ class Snapshots(Average):
         clean: Batches of clean source images for `recalibrate`; iterated anew after each update.
         include_init: Algorithm 1 of PEER to the letter: snapshots are taken at the start of a
             period, so the initial weights are averaged and the last ones are not.
-        start: The first snapshots that are left out of the mean; until they are over, the newest
-            serves alone.
-        last: Average only the newest snapshots, this many; each is kept. 1 is no average at all.
+        start: How many first snapshots to leave out of the mean; meanwhile the newest serves alone.
+        last: Average only this many newest snapshots (a copy of each is kept); 1: no averaging.
     """
 
     epoch: Tensor
@@ -68,8 +67,8 @@ class Snapshots(Average):
         self.include_init, self.start, self.last = include_init, start, last
         kept = last if last is not None and last > 1 else 0
         self.newest = nn.ModuleList(frozen_copy(model) for _ in range(kept)).eval()
-        # The number of epochs the network had learnt when the last snapshot was taken: makes
-        # taking it idempotent, and stale features recognisable, also after a resume.
+        # `epoch`: epochs learnt at the last snapshot, so that it is not taken twice after a resume.
+        # `taken`: lets users of the average notice that it has changed.
         self.register_buffer("epoch", torch.tensor(-1))
         self.register_buffer("taken", torch.tensor(0))
 

@@ -1,4 +1,4 @@
 """The command `peerdg`: one file per command; parse, call one function, print.
 
-May import everything. Modules here import torch only inside functions, so `--help` is instant.
+Modules here import torch only inside functions, so `--help` is instant.
 """

@@ -9,6 +9,4 @@ validation images.
 - `values`, `filters`, `drawing`, `geometric`, `weather`: the operations, a table for each family.
 - `operation`: an operation with its ranges, and how an image draws one of its family.
 - `pixels`: shared pieces: filters, warps, random fields.
-
-May import: `data`, `config`, `rng`, `errors`.
 """

@@ -3,7 +3,7 @@
 `own` reads a user's folders, lists and objects, `benchmarks` the published sets, both through
 `images` (decoding) and `cache`. This module has the names that records use.
 
-May import: `errors`, `files`, `rng`, `config`, `_vision`. Knows nothing of models or training.
+Knows nothing of models or training.
 """
 
 VALIDATION = "validation"  # how records call the source's own validation images

@@ -132,11 +132,10 @@ class RunContext:
         pool: What the run learns from: the images of the source, and those that a method added.
         batch_statistics: How batch-normalised networks are evaluated: with statistics of `clean`,
             or `"trained"`: with those that training left.
-        passes: How often each of them is seen in an epoch, on average; 0 if no image ever looks
-            the same again.
+        passes: How often each clean image is seen in an epoch, on average; 0 if views are random.
         period: The method's k: epochs between two snapshots, unless `average` says otherwise.
         epochs: Epochs of the main phase.
-        steps: Steps of one of them.
+        steps: Steps of an epoch.
         image_size: Side of the images that the network sees.
         validation_loss: Loss of a network on the source's validation images, if there are any.
         load_model: Reads a classifier from a run or model folder, e.g. a teacher.
@@ -196,7 +195,10 @@ class Method(nn.Module, abc.ABC):
     """How many of the averages that a run asks for are part of the method itself."""
 
     own_deployed: ClassVar[str | None] = None
-    """The key of `networks` that is deployed whatever is watched; None: the trained network."""
+    """The key of `networks` to deploy even if averages are watched.
+
+    None: the first watched average, or else the trained network.
+    """
 
     if_diverged: ClassVar[str] = ""
     """What else to try where the loss diverges, after "Lower the learning rate"."""

@@ -1,4 +1,8 @@
-"""PEER: parameter-space ensemble with entropy regularization (CVPR 2025), Algorithm 1."""
+"""PEER: parameter-space ensemble with entropy regularization (CVPR 2025), Algorithm 1.
+
+Cho, Hwang and Lee, "PEER pressure: Model-to-Model Regularization for Single Source Domain
+Generalization", https://arxiv.org/abs/2505.12745.
+"""
 
 from dataclasses import replace
 from typing import Any, Self, TypeGuard
@@ -16,6 +20,7 @@ from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
 from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
 from peerdg.methods.clean import Clean, CleanBatches, CleanImages, as_clean
+from peerdg.methods.features import FeatureTable
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier, has_batch_statistics
@@ -24,13 +29,15 @@ from peerdg.stages import stage
 
 
 class PEER(Method):
-    """A proxy P learns augmented images, guided by the frozen mean F of its own snapshots.
+    """A proxy P learns from augmented images, guided by F, the frozen mean of its own snapshots.
 
-    In every step, with x̄ = G(x), minimise over P and the projection head R
+    P = C_p∘H_p and F = C_f∘H_f are an encoder H and a linear head C each, G is the augmentation, CE
+    cross-entropy, BT Barlow Twins. In every step, with x̄ = G(x), minimise over P and the projection
+    head R
 
-        L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H_f(x)), R(H_p(x̄)))
+        L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H_f(x)), R(H_p(x̄)))                       (Eq. 3)
 
-    and every k epochs re-draw the policy G, add P's weights to the snapshots Θ and set
+    and every k epochs re-draw the policy of G, add P's weights to the snapshots Θ and set
     θ_f = mean(Θ). P goes on from where it is. F is what gets deployed.
 
     What the paper leaves open is a field of `Settings`, with our reading as the default: R is
@@ -44,13 +51,13 @@ class PEER(Method):
         average: What averages the proxy; default: its snapshots. With one that follows steps, e.g.
             `EMA`, call `follow_step` after each of them.
         clean: All clean training images, to recalibrate batch normalisation after each update:
-            one tensor `[N, 3, H, W]`, a `DataLoader` that shuffles or a list of batches. Of a
-            tensor the rows are known: a `Batch` that says its `index` gets the task model's
-            features from a table that is computed once per period.
+            one tensor `[N, 3, H, W]`, a `DataLoader` that shuffles or a list of batches. Only for a
+            tensor: if a `Batch` gives its `index`, the task model's features are looked up in a
+            table that is computed once per period.
         teacher: A frozen classifier that guides the proxy in place of the task model.
-        trained_statistics: Deploy the mean of the snapshots' batch statistics. Training does not
-            change: with `bn="recalibrate"` the proxy is still guided by recalibrated ones, so there
-            is a second average, which only differs in its statistics.
+        trained_statistics: Evaluate and deploy F with the mean of its snapshots' batch statistics.
+            F still guides the proxy with recalibrated ones, so training is unchanged and a second
+            copy of F is kept.
     """
 
     averages_used = 1
@@ -74,48 +81,23 @@ class PEER(Method):
         self.clean = as_clean(clean)
         self.proxy = model
         self.average = average or _snapshots(model, self.settings, self.clean)
-        self.as_trained: Snapshots | None = None
+        self.twin: Snapshots | None = None  # of the average, with other batch statistics
         if trained_statistics and has_batch_statistics(model) and _recalibrates(self.average):
-            self.as_trained = self.average.twin(model, bn="average")
-        self.projection = self._make_projection(model.feature_dim)
+            self.twin = self.average.twin(model, bn="average")
+        self.projection = _projection(self.settings, model.feature_dim)
         self.teacher = _frozen(teacher, model.feature_dim) if teacher else None
-        self._features: tuple[int, Tensor] | None = None
+        self.table = FeatureTable()
         self.register_load_state_dict_post_hook(PEER._forget_features)  # type: ignore[no-untyped-call]
 
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the augmentation, the clean images, and the teacher if one is named."""
-        teacher = context.load_model(settings.teacher) if settings.teacher else None
-        kind = context.average.kind[0] if context.average.kind else settings.own_average
-        if kind == "snapshots":  # with the method's own rules for batch statistics and the start
-            average: Average = _snapshots(model, settings, context.clean, context.average)
-        else:
-            average = context.make_average(kind, model)
-        if settings.k * context.passes <= 1:  # computing all features would cost more
-            settings = replace(settings, cache_features=False)
-        return cls(
-            model,
-            settings,
-            augment=context.augment,
-            average=average,
-            clean=context.clean,
-            teacher=teacher,
-            trained_statistics=context.batch_statistics == "trained",
-        )
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Use the policy of period `epoch // k`.
 
-    @property
-    def task(self) -> Classifier:
-        """F, the mean of the snapshots, with the batch statistics that guide the proxy."""
-        return self.average.model
-
-    @property
-    def regulator(self) -> Classifier:
-        """Who guides the proxy: the task model, unless a teacher was given."""
-        return self.teacher or self.task
-
-    def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """x̄ for a few steps ahead."""
-        return augment_ahead(batches, self.augment) if self.settings.augment else batches
+        With `include_init`, first snapshot θ_p^(epoch) at the start of each period.
+        """
+        for average in self._own_averages:
+            average.before_epoch(self.proxy, epoch)
+        self._refresh_features()
+        return {"policy": self.augment.redraw(epoch // self.settings.k)}
 
     def loss(self, batch: Batch) -> Terms:
         """Eq. (3): cross-entropy on both views and the weighted regulariser."""
@@ -132,46 +114,30 @@ class PEER(Method):
             terms["regulariser"] = regulariser.detach()
         return {"loss": loss, **terms}
 
-    def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Use the policy of period `epoch // k`; with `include_init`, snapshot θ_p^(epoch)."""
-        for average in self._own_averages:
-            average.before_epoch(self.proxy, epoch)
-        self._refresh_features()
-        return {"policy": self.augment.redraw(epoch // self.settings.k)}
-
     def end_epoch(self, epoch: int) -> Outcome:
-        """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ)."""
+        """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ).
+
+        With `reset_proxy`, P then goes on from F.
+        """
         records: dict[str, Any] = {}
+        before = self.average.version
         for average in self._own_averages:
-            records |= average.after_epoch(self.proxy, epoch)
-        period_is_over = (epoch + 1) % self.settings.k == 0
-        if not (period_is_over and self.settings.reset_proxy):
+            records |= average.after_epoch(self.proxy, epoch)  # `Snapshots.add` averages
+        is_updated = self.average.version != before
+        if not (is_updated and self.settings.reset_proxy):
             return Outcome(records)
         self.proxy.load_state_dict(self.task.state_dict())
         return Outcome(records, reset=("main",))
 
     @property
-    def networks(self) -> dict[str, Classifier]:
-        """Proxy and task model."""
-        return {"proxy": self.proxy, "task": (self.as_trained or self.average).model}
+    def task(self) -> Classifier:
+        """F with the batch statistics that guide the proxy; see `networks` for the deployed one."""
+        return self.average.model
 
     @property
-    def averages(self) -> dict[str, Average]:
-        """The task model's, and those that are only watched."""
-        return {"task": self.as_trained or self.average, **super().averages}
-
-    @property
-    def recalibrated(self) -> frozenset[str]:
-        """The task model, once there is a snapshot, unless another one is observed."""
-        done = _recalibrates(self.average) and self.clean is not None and self.average.count
-        return frozenset({"task"} if done and self.as_trained is None else ())
-
-    def train(self, mode: bool = True) -> "PEER":
-        """Task model and teacher stay in eval mode: what they say must be deterministic."""
-        super().train(mode)
-        if self.teacher is not None:
-            self.teacher.eval()
-        return self
+    def regulator(self) -> Classifier:
+        """What guides the proxy: the task model, unless a teacher was given."""
+        return self.teacher or self.task
 
     @stage("regulariser")
     def _regulariser(self, batch: Batch, x_bar: Tensor, h: Tensor, h_bar: Tensor) -> Tensor:
@@ -195,11 +161,10 @@ class PEER(Method):
 
     def _clean_features(self, batch: Batch) -> Tensor:
         """H_f(x), looked up if it was computed for this period."""
-        if self._features is not None and batch.index is not None:
-            return self._features[1][batch.index]
-        return self._regulator_features(batch.images)
+        known = self.table.lookup(batch.index)
+        return self._regulator_features(batch.images) if known is None else known
 
-    @stage("task features")
+    @stage("regulator features")
     @torch.no_grad()
     def _regulator_features(self, images: Tensor) -> Tensor:
         return self.regulator.features(images)
@@ -211,42 +176,75 @@ class PEER(Method):
             return
         if self.teacher is None and self.average.follows_steps:
             return
-        if not isinstance(self.clean, CleanImages):  # the rows of other batches are not known
-            return
-        version = 0 if self.teacher else self.average.version
-        if self._features is None or self._features[0] != version:
-            self._features = (version, self._features_by_row(self.clean))
-
-    def _features_by_row(self, clean: CleanImages) -> Tensor:
-        """H_f of every clean image, (images, dim), in the order of its rows, not of the chunks."""
-        rows, parts = zip(
-            *((rows, self._regulator_features(images)) for rows, images in clean.chunks()),
-            strict=True,
-        )
-        features = torch.cat(parts)
-        by_row = torch.empty_like(features)
-        by_row[torch.cat(rows)] = features
-        return by_row
+        if isinstance(self.clean, CleanImages):  # of other batches the rows are not known
+            version = 0 if self.teacher else self.average.version
+            self.table.refresh(version, self.clean, self._regulator_features)
 
     def _forget_features(self, _: Any) -> None:
-        self._features = None
+        self.table.forget()  # the loaded weights have other features
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the augmentation, the clean images, and the teacher if one is named."""
+        teacher = context.load_model(settings.teacher) if settings.teacher else None
+        kind = context.average.kind[0] if context.average.kind else settings.own_average
+        if kind == "snapshots":  # with the method's own rules for batch statistics and the start
+            average: Average = _snapshots(model, settings, context.clean, context.average)
+        else:
+            average = context.make_average(kind, model)
+        if settings.reset_proxy and average.follows_steps:
+            raise ConfigError(
+                f"reset_proxy needs an average of snapshots; '{kind}' changes in every step.",
+                hint="Leave --average or --peer.reset-proxy out.",
+            )
+        if settings.k * context.passes <= 1:  # seen at most once per period: a table saves nothing
+            settings = replace(settings, cache_features=False)
+        return cls(
+            model,
+            settings,
+            augment=context.augment,
+            average=average,
+            clean=context.clean,
+            teacher=teacher,
+            trained_statistics=context.batch_statistics == "trained",
+        )
+
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        """x̄ for a few steps ahead."""
+        return augment_ahead(batches, self.augment) if self.settings.augment else batches
+
+    @property
+    def deployed_average(self) -> Average:
+        """The average that is evaluated and deployed."""
+        return self.twin or self.average
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """Proxy and task model."""
+        return {"proxy": self.proxy, "task": self.deployed_average.model}
+
+    @property
+    def averages(self) -> dict[str, Average]:
+        """The average behind the task model, then the watched ones."""
+        return {"task": self.deployed_average, **super().averages}
+
+    @property
+    def recalibrated(self) -> frozenset[str]:
+        """`"task"`, once it has a snapshot and if its recalibrated average is evaluated."""
+        done = _recalibrates(self.deployed_average) and self.clean is not None
+        return frozenset({"task"} if done and self.average.count else ())
+
+    def train(self, mode: bool = True) -> "PEER":
+        """Keep the teacher in eval mode; `Average.train` does so for the task model."""
+        super().train(mode)
+        if self.teacher is not None:
+            self.teacher.eval()
+        return self
 
     @property
     def _own_averages(self) -> list[Average]:
-        return [average for average in (self.average, self.as_trained) if average is not None]
-
-    def _make_projection(self, feature_dim: int) -> nn.Module:
-        s = self.settings
-        if s.head == "none":
-            return nn.Identity()
-        head = projection_head(
-            feature_dim,
-            s.head_dim,
-            layers=s.head_layers,
-            hidden_dim=s.head_hidden,
-            norm=s.head_norm,
-        )
-        return head.requires_grad_(s.head == "trained")
+        """What guides, and its twin if there is one."""
+        return [average for average in (self.average, self.twin) if average is not None]
 
 
 def _snapshots(
@@ -271,6 +269,20 @@ def _snapshots(
 def _recalibrates(average: Average) -> TypeGuard[Snapshots]:
     """Whether each update recomputes the average's batch statistics."""
     return isinstance(average, Snapshots) and average.bn == "recalibrate"
+
+
+def _projection(settings: Settings, feature_dim: int) -> nn.Module:
+    """R, trained or frozen; the identity if there is none."""
+    if settings.head == "none":
+        return nn.Identity()
+    head = projection_head(
+        feature_dim,
+        settings.head_dim,
+        layers=settings.head_layers,
+        hidden_dim=settings.head_hidden,
+        norm=settings.head_norm,
+    )
+    return head.requires_grad_(settings.head == "trained")
 
 
 def _frozen(teacher: Classifier, feature_dim: int) -> Classifier:

@@ -1,4 +1,1 @@
-"""Tables, figures and pages made from run folders.
-
-May import: `evaluate`, `train` and what they may import. Reads run folders, never trains.
-"""
+"""Tables, figures and pages made from run folders."""

@@ -1,4 +1,4 @@
-"""Save the states of a run, and find where it goes on."""
+"""When a run is saved, by which thread, and where it goes on; `checkpoint` has the files."""
 
 import time
 from typing import Any
@@ -80,9 +80,8 @@ class Checkpointer:
         if self._pending is not None and self._pending.state["phase"] == state.phase:
             pending = self._pending
             state.restore(pending.tensors, pending.state, pending.additions)
-            if (
-                self._lost_records
-            ):  # if the weights are still those that were evaluated, do it again
+            # Records were lost: evaluate again if the weights are still those of the evaluation.
+            if self._lost_records:
                 state.evaluated = False
             self._pending = None
 

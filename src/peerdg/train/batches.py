@@ -1,4 +1,4 @@
-"""The batches of an epoch, prepared a few at a time."""
+"""The batches of an epoch, made by `Source.batch` and prepared a few at a time."""
 
 from collections.abc import Iterator, Sequence
 
