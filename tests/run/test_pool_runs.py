@@ -370,3 +370,11 @@ def test_a_pool_that_outgrows_the_memory_for_images_is_refused_and_nothing_is_lo
     monkeypatch.delenv("PEERDG_MEMORY_BUDGET")
     train(out)
     assert_equal(out, whole)
+
+
+def test_a_ring_of_additions_needs_memory_for_those_that_stay(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str(RING * 12 * 3 * 12 * 12))
+    train(tmp_path / "run")
+    assert_equal(tmp_path / "run", whole)
