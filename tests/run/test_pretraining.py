@@ -19,6 +19,7 @@ from peerdg.config import merge
 from peerdg.data.splits import Splits
 from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.models.classifier import Classifier
+from peerdg.run import pretraining
 from peerdg.run.checkpoint import load_checkpoint, write_checkpoint
 from peerdg.run.pretraining import (
     FOLDER,
@@ -167,10 +168,12 @@ def test_targets_method_and_main_phase_do_not_matter(tmp_path):
     assert was_shared(second)
 
 
-def test_other_threads_are_not_shared(tmp_path):
-    fit(tmp_path / "first", threads=1)
-    assert not was_shared(fit(tmp_path / "second", threads=2))
-    torch.set_num_threads(1)
+@pytest.mark.parametrize("other", [{"threads": 2}, {"cpu": "OTHER"}, {"device": "other"}], ids=str)
+def test_other_hardware_is_not_shared(other, tmp_path, monkeypatch):
+    fit(tmp_path / "first")
+    here = pretraining.hardware_of
+    monkeypatch.setattr(pretraining, "hardware_of", lambda device: replace(here(device), **other))
+    assert not was_shared(fit(tmp_path / "second"))
 
 
 def damage_tensors(path: Path) -> None:
