@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 import peerdg
 from peerdg.averages.moving import EMA
+from peerdg.averages.registry import make_average
+from peerdg.averages.settings import AverageSettings
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.base import Batch
@@ -138,3 +140,26 @@ def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
         assert method.deployed is method.observed["ema"]
     method.follow_step()
     assert method.deployed is method.observed["ema"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "t0", "every"), [(1000, 500, 100, 100), (20, 12, 24, 12), (3, 2, 0, 2)]
+)
+def test_short_runs_have_a_shorter_start_and_more_looks(
+    epochs: int, steps: int, t0: int, every: int
+):
+    def make(kind: str, **options: Any) -> Any:
+        return make_average(
+            kind,
+            tiny_classifier(),
+            AverageSettings(**options),
+            k=1,
+            epochs=epochs,
+            steps=steps,
+            validation_loss=lambda model: 0.0,
+        )
+
+    assert make("sma").start == t0
+    assert make("swad").every == every
+    assert make("sma", t0=7).start == 7
+    assert make("swad", every=300).every == 300

@@ -17,6 +17,7 @@ def make_average(
     *,
     k: int,
     epochs: int,
+    steps: int,
     validation_loss: ValidationLoss | None,
 ) -> Average:
     """The average `kind` of `model`.
@@ -27,6 +28,7 @@ def make_average(
         settings: Options of all kinds.
         k: Epochs between two snapshots, unless the settings say otherwise.
         epochs: Epochs of the whole training.
+        steps: Steps of an epoch.
         validation_loss: Loss of a network on the source's validation images, if there are any.
 
     Raises:
@@ -41,7 +43,8 @@ def make_average(
         case "ema":
             return EMA(model, decay=settings.decay, warm_up=settings.warm_up)
         case "sma":
-            return SMA(model, start=settings.t0)
+            few = min(100, epochs * steps // 10)
+            return SMA(model, start=few if settings.t0 is None else settings.t0)
         case "swad":
             if validation_loss is None:
                 raise ConfigError(
@@ -52,7 +55,7 @@ def make_average(
             return SWAD(
                 model,
                 loss=validation_loss,
-                every=settings.every,
+                every=settings.every or min(100, steps),
                 converge=settings.converge,
                 tolerance=settings.tolerance,
                 ratio=settings.ratio,

@@ -34,8 +34,14 @@ class AverageSettings:
     )
     decay: float = option(0.999, "d of the exponential moving average", at_least=0, at_most=1)
     warm_up: bool = option(True, "EMA: let d grow from 0.1 in the first steps")
-    t0: int = option(100, "SMA: steps before its mean begins", at_least=0)
-    every: int = option(100, "SWAD: steps between two looks at the validation loss", at_least=1)
+    t0: int | None = option(
+        None, "SMA: steps before its mean begins; default 100, a tenth of short runs", at_least=0
+    )
+    every: int | None = option(
+        None,
+        "SWAD: steps between two looks at the validation loss; default 100, at most an epoch",
+        at_least=1,
+    )
     converge: int = option(
         3, "SWAD: losses in a row of which the first is the smallest at convergence", at_least=1
     )

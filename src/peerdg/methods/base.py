@@ -176,6 +176,7 @@ class RunContext:
             self.average,
             k=self.period,
             epochs=self.epochs,
+            steps=self.steps,
             validation_loss=self.validation_loss,
         )
 
