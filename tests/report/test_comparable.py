@@ -175,7 +175,7 @@ def test_runs_from_before_there_were_averages_are_seeds_of_one_variant():
     new = made("erm", seed=1, average=plain(config))
     assert {name: len(g) for name, g in by_variant([made("erm"), new]).items()} == {"erm": 2}
     watched = made("erm", seed=1, average=plain(replace(config, kind=("ema", "sma"))))
-    assert list(by_variant([made("erm"), watched])) == ["erm kind=none", "erm kind=ema,sma"]
+    assert list(by_variant([made("erm"), watched])) == ["erm", "erm+ema"]
 
 
 # What was judged on.

@@ -145,3 +145,27 @@ def test_a_loss_that_is_not_finite_changes_neither_network_and_names_its_terms()
         train(state, batches(1))
     assert "not finite" in caught.value.message
     assert all(torch.equal(value, before[name]) for name, value in method.state_dict().items())
+
+
+class Twice(Adversary):
+    """Two updates of the same network in one step."""
+
+    def step(self, batch: Batch, update: Update) -> Terms:
+        first = self._loss(batch)
+        update("main", first)
+        second = self._loss(batch)
+        update("main", second)
+        return {"loss": first.detach(), "second": second.detach()}
+
+
+def test_a_second_update_in_bfloat16_sees_the_weights_of_the_first():
+    """Autocast keeps copies of weights; they must not outlive an update."""
+
+    def second_loss(rate: float) -> float:
+        state, batch = state_of(Twice(tiny_classifier())), batches(1)[0]
+        set_learning_rate(state.method, state.optimizers, rate)
+        guard, rows = Guard(state), torch.arange(8)
+        terms = train_step(state, batch, rows, guard=guard, seed=0, key=("t", 0), bf16=True)
+        return float(terms["second"])
+
+    assert second_loss(1e-6) != second_loss(0.5)

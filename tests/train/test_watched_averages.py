@@ -16,7 +16,7 @@ from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
 from peerdg.run.folder import RunFolder
-from peerdg.run.settings import resolve
+from peerdg.run.settings import notes, resolve
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 KINDS = ("snapshots", "swa", "ema", "sma", "swad")
@@ -163,3 +163,96 @@ def test_short_runs_have_a_shorter_start_and_more_looks(
     assert make("swad").every == every
     assert make("sma", t0=7).start == 7
     assert make("swad", every=300).every == 300
+
+
+PEER: dict[str, Any] = {
+    **{key: value for key, value in OPTIONS.items() if key not in ("average", "randaugment")},
+    "peer": {"k": 2, "w": 0.1, "head_dim": 4, "head_hidden": 4},
+}
+
+
+def fit(out: Path, *, batch_norm: bool = False, **options: Any) -> list[dict[str, Any]]:
+    model = tiny_classifier(batch_norm=batch_norm)
+    peerdg.fit(tiny_splits(), model=model, out=out, progress=False, **options)
+    return RunFolder(out).metrics.read()
+
+
+def test_the_end_of_training_closes_swads_last_segment(tmp_path: Path):
+    """However few steps there are, the last ones are part of it."""
+    average = {"kind": ["swad"], "every": 1000}
+    records = fit(tmp_path / "run", method="randaugment", **{**OPTIONS, "average": average})
+    losses = [[r["loss"] for r in of_model(records, "swad") if r["epoch"] == n] for n in (2, 4)]
+    assert losses[0] != losses[1]
+    assert losses[1] != [r["loss"] for r in of_model(records, "model") if r["epoch"] == 4]
+
+
+def test_watched_averages_follow_the_network_before_it_is_reset(tmp_path: Path):
+    """A mean over epochs has the networks that were trained, not what they were reset to."""
+    peer = {**PEER["peer"], "k": 1, "reset_proxy": True}
+    average = {"kind": ["snapshots", "swa"]}
+    options = {**PEER, "peer": peer, "average": average, "evaluate_every": 1}
+    records = fit(tmp_path / "run", method="peer", **options)
+    losses = {n: [r["loss"] for r in of_model(records, n)] for n in ("task", "swa", "proxy")}
+    assert losses["swa"] == losses["task"]  # both are the mean over all epochs
+    assert losses["proxy"] == losses["task"]  # to which the proxy was reset
+    assert [r["swa"] for r in records if "swa" in r] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "p-ens", "randaugment": {"k": 10}}, "no snapshot is averaged"),
+        ({"method": "p-ens", "randaugment": {"k": 2}, "average": {"k": 10}}, "Lower --average.k"),
+        ({"method": "p-ens", "randaugment": {"k": 2}}, "do not enter the deployed average"),
+        ({"method": "peer", "peer": {"k": 10}}, "Lower --peer.k"),
+        ({"method": "peer", "peer": {"k": 1}, "average": {"k": 10}}, "no snapshot is averaged"),
+    ],
+)
+def test_a_deployed_average_without_the_last_epochs_is_announced(
+    options: dict[str, Any], words: str
+):
+    assert any(words in note for note in notes(resolve({**options, "train": {"epochs": 3}})))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "peer", "peer": {"k": 2}, "average": {"kind": ["ema"]}},
+        {"method": "ema", "randaugment": {"k": 10}},
+        {"method": "swa", "randaugment": {"k": 10}},
+        {"method": "randaugment", "randaugment": {"k": 10}},
+        {"method": "peer", "peer": {"k": 5, "include_init": True}},
+    ],
+)
+def test_nothing_is_announced_where_every_epoch_counts(options: dict[str, Any]):
+    assert notes(resolve({**options, "train": {"epochs": 3}})) == []
+
+
+@pytest.mark.parametrize(
+    "peer", [{"include_init": True}, {"reset_proxy": True}, {"average": False}], ids=str
+)
+def test_options_of_snapshots_are_refused_with_another_task_model(peer: dict[str, Any]):
+    with pytest.raises(ConfigError, match="is about snapshots"):
+        resolve({"method": "peer", "peer": peer, "average": {"kind": ["ema"]}})
+    resolve({"method": "peer", "peer": peer, "average": {"kind": ["swa"]}})
+
+
+def test_another_method_forgets_the_recipe_of_an_earlier_layer():
+    config = resolve({"method": "ema"}, {"method": "peer"})
+    assert (config.method, config.average.kind, config.recipe) == ("peer", (), None)
+    config = resolve({"method": "peer"}, {"method": "ema"})
+    assert (config.method, config.average.kind, config.recipe) == ("randaugment", ("ema",), "ema")
+
+
+def test_peers_task_model_is_the_same_called_swa_or_snapshots_of_every_epoch(tmp_path: Path):
+    """Also in its batch statistics, which guide the proxy."""
+    kinds: dict[str, dict[str, Any]] = {
+        "swa": {"kind": ["swa"]},
+        "snapshots": {"kind": ["snapshots"], "k": 1},
+    }
+    swa, snapshots = (
+        fit(tmp_path / name, method="peer", batch_norm=True, average=average, **PEER)
+        for name, average in kinds.items()
+    )
+    assert of_model(swa, "proxy") == of_model(snapshots, "proxy")
+    assert of_model(swa, "task") == of_model(snapshots, "task")

@@ -46,15 +46,12 @@ def make_average(
             few = min(100, epochs * steps // 10)
             return SMA(model, start=few if settings.t0 is None else settings.t0)
         case "swad":
-            if validation_loss is None:
-                raise ConfigError(
-                    "SWAD needs validation images of the source.",
-                    hint="Hold some back (--own-data.validation-fraction), or choose another "
-                    "average.",
-                )
+            settings.check_validation(available=validation_loss is not None)
+            assert validation_loss is not None  # noqa: S101  (narrows the type)
             return SWAD(
                 model,
                 loss=validation_loss,
+                epochs=epochs,
                 every=settings.every or min(100, steps),
                 converge=settings.converge,
                 tolerance=settings.tolerance,

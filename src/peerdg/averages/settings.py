@@ -48,6 +48,18 @@ class AverageSettings:
     tolerance: int = option(6, "SWAD: looks above the threshold before the mean ends", at_least=1)
     ratio: float = option(0.3, "SWAD: how far above the minimum the threshold lies", at_least=0)
 
+    def check_validation(self, *, available: bool) -> None:
+        """Refuse an average that looks at validation images where there are none.
+
+        Raises:
+            ConfigError: If so.
+        """
+        if "swad" in self.kind and not available:
+            raise ConfigError(
+                "SWAD needs validation images of the source.",
+                hint="Hold some back (--own-data.validation-fraction), or choose another average.",
+            )
+
     def __post_init__(self) -> None:
         validate(self)
         kinds = tuple(part.strip() for text in self.kind for part in text.split(","))

@@ -56,6 +56,7 @@ class SWAD(Average):
     Args:
         model: The network to follow.
         loss: The validation loss of a network; with a single source, on its validation images.
+        epochs: Epochs of the training, whose end closes the last segment; None leaves it open.
         every: Steps in a segment; the paper's 100, fewer in short runs.
         converge: Losses in a row, of which the first is the smallest at convergence (N_s).
         tolerance: Segments that may exceed the threshold before the valley ends (N_e), at least
@@ -70,6 +71,7 @@ class SWAD(Average):
         model: Classifier,
         *,
         loss: ValidationLoss,
+        epochs: int | None = None,
         every: int = 100,
         converge: int = 3,
         tolerance: int = 6,
@@ -77,6 +79,7 @@ class SWAD(Average):
     ) -> None:
         super().__init__()
         self.loss = loss
+        self.epochs = epochs
         self.every = every
         self.converge, self.tolerance, self.ratio = converge, max(converge, tolerance), ratio
         self.averaged = frozen_copy(model)
@@ -107,16 +110,31 @@ class SWAD(Average):
     def after_step(self, model: Classifier) -> None:
         """Add the network to the segment; close it after the first and every f-th step."""
         # The first segment has one step, as the authors' has; from then on each has f.
-        in_segment = (self.steps - 1) % self.every if self.steps else 0
-        blend(self.segment, model, 1 / (in_segment + 1))
-        if self.steps % self.every == 0:
-            self._close(self.loss(model))
+        blend(self.segment, model, 1 / (self._open + 1))
         self.steps += 1
+        if self._open == 0:
+            self._close(self.loss(model))
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """Record which segments are averaged."""
+        """Record which segments are averaged; the end of training closes the last one.
+
+        The authors' runs end with a step that closes a segment.
+        """
+        if epoch + 1 == self.epochs and self._open:
+            self._close(self.loss(model))
         found = self.valley
         return {"swad": list(found) if found else None}
+
+    def learnt_epochs(self, epoch: int) -> int:
+        """Up to the last closed segment."""
+        if epoch == self.epochs or not self.steps:
+            return epoch
+        return epoch * (self.steps - self._open) // self.steps
+
+    @property
+    def _open(self) -> int:
+        """Steps since the last segment was closed."""
+        return (self.steps - 1) % self.every if self.steps else 0
 
     def _close(self, loss: float) -> None:
         """End the segment; the oldest one leaves the queue for the mean, or for ever."""

@@ -320,7 +320,9 @@ class Method(nn.Module, abc.ABC):
         """Let the watched averages follow the end of an epoch; return what to record."""
         records: dict[str, Any] = {}
         for name in self.watched:
-            records |= self.averages[name].after_epoch(self.trained, epoch)
+            found = self.averages[name].after_epoch(self.trained, epoch)
+            for value in found.values():  # one at most; under its own name
+                records[name] = value
         return records
 
     def _has_learnt(self, average: Average) -> bool:

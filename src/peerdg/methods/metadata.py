@@ -67,6 +67,18 @@ class MethodSettings:
         """
         return ()
 
+    @property
+    def averages_start(self) -> bool:
+        """Whether snapshots are taken at the start of a period, so that the first is the start."""
+        return False
+
+    def check_average(self, kind: str) -> None:
+        """Refuse options that mean nothing with `kind` as the method's own average.
+
+        Raises:
+            ConfigError: If there are any.
+        """
+
     def notes(self, epochs: int) -> list[str]:
         """What a person should know about a legal but surprising choice, for so many epochs."""
         return []

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
 from peerdg.averages.base import Average
-from peerdg.averages.settings import AverageSettings
 from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
@@ -188,15 +187,9 @@ class PEER(Method):
         """Needs the augmentation, the clean images, and the teacher if one is named."""
         teacher = context.load_model(settings.teacher) if settings.teacher else None
         kind = context.average.kind[0] if context.average.kind else settings.own_average
-        if kind == "snapshots":  # with the method's own rules for batch statistics and the start
-            average: Average = _snapshots(model, settings, context.clean, context.average)
-        else:
-            average = context.make_average(kind, model)
-        if settings.reset_proxy and average.follows_steps:
-            raise ConfigError(
-                f"reset_proxy needs an average of snapshots; '{kind}' changes in every step.",
-                hint="Leave --average or --peer.reset-proxy out.",
-            )
+        average = context.make_average(kind, model)
+        if isinstance(average, Snapshots):  # with the method's own rules
+            average = _snapshots(model, settings, context.clean, like=average)
         if settings.k * context.passes <= 1:  # seen at most once per period: a table saves nothing
             settings = replace(settings, cache_features=False)
         return cls(
@@ -251,18 +244,19 @@ def _snapshots(
     model: Classifier,
     settings: Settings,
     clean: CleanImages | CleanBatches | None,
-    options: AverageSettings | None = None,
+    *,
+    like: Snapshots | None = None,
 ) -> Snapshots:
-    """Θ as the settings ask for it, over the window of `options`."""
-    options = options or AverageSettings()
+    """Θ as the settings ask for it, with the period and the window of `like`."""
+    last = None if like is None else like.last
     return Snapshots(
         model,
-        k=options.k or settings.k,
+        k=settings.k if like is None else like.k,
         bn=settings.bn,
         clean=clean,
         include_init=settings.include_init,
-        start=options.start,
-        last=options.last if settings.average else 1,
+        start=0 if like is None else like.start,
+        last=last if settings.average else 1,
     )
 
 

@@ -4,7 +4,7 @@
 name. Free of torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +48,25 @@ RECIPES = {
 }
 
 
-def expand(layer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`layer` with a recipe's name as its method replaced by what it stands for."""
+def expand(layers: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """`layers` with the recipe that the last of them names replaced by what it stands for.
+
+    The method of an earlier layer is forgotten, and so is what it would have expanded to.
+    """
+    last = max((n for n, layer in enumerate(layers) if "method" in layer), default=None)
+    return tuple(
+        _expanded(layer) if number == last else _without_method(layer)
+        for number, layer in enumerate(layers)
+    )
+
+
+def _expanded(layer: Mapping[str, Any]) -> Mapping[str, Any]:
     name = layer.get("method")
     if not isinstance(name, str) or name not in RECIPES:
         return layer
     tables = RECIPES[name].tables
     return merge(tables, layer, {"method": tables["method"], "recipe": name})
+
+
+def _without_method(layer: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in layer.items() if key != "method"}

@@ -115,7 +115,7 @@ _Hook = Callable[[nn.Module, tuple[object, ...], Any], None]
 
 def _append_to(collected: list[Tensor]) -> _Hook:
     def hook(module: nn.Module, inputs: tuple[object, ...], output: Tensor) -> None:
-        collected.append(output)
+        collected.append(output.clone())  # the next layer may change it in place
 
     return hook
 

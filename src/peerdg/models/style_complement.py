@@ -8,19 +8,21 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-DROPOUT = 0.2  # of the colour branch
+DROPOUT = 0.2  # of the color branch
 NOISE = 0.01
+_Convolution = tuple[Tensor, Tensor]  # weight and bias
 _SMALLEST_SUM = 0.1  # of the random branch weights, which are divided by it
 
 
 class StyleComplement(nn.Module):
-    """T(x): the mean of a colour branch and spatial branches with learnt per-pixel styles.
+    """T(x): the mean of a color branch and spatial branches with learnt per-pixel styles.
 
     Wang et al., "Learning to diversify", ICCV 2021, https://arxiv.org/abs/2108.11726, and the
-    released code. After noise of a learnt strength, the colour branch is tanh(dropout(1×1 conv)),
+    released code. After noise of a learnt strength, the color branch is tanh(dropout(1×1 conv)),
     and a branch with kernel κ is a valid convolution, instance normalisation, a learnt scale and
     shift for each of the remaining pixels, a transposed convolution and tanh. Only the noise's
-    strength, the scales and the shifts learn; convolutions are random.
+    strength, the scales and the shifts learn; convolutions and their biases are random. What the
+    styles learn from (`styled`) has no dropout.
 
     The scales and shifts tie it to one image size.
 
@@ -40,8 +42,9 @@ class StyleComplement(nn.Module):
         self.scales = nn.ParameterList(1 + 0.1 * torch.randn(3, side, side) for side in sides)
         self.shifts = nn.ParameterList(shift_std * torch.randn(3, side, side) for side in sides)
         # A fixed set for `styled`; `forward` draws its own.
-        for number, weight in enumerate(_random_convolutions(self.kernels, None)):
+        for number, (weight, bias) in enumerate(_random_convolutions(self.kernels, None)):
             self.register_buffer(f"convolution{number}", weight)
+            self.register_buffer(f"bias{number}", bias)
 
     def forward(
         self, x: Float[Tensor, "batch 3 h w"], generator: torch.Generator | None = None
@@ -56,42 +59,52 @@ class StyleComplement(nn.Module):
         total = weights.sum()
         smallest = torch.full_like(total, _SMALLEST_SUM).copysign(total)
         weights = weights / torch.where(total.abs() < _SMALLEST_SUM, smallest, total)
-        branches = self._branches(x, convolutions, generator)
+        kept = _uniform(x.shape, generator, like=x) >= DROPOUT
+        branches = self._branches(x, convolutions, generator, mask=kept / (1 - DROPOUT))
         return torch.einsum("n,nbchw->bchw", weights, branches)
 
     def styled(
         self, x: Float[Tensor, "batch 3 h w"], generator: torch.Generator | None = None
     ) -> Float[Tensor, "batch 3 h w"]:
         """Restyle with the fixed convolutions, branches averaged: what the styles learn from."""
-        count = 2 * len(self.kernels) + 1
-        convolutions = [self.get_buffer(f"convolution{number}") for number in range(count)]
+        convolutions = [
+            (self.get_buffer(f"convolution{number}"), self.get_buffer(f"bias{number}"))
+            for number in range(2 * len(self.kernels) + 1)
+        ]
         return self._branches(x, convolutions, generator).mean(0)
 
     def _branches(
-        self, x: Tensor, convolutions: Sequence[Tensor], generator: torch.Generator | None
+        self,
+        x: Tensor,
+        convolutions: Sequence[_Convolution],
+        generator: torch.Generator | None,
+        *,
+        mask: Tensor | float = 1.0,
     ) -> Tensor:
+        """All branches; `mask` is the dropout of the color branch."""
         x = x + NOISE * self.noise * _normal(x.shape, generator, like=x)
-        colour, *rest = convolutions
-        kept = _uniform(x.shape, generator, like=x) >= DROPOUT
-        branches = [torch.tanh(F.conv2d(x, colour) * kept / (1 - DROPOUT))]
+        color, *rest = convolutions
+        branches = [torch.tanh(F.conv2d(x, *color) * mask)]
         for number, (scale, shift) in enumerate(zip(self.scales, self.shifts, strict=True)):
             there, back = rest[2 * number : 2 * number + 2]
-            h = F.instance_norm(F.conv2d(x, there))  # (batch, 3, h - κ + 1, w - κ + 1)
-            branches.append(torch.tanh(F.conv_transpose2d(h * scale + shift, back)))
+            h = F.instance_norm(F.conv2d(x, *there))  # (batch, 3, h - κ + 1, w - κ + 1)
+            branches.append(torch.tanh(F.conv_transpose2d(h * scale + shift, *back)))
         return torch.stack(branches)  # (branches, batch, 3, h, w)
 
 
 def _random_convolutions(
     kernels: Sequence[int], generator: torch.Generator | None, like: Tensor | None = None
-) -> list[Tensor]:
-    """Weights (3, 3, κ, κ) as torch initialises them: the colour branch, then two per κ."""
-    sizes = [1, *(kernel for kernel in kernels for _ in range(2))]
-    weights = []
-    for kernel in sizes:
+) -> list[_Convolution]:
+    """Weights (3, 3, κ, κ) and biases as torch initialises them: the color branch, two per κ."""
+    drawn = []
+    for kernel in [1, *(kernel for kernel in kernels for _ in range(2))]:
         bound = 1 / math.sqrt(3 * kernel**2)
-        uniform = _uniform((3, 3, kernel, kernel), generator, like=like)
-        weights.append((2 * uniform - 1) * bound)
-    return weights
+        weight, bias = (
+            (2 * _uniform(shape, generator, like=like) - 1) * bound
+            for shape in ((3, 3, kernel, kernel), (3,))
+        )
+        drawn.append((weight, bias))
+    return drawn
 
 
 def _uniform(

@@ -83,9 +83,16 @@ class RunResult:
 
     @property
     def method(self) -> str:
-        """The recipe it was called by, or what the literature calls its method and options."""
-        called = self.config.get("recipe")
-        return str(called or known_as(self.config["method"], self.own_options))
+        """What people call it: the recipe, the literature's name, or method and average.
+
+        The average is named if it is deployed in place of the trained network, or of the average
+        that the method itself has: the row's numbers are those of the average.
+        """
+        method, kind = str(self.config["method"]), self.average["average.kind"]
+        own = None if self.settings is None else self.settings.own_average
+        if called := self.config.get("recipe"):
+            return str(called)
+        return known_as(method, self.own_options) if kind == own else f"{method}+{kind}"
 
     @property
     def own_options(self) -> Mapping[str, Any]:

@@ -141,6 +141,7 @@ def _training(training: Mapping[str, Any]) -> list[str]:
         "validation images": f"{images.get(VALIDATION, 0):,}",
         "fingerprint of the training images": training["fingerprint"],
         "method": training["method"],
+        **({"deployed": training["deployed"]} if "deployed" in training else {}),
         "initial weights": training["weights"],
         "budget": training["budget"],
         "seed": str(training["seed"]),

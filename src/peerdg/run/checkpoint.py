@@ -60,6 +60,7 @@ class Position:
     metrics_bytes: int = within(at_least=0)
     evaluated: bool = True  # versions without the key never stopped inside an evaluation
     pool: list[str] | None = None  # digests of added images; not in versions without a pool
+    followed: dict[str, Any] | None = None
     run: str | None = None  # `peerdg.run.started.identity`; the first versions did not write it
 
 

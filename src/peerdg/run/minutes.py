@@ -58,6 +58,7 @@ class TimeBudget:
             "period": settings_of(method).period_option in given.get(method, {}),
             "evaluate_every": "evaluate_every" in given,
             "pretrain.epochs": "epochs" in given.get("pretrain", {}),
+            "average.k": "k" in given.get("average", {}),
         }
         return cls(minutes, began, frozenset(name for name, is_given in chosen.items() if is_given))
 
@@ -140,6 +141,8 @@ def keep_schedule(
         changed["method_settings"] = replace(config.method_settings, **{option: period})
     if "evaluate_every" in stored and "evaluate_every" not in keep:
         changed["evaluate_every"] = stored["evaluate_every"]
+    if "average.k" not in keep:
+        changed["average"] = replace(config.average, k=stored.get("average", {}).get("k"))
     return replace(config, **changed)
 
 
@@ -175,6 +178,8 @@ def _with_epochs(
         changed["method_settings"] = replace(config.method_settings, **{option: period})
     if "evaluate_every" not in keep:
         changed["evaluate_every"] = evaluate_every
+    if config.average.k is not None and "average.k" not in keep:
+        changed["average"] = replace(config.average, k=min(config.average.k, period))
     return replace(config, **changed)
 
 

@@ -57,9 +57,10 @@ class Recorder:
         Raises:
             Stopped: With what to tell the person who asked for it.
         """
+        self._background.wait()  # for the model of an evaluation, which must not be replaced
         if not self.run.model.exists():
             self._keep_model(state, None)
-        self._background.wait()
+            self._background.wait()
         where = f"{state.phase} epoch {state.epoch + 1}, step {state.step}"
         message = f"Stopped in {where}. Saved; go on with:\n  peerdg resume {self.run.path}"
         if self.run.model.exists():

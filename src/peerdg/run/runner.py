@@ -125,6 +125,7 @@ def execute(
     for sentence in _describe(config, splits):
         progress.note(sentence)
     _check_batches(config, splits.train)
+    config.average.check_validation(available=splits.validation is not None)
     source = Source(splits.train, config.transform, device=device)
     about_weights: list[str] = []
     config.method_settings.check_images(source.size)

@@ -97,6 +97,19 @@ class RunConfig:
         return self.recipe or self.method
 
     @property
+    def deployed_average(self) -> str | None:
+        """The kind of average that is deployed; None if it is the trained network."""
+        own: str | None = self.method_settings.own_average
+        return self.average.kind[0] if self.average.kind else own
+
+    @property
+    def snapshot_period(self) -> int | None:
+        """Epochs between two snapshots of the deployed average; None if it has none."""
+        if self.deployed_average != "snapshots":
+            return None
+        return self.average.k or int(self.method_settings.period)
+
+    @property
     def augments(self) -> bool:
         """Whether the method trains on augmented images, as its options say."""
         return bool(self.method_settings.augments)
@@ -164,7 +177,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
             range, or a section that belongs to another method or data set.
     """
     _refuse_two_budgets(layers)
-    layers = tuple(map(expand, layers))
+    layers = expand(layers)
     given = merge(*layers)
     data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
     method = _text(given, "method", RunConfig.method)
@@ -187,6 +200,8 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     config = build(RunConfig, values, where="")
     if config.backbone != OWN:
         check_backbone(config.backbone, config.weights)
+    if parts["average"].kind and parts["method_settings"].own_average:
+        parts["method_settings"].check_average(parts["average"].kind[0])
     return replace(config, **parts)
 
 
@@ -220,7 +235,27 @@ def _refuse_two_budgets(layers: tuple[Mapping[str, Any], ...]) -> None:
 
 def notes(config: RunConfig) -> list[str]:
     """What a person should know about a legal but surprising configuration."""
-    return list(config.method_settings.notes(config.train.epochs))
+    said = list(config.method_settings.notes(config.train.epochs))
+    return said if config.method_settings.averages_start else [*said, *_snapshot_notes(config)]
+
+
+def _snapshot_notes(config: RunConfig) -> list[str]:
+    """Whether epochs are trained that no snapshot of the deployed average sees."""
+    epochs, k = config.train.epochs, config.snapshot_period
+    if k is None:
+        return []
+    option = "--average.k" if config.average.k else f"--{config.method}.k"
+    if k > epochs:
+        return [
+            f"k = {k} is larger than the {epochs} epochs: no snapshot is averaged, and the "
+            f"deployed model stays the pre-trained one. Lower {option} or raise --epochs."
+        ]
+    if epochs % k:
+        return [
+            f"{epochs} epochs are not a multiple of k = {k}: the network trains through the last "
+            f"{epochs % k}, but they do not enter the deployed average."
+        ]
+    return []
 
 
 def refuse_difference(old: RunConfig, new: RunConfig) -> None:

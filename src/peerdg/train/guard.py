@@ -72,7 +72,12 @@ class Guard:
         """
         self.check()
         state = self.state
-        weights = {k: v for k, v in state.method.state_dict().items() if v.is_floating_point()}
+        weights = {
+            name: value
+            for name, value in state.method.state_dict().items()
+            # Extra state is no weight, and need not be on the device.
+            if value.is_floating_point() and not name.endswith("_extra_state")
+        }
         finite = torch.stack([torch.isfinite(value).all() for value in weights.values()])
         if finite.all():
             return

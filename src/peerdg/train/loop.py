@@ -185,14 +185,16 @@ def run_phase(
         progress.enter("end of epoch")
         guard.check_weights()
         with stage("end of epoch"), between_steps(), seeded(seed, "end", phase.name, state.epoch):
+            if state.followed is None:  # once, though a stop may interrupt what comes next
+                state.followed = method.follow_epoch(state.epoch)
             outcome = method.end_epoch(state.epoch)
-            watched = method.follow_epoch(state.epoch)
         for name in outcome.reset:
             state.optimizers[name].state.clear()
         source.change_pool(outcome)
-        records = {"lr": rate, **started, **outcome.records, **watched}
+        records = {"lr": rate, **started, **outcome.records, **state.followed}
         services.records.epoch(state, records, time.perf_counter() - clock)
-        state.epoch, state.step, state.evaluated = state.epoch + 1, 0, False
+        state.epoch, state.step = state.epoch + 1, 0
+        state.evaluated, state.followed = False, None
         _evaluate_if_due(phase, state, services)
         _save_if_due(state, guard, services, last=state.epoch == settings.epochs)
 

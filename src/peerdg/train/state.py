@@ -26,6 +26,7 @@ class TrainState:
         step: Steps of the current epoch that are complete.
         sums: Sum of each loss term over these steps.
         evaluated: Whether the evaluation that is due after `epoch` epochs was recorded.
+        followed: What watched averages record of the end of the epoch; None before they followed.
         pool: What it learns from, if that can change.
     """
 
@@ -36,6 +37,7 @@ class TrainState:
     step: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
     evaluated: bool = False
+    followed: dict[str, Any] | None = None
     pool: TrainingPool | None = None
 
     @property
@@ -75,6 +77,7 @@ class TrainState:
             "epoch": self.epoch,
             "step": self.step,
             "evaluated": self.evaluated,
+            "followed": self.followed,
             "optimizers": groups,
             "pool": [addition.digest for addition in self.additions],
             "terms": list(self.sums),  # their order; safetensors sorts by name
@@ -106,6 +109,7 @@ class TrainState:
         self.epoch, self.step = plain["epoch"], plain["step"]
         # Versions without the key never stopped inside an evaluation.
         self.evaluated = plain.get("evaluated", True)
+        self.followed = plain.get("followed")
 
 
 def _optimizer_states(

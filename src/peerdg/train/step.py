@@ -71,6 +71,8 @@ class Updater:
                 optimizer.step()
                 # Here rather than before `backward`, so that a forward pass finds this memory free.
                 optimizer.zero_grad(set_to_none=True)
+        # A further update of this step must not see bfloat16 copies of the old weights.
+        torch.clear_autocast_cache()
 
     def _backward(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         if len(self.state.optimizers) == 1:

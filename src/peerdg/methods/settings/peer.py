@@ -80,18 +80,18 @@ class Settings(MethodSettings):
         """Without its regulariser it averages a network trained by cross-entropy."""
         return self.regulariser == OFF
 
-    def notes(self, epochs: int) -> list[str]:
-        """Whether epochs are trained that no snapshot sees."""
-        if self.include_init:
-            return []
-        if self.k > epochs:
-            return [
-                f"k = {self.k} is larger than the {epochs} epochs: no snapshot is averaged, and "
-                "the task model stays the pre-trained one. Lower --peer.k or raise --epochs."
-            ]
-        if epochs % self.k:
-            return [
-                f"{epochs} epochs are not a multiple of k = {self.k}: the proxy trains through the "
-                f"last {epochs % self.k}, but they do not enter the task model."
-            ]
-        return []
+    @property
+    def averages_start(self) -> bool:
+        """Algorithm 1 to the letter does."""
+        return self.include_init
+
+    def check_average(self, kind: str) -> None:
+        """Snapshots may begin with the start, be one at a time, or reset the proxy; others not."""
+        given = {"include_init": self.include_init, "reset_proxy": self.reset_proxy}
+        given["no_average"] = not self.average
+        wrong = [name for name, is_given in given.items() if is_given]
+        if kind not in ("snapshots", "swa") and wrong:
+            raise ConfigError(
+                f"peer.{wrong[0]} is about snapshots, but the task model is the average '{kind}'.",
+                hint=f"Leave --average {kind} or --peer.{wrong[0].replace('_', '-')} out.",
+            )
