@@ -2,10 +2,12 @@
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,7 +70,7 @@ from peerdg.run.progress import Progress
 from peerdg.run.recorder import Recorder
 from peerdg.run.settings import RunConfig, notes
 from peerdg.text import one_line
-from peerdg.train.loop import Evaluate, Phase, Services, run_phase
+from peerdg.train.loop import Phase, Services, run_phase
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.signals import StopRequest, stop_on_signals
 from peerdg.train.source import Source, require_memory
@@ -111,6 +113,62 @@ def execute(
     if run.done:  # still: new data may have started it anew
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
+    parts = _make_parts(config, progress, splits, model, classes)
+    run.check_space(_space_needed(parts.adapted) + _pool_bytes(config, parts.source))
+    config, costs = _schedule(config, run, parts, progress, budget)
+    _begin(config, run, parts)
+    checkpointer = Checkpointer(run, minutes=config.checkpoint_minutes)
+    recorder = Recorder(
+        run,
+        keep_snapshots=config.keep_snapshots,
+        model_writer=partial(model_writer, config, run, parts.splits, parts.source),
+    )
+    _announce(run, checkpointer, parts, progress)
+    plan = run_plan(config, len(parts.source), fitted=budget is not None)
+    spent = time.perf_counter() - began if budget is None else time.monotonic() - budget.began
+    progress.start_run(plan, costs, spent=spent)
+    with _failures_recorded(run, checkpointer, recorder):
+        with profiled(run.profile_file, parts.source.device) if profile else nullcontext():
+            method = _train(config, checkpointer, recorder, parts, progress)
+    progress.enter("finish")
+    deployed = method.observed[method.deployed_name]
+    if config.batch_statistics == "clean" and method.deployed_name not in method.recalibrated:
+        recalibrate(deployed, parts.source.clean)  # as it was evaluated; training is over
+    finish(config, run, method, parts.splits, parts.source.size, time.perf_counter() - began)
+    return deployed
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a run is made of.
+
+    Args:
+        splits: The data, in the class order of the network.
+        domains: What observed models are judged on.
+        source: The training images, on the run's device.
+        network: What is trained, as pre-training begins with it.
+        adapted: The same with the layers of the main phase, to know them; its weights come later.
+        inputs: Fingerprints of what the config only names.
+        about_weights: Sentences about the weights that were loaded.
+    """
+
+    splits: Splits
+    domains: Mapping[str, Domain]
+    source: Source
+    network: Classifier
+    adapted: Classifier
+    inputs: Mapping[str, Any]
+    about_weights: Sequence[str]
+
+
+def _make_parts(
+    config: RunConfig,
+    progress: Progress,
+    splits: Splits | None,
+    model: nn.Module | None,
+    classes: tuple[str, ...] | None,
+) -> _Parts:
+    """Data and network, checked against each other before any work is done."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
@@ -127,54 +185,72 @@ def execute(
     _check_batches(config, splits.train)
     config.average.check_validation(available=splits.validation is not None)
     source = Source(splits.train, config.transform, device=device)
-    about_weights: list[str] = []
     config.method_settings.check_images(source.size)
+    about_weights: list[str] = []
     network = make_network(config, model, splits.train.classes, source.size, about_weights.append)
     network = adapt_network(config, network, "pretrain")
-    adapted = adapt_network(config, network, "train")  # its layers; weights come later
+    adapted = adapt_network(config, network, "train")
     network.to(device)
     if config.compile:
         network.encoder.compile()
     _check_fit(network, splits, source.size)
-    run.check_space(_space_needed(adapted) + _pool_bytes(config, source))
-    costs: Costs | None = None
+    inputs |= added_record(adapted.added)
+    return _Parts(splits, domains, source, network, adapted, inputs, about_weights)
+
+
+def _schedule(
+    config: RunConfig,
+    run: RunFolder,
+    parts: _Parts,
+    progress: Progress,
+    budget: TimeBudget | None,
+) -> tuple[RunConfig, Costs | None]:
+    """The config whose epochs fit into the time that a new run was given, and measured costs."""
     if budget is not None and run.is_new:
-        config, costs = fit_run(config, budget, network, source, domains, progress)
+        config, costs = fit_run(
+            config, budget, parts.network, parts.source, parts.domains, progress
+        )
         run.change_config(config)
-    elif progress.shows_time:
-        costs = measure_costs(config, network, source, domains)
+        return config, costs
+    if progress.shows_time:
+        return config, measure_costs(config, parts.network, parts.source, parts.domains)
+    return config, None
+
+
+def _begin(config: RunConfig, run: RunFolder, parts: _Parts) -> None:
+    """Write what the run is, or see that it is still the same."""
+    device = parts.source.device
     for note in (*notes(config), *_precision_notes(config, device)):
-        warnings.warn(note, PeerdgWarning, stacklevel=2)
+        warnings.warn(note, PeerdgWarning, stacklevel=3)
     run.begin()
-    check_manifest(config, run, splits, device, {**inputs, **added_record(adapted.added)})
-    require_same_layers(run, adapted.added)
+    check_manifest(config, run, parts.splits, device, parts.inputs)
+    require_same_layers(run, parts.adapted.added)
     require_same_augmentation(config, run)
     run.failure_file.unlink(missing_ok=True)
-    checkpointer = Checkpointer(run, minutes=config.checkpoint_minutes)
-    recorder = Recorder(
-        run,
-        keep_snapshots=config.keep_snapshots,
-        model_writer=partial(model_writer, config, run, splits, source),
-    )
+
+
+def _announce(
+    run: RunFolder, checkpointer: Checkpointer, parts: _Parts, progress: Progress
+) -> None:
+    """Say where the run begins or goes on, and what was damaged."""
     going_on = [f"Going on {checkpointer.position}."]
-    for sentence in going_on if checkpointer.resumes else about_weights:
+    for sentence in going_on if checkpointer.resumes else parts.about_weights:
         progress.note(sentence)
     for problem in checkpointer.problems:
-        warnings.warn(problem, PeerdgWarning, stacklevel=2)
+        warnings.warn(problem, PeerdgWarning, stacklevel=3)
         run.event("damaged", message=problem)
     run.event("resume" if checkpointer.resumes else "start", torch=torch.__version__)
-    if checkpointer.resumes and has_batch_statistics(network):
+    if checkpointer.resumes and has_batch_statistics(parts.network):
         require_batch_statistics(run)
-    rule = config.batch_statistics
-    evaluate = partial(evaluate_models, domains=domains, size=source.size, batch_statistics=rule)
-    plan = run_plan(config, len(source), fitted=budget is not None)
-    spent = time.perf_counter() - began if budget is None else time.monotonic() - budget.began
-    progress.start_run(plan, costs, spent=spent)
+
+
+@contextmanager
+def _failures_recorded(
+    run: RunFolder, checkpointer: Checkpointer, recorder: Recorder
+) -> Iterator[None]:
+    """Leave a record of a failure or a stop, and wait until everything is written."""
     try:
-        with profiled(run.profile_file, device) if profile else nullcontext():
-            method = _train(
-                config, checkpointer, recorder, source, domains, evaluate, network, progress
-            )
+        yield
     except NumericalError as error:
         write_json(run.failure_file, {"error": error.message, **error.details})
         run.event("failure", message=error.message)
@@ -187,50 +263,47 @@ def execute(
             checkpointer.close()
         finally:
             recorder.close()
-    progress.enter("finish")
-    deployed = method.observed[method.deployed_name]
-    if config.batch_statistics == "clean" and method.deployed_name not in method.recalibrated:
-        recalibrate(deployed, source.clean)  # as it was evaluated; training is over
-    finish(config, run, method, splits, source.size, time.perf_counter() - began)
-    return deployed
 
 
 def _train(
     config: RunConfig,
     checkpointer: Checkpointer,
     recorder: Recorder,
-    source: Source,
-    domains: Mapping[str, Domain],
-    evaluate: Evaluate,
-    model: Classifier,
+    parts: _Parts,
     progress: Progress,
 ) -> Method:
     """Pre-training, then the method; a resumed run enters where it left."""
+    source = parts.source
     method: Method
     with stop_on_signals() as stop:
+        services = Services(
+            evaluate=partial(
+                evaluate_models,
+                domains=parts.domains,
+                size=source.size,
+                batch_statistics=config.batch_statistics,
+            ),
+            as_evaluated=partial(_as_evaluated, config, source.clean),
+            checkpoints=checkpointer,
+            records=recorder,
+            progress=progress,
+            stop=stop,
+        )
         for phase in phases_of(config):
             if checkpointer.is_past(phase.name):
                 continue
             with seeded(config.seed, "init", phase.name):
                 method = method_of(
-                    phase, config, model, source, images=len(source), domains=domains
+                    phase, config, parts.network, source, images=len(source), domains=parts.domains
                 ).to(source.device)
             if phase.name == "train":
                 trained = next(iter(method.observed))
                 record_roles(checkpointer.run, trained=trained, deployed=method.deployed_name)
-            services = Services(
-                evaluate=evaluate,
-                as_evaluated=partial(_as_evaluated, config, source.clean),
-                checkpoints=checkpointer,
-                records=recorder,
-                progress=progress,
-                stop=stop,
-            )
             train = partial(run_phase, phase, method, source, seed=config.seed, services=services)
             if phase.name == "train" or checkpointer.resumes:
                 train()
             else:
-                _pretrain(config, phase, train, model, source, checkpointer.run, progress, stop)
+                _pretrain(config, phase, train, parts, checkpointer.run, progress, stop)
     return method
 
 
@@ -238,19 +311,18 @@ def _pretrain(
     config: RunConfig,
     phase: Phase,
     train: Callable[[], None],
-    model: Classifier,
-    source: Source,
+    parts: _Parts,
     run: RunFolder,
     progress: Progress,
     stop: StopRequest,
 ) -> None:
     """Pre-train, or take what an equal run has pre-trained."""
-    shared = shared_pretraining(config, phase, model, source, run)
+    shared = shared_pretraining(config, phase, parts.network, parts.source, run)
     if shared is None:
         train()
-    elif pretrain(train, shared, model, run, note=progress.note, stop=stop):
+    elif pretrain(train, shared, parts.network, run, note=progress.note, stop=stop):
         epochs = phase.settings.epochs
-        steps = steps_per_epoch(phase.settings, len(source))
+        steps = steps_per_epoch(phase.settings, len(parts.source))
         progress.start_phase(phase.name, epochs=epochs, steps=steps, done=epochs)
         progress.note("Pre-training: that of an equal run is used (--no-share-pretraining).")
 
@@ -265,7 +337,7 @@ def _as_evaluated(
     return recalibrated(models, clean, before_batch=before_chunk)
 
 
-def _fingerprints(config: RunConfig, given: nn.Module | None) -> dict[str, str]:
+def _fingerprints(config: RunConfig, given: nn.Module | None) -> dict[str, Any]:
     """What the manifest keeps of inputs that the config only names, see `Inputs`."""
     if isinstance(given, nn.Module):
         structure, values = network_fingerprint(given)
