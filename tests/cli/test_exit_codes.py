@@ -18,6 +18,8 @@ from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import save_model
 from peerdg.run.settings import resolve
+from peerdg.train import loop
+from tests.cli.stored_models import save_photos
 from tests.reliability.processes import environment, peerdg, start, without
 from tests.reliability.processes import run as run_process
 
@@ -208,46 +210,61 @@ def test_a_config_that_utf8_cannot_hold_is_refused():
     assert "a/\\xffb" in str(refused.value)
 
 
-# fmt: off
-SMALL = (
-    "--digits-mini.train", "128", "--target", "uci", "--pretrain.epochs", "100", "--epochs", "1",
-    "--pretrain.batch-size", "16", "--train.batch-size", "16", "--threads", "1", "--peer.k", "1",
-)
-# fmt: on
+def long_training(folder: Path, *, pretrain_epochs: int) -> list[str]:
+    """The arguments of a training with four steps in an epoch."""
+    photos = save_photos(folder / "photos", per_class=6)
+    return [
+        "train", str(photos), "--out", str(folder / "run"), "--backbone", "digits-cnn-half",
+        "--weights", "none", "--transform.size", "32", "--threads", "1", "--peer.k", "1",
+        "--pretrain.epochs", str(pretrain_epochs), "--epochs", "1", "--pretrain.batch-size", "4",
+        "--train.batch-size", "4", "--crafted", "off",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_state_and_says_how_to_go_on(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys
 ):
     out = tmp_path / "run"
-    process = start(peerdg("train", "digits-mini", *SMALL, "--out", out))
-    deadline = time.monotonic() + 60
+    steps, train_step = iter(range(1, 1000)), loop.train_step
+
+    def signalled(*args, **kwargs):
+        if next(steps) == 6:  # in the second epoch
+            signal.raise_signal(number)
+        return train_step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", signalled)
+        assert run(long_training(tmp_path, pretrain_epochs=2), debug=False) == code
+    assert_stopped(out, capsys.readouterr().err)
+    assert run(["resume", str(out), "--quiet"], debug=False) == 0
+    events = _text(out / "events.jsonl").splitlines()
+    assert '"start"' in events[0]
+    assert '"resume"' in "".join(events) and '"done"' in events[-1]
+
+
+def test_a_signal_from_outside_stops_the_process(tmp_path: Path):
+    out = tmp_path / "run"
+    process = start(peerdg(*long_training(tmp_path, pretrain_epochs=1000)))
     while '"epoch"' not in _text(out / "events.jsonl"):
-        assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=90)
-    assert process.returncode == code
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert_stopped(out, said)
+
+
+def assert_stopped(out: Path, said: str) -> None:
+    """The state is saved, and the lines on standard error can be typed as they are."""
     ended = _text(out / "events.jsonl")
-    assert '"stop"' in ended and '"done"' not in ended  # long before its last epoch
+    assert '"stop"' in ended and '"done"' not in ended  # before its last epoch
     lines = said.splitlines()
     assert f"  peerdg resume {out}" in lines
     assert f"  peerdg predict {out} IMAGE" in lines
     assert "\\n" not in said
     assert "Traceback" not in said
     assert list((out / "checkpoint").iterdir())
-    if number is signal.SIGTERM:
-        return
-    again = start(peerdg("resume", out))  # goes on after the epoch it was stopped in
-    while '"resume"' not in _text(out / "events.jsonl"):
-        assert again.poll() is None, again.communicate()
-        time.sleep(0.05)
-    again.kill()
-    _, said = again.communicate()
-    events = _text(out / "events.jsonl").splitlines()
-    assert '"start"' in events[0]
 
 
 def _text(path: Path) -> str:

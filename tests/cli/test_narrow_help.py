@@ -20,7 +20,9 @@ def words(
     return sorted(text.translate(dict.fromkeys(map(ord, FRAME), " ")).split())
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    "width", [60, *(pytest.param(width, marks=pytest.mark.slow) for width in (80, 120))]
+)
 @pytest.mark.parametrize("page", PAGES, ids=" ".join)
 def test_a_narrow_page_has_the_words_of_a_wide_one(
     page: list[str], width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

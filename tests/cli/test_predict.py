@@ -385,7 +385,7 @@ torch.set_num_threads(1)
 model = peerdg.load_model(sys.argv[1])
 image = Path(sys.argv[2])
 peaks = []
-for count in (600, 1800):
+for count in (300, 900):
     for found in model.predict_files(image for _ in range(count)):
         assert found.error is None
     peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -402,7 +402,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path):
         [sys.executable, "-c", MEASURE, str(folder), str(image)],
         capture_output=True, text=True, env=environment(), check=True,
     )  # fmt: skip
-    all_pixels = (1800 - 600) * 3 * side * side  # 133 MB, if they were kept
+    all_pixels = (900 - 300) * 3 * side * side  # 66 MB, if they were kept
     assert int(result.stdout) < all_pixels / 4
 
 

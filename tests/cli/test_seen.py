@@ -132,8 +132,7 @@ def test_data_in_memory_is_recognised_too(tmp_path: Path):
 
 
 def test_a_renewed_run_forgets_the_images_of_the_old_one(run: Path, tmp_path: Path):
-    out = photo_run(tmp_path)
-    shutil.rmtree(tmp_path / "photos")
+    out = Path(shutil.copytree(run, tmp_path / "run"))
     new = save_photos(tmp_path / "photos", seed=5)
     options = ["--backbone", "digits-cnn-half", "--weights", "none", "--transform.size", "32",
                "--epochs", "1", "--pretrain.epochs", "0", "--peer.k", "1", "--quiet"]  # fmt: skip

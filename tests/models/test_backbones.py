@@ -26,8 +26,8 @@ TORCHVISION = {
 }
 
 
-def some(names) -> list:
-    return [pytest.param(n, marks=[pytest.mark.slow] if n in LARGE else []) for n in names]
+def some(names, slow=LARGE) -> list:
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in slow else []) for n in names]
 
 
 def normalised(images: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,9 @@ def test_given_normalisation_wins():
     assert model.std.flatten().tolist() == [0.25] * 3
 
 
-@pytest.mark.parametrize("name", some(n for n in BACKBONES if n != "caffenet"))
+@pytest.mark.parametrize(
+    "name", some((n for n in BACKBONES if n != "caffenet"), slow=LARGE | {"alexnet", "resnet50"})
+)
 def test_a_stored_model_gives_the_same_logits(name, tmp_path):
     size = TORCHVISION.get(name, (BACKBONES[name].image_size,))[0]
     model = build_classifier(name, classes=("cat", "dog")).eval()

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from peerdg.models.names import BACKBONES
 from peerdg.models.pretrained import initialise
 from tests.models.files import build
 
-SECONDS = 5.0
-
 
 def refused(*_, **__):
     raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -22,11 +19,13 @@ def refused(*_, **__):
 
 @pytest.fixture(params=["no name server", "a name server that never answers"])
 def offline(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """No name is resolved, and nothing is in the caches."""
+    """No name is resolved, and nothing is in the caches; nobody waits until the server gives up."""
     released = threading.Event()
+    waited = []
 
     def hangs(*_, **__):
-        released.wait(60)
+        if not released.wait(60):
+            waited.append("a minute")
         refused()
 
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
@@ -36,14 +35,13 @@ def offline(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     yield tmp_path / "torch" / "hub" / "checkpoints"
     released.set()
+    assert not waited
 
 
-def test_absent_weights_are_refused_within_seconds_with_the_file_and_its_place(offline):
+def test_absent_weights_are_refused_with_the_file_and_its_place(offline):
     model = build("resnet18", classes=2)
-    began = time.monotonic()
     with pytest.raises(ConfigError) as error:
         initialise(model, "resnet18", "imagenet")
-    assert time.monotonic() - began < SECONDS
     assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in error.value.message
     assert str(offline / "resnet18-f37072fd.pth") in error.value.hint
     assert "--weights none" in error.value.hint
@@ -51,13 +49,11 @@ def test_absent_weights_are_refused_within_seconds_with_the_file_and_its_place(o
     assert not offline.exists() or not list(offline.iterdir())
 
 
-def test_absent_weights_of_timm_are_refused_within_seconds(offline):
+def test_absent_weights_of_timm_are_refused(offline):
     pytest.importorskip("timm")
     model = build("timm:convnext_atto", classes=2)
-    began = time.monotonic()
     with pytest.raises(ConfigError, match=r"huggingface[.]co/timm/convnext_atto") as error:
         initialise(model, "timm:convnext_atto", "imagenet")
-    assert time.monotonic() - began < SECONDS
     assert "--weights none" in error.value.hint
 
 

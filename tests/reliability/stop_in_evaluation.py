@@ -1,20 +1,12 @@
-"""A tiny training that sends itself a signal inside an evaluation.
-
-python -m tests.reliability.stop_in_evaluation OUT [PASS SIGNAL]
-
-PASS counts the passes of the network through chunks of evaluated images in this process; without
-it nothing disturbs the run. Prints the number of passes after the signal. It resumes what is in
-OUT, and ends like the command line.
-"""
+"""A tiny training that sends its own process a signal inside an evaluation."""
 
 import os
-import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 import peerdg
-from peerdg.errors import PeerdgError
 from tests.conftest import tiny_domain, tiny_splits
 from tests.reliability.tiny_run import OPTIONS, tiny_model
 
@@ -26,6 +18,7 @@ class Signalling(torch.nn.Module):
 
     def __init__(self, encoder: torch.nn.Module, at: int, number: int) -> None:
         super().__init__()
+        Signalling.passes = 0
         self.encoder, self.at, self.number = encoder, at, number
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -37,20 +30,17 @@ class Signalling(torch.nn.Module):
         return self.encoder(images)
 
 
-def main(out: str, at: str = "0", number: str = "15") -> int:
+def train(out: Path, *, at: int = 0, number: int = 0) -> None:
+    """Start or resume the run in `out`.
+
+    Args:
+        out: The run folder.
+        at: Send the signal in this pass of the network through a chunk of evaluated images, counted
+            from 1 over both networks; with 0 nothing disturbs the run.
+        number: The signal.
+    """
     model = tiny_model()
-    model.encoder = Signalling(model.encoder, int(at), int(number))
+    model.encoder = Signalling(model.encoder, at, number)
     # Three chunks of images of this size.
     splits = replace(tiny_splits(), targets={"large": tiny_domain("large", n=600, seed=5)})
-    try:
-        peerdg.fit(splits, out=out, model=model, existing="resume", **OPTIONS)
-        code = 0
-    except PeerdgError as error:
-        print(error, file=sys.stderr)
-        code = error.exit_code
-    print(Signalling.passes - int(at))
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    peerdg.fit(splits, out=out, model=model, existing="resume", **OPTIONS)

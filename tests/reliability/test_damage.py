@@ -130,15 +130,22 @@ def test_without_a_whole_checkpoint_nothing_is_guessed(folder: Path):
     assert "--overwrite" in (caught.value.hint or "")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    fit(out)
+    return out
+
+
 @pytest.mark.parametrize(
     "state",
     ['{"epoch": 1}', "[]", "[" * 5000, "null", '{"metrics_bytes": "x"}', "{}"],
     ids=["incomplete", "list", "nested", "null", "wrong type", "empty"],
 )
-def test_a_forged_checkpoint_with_right_checksums_is_refused_as_damaged(tmp_path: Path, state: str):
-    out = tmp_path / "run"
-    fit(out)
-    (out / "done.json").unlink()
+def test_a_forged_checkpoint_with_right_checksums_is_refused_as_damaged(
+    finished: Path, tmp_path: Path, state: str
+):
+    out = interrupted(finished, tmp_path)
     for path in checkpoints(out / "checkpoint"):
         (path / "state.json").write_text(state)
         forge_manifest(path)
@@ -158,11 +165,17 @@ def fit(out: Path, **options: object) -> None:
     peerdg.fit(tiny_splits(), out=out, model=model, existing="resume", **{**OPTIONS, **options})
 
 
-def test_a_run_with_a_damaged_newest_checkpoint_warns_and_ends_equal(tmp_path: Path):
-    fit(tmp_path / "whole")
-    out = tmp_path / "damaged"
-    shutil.copytree(tmp_path / "whole", out)
+def interrupted(finished: Path, folder: Path) -> Path:
+    """A copy of a finished run, as if it had been killed just before its end."""
+    out = Path(shutil.copytree(finished, folder / "run"))
     (out / "done.json").unlink()
+    return out
+
+
+def test_a_run_with_a_damaged_newest_checkpoint_warns_and_ends_equal(
+    finished: Path, tmp_path: Path
+):
+    out = interrupted(finished, tmp_path)
     shutil.rmtree(out / "model")
     newest = checkpoints(out / "checkpoint")[-1]
     content = (newest / "tensors.safetensors").read_bytes()
@@ -170,17 +183,15 @@ def test_a_run_with_a_damaged_newest_checkpoint_warns_and_ends_equal(tmp_path: P
     with pytest.warns(PeerdgWarning, match="The one before it is used"):
         fit(out)
     for name in ("model/model.safetensors", "metrics.jsonl", "done.json"):
-        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (out / name).read_bytes() == (finished / name).read_bytes()
     # The damaged one was written again, so that the next resume does not meet it.
     for path in checkpoints(out / "checkpoint"):
         load_checkpoint(path)
     assert '"damaged"' in (out / "events.jsonl").read_text()
 
 
-def test_a_run_without_a_whole_checkpoint_stops_and_loses_nothing(tmp_path: Path):
-    out = tmp_path / "run"
-    fit(out)
-    (out / "done.json").unlink()
+def test_a_run_without_a_whole_checkpoint_stops_and_loses_nothing(finished: Path, tmp_path: Path):
+    out = interrupted(finished, tmp_path)
     records = (out / "metrics.jsonl").read_bytes()
     for path in checkpoints(out / "checkpoint"):
         (path / "MANIFEST.json").unlink()
@@ -189,11 +200,9 @@ def test_a_run_without_a_whole_checkpoint_stops_and_loses_nothing(tmp_path: Path
     assert (out / "metrics.jsonl").read_bytes() == records
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path):
-    out, other = tmp_path / "run", tmp_path / "other"
-    fit(out)
+def test_a_checkpoint_of_another_run_is_refused(finished: Path, tmp_path: Path):
+    out, other = interrupted(finished, tmp_path), tmp_path / "other"
     fit(other, seed=1)
-    (out / "done.json").unlink()
     shutil.rmtree(out / "checkpoint")
     shutil.copytree(other / "checkpoint", out / "checkpoint")
     weights = (out / "model/model.safetensors").read_bytes()
@@ -203,11 +212,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path):
     assert (out / "model/model.safetensors").read_bytes() == weights
 
 
-def test_a_checkpoint_of_a_version_without_the_identity_is_used(tmp_path: Path):
-    out = tmp_path / "run"
-    fit(out)
-    done = (out / "done.json").read_bytes()
-    (out / "done.json").unlink()
+def test_a_checkpoint_of_a_version_without_the_identity_is_used(finished: Path, tmp_path: Path):
+    done = (finished / "done.json").read_bytes()
+    out = interrupted(finished, tmp_path)
     for path in checkpoints(out / "checkpoint"):
         state = json.loads((path / "state.json").read_text())
         del state["run"]
@@ -218,10 +225,8 @@ def test_a_checkpoint_of_a_version_without_the_identity_is_used(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["9000000000000", "1", "\u0661000008000000"])
-def test_a_checkpoint_under_another_name_is_refused(tmp_path: Path, name: str):
-    out = tmp_path / "run"
-    fit(out)
-    (out / "done.json").unlink()
+def test_a_checkpoint_under_another_name_is_refused(finished: Path, tmp_path: Path, name: str):
+    out = interrupted(finished, tmp_path)
     older, newest = checkpoints(out / "checkpoint")
     shutil.rmtree(older)
     newest.rename(newest.with_name(name))
@@ -231,10 +236,10 @@ def test_a_checkpoint_under_another_name_is_refused(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["manifest.json"])
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"{}", b"[" * 5000])
-def test_a_damaged_record_of_the_data_stops_the_run(tmp_path: Path, name: str, content: bytes):
-    out = tmp_path / "run"
-    fit(out)
-    (out / "done.json").unlink()
+def test_a_damaged_record_of_the_data_stops_the_run(
+    finished: Path, tmp_path: Path, name: str, content: bytes
+):
+    out = interrupted(finished, tmp_path)
     (out / name).write_bytes(content)
     with pytest.raises(DamagedError, match=name):
         fit(out)

@@ -1,75 +1,60 @@
-import json
+import resource
 import shutil
-import subprocess
-import sys
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import peerdg
+from peerdg.cli.main import run
 from peerdg.errors import DamagedError, OutputError
 from peerdg.files import replace_atomically, write_json
 from peerdg.models.stored import save_model
 from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from peerdg.run.records import JsonLines
 from tests.conftest import tiny_classifier, tiny_splits
-from tests.reliability.processes import leftovers, run, tiny
+from tests.reliability import tiny_run
+from tests.reliability.processes import leftovers
 from tests.reliability.tiny_run import OPTIONS, tiny_model
 
-# Saves a checkpoint of about 40 kB while no file may grow beyond a given size: the write fails in
-# the middle with EFBIG, exactly as it fails with ENOSPC on a full disk. Tries every size given.
-SAVE = """
-import json, resource, signal, sys
-from pathlib import Path
-import torch
-from peerdg.errors import PeerdgError
-from peerdg.run.checkpoint import save_checkpoint
-folder = Path(sys.argv[1])
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-tensors = {"a": torch.arange(10_000, dtype=torch.float32)}
-state = {"text": "x" * 60_000}
-save_checkpoint(folder, 1, tensors, state)
-codes = []
-for number, size in enumerate(json.loads(sys.argv[2]), start=2):
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size: a write fails with EFBIG as on a full disk with ENOSPC."""
+    usual, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
-        save_checkpoint(folder, number, tensors, state)
-        codes.append(0)
-    except PeerdgError as error:
-        codes.append(error.exit_code)
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-print(json.dumps(codes))
-"""
-# Runs a command with the same limit on the size of a file.
-LIMITED = """
-import os, resource, signal, sys
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), hard))
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, hard))
 
 
 def test_a_save_that_fails_at_any_byte_leaves_the_previous_checkpoint(tmp_path: Path):
+    tensors, state = {"a": torch.arange(10_000, dtype=torch.float32)}, {"text": "x" * 60_000}
+    save_checkpoint(tmp_path, 1, tensors, state)
     sizes = [0, 1, 8, 100, 4_096, 20_000, 40_000, 40_100, 45_000, 59_999, 60_010]
-    result = run([sys.executable, "-c", SAVE, str(tmp_path), json.dumps(sizes)])
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == [4] * len(sizes)
+    for number, size in enumerate(sizes, start=2):
+        with largest_file(size), pytest.raises(OutputError):
+            save_checkpoint(tmp_path, number, tensors, state)
     (only,) = checkpoints(tmp_path)
     assert load_checkpoint(only).state["text"] == "x" * 60_000
     assert leftovers(tmp_path) == []
 
 
-def limited(size: int, command: list[str]) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-c", LIMITED, str(size), *command])
-
-
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    return train(out)
+    train(out)
+    return out
+
+
+@pytest.fixture
+def undisturbed(whole: Path) -> bytes:
+    return (whole / "model/model.safetensors").read_bytes()
 
 
 def train(out: Path) -> bytes:
@@ -78,14 +63,13 @@ def train(out: Path) -> bytes:
 
 
 def test_a_run_on_a_full_disk_exits_with_4_and_goes_on_when_there_is_space(
-    tmp_path: Path, undisturbed: bytes
+    tmp_path: Path, undisturbed: bytes, capsys: pytest.CaptureFixture[str]
 ):
     # A checkpoint of the second phase has 8 kB, one of the first less than 7.
     out = tmp_path / "run"
-    result = limited(7_000, tiny(out))
-    assert result.returncode == 4, result.stderr
-    assert "Traceback" not in result.stderr
-    assert "Free some space" in result.stderr
+    with largest_file(7_000):
+        assert tiny_run.main(str(out)) == 4
+    assert "Free some space" in capsys.readouterr().err
     assert leftovers(out) == []
     assert checkpoints(out / "checkpoint")
     for path in checkpoints(out / "checkpoint"):
@@ -94,7 +78,7 @@ def test_a_run_on_a_full_disk_exits_with_4_and_goes_on_when_there_is_space(
 
 
 def test_a_record_that_does_not_fit_is_completed_after_a_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: bytes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, undisturbed: bytes
 ):
     append, written = JsonLines.append, []
 
@@ -108,15 +92,13 @@ def test_a_record_that_does_not_fit_is_completed_after_a_resume(
             raise OutputError(f"Cannot write {self.path}: No space left on device.")
         append(self, *records)
 
-    reference = tmp_path / "reference"
-    train(reference)
     monkeypatch.setattr(JsonLines, "append", full)
     with pytest.raises(OutputError):
         train(tmp_path / "run")
     monkeypatch.undo()
     assert train(tmp_path / "run") == undisturbed
     name = "metrics.jsonl"
-    assert (tmp_path / "run" / name).read_bytes() == (reference / name).read_bytes()
+    assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_too_little_space_is_reported_at_the_start_with_both_numbers(
@@ -164,11 +146,11 @@ def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path, writer: str)
             write_json(tmp_path / "file/a.json", {})
 
 
-def test_a_single_file_that_does_not_fit_on_the_disk_is_an_output_error(tmp_path):
-    (tmp_path / "photo_train.hdf5").write_bytes(bytes(300_000))
-    command = [sys.executable, "-m", "peerdg", "data", "prepare", "pacs"]
-    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
-    ended = run([*limited, str(tmp_path / "photo_train.hdf5"), "--root", str(tmp_path / "pacs")])
-    assert ended.returncode == 4, ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_a_single_file_that_does_not_fit_on_the_disk_is_an_output_error(tmp_path, capsys):
+    file = tmp_path / "photo_train.hdf5"
+    file.write_bytes(bytes(300_000))
+    command = ["data", "prepare", "pacs", str(file), "--root", str(tmp_path / "pacs")]
+    with largest_file(100_000):
+        assert run(command, debug=False) == 4
+    assert "Traceback" not in capsys.readouterr().err
     assert not (tmp_path / "pacs").exists()

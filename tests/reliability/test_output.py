@@ -1,14 +1,14 @@
-import subprocess
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from peerdg.cli.main import run as run_command
 from peerdg.errors import OutputError
 from peerdg.run.checkpoint import remove_leftovers
 from peerdg.run.folder import Existing, RunFolder
 from peerdg.run.settings import resolve
-from tests.reliability.processes import environment, peerdg, run, without
+from tests.reliability.processes import peerdg, run, without
 
 NAMES = {
     "spaces": "my first run",
@@ -29,22 +29,41 @@ def begin_run(out: Path, *, seed: int = 0, existing: Existing = "refuse") -> Non
     run.close()
 
 
-def refused(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Train into `out` without torch, cache or data; a refusal comes before any is needed."""
-    with tempfile.TemporaryDirectory() as folder:
-        nowhere = without("torch", Path(folder), PEERDG_CACHE="/proc/none")
-        result = run(peerdg("train", "digits-mini", f"--out={out}", *options), env=nowhere)
-    assert result.returncode == 4, result.stderr
-    assert "Traceback" not in result.stderr
-    assert str(out) in result.stderr
-    assert "--out" in result.stderr  # what to do
-    return result
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Train into a folder without cache or data: a refusal comes before either is needed."""
+    monkeypatch.setenv("PEERDG_CACHE", "/proc/none")
+
+    def train(out: Path, *options: str) -> str:
+        code = run_command(["train", "digits-mini", f"--out={out}", *options], debug=False)
+        shown = capsys.readouterr().err
+        assert code == 4, shown
+        assert_refusal(shown, out)
+        return shown
+
+    return train
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
+def assert_refusal(shown: str, out: Path) -> None:
+    assert "Traceback" not in shown
+    assert str(out) in shown
+    assert "--out" in shown  # what to do
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(refused):
     # Not even root can create a file there, so the test is honest for every user.
     refused(Path("/proc/peerdg/run"))
     refused(Path("/sys/kernel"))
+
+
+def test_a_refusal_does_not_wait_for_torch(tmp_path: Path):
+    out = Path("/proc/peerdg/run")
+    nowhere = without("torch", tmp_path, PEERDG_CACHE="/proc/none")
+    result = run(peerdg("train", "digits-mini", f"--out={out}"), env=nowhere)
+    assert result.returncode == 4, result.stderr
+    assert_refusal(result.stderr, out)
 
 
 def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -59,7 +78,7 @@ def _no_permission(self: Path, *_: object, **__: object) -> None:
     raise PermissionError(13, "Permission denied", str(self))
 
 
-def test_a_file_in_place_of_the_folder_or_of_a_parent_is_refused(tmp_path: Path):
+def test_a_file_in_place_of_the_folder_or_of_a_parent_is_refused(tmp_path: Path, refused):
     file = tmp_path / "file"
     file.write_text("mine")
     refused(file)
@@ -67,21 +86,20 @@ def test_a_file_in_place_of_the_folder_or_of_a_parent_is_refused(tmp_path: Path)
     assert file.read_text() == "mine"
 
 
-def test_a_folder_with_other_peoples_files_is_refused_and_left_alone(tmp_path: Path):
+def test_a_folder_with_other_peoples_files_is_refused_and_left_alone(tmp_path: Path, refused):
     (tmp_path / "thesis.tex").write_text("mine")
-    result = refused(tmp_path)
-    assert "thesis.tex" in result.stderr
+    assert "thesis.tex" in refused(tmp_path)
     refused(tmp_path, "--overwrite")
     assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
-def test_a_folder_that_holds_a_run_is_refused_unless_asked(tmp_path: Path):
+def test_a_folder_that_holds_a_run_is_refused_unless_asked(tmp_path: Path, refused):
     out = tmp_path / "run"
     begin_run(out)
     before = (out / "config.toml").read_bytes()
-    result = refused(out)
-    assert "--resume" in result.stderr
-    assert "--overwrite" in result.stderr
+    shown = refused(out)
+    assert "--resume" in shown
+    assert "--overwrite" in shown
     assert (out / "config.toml").read_bytes() == before
     RunFolder.open(out, resolve(), existing="resume").close()
     begin_run(out, seed=1, existing="overwrite")
@@ -92,8 +110,8 @@ def test_overwriting_waits_until_the_new_run_can_begin(tmp_path: Path):
     begin_run(tmp_path)
     (tmp_path / "done.json").write_text("{}")
     config = (tmp_path / "config.toml").read_bytes()
-    command = peerdg("train", "digits", "--root=/nowhere", "--overwrite", f"--out={tmp_path}")
-    assert run(command, env=environment()).returncode == 5
+    command = ["train", "digits", "--root=/nowhere", "--overwrite", f"--out={tmp_path}"]
+    assert run_command(command, debug=False) == 5
     assert (tmp_path / "done.json").exists()
     assert (tmp_path / "config.toml").read_bytes() == config
     assert RunFolder(tmp_path).done
@@ -110,8 +128,7 @@ def test_overwriting_keeps_files_that_are_not_part_of_a_run(tmp_path: Path):
 
 def test_a_run_that_could_not_begin_leaves_the_folder_as_it_was(tmp_path: Path):
     out = tmp_path / "run"
-    result = run(peerdg("train", "digits", "--root=/nowhere", f"--out={out}"), env=environment())
-    assert result.returncode == 5
+    assert run_command(["train", "digits", "--root=/nowhere", f"--out={out}"], debug=False) == 5
     assert not out.exists()
     out.mkdir()
     RunFolder.open(out, resolve()).close()
@@ -125,13 +142,13 @@ def test_odd_names_work(tmp_path: Path, name: str):
     assert RunFolder(tmp_path / name).status() == "resumable"
 
 
-def test_an_odd_name_is_shown_as_it_is(tmp_path: Path):
+def test_an_odd_name_is_shown_as_it_is(tmp_path: Path, refused):
     out = tmp_path / NAMES["emoji"] / NAMES["markup"]
     begin_run(out)
     refused(out)
 
 
-def test_a_name_that_is_too_long_is_refused(tmp_path: Path):
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path, refused):
     refused(tmp_path / ("x" * 300))
 
 

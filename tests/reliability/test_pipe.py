@@ -7,13 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.stored_models import save_photos
 from tests.reliability.processes import environment, peerdg, start
 
-TINY = (
-    "digits-mini", "--budget=quick", "--epochs=2", "--pretrain.epochs=1", "--threads=1",
-    "--digits-mini.train=64", "--train.batch-size=16", "--pretrain.batch-size=16",
-    "--train.steps-per-epoch=2", "--pretrain.steps-per-epoch=2",
-)  # fmt: skip
+
+def training(folder: Path) -> list[str]:
+    """The command of a short training into `folder/run`."""
+    photos = save_photos(folder / "photos")
+    target = save_photos(folder / "target", seed=1)
+    return peerdg(
+        "train", photos, "--target", target, "--out", folder / "run", "--crafted=off",
+        "--backbone=digits-cnn-half", "--weights=none", "--transform.size=32", "--threads=1",
+        "--pretrain.epochs=1", "--epochs=2", "--peer.k=1",
+    )  # fmt: skip
 
 
 def run_without_reader(command: list[str], stream: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +38,7 @@ def run_without_reader(command: list[str], stream: str) -> subprocess.CompletedP
 
 def test_a_training_ends_well_and_is_saved_though_nobody_reads(tmp_path: Path):
     out = tmp_path / "run"
-    done = run_without_reader(peerdg("train", *TINY, f"--out={out}"), "both")
+    done = run_without_reader(training(tmp_path), "both")
     assert done.returncode == 0
     assert (out / "done.json").is_file()
     assert (out / "model" / "model.safetensors").is_file()
@@ -40,12 +46,11 @@ def test_a_training_ends_well_and_is_saved_though_nobody_reads(tmp_path: Path):
 
 def test_head_shows_its_line_and_the_training_ends_well(tmp_path: Path):
     out = tmp_path / "run"
-    command = peerdg("train", *TINY, f"--out={out}")
-    with start(command) as training:
-        head = subprocess.run(["head", "-1"], stdin=training.stdout, capture_output=True, text=True)
-        training.stdout.close()
-        errors = training.stderr.read()
-    assert training.returncode == 0, errors
+    with start(training(tmp_path)) as process:
+        head = subprocess.run(["head", "-1"], stdin=process.stdout, capture_output=True, text=True)
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 0, errors
     assert head.stdout.startswith("accuracy %")
     assert "Exception" not in errors and "Traceback" not in errors
     assert (out / "done.json").is_file()

@@ -2,18 +2,15 @@
 
 import json
 import signal
-import sys
 from pathlib import Path
 
+import pytest
+
+from peerdg.errors import Stopped
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from tests.reliability.processes import run
+from tests.reliability.stop_in_evaluation import Signalling, train
 
 EVALUATIONS = 5  # of the 8 epochs with k = 2: before the first, and after every second
-
-
-def training(out: Path, *stop: object) -> list[str]:
-    module = "tests.reliability.stop_in_evaluation"
-    return [sys.executable, "-m", module, str(out), *map(str, stop)]
 
 
 def newest(out: Path) -> dict[str, object]:
@@ -28,9 +25,8 @@ def evaluated_epochs(out: Path) -> list[int]:
 
 def test_a_run_stopped_inside_evaluations_ends_equal(tmp_path: Path):
     whole, out = tmp_path / "whole", tmp_path / "stopped"
-    undisturbed = run(training(whole))
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    chunks = int(undisturbed.stdout) // EVALUATIONS  # of one evaluation
+    train(whole)
+    chunks = Signalling.passes // EVALUATIONS  # of one evaluation
     assert chunks > 6
     # Each time the evaluation that was given up is done again, then some more, then the next stop.
     for epoch, at, number in (
@@ -39,13 +35,13 @@ def test_a_run_stopped_inside_evaluations_ends_equal(tmp_path: Path):
         (6, 2 * chunks + 5, signal.SIGTERM),
         (8, chunks + chunks // 2 + 2, signal.SIGINT),
     ):
-        stopped = run(training(out, at, int(number)))
-        assert stopped.returncode == 128 + number, stopped.stderr
-        assert stopped.stdout.strip() == "0"  # no chunk after the signal
+        with pytest.raises(Stopped) as stopped:
+            train(out, at=at, number=number)
+        assert stopped.value.exit_code == 128 + number
+        assert Signalling.passes == at  # no chunk after the signal
         state = newest(out)
         assert (state["phase"], state["epoch"], state["step"]) == ("train", epoch, 0)
         assert epoch not in evaluated_epochs(out)
-    resumed = run(training(out))
-    assert resumed.returncode == 0, resumed.stderr
+    train(out)
     for name in ("metrics.jsonl", "model/model.safetensors", "model/model.json", "done.json"):
         assert (out / name).read_bytes() == (whole / name).read_bytes(), name

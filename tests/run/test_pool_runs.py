@@ -1,6 +1,7 @@
 """A method that changes the images it learns from: order, files, damage, stop and resume."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -174,7 +175,10 @@ def stopping(where: Any, name: str, count: int) -> Iterator[None]:
             yield
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 7, 8, 13, 14, 19, 20, 25])
+@pytest.mark.parametrize(
+    "count",
+    [3, 8, 20, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 7, 13, 14, 19, 25))],
+)
 def test_stopped_at_a_step_and_resumed_it_ends_equal(tmp_path: Path, whole: Path, count: int):
     """3, 7, 13, 19: the last step of an epoch; 4, 8, 14, 20: the first after the pool changed."""
     out = tmp_path / "run"
@@ -251,6 +255,19 @@ def stop_after_growth(out: Path) -> tuple[Path, str]:
     return out / "checkpoint/pool" / f"{digest}.safetensors", digest
 
 
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run as `stop_after_growth` leaves it, to be copied; and the digest of those images."""
+    out = tmp_path_factory.mktemp("grown") / "run"
+    return out, stop_after_growth(out)[1]
+
+
+def copy_of(grown: tuple[Path, str], out: Path) -> Path:
+    """Copy the run to `out`; returns the file of images that only its newest state names."""
+    shutil.copytree(grown[0], out)
+    return out / "checkpoint/pool" / f"{grown[1]}.safetensors"
+
+
 def damage(kind: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         content = bytearray(path.read_bytes())
@@ -279,8 +296,8 @@ KINDS = ["missing", "short", "pixel", "header", "other images", "link", "pipe"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_checkpoint_with_damaged_images_is_damaged(tmp_path: Path, kind: str):
-    path, _ = stop_after_growth(tmp_path / "run")
+def test_a_checkpoint_with_damaged_images_is_damaged(tmp_path: Path, grown, kind: str):
+    path = copy_of(grown, tmp_path / "run")
     damage(kind)(path)
     with pytest.raises(DamagedError, match="pool's images") as caught:
         load_checkpoint(checkpoints(tmp_path / "run/checkpoint")[-1])
@@ -289,10 +306,10 @@ def test_a_checkpoint_with_damaged_images_is_damaged(tmp_path: Path, kind: str):
 
 @pytest.mark.parametrize("kind", ["missing", "short", "pixel"])
 def test_the_checkpoint_before_damaged_images_is_used_and_the_run_ends_equal(
-    tmp_path: Path, whole: Path, kind: str
+    tmp_path: Path, whole: Path, grown, kind: str
 ):
     out = tmp_path / "run"
-    path, _ = stop_after_growth(out)
+    path = copy_of(grown, out)
     damage(kind)(path)
     saves = train(out)
     assert len(saves.problems) == 1
@@ -343,9 +360,9 @@ def test_killed_between_images_and_checkpoint_it_resumes_exactly(
     assert_equal(out, whole)
 
 
-def test_images_are_not_written_or_removed_through_a_link(tmp_path: Path):
+def test_images_are_not_written_or_removed_through_a_link(tmp_path: Path, grown):
     out, outside = tmp_path / "run", tmp_path / "outside"
-    stop_after_growth(out)
+    copy_of(grown, out)
     pool = out / "checkpoint/pool"
     pool.rename(outside)
     pool.symlink_to(outside)

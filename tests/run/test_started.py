@@ -96,7 +96,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"train": {"epochs": 1}}, "train.epochs: 2 -> 1"),
     ],
 )
-def test_the_command_refuses_a_mixture_and_starts_anew_when_asked(
+def test_the_command_refuses_a_mixture(
     tmp_path: Path,
     finished: Path,
     changes: dict[str, Any],
@@ -108,9 +108,18 @@ def test_the_command_refuses_a_mixture_and_starts_anew_when_asked(
     edit(out, changes)
     weights = (out / "model/model.safetensors").read_bytes()
     assert run(["resume", str(out), "--quiet"], debug=False) == 2
-    said = capsys.readouterr().err
-    assert told in said
+    assert told in capsys.readouterr().err
     assert (out / "model/model.safetensors").read_bytes() == weights
+
+
+def test_the_command_starts_anew_when_asked(
+    tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = Path(shutil.copytree(finished, tmp_path / "run"))
+    interrupt(out)
+    edit(out, {"train": {"epochs": 1, "lr": 0.5}})
+    assert run(["resume", str(out), "--quiet"], debug=False) == 2
+    said = capsys.readouterr().err
     anew = said.strip().splitlines()[-1].partition("peerdg ")[2].split()
     assert run([*anew, "--quiet"], debug=False) == 0
     fresh = ["train", "--config", str(out / "config.toml"), "--out", str(tmp_path / "fresh")]

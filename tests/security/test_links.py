@@ -70,20 +70,30 @@ def copy_of(finished: Path, folder: Path) -> Path:
     return Path(shutil.copytree(finished, folder / "run"))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+SHARES = [
+    *(pytest.param(kind, number, id=kind.__name__) for number, kind in enumerate(KINDS)),
+    *(pytest.param(kind, None, id=f"{kind.__name__} for each", marks=pytest.mark.slow)
+      for kind in KINDS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "share"), SHARES)
 def test_no_file_of_a_run_may_be_anything_but_a_file(
     tmp_path: Path,
     finished: Path,
     victim: Path,
     kind: Callable[[Path, Path], None],
+    share: int | None,
     capsys: pytest.CaptureFixture[str],
 ):
+    """A kind replaces its share of the files, each kind another; `make test-all`: every file."""
     out = copy_of(finished, tmp_path)
     interrupt(out)
     parts = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
     expected = {"config.toml", "events.jsonl", "metrics.jsonl", "run.lock", "model/model.json"}
     assert expected <= {str(part) for part in parts}
-    for part in (*parts, Path("failure.json"), Path("profile.json"), Path("report.md")):
+    parts += [Path("failure.json"), Path("profile.json"), Path("report.md")]
+    for part in parts if share is None else parts[share :: len(KINDS)]:
         kept = (out / part).read_bytes() if (out / part).exists() else None
         replace_file(out / part, kind, victim)
         for name, arguments in commands(out).items():
@@ -118,21 +128,35 @@ def test_no_folder_of_a_run_may_be_a_link(
     assert sorted(outside.rglob("*")) == before
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("name", ["run.lock", "run.owner.json", ".tmp-probe-1", "config.toml"])
+LEFT = ("run.lock", "run.owner.json", ".tmp-probe-1", "config.toml")
+FLAGS = ("", "--resume", "--overwrite", "--accept-new-data")
+
+
+def leftovers() -> list:
+    """Each kind and each name with every flag; `make test-all`: all three combined."""
+    return [
+        pytest.param(kind, name, flag, id=f"{name} {kind.__name__} {flag}",
+                     marks=[] if f == (k + n) % len(FLAGS) else pytest.mark.slow)
+        for k, kind in enumerate(KINDS) for n, name in enumerate(LEFT)
+        for f, flag in enumerate(FLAGS)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "flag"), leftovers())
 def test_a_new_run_is_not_started_over_hostile_leftovers(
     tmp_path: Path,
     victim: Path,
     kind: Callable[[Path, Path], None],
     name: str,
+    flag: str,
     capsys: pytest.CaptureFixture[str],
 ):
     out = tmp_path / "run"
     out.mkdir()
     kind(out / name, victim)
-    for more in ([], ["--resume"], ["--overwrite"], ["--accept-new-data"]):
-        assert run(["train", "digits-mini", "--out", str(out), *more], debug=False) == 7
-        assert str(out / name) in capsys.readouterr().err
+    more = [flag] if flag else []
+    assert run(["train", "digits-mini", "--out", str(out), *more], debug=False) == 7
+    assert str(out / name) in capsys.readouterr().err
     assert victim.read_text() == VICTIM
 
 

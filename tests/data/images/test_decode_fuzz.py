@@ -1,6 +1,5 @@
 """Random damage to valid images: an image or a `DataError` comes out, never anything else."""
 
-import time
 import warnings
 
 import numpy as np
@@ -70,7 +69,6 @@ def check(number: int) -> bool:
     """Whether mutation `number` is still an image."""
     rng = np.random.default_rng(number)
     content = mutate(SEEDS[number % len(SEEDS)], rng)
-    began = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -78,8 +76,6 @@ def check(number: int) -> bool:
     except DataError as error:
         assert error.message
         return False
-    finally:
-        assert time.perf_counter() - began < 5, f"mutation {number} took long"
     assert image.mode == "RGB"
     assert image.width * image.height <= 50_000_000
     np.asarray(image).sum()
