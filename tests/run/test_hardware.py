@@ -70,19 +70,17 @@ def test_no_tensor_is_left_behind_by_a_period(tmp_path: Path):
 
     class Count(Silent):
         def evaluated(self, epoch: int, records) -> None:
+            if epoch < 4:
+                return
             gc.collect()
             alive = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
             sizes.append(sum(x.numel() * x.element_size() for x in alive))
 
-    gc.collect()
-    gc.freeze()  # what other tests left is not looked at
-    try:
-        fit(tmp_path, epochs=9, progress=Count(), **PEER)
-    finally:
-        gc.unfreeze()
-    assert len(sizes) == 10
+    gc.collect()  # what other tests left
+    fit(tmp_path, epochs=9, progress=Count(), **PEER)
+    assert len(sizes) == 6
     # The least of several: a model that is just being written in the background counts too.
-    assert min(sizes[7:]) == min(sizes[4:7]), sizes
+    assert min(sizes[3:]) == min(sizes[:3]), sizes
 
 
 def test_bfloat16_trains_nearly_as_float32_and_keeps_float32_weights(tmp_path: Path):
