@@ -167,7 +167,9 @@ def test_a_single_path_gives_one_row_of_probabilities(tmp_path):
     assert expected.shape == (1, 3)
 
 
-@pytest.mark.parametrize("targets", ["uci", ("uci",), ["uci"]])
+@pytest.mark.parametrize(
+    "targets", ["uci", *(pytest.param(x, marks=pytest.mark.slow) for x in (("uci",), ["uci"]))]
+)
 def test_one_target_may_be_named_without_a_list(targets, tmp_path):
     run = peerdg.fit(
         "digits-mini", out=tmp_path / "run", targets=targets, backbone="digits-cnn-half",

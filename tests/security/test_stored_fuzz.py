@@ -182,12 +182,13 @@ def try_commands(
 
 
 BOUNDED = settings(
-    max_examples=12,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+MORE = settings(BOUNDED, max_examples=100)
 
 
 @pytest.mark.parametrize("name", DONE_FILES)
@@ -208,6 +209,17 @@ def test_a_changed_file_of_a_half_done_run_breaks_no_command(
     runs: dict[str, Path], name: str, data: st.DataObject, capsys: pytest.CaptureFixture[str]
 ):
     try_change(runs["half"], name, data, ("list", "resume"), capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["done", "half"])
+@MORE
+@given(data=st.data())
+def test_more_changes_of_any_file_break_no_command(
+    runs: dict[str, Path], state: str, data: st.DataObject, capsys: pytest.CaptureFixture[str]
+):
+    name = data.draw(st.sampled_from(DONE_FILES if state == "done" else HALF_FILES))
+    try_change(runs[state], name, data, ("list", "runs", "resume"), capsys)
 
 
 def copied(file: str, to: str) -> object:

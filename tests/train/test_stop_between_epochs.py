@@ -74,20 +74,28 @@ def fit_until(
     return after
 
 
-@pytest.mark.parametrize("rule", ["clean", "trained"])
-@pytest.mark.parametrize(
-    ("peer", "where", "epoch", "chunk", "position"),
-    [
-        ({}, "start_epoch", 0, 2, (0, 0)),
-        ({}, "end_epoch", 1, 1, (1, STEPS)),
-        ({}, "end_epoch", 3, 3, (3, STEPS)),
-        ({}, "start_epoch", 2, 3, (2, 0)),
-        ({"include_init": True}, "start_epoch", 2, 2, (2, 0)),  # in the snapshot's statistics
-        ({"include_init": True}, "start_epoch", 2, 6, (2, 0)),  # in the features after it
-        ({"average": False}, "end_epoch", 3, 2, (3, STEPS)),
-        ({"reset_proxy": True}, "end_epoch", 1, 2, (1, STEPS)),
-    ],
-)
+CASES: list[tuple[dict[str, Any], str, int, int, tuple[int, int]]] = [
+    ({}, "start_epoch", 0, 2, (0, 0)),
+    ({}, "end_epoch", 1, 1, (1, STEPS)),
+    ({}, "end_epoch", 3, 3, (3, STEPS)),
+    ({}, "start_epoch", 2, 3, (2, 0)),
+    ({"include_init": True}, "start_epoch", 2, 2, (2, 0)),  # in the snapshot's statistics
+    ({"include_init": True}, "start_epoch", 2, 6, (2, 0)),  # in the features after it
+    ({"average": False}, "end_epoch", 3, 2, (3, STEPS)),
+    ({"reset_proxy": True}, "end_epoch", 1, 2, (1, STEPS)),
+]
+
+
+def cases_by_rule() -> list:
+    """Each case by one rule, in turn; `make test-all`: by both."""
+    return [
+        pytest.param(*case, rule, marks=[] if number % 2 == index else pytest.mark.slow)
+        for number, case in enumerate(CASES)
+        for index, rule in enumerate(("clean", "trained"))
+    ]
+
+
+@pytest.mark.parametrize(("peer", "where", "epoch", "chunk", "position", "rule"), cases_by_rule())
 def test_a_stop_gives_up_the_pass_and_the_run_ends_equal(
     tmp_path: Path,
     peer: dict[str, Any],

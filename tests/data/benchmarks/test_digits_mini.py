@@ -86,14 +86,19 @@ def test_comes_from_the_cache_without_being_made_again(splits, monkeypatch):
     assert mini.load(DigitsMiniSettings()).fingerprint == splits.fingerprint
 
 
-def test_another_process_without_cache_or_network_makes_the_same_images(splits, tmp_path):
+@pytest.mark.parametrize(
+    "targets",
+    [["syn", "uci"], pytest.param(["street", "mnist-m", "syn", "uci"], marks=pytest.mark.slow)],
+    ids=len,
+)
+def test_another_process_without_cache_or_network_makes_the_same_images(targets, splits, tmp_path):
     script = """
-import socket
+import socket, sys
 def refuse(*_): raise AssertionError("no network is needed")
 socket.socket.connect = socket.getaddrinfo = refuse
 from peerdg.data.benchmarks.digits.mini import load
 from peerdg.data.settings import DigitsMiniSettings
-for name, value in sorted(load(DigitsMiniSettings()).fingerprint.items()):
+for name, value in sorted(load(DigitsMiniSettings(), targets=sys.argv[1:]).fingerprint.items()):
     print(name, value)
 """
     environment = {
@@ -103,13 +108,15 @@ for name, value in sorted(load(DigitsMiniSettings()).fingerprint.items()):
         "PYTHONHASHSEED": "7",
     }
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
+        [sys.executable, "-W", "error", "-c", script, *targets],
         env=environment,
         text=True,
         capture_output=True,
         check=True,
     )
-    expected = [f"{name} {value}" for name, value in sorted(splits.fingerprint.items())]
+    wanted = mini.load(DigitsMiniSettings(), targets=targets).fingerprint
+    expected = [f"{name} {value}" for name, value in sorted(wanted.items())]
+    assert len(expected) >= 1 + len(targets)
     assert done.stdout.splitlines() == expected
 
 
