@@ -371,12 +371,19 @@ def test_a_teacher_guides_in_place_of_the_task_model():
 
 def test_a_teacher_says_the_same_each_time_and_is_not_trained():
     teacher = tiny_classifier(seed=9, dropout=0.5).train()
-    peer = make(teacher=teacher).train()
+    peer = make(teacher=teacher, lam=0.01).train()
     assert not any(module.training for module in teacher.modules())
     assert not any(p.requires_grad for p in teacher.parameters())
-    torch.testing.assert_close(
-        peer._regulator_features(SOURCE.images), teacher.eval().features(SOURCE.images).detach()
+    batch = Batch(SOURCE.images[:8], SOURCE.labels[:8], seed=5)
+    peer.start_epoch(0)
+    x_bar = peer.augment(batch.images, batch.generator())
+    expected = barlow_twins(
+        peer.projection(teacher.eval().features(batch.images)),
+        peer.projection(peer.proxy.features(x_bar)),
+        lam=0.01,
     )
+    for _ in range(2):
+        torch.testing.assert_close(peer.loss(batch)["regulariser"], expected.detach())
 
 
 def test_a_teacher_of_another_width_is_refused():
