@@ -38,6 +38,7 @@ from peerdg.evaluate.predictions import (
 )
 from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
+from peerdg.methods.registry import method_names
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, how_far, load_stored
 from peerdg.run.build import model_folder
@@ -88,7 +89,8 @@ def fit(
         minutes: Choose the number of epochs (and k) so that a new run takes about this long.
         options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
             `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
-            `peer={"k": 1}`. With data in memory, `targets` is a dictionary of such data.
+            `peer={"k": 1}`, `m_ada={...}` for `m-ada`. With data in memory, `targets` is a
+            dictionary of such data.
 
     Returns:
         The finished run, with its model and its records.
@@ -98,6 +100,7 @@ def fit(
         >>> run.model.predict("digit.png")
     """
     began, splits = time.monotonic(), None
+    options = {_section_name(key): value for key, value in options.items()}
     if not isinstance(data, str | Path):
         splits = _in_memory(data, options)
         options = {key: value for key, value in options.items() if key != "targets"}
@@ -160,6 +163,12 @@ def _named_targets(targets: Any) -> list[str] | None:
         f"Targets of a data set by name or a folder were given as a {type(targets).__name__}.",
         hint="Give names or folders, targets=['sketches'], or all data in memory.",
     )
+
+
+def _section_name(key: str) -> str:
+    """The section that a Python keyword stands for: `m-ada` for `m_ada`."""
+    name = key.replace("_", "-")
+    return name if name in method_names() or name in BENCHMARKS else key
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def given_options(options: Any) -> dict[str, Any]:
         value = getattr(options, f.name)
         if is_dataclass(value):
             value = given_options(value)
-            name = f.name.replace("_", "-") if f.name.replace("_", "-") in BENCHMARKS else f.name
+            name = f.name.replace("_", "-")  # of a section: a method, a data set, `train`, ...
             if value:
                 given[name] = value
         elif value is not None:

@@ -24,8 +24,8 @@ def methods(name: str | None = None, /) -> None:
     if name in RECIPES:
         recipe = RECIPES[name]
         console.print(f"{name}: {recipe.summary}", markup=False)
-        expansion = f"--method {recipe.method} --average {recipe.average}"
-        console.print(f"Short for {expansion}; options: peerdg methods {recipe.method}")
+        more = f"options: peerdg methods {recipe.method}"
+        console.print(f"Short for {recipe.flags}; {more}", markup=False)
         return
     options = fields(settings_of(name))
     rows = [

@@ -5,7 +5,7 @@ name. Free of torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peerdg.config import merge
@@ -18,17 +18,35 @@ class Recipe:
     Args:
         summary: One line for people.
         method: The objective.
-        average: What averages the network it trains.
+        average: What averages the network it trains; None leaves that to the objective.
+        options: Sections of a config file, e.g. `{"augment": {"kind": "randconv"}}`.
     """
 
     summary: str
     method: str
-    average: str
+    average: str | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def tables(self) -> dict[str, Any]:
         """What it expands to, as in a config file."""
-        return {"method": self.method, "average": {"kind": [self.average]}}
+        average = {} if self.average is None else {"average": {"kind": [self.average]}}
+        return merge({"method": self.method}, average, self.options)
+
+    @property
+    def flags(self) -> str:
+        """What it is short for on the command line."""
+        average = [] if self.average is None else [f"--average {self.average}"]
+        rest = [
+            f"--{section}.{name} {value}".replace("_", "-")
+            for section, values in self.options.items()
+            for name, value in values.items()
+        ]
+        return " ".join([f"--method {self.method}", *average, *rest])
+
+    def describes(self, tables: Mapping[str, Any]) -> bool:
+        """Whether a run with these options is still what the recipe stands for."""
+        return _contains(tables, self.tables)
 
 
 RECIPES = {
@@ -46,6 +64,15 @@ RECIPES = {
         average="swad",
     ),
 }
+
+
+def _contains(tables: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    return all(
+        _contains(tables.get(key, {}), value)
+        if isinstance(value, Mapping)
+        else tables.get(key) == value
+        for key, value in part.items()
+    )
 
 
 def expand(layers: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

@@ -17,8 +17,9 @@ from peerdg.methods.recipes import RECIPES
 
 @cache
 def method_names() -> tuple[str, ...]:
-    """Every method there is: one file under `methods/settings` each."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(settings.__path__)))
+    """Every method there is: one file under `methods/settings` each, `m_ada.py` for `m-ada`."""
+    modules = pkgutil.iter_modules(settings.__path__)
+    return tuple(sorted(module.name.replace("_", "-") for module in modules))
 
 
 def settings_of(name: str) -> type[MethodSettings]:
@@ -87,4 +88,4 @@ def _module(name: str) -> Any:
     if name not in method_names():
         known = (*method_names(), *RECIPES)
         raise ConfigError(f"Unknown method '{name}'.", hint=did_you_mean(name, known))
-    return importlib.import_module(f"{settings.__name__}.{name}")
+    return importlib.import_module(f"{settings.__name__}.{name.replace('-', '_')}")

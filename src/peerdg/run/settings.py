@@ -195,20 +195,19 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     for key, kind in sections.items():
         parts[key] = build(kind, values.pop(key, {}), where=key)
     parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
-    if not _is_recipe(values.get("recipe"), method, parts["average"]):
-        values.pop("recipe", None)
     config = build(RunConfig, values, where="")
     if config.backbone != OWN:
         check_backbone(config.backbone, config.weights)
     if parts["average"].kind and parts["method_settings"].own_average:
         parts["method_settings"].check_average(parts["average"].kind[0])
-    return replace(config, **parts)
+    return _with_recipe(replace(config, **parts))
 
 
-def _is_recipe(name: Any, method: str, average: AverageSettings) -> bool:
-    """Whether the options are still what the recipe stands for; later ones may have changed it."""
-    recipe = RECIPES.get(name) if isinstance(name, str) else None
-    return recipe is not None and (recipe.method, (recipe.average,)) == (method, average.kind)
+def _with_recipe(config: RunConfig) -> RunConfig:
+    """`config` without its recipe's name if the options are not what that stands for any more."""
+    recipe = RECIPES.get(config.recipe or "")
+    still = recipe is not None and recipe.describes(config.tables())
+    return config if still else replace(config, recipe=None)
 
 
 def _evaluation_period(layers: tuple[Mapping[str, Any], ...], method: str) -> dict[str, Any]:

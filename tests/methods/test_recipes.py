@@ -1,0 +1,50 @@
+"""A recipe stands for an objective with options, and for nothing else."""
+
+import pytest
+
+from peerdg.methods import recipes
+from peerdg.methods.recipes import RECIPES, Recipe
+from peerdg.methods.registry import method_names
+from peerdg.run.settings import resolve
+
+FIXED = Recipe("one policy for all epochs", "randaugment", options={"augment": {"policy": "fixed"}})
+
+
+def named(name: str, *more: dict):
+    return resolve({"method": name, "budget": "quick"}, *more)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_expands_to_its_tables_and_keeps_its_name(name: str):
+    config = named(name)
+    assert config.name == name
+    assert config.method in method_names()
+    assert RECIPES[name].describes(config.tables())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_recipe_has_the_name_of_an_objective(name: str):
+    assert name not in method_names()
+
+
+def test_another_average_is_no_longer_the_recipe():
+    config = named("p-ens", {"average": {"kind": ["ema"]}})
+    assert (config.recipe, config.average.kind) == (None, ("ema",))
+
+
+def test_options_of_a_recipe_can_be_overridden_and_end_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(recipes.RECIPES, "fixed", FIXED)
+    assert named("fixed").recipe == "fixed"
+    assert named("fixed").augment.policy == "fixed"
+    assert named("fixed").average.kind == ()
+    other = named("fixed", {"augment": {"policy": "wide"}})
+    assert (other.recipe, other.augment.policy) == (None, "wide")
+
+
+def test_other_options_leave_the_recipe_what_it_is():
+    assert named("p-ens", {"train": {"lr": 0.5}}).recipe == "p-ens"
+
+
+def test_the_flags_of_a_recipe_are_those_one_would_type():
+    assert RECIPES["p-ens"].flags == "--method randaugment --average snapshots"
+    assert FIXED.flags == "--method randaugment --augment.policy fixed"
