@@ -26,6 +26,7 @@ ALLOWED = {
     "cli/main.py": ({"erm", "randaugment", "peer"}, "examples in the help"),
     "data/registry.py": ({"peer"}, "cites the paper for a licence"),
     "run/plan.py": ({"erm"}, "pre-training is ERM, whatever the method"),
+    "run/pretraining.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/settings.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
 }
 

@@ -276,7 +276,7 @@ def test_a_k_larger_than_the_run_is_said(tmp_path: Path):
 
 
 def test_epochs_that_do_not_fill_the_last_period_are_said(tmp_path: Path):
-    with pytest.warns(PeerdgWarning, match="last 1, but they do not enter the task model"):
+    with pytest.warns(PeerdgWarning, match="last 1, but they do not enter the deployed average"):
         fit(tmp_path / "run", method="peer", peer={"k": 2, "head_dim": 4},
             train={"epochs": 3, "batch_size": 8})  # fmt: skip
 
