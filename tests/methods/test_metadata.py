@@ -3,16 +3,20 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from peerdg.cli.flags import _all_aliases
 from peerdg.config import merge
+from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
-from peerdg.methods.metadata import components, parts_of
+from peerdg.methods.metadata import Reconstruction, components, parts_of, reconstructed_on
+from peerdg.methods.recipes import RECIPES, Recipe
 from peerdg.methods.registry import (
     aliases_of,
+    is_reconstruction,
     known_as,
     method_names,
     settings_of,
@@ -142,3 +146,31 @@ def test_a_component_has_the_options_that_name_it(mirage):
     assert components(kind) == ("critic",)
     assert parts_of(kind, "critic") == {"critic", "beta"}
     assert parts_of(kind, "every") == frozenset()
+
+
+def test_every_data_set_is_of_digits_or_of_photos_but_for_ones_own():
+    def places(where: Reconstruction) -> set[str]:
+        return {name for name in BENCHMARKS if reconstructed_on(where, name)}
+
+    found = {where: places(where) for where in get_args(Reconstruction)}
+    assert found["no"] == found["on digits"] & found["on photos"] == set()
+    assert found["on digits"] | found["on photos"] == {*BENCHMARKS} - {OWN_DATA}
+    assert found["everywhere"] == {*BENCHMARKS}
+
+
+def test_a_recipe_is_a_reconstruction_if_it_or_its_objective_is(mirage, monkeypatch):
+    assert not is_reconstruction("mirage", "pacs")
+    monkeypatch.setitem(RECIPES, "fata-morgana", Recipe("", "mirage", "swa"))
+    monkeypatch.setattr(settings_of("mirage"), "reconstruction", "on photos")
+    assert is_reconstruction("fata-morgana", "pacs") and is_reconstruction("mirage", "pacs")
+    assert not is_reconstruction("fata-morgana", "digits")
+    recipe = Recipe("", "mirage", "swa", reconstruction="on digits")
+    monkeypatch.setitem(RECIPES, "fata-morgana", recipe)
+    assert is_reconstruction("fata-morgana", "digits") and not is_reconstruction("mirage", "digits")
+    assert not is_reconstruction("of-a-plugin", "digits")
+
+
+def test_a_network_from_elsewhere_makes_an_oracle():
+    assert not any(settings_of(name)().is_oracle for name in method_names())
+    assert settings_of("miro")(oracle="runs/large").is_oracle
+    assert settings_of("peer")(teacher="runs/large").is_oracle

@@ -9,6 +9,25 @@ OFF = "none"
 """The value of an option that switches its component off, see `part_of` of `config.option`."""
 
 
+Reconstruction = Literal["no", "on digits", "on photos", "everywhere"]
+"""Where a method is built without released code or values to compare with."""
+
+_RECONSTRUCTED_ON: dict[Reconstruction, frozenset[str]] = {
+    "no": frozenset(),
+    "on digits": frozenset({"digits", "digits-mini"}),
+    "on photos": frozenset({"pacs", "office-home", "vlcs", "terra"}),
+}
+
+
+def reconstructed_on(where: Reconstruction, data: str) -> bool:
+    """Whether a method that is a reconstruction `where` is one on the data set `data`.
+
+    No method has published values for a user's own images: there, only a method that is a
+    reconstruction everywhere counts as one.
+    """
+    return where == "everywhere" or data in _RECONSTRUCTED_ON[where]
+
+
 class PoolChange(NamedTuple):
     """How the training pool changes at the end of an epoch."""
 
@@ -26,8 +45,16 @@ class MethodSettings:
     own_average: ClassVar[str | None] = None
     """The kind of average that is part of the method, unless the run asks for another."""
 
+    reconstruction: ClassVar[Reconstruction] = "no"
+    """Where there is neither released code nor published values; tables mark such rows."""
+
     def __post_init__(self) -> None:
         validate(self)
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether it is given a network trained elsewhere, so that tables mark its rows."""
+        return False
 
     @property
     def augments(self) -> bool:

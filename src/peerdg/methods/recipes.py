@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peerdg.config import merge
+from peerdg.methods.metadata import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,14 @@ class Recipe:
         method: The objective.
         average: What averages the network it trains; None leaves that to the objective.
         options: Sections of a config file, e.g. `{"augment": {"kind": "randconv"}}`.
+        reconstruction: Where there is neither released code nor published values for it.
     """
 
     summary: str
     method: str
     average: str | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reconstruction: Reconstruction = "no"
 
     @property
     def tables(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from peerdg.config import build, did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
-from peerdg.methods.metadata import MethodSettings
+from peerdg.methods.metadata import MethodSettings, reconstructed_on
 from peerdg.methods.recipes import RECIPES
 
 
@@ -70,6 +70,18 @@ def aliases_of(name: str) -> dict[str, str]:
 def tiny_options_of(name: str) -> dict[str, Any]:
     """Options of a method for a run of a few seconds."""
     return dict(getattr(_module(name), "TINY", {}))
+
+
+def is_reconstruction(name: str, data: str) -> bool:
+    """Whether nothing published says how a method or recipe is to be built for a data set.
+
+    A recipe is one if it or its objective is. Methods of other versions or plugins are none.
+    """
+    if name in RECIPES:
+        recipe = RECIPES[name]
+        own = reconstructed_on(recipe.reconstruction, data)
+        return own or is_reconstruction(recipe.method, data)
+    return name in method_names() and reconstructed_on(settings_of(name).reconstruction, data)
 
 
 def implementation_of(name: str) -> type[Any]:

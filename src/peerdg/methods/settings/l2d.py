@@ -47,6 +47,8 @@ class Settings(MethodSettings):
         "pretrain", "first phase with the bottleneck; train: pre-train as other methods do"
     )
 
+    reconstruction = "on digits"
+
     @property
     def augments(self) -> bool:
         """Its images come from the style module, not from the run's augmentation."""

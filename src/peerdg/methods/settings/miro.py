@@ -33,6 +33,11 @@ class Settings(MethodSettings):
     period_option = "k"
 
     @property
+    def is_oracle(self) -> bool:
+        """With a frozen network that it did not start from."""
+        return self.oracle is not None
+
+    @property
     def augments(self) -> bool:
         """Only with both views."""
         return self.views == "both"

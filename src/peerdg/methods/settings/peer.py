@@ -76,6 +76,11 @@ class Settings(MethodSettings):
         return self.augment
 
     @property
+    def is_oracle(self) -> bool:
+        """With a teacher."""
+        return self.teacher is not None
+
+    @property
     def is_baseline(self) -> bool:
         """Without its regulariser it averages a network trained by cross-entropy."""
         return self.regulariser == OFF
