@@ -1,0 +1,185 @@
+"""Generators of new domains: small networks that turn an image and noise into another image."""
+
+import abc
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+NOISE_DIM = 10
+THUMBNAIL = 32  # side of the images that decide where an affine generator moves theirs
+
+Images = Float[Tensor, "batch 3 h w"]
+Noise = Float[Tensor, "batch noise"]
+Maps = Float[Tensor, "batch channels h w"]
+Code = Float[Tensor, "batch ..."]
+
+
+class DomainGenerator(nn.Module, abc.ABC):
+    """G(x, n): another image of the same thing, a different one for each noise n ~ N(0, I).
+
+    Takes and gives images in [0, 1]; normalise them for a network afterwards. Noise is drawn for
+    each image. What a generator decides about an image is its code: two codes can be compared and
+    mixed, and `render` makes an image of one.
+    """
+
+    @abc.abstractmethod
+    def code(self, x: Images, noise: Noise) -> Code:
+        """What the generator decides about each image."""
+
+    @abc.abstractmethod
+    def render(self, x: Images, code: Code) -> Images:
+        """The images that codes describe."""
+
+    @abc.abstractmethod
+    def neutral(self, x: Images) -> Code:
+        """The code that leaves an image as it is."""
+
+    def forward(self, x: Images, noise: Noise) -> Images:
+        """G(x, n)."""
+        return self.render(x, self.code(x, noise))
+
+    def generate(self, x: Images, generator: torch.Generator | None = None) -> Images:
+        """G(x, n) with fresh noise for each image."""
+        return self.forward(x, draw_noise(x, generator))
+
+    def mixed(self, x: Images, code: Code, share: Float[Tensor, " batch"]) -> Images:
+        """An image between x and what `code` makes of it; `share` is that of x, per image."""
+        share = share.view(-1, *(1 for _ in code.shape[1:]))
+        return self.render(x, share * self.neutral(x) + (1 - share) * code)
+
+
+def draw_noise(x: Images, generator: torch.Generator | None = None) -> Noise:
+    """Noise for each of the images; drawn on the CPU, so that it is the same on every device."""
+    return torch.randn(len(x), NOISE_DIM, generator=generator).to(x)
+
+
+class ImageGenerator(DomainGenerator):
+    """Convolutions whose inner maps are renormalised by the noise; the code is the image.
+
+    Two 3 x 3 convolutions (3 to w and 2w channels), adaptive instance normalisation, two more (4w
+    and 3 channels) and a sigmoid, ReLU between: the generator of Li et al., "Progressive domain
+    expansion network for single domain generalization", CVPR 2021,
+    https://arxiv.org/abs/2103.16050, as in the released code. It keeps the size of the images and
+    takes any.
+
+    Args:
+        width: w.
+    """
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.encode = _encoding(width)
+        self.norm = AdaptiveInstanceNorm(2 * width)
+        self.decode = _decoding(width)
+
+    def code(self, x: Images, noise: Noise) -> Images:
+        """The new image."""
+        image: Tensor = self.decode(self.norm(self.encode(x), noise))
+        return image
+
+    def render(self, x: Images, code: Images) -> Images:
+        """The code itself."""
+        return code
+
+    def neutral(self, x: Images) -> Images:
+        """The image itself."""
+        return x
+
+
+class InverseGenerator(nn.Sequential):
+    """Reconstructs x from G(x, n), without knowing n: the layers of G without its normalisation.
+
+    Li et al., CVPR 2021, see `ImageGenerator`.
+
+    Args:
+        width: w.
+    """
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(_encoding(width), _decoding(width))
+
+
+class AffineGenerator(DomainGenerator):
+    """Moves each image by an affine map of its coordinates; the code is the map, [batch, 2, 3].
+
+    The spatial transformer that the released code of Li et al., CVPR 2021, has beside
+    `ImageGenerator`: the noise becomes a fourth channel of the image, a small network reads the map
+    from both. It begins with the identity. The released code reads images of 32 x 32; here others
+    are resized to that first, so that the network has one shape. What comes from outside of the
+    image is black.
+
+    Args:
+        moves: `"affine"`, or `"translation"`: shifts only.
+    """
+
+    def __init__(self, moves: Literal["affine", "translation"] = "affine") -> None:
+        super().__init__()
+        self.moves = moves
+        self.channel = nn.Linear(NOISE_DIM, THUMBNAIL**2)
+        self.locate = nn.Sequential(
+            nn.Conv2d(4, 16, 5), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Conv2d(16, 32, 5), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(32 * 5 * 5, 32), nn.ReLU(),
+        )  # fmt: skip
+        self.map = nn.Linear(32, 6)
+        nn.init.zeros_(self.map.weight)
+        with torch.no_grad():
+            self.map.bias.copy_(torch.eye(2, 3).flatten())
+
+    def code(self, x: Images, noise: Noise) -> Float[Tensor, "batch 2 3"]:
+        """The map from coordinates of the new image to those of x."""
+        if x.shape[-2:] != (THUMBNAIL, THUMBNAIL):
+            x = F.interpolate(x, (THUMBNAIL, THUMBNAIL), mode="bilinear", antialias=True)
+        channel = self.channel(noise).view(-1, 1, THUMBNAIL, THUMBNAIL)
+        found: Tensor = self.map(self.locate(torch.cat((x, channel), dim=1))).view(-1, 2, 3)
+        if self.moves == "translation":
+            found = torch.cat((self.neutral(x)[..., :2], found[..., 2:]), dim=2)
+        return found
+
+    def render(self, x: Images, code: Float[Tensor, "batch 2 3"]) -> Images:
+        """Sample x where the map points, bilinearly."""
+        grid = F.affine_grid(code.to(x.dtype), list(x.shape), align_corners=False)
+        return F.grid_sample(x, grid, align_corners=False)
+
+    def neutral(self, x: Images) -> Float[Tensor, "batch 2 3"]:
+        """The identity."""
+        return torch.eye(2, 3, device=x.device, dtype=x.dtype).expand(len(x), 2, 3)
+
+
+class AdaptiveInstanceNorm(nn.Module):
+    """(1 + γ(n))·norm(h) + β(n) with γ and β linear in the noise, per channel.
+
+    Huang and Belongie, "Arbitrary style transfer in real-time with adaptive instance
+    normalization", ICCV 2017, https://arxiv.org/abs/1703.06868, with a learnt style.
+
+    Args:
+        channels: Of the maps h.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.style = nn.Linear(NOISE_DIM, 2 * channels)
+
+    def forward(
+        self, h: Float[Tensor, "batch c h w"], noise: Noise
+    ) -> Float[Tensor, "batch c h w"]:
+        """Normalise each channel of each image, then restyle it."""
+        gamma, beta = self.style(noise)[:, :, None, None].chunk(2, dim=1)
+        restyled: Tensor = (1 + gamma) * F.instance_norm(h) + beta
+        return restyled
+
+
+def _encoding(width: int) -> nn.Sequential:
+    return nn.Sequential(_same(3, width), nn.ReLU(), _same(width, 2 * width), nn.ReLU())
+
+
+def _decoding(width: int) -> nn.Sequential:
+    return nn.Sequential(_same(2 * width, 4 * width), nn.ReLU(), _same(4 * width, 3), nn.Sigmoid())
+
+
+def _same(inputs: int, outputs: int) -> nn.Conv2d:
+    """A 3 x 3 convolution that keeps the size."""
+    return nn.Conv2d(inputs, outputs, 3, padding=1)

@@ -1,0 +1,174 @@
+"""Generators of domains against plain torch layers, and what training them a little achieves."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peerdg.models.domain_generator import (
+    NOISE_DIM,
+    AffineGenerator,
+    DomainGenerator,
+    ImageGenerator,
+    InverseGenerator,
+    draw_noise,
+)
+
+KINDS = {
+    "image": ImageGenerator,
+    "affine": AffineGenerator,
+    "translation": lambda: AffineGenerator("translation"),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def make(kind: str) -> DomainGenerator:
+    torch.manual_seed(0)
+    generator = KINDS[kind]()
+    if isinstance(generator, AffineGenerator):  # as after some training
+        nn.init.normal_(generator.map.weight, std=0.1)
+    return generator
+
+
+def images(n: int = 6, side: int = 12) -> Tensor:
+    return torch.rand(n, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def convolve(x: Tensor, layer: nn.Conv2d) -> Tensor:
+    """A convolution of one image written out as patches times weights."""
+    patches = F.unfold(x[None], 3, padding=1)[0]  # (channels * 9, pixels)
+    found = layer.weight.flatten(1) @ patches + layer.bias[:, None]
+    return found.view(-1, *x.shape[1:])
+
+
+def plain(generator: ImageGenerator, x: Tensor, noise: Tensor) -> Tensor:
+    """One image through the layers that the paper's code lists."""
+    first, second = generator.encode[0], generator.encode[2]
+    third, fourth = generator.decode[0], generator.decode[2]
+    assert [layer.out_channels for layer in (first, second, third, fourth)] == [16, 32, 64, 3]
+    h = convolve(convolve(x, first).clamp(min=0), second).clamp(min=0)
+    style = generator.norm.style.weight @ noise + generator.norm.style.bias
+    gamma, beta = style[:32], style[32:]
+    for channel in range(32):
+        values = h[channel]
+        normal = (values - values.mean()) / (values.var(unbiased=False) + 1e-5).sqrt()
+        h[channel] = (1 + gamma[channel]) * normal + beta[channel]
+    h = convolve(h, third).clamp(min=0)
+    return 1 / (1 + torch.exp(-convolve(h, fourth)))
+
+
+def test_the_image_generator_has_the_layers_of_the_paper():
+    generator, x = make("image"), images(3)
+    noise = draw_noise(x, torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected = torch.stack([plain(generator, *pair) for pair in zip(x, noise, strict=True)])
+        torch.testing.assert_close(generator(x, noise), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_inverse_has_the_same_convolutions_and_takes_no_noise():
+    inverse, generator = InverseGenerator(), ImageGenerator()
+    shapes = [p.shape for n, p in generator.named_parameters() if not n.startswith("norm.")]
+    assert [p.shape for p in inverse.parameters()] == shapes
+    x = images(2)
+    with torch.no_grad():
+        h = convolve(x[0], inverse[0][0]).clamp(min=0)
+        h = convolve(h, inverse[0][2]).clamp(min=0)
+        h = torch.sigmoid(convolve(convolve(h, inverse[1][0]).clamp(min=0), inverse[1][2]))
+        torch.testing.assert_close(inverse(x)[0], h, rtol=1e-4, atol=1e-5)
+
+
+@kinds
+@pytest.mark.parametrize("side", [12, 32, 48])
+def test_images_keep_their_size_and_range(kind: str, side: int):
+    x = images(2, side)
+    made = make(kind).generate(x).detach()
+    assert made.shape == x.shape
+    assert 0 <= float(made.min()) and float(made.max()) <= 1
+
+
+@kinds
+def test_each_image_has_noise_of_its_own_and_only_of_its_own(kind: str):
+    generator, x = make(kind), images(1).expand(4, -1, -1, -1)
+    noise = draw_noise(x, torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        made = generator(x, noise)
+        assert all(not torch.allclose(made[0], other) for other in made[1:])
+        alone = generator(x[2:3], noise[2:3])
+    torch.testing.assert_close(made[2:3], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_noise_is_standard_normal_and_depends_on_the_seed_alone():
+    x = torch.zeros(5000, 3, 1, 1)
+    noise = draw_noise(x, torch.Generator().manual_seed(4))
+    assert noise.shape == (5000, NOISE_DIM)
+    assert noise.mean(0).abs().max() < 0.06
+    assert (noise.std(0) - 1).abs().max() < 0.05
+    torch.manual_seed(99)
+    assert torch.equal(noise, draw_noise(x, torch.Generator().manual_seed(4)))
+
+
+@kinds
+def test_a_mix_runs_from_the_generated_image_to_the_original(kind: str):
+    generator, x = make(kind), images(3)
+    with torch.no_grad():
+        code = generator.code(x, draw_noise(x))
+        ends = [generator.mixed(x, code, torch.full((3,), share)) for share in (0.0, 1.0)]
+    torch.testing.assert_close(ends[0], generator.render(x, code))
+    torch.testing.assert_close(ends[1], x, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mix_of_images_is_a_mix_of_pixels_with_a_share_for_each_image():
+    generator, x, share = make("image"), images(3), torch.tensor([0.2, 0.5, 0.9])
+    with torch.no_grad():
+        code = generator.code(x, draw_noise(x))
+    for i, r in enumerate(share):
+        expected = r * x[i] + (1 - r) * code[i]
+        torch.testing.assert_close(generator.mixed(x, code, share)[i], expected)
+
+
+def test_a_mix_of_maps_is_a_map():
+    """Half of a shift is half the shift, not two images at once."""
+    generator, x = AffineGenerator(), images(1, 16)
+    shift = torch.tensor([[[1.0, 0, 2 * 4 / 16], [0, 1.0, 0]]])  # by 4 of 16 pixels
+    half = generator.mixed(x, shift, torch.tensor([0.5]))
+    torch.testing.assert_close(half[..., :-2], x[..., 2:], rtol=1e-4, atol=1e-5)
+    assert half[..., -2:].abs().max() < 1e-5  # black from outside
+
+
+@pytest.mark.parametrize("moves", ["affine", "translation"])
+def test_an_affine_generator_begins_with_the_identity(moves: str):
+    generator, x = AffineGenerator(moves), images(3)
+    torch.testing.assert_close(generator.generate(x), x, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        generator.map.bias += torch.arange(6) / 10
+    code = generator.code(x, draw_noise(x))
+    linear = torch.eye(2) if moves == "translation" else torch.tensor([[1, 0.1], [0.3, 1.4]])
+    torch.testing.assert_close(code[0, :, :2], linear)
+    torch.testing.assert_close(code[0, :, 2], torch.tensor([0.2, 0.5]))
+
+
+def test_a_generator_of_32_pixels_decides_by_the_image_itself():
+    """Nothing is resized at the size of the released code."""
+    generator, x = make("affine"), images(2, 32)
+    noise = draw_noise(x)
+    with torch.no_grad():
+        channel = (noise @ generator.channel.weight.T + generator.channel.bias).view(2, 1, 32, 32)
+        expected = generator.map(generator.locate(torch.cat((x, channel), 1))).view(2, 2, 3)
+        torch.testing.assert_close(generator.code(x, noise), expected)
+
+
+def test_a_trained_inverse_reconstructs_what_the_generator_made():
+    torch.manual_seed(0)
+    x = torch.zeros(8, 3, 12, 12)
+    for i in range(8):  # bars at different places
+        x[i, :, :, i : i + 4] = 1
+    generator, inverse = ImageGenerator(8), InverseGenerator(8)
+    optimizer = torch.optim.Adam([*generator.parameters(), *inverse.parameters()], lr=1e-2)
+    losses = []
+    for _ in range(60):
+        loss = F.mse_loss(inverse(generator.generate(x)), x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] / 5
