@@ -48,3 +48,4 @@ def test_other_options_leave_the_recipe_what_it_is():
 def test_the_flags_of_a_recipe_are_those_one_would_type():
     assert RECIPES["p-ens"].flags == "--method randaugment --average snapshots"
     assert FIXED.flags == "--method randaugment --augment.policy fixed"
+    assert RECIPES["peer-no-average"].flags == "--method peer --peer.no-average"

@@ -38,7 +38,7 @@ def train(
     """Train a method on one labelled domain; watch it on domains it never sees.
 
     Args:
-        out: Run folder; default: runs/DATA-METHOD-SEED.
+        out: Run folder; default: runs/DATA-METHOD-SEED, and the --train-seed if there is one.
         resume: Go on with the run in this folder.
         accept_new_data: Go on with it, or replace it if the data has changed since.
         overwrite: Replace the run in this folder.
@@ -53,7 +53,8 @@ def train(
     note = (lambda text: None) if quiet else say
     config = config_from_flags(data, common or CommonFlags(), options, note=note)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
-    out = out or Path("runs") / f"{name or OWN_DATA}-{config.name}-{config.seed}"
+    seeds = f"{config.seed}" + ("" if config.train_seed is None else f"-{config.train_seed}")
+    out = out or Path("runs") / f"{name or OWN_DATA}-{config.name}-{seeds}"
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
     if accept_new_data:
         existing = "renew"

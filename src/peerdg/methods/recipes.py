@@ -41,7 +41,7 @@ class Recipe:
         """What it is short for on the command line."""
         average = [] if self.average is None else [f"--average {self.average}"]
         rest = [
-            f"--{section}.{name} {value}".replace("_", "-")
+            _flag(section, name, value)
             for section, values in self.options.items()
             for name, value in values.items()
         ]
@@ -66,7 +66,22 @@ RECIPES = {
         method="randaugment",
         average="swad",
     ),
+    "peer-no-average": Recipe(
+        "PEER without averaging: the task model is the proxy's latest snapshot",
+        method="peer",
+        options={"peer": {"average": False}},
+    ),
+    "peer-ema": Recipe("PEER whose task model is the proxy's EMA", "peer", "ema"),
+    "peer-sma": Recipe("PEER whose task model is the proxy's mean over steps", "peer", "sma"),
 }
+
+
+def _flag(section: str, name: str, value: Any) -> str:
+    """An option as one types it: `--augment.num-ops 2`, `--peer.no-average`."""
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{section}.{name if value else f'no-{name}'}"
+    return f"--{section}.{name} {value}"
 
 
 def _contains(tables: Mapping[str, Any], part: Mapping[str, Any]) -> bool:

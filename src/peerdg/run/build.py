@@ -189,13 +189,13 @@ def build_method(
         magnitude=9 if settings.magnitude is None else settings.magnitude,
         operations=settings.operations,
         absolute_pixels=settings.absolute_pixels,
-        seed=config.seed,
+        seed=config.main_seed,
     )
     images = images or len(source)
     steps = steps_per_epoch(config.train, images)
     seen = steps * config.train.batch_size
     context = RunContext(
-        seed=config.seed,
+        seed=config.main_seed,
         augment=augment,
         average=config.average,
         clean=source.clean,

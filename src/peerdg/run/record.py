@@ -49,6 +49,7 @@ def training_record(
         "weights": _without_folder(config.weights),
         "budget": config.budget,
         "seed": config.seed,
+        **({} if config.train_seed is None else {"train_seed": config.train_seed}),
         "settings": settings,
         **({"batch_statistics": config.batch_statistics} if batch_norm else {}),
         "selection": SELECTION,

@@ -292,14 +292,15 @@ def _train(
         for phase in phases_of(config):
             if checkpointer.is_past(phase.name):
                 continue
-            with seeded(config.seed, "init", phase.name):
+            seed = config.main_seed if phase.name == "train" else config.seed
+            with seeded(seed, "init", phase.name):
                 method = method_of(
                     phase, config, parts.network, source, images=len(source), domains=parts.domains
                 ).to(source.device)
             if phase.name == "train":
                 trained = next(iter(method.observed))
                 record_roles(checkpointer.run, trained=trained, deployed=method.deployed_name)
-            train = partial(run_phase, phase, method, source, seed=config.seed, services=services)
+            train = partial(run_phase, phase, method, source, seed=seed, services=services)
             if phase.name == "train" or checkpointer.resumes:
                 train()
             else:

@@ -48,6 +48,9 @@ class RunConfig:
     weights: str = option("none", "initial weights: none, imagenet, or a .safetensors or .pth file")
     budget: str = option("standard", "preset: quick, standard or paper")
     seed: int = option(0, "seed of all randomness", at_least=0)
+    train_seed: int | None = option(
+        None, "another seed for the main phase: runs that share their start differ", at_least=0
+    )
     device: str = option("auto", DEVICES)
     threads: int | None = option(None, "CPU threads; default: all", at_least=1)
     precision: Literal["float32", "bf16"] = option(
@@ -95,6 +98,11 @@ class RunConfig:
     def name(self) -> str:
         """What people call this method: the recipe's name, or the objective's."""
         return self.recipe or self.method
+
+    @property
+    def main_seed(self) -> int:
+        """Seed of the main phase: its order, augmentation and a method's own layers."""
+        return self.seed if self.train_seed is None else self.train_seed
 
     @property
     def deployed_average(self) -> str | None:

@@ -1,0 +1,87 @@
+"""Runs with one seed and several train seeds share their start and nothing after it."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+import peerdg
+from peerdg.errors import Stopped
+from peerdg.run.settings import resolve
+from peerdg.train import loop
+from tests.conftest import tiny_classifier, tiny_splits
+
+OPTIONS = {
+    "method": "peer",
+    "peer": {"k": 1, "head_dim": 4, "head_hidden": 8},
+    "pretrain": {"epochs": 2, "batch_size": 8, "lr": 0.01},
+    "train": {"epochs": 2, "batch_size": 8, "lr": 0.01},
+    "evaluate_every": 1,
+    "crafted": "off",
+    "seed": 3,
+}
+
+
+def fit(out: Path, *, existing="refuse", **options):
+    model = tiny_classifier(dropout=0.3)
+    return peerdg.fit(
+        tiny_splits(), out=out, model=model, existing=existing, **OPTIONS | options
+    ).path
+
+
+def lines(run: Path, *, phase: str) -> list[str]:
+    records = (run / "metrics.jsonl").read_text().splitlines()
+    return [line for line in records if json.loads(line)["phase"] == phase]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model/model.safetensors").read_bytes()
+
+
+def test_without_it_a_config_is_what_it_was():
+    config = resolve({"seed": 3})
+    assert "train_seed" not in config.tables()
+    assert config.main_seed == 3
+
+
+def test_the_seed_itself_as_train_seed_changes_nothing(tmp_path):
+    plain, given = fit(tmp_path / "plain"), fit(tmp_path / "given", train_seed=3)
+    assert weights(given) == weights(plain)
+    assert (given / "metrics.jsonl").read_bytes() == (plain / "metrics.jsonl").read_bytes()
+
+
+def test_another_train_seed_keeps_the_start_and_changes_the_main_phase(tmp_path):
+    first, second = fit(tmp_path / "first"), fit(tmp_path / "second", train_seed=9)
+    assert lines(first, phase="pretrain") == lines(second, phase="pretrain")
+    start, other = ([x for x in lines(run, phase="train") if json.loads(x)["epoch"] == 0
+                     and json.loads(x)["kind"] == "evaluation"]
+                    for run in (first, second))  # fmt: skip
+    assert start == other
+    assert start
+    assert weights(first) != weights(second)
+    policies = [
+        next(r["policy"] for r in map(json.loads, lines(run, phase="train")) if "policy" in r)
+        for run in (first, second)
+    ]
+    assert policies[0] != policies[1]
+    about = json.loads((second / "model/model.json").read_text())["training"]
+    assert (about["seed"], about["train_seed"]) == (3, 9)
+
+
+def test_a_resumed_run_ends_bitwise_equal(tmp_path, monkeypatch):
+    whole = fit(tmp_path / "whole", train_seed=9)
+    seen, step = {"steps": 0}, loop.train_step
+
+    def stopping(*args, **kwargs):
+        seen["steps"] += 1
+        if seen["steps"] == 8:  # in the main phase
+            signal.raise_signal(signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", stopping)
+        with pytest.raises(Stopped):
+            fit(tmp_path / "stopped", train_seed=9)
+    resumed = fit(tmp_path / "stopped", train_seed=9, existing="resume")
+    assert weights(resumed) == weights(whole)
