@@ -5,7 +5,7 @@ from torch import nn
 from peerdg._vision import models
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import Classifier, has_batch_statistics
+from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_mode
 from tests.conftest import tiny_classifier, tiny_domain
 
 
@@ -154,3 +154,13 @@ def test_an_unknown_backbone_is_refused_with_the_nearest_name():
 def test_batch_statistics_are_recognised():
     assert has_batch_statistics(tiny_classifier(batch_norm=True))
     assert not has_batch_statistics(tiny_classifier())
+
+
+def test_eval_mode_ends_with_each_part_as_it_was():
+    model = tiny_classifier(batch_norm=True, dropout=0.5).train()
+    model.encoder.norm.eval()  # frozen by somebody
+    before = {name: part.training for name, part in model.named_modules()}
+    with pytest.raises(RuntimeError), in_eval_mode(model):
+        assert not any(part.training for part in model.modules())
+        raise RuntimeError
+    assert {name: part.training for name, part in model.named_modules()} == before

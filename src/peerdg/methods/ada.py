@@ -1,8 +1,6 @@
 """ADA: adversarial data augmentation."""
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +11,8 @@ from peerdg.errors import NumericalError
 from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.settings.ada import Settings
-from peerdg.methods.work import Work
-from peerdg.models.classifier import Classifier, images_per_pass
-
-Chunks = Callable[[Collection[Any], str], Iterator[Any]]
+from peerdg.methods.work import Chunks, Work
+from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
 
 
 class ADA(Method):
@@ -86,7 +82,7 @@ class ADA(Method):
             return Outcome()
         rows = self._rows()
         made, labels, moved = [], [], 0.0
-        with _in_eval_mode(self.model):
+        with in_eval_mode(self.model):
             for part in self.chunks(rows.split(images_per_pass(self._side())), "perturbing"):
                 x, y = self.pool.clean(part)
                 z = self.perturb(x, y)
@@ -158,13 +154,3 @@ class ADA(Method):
     def networks(self) -> dict[str, Classifier]:
         """The trained network."""
         return {"model": self.model}
-
-
-@contextmanager
-def _in_eval_mode(model: Classifier) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

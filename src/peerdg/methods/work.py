@@ -3,10 +3,12 @@
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Part = TypeVar("Part")
 Show = Callable[[str, float], None]
+Chunks = Callable[[Collection[Any], str], Iterator[Any]]
+"""Divides long work into parts: `Work.chunks`, or that of a run."""
 
 
 @dataclass(eq=False)

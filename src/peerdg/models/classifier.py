@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -238,6 +239,18 @@ def _has_learnt_statistics(module: nn.Module) -> bool:
 def has_batch_statistics(module: nn.Module) -> bool:
     """Whether the output for one image depends on the other images of its batch in training."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Inside the block, a network is in eval mode; afterwards each of its parts is as it was."""
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def images_per_pass(side: int) -> int:
