@@ -30,8 +30,8 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def train(out: Path, *kinds: str, batch_norm: bool = True) -> list[dict[str, Any]]:
-    options = {**OPTIONS, "average": {**OPTIONS["average"], "kind": list(kinds)}}
+def train(out: Path, *kinds: str, batch_norm: bool = True, **average: Any) -> list[dict[str, Any]]:
+    options = {**OPTIONS, "average": {**OPTIONS["average"], "kind": list(kinds), **average}}
     peerdg.fit(
         tiny_splits(),
         method="randaugment",
@@ -256,3 +256,42 @@ def test_peers_task_model_is_the_same_called_swa_or_snapshots_of_every_epoch(tmp
     )
     assert of_model(swa, "proxy") == of_model(snapshots, "proxy")
     assert of_model(swa, "task") == of_model(snapshots, "task")
+
+
+@pytest.mark.parametrize(("name", "option"), [("last-2", {"last": 2}), ("start-1", {"start": 1})])
+def test_a_window_beside_the_mean_of_all_is_what_it_is_alone(
+    tmp_path: Path, name: str, option: dict[str, int]
+):
+    beside = train(tmp_path / "beside", "snapshots", k=1, also=["last-2,start-1"])
+    alone = train(tmp_path / "alone", "snapshots", k=1, **option)
+    whole = train(tmp_path / "whole", "snapshots", k=1)
+
+    def losses(records: list[dict[str, Any]], model: str) -> list[float]:
+        return [record["loss"] for record in of_model(records, model)]
+
+    assert losses(beside, name) == losses(alone, "snapshots")
+    assert losses(beside, "snapshots") == losses(whole, "snapshots") != losses(beside, name)
+
+
+def test_windows_watch_the_proxy_of_peer(tmp_path: Path):
+    options = {**OPTIONS, "peer": {"k": 1, "head_dim": 4}, "average": {"also": ["last-1"]}}
+    del options["randaugment"]
+    peerdg.fit(
+        tiny_splits(), method="peer", model=tiny_classifier(), out=tmp_path / "run",
+        progress=False, **options,
+    )  # fmt: skip
+    records = RunFolder(tmp_path / "run").metrics.read()
+    proxy, window = ([r["loss"] for r in of_model(records, name)] for name in ("proxy", "last-1"))
+    assert window == proxy  # the newest snapshot alone, right after it was taken
+
+
+@pytest.mark.parametrize("name", ["last-0", "last", "first-3", "last-03", "start--1", ""])
+def test_a_window_that_is_none_is_refused(name: str):
+    with pytest.raises(ConfigError, match="Unknown window"):
+        AverageSettings(kind=("snapshots",), also=(name,))
+
+
+def test_windows_without_a_deployed_average_are_refused():
+    with pytest.raises(ConfigError, match="no average is deployed") as caught:
+        resolve({"method": "randaugment", "average": {"also": ["last-3"]}})
+    assert caught.value.hint == "Add --average snapshots."

@@ -2,7 +2,7 @@
 
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.averages.moving import EMA, SMA
-from peerdg.averages.settings import KINDS, AverageSettings
+from peerdg.averages.settings import KINDS, AverageSettings, window_of
 from peerdg.averages.snapshots import Snapshots
 from peerdg.averages.swad import SWAD
 from peerdg.config import did_you_mean
@@ -23,7 +23,7 @@ def make_average(
     """The average `kind` of `model`.
 
     Args:
-        kind: A key of `KINDS`.
+        kind: A key of `KINDS`, or the name of a window of snapshots (`window_of`).
         model: The network to follow.
         settings: Options of all kinds.
         k: Epochs between two snapshots, unless the settings say otherwise.
@@ -34,9 +34,12 @@ def make_average(
     Raises:
         ConfigError: If there is no such average, or it needs validation images.
     """
+    period = settings.k or k
+    if kind in settings.also:
+        window = window_of(kind)
+        return Snapshots(model, k=period, start=window.start, last=window.last)
     match kind:
         case "snapshots":
-            period = settings.k or k
             return Snapshots(model, k=period, start=settings.start, last=settings.last)
         case "swa":
             return Snapshots(model, k=1, start=int(settings.swa_start * epochs))

@@ -1,7 +1,9 @@
 """Options of the averages, free of torch."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from peerdg.config import did_you_mean, option, validate
 from peerdg.errors import ConfigError
@@ -28,6 +30,9 @@ class AverageSettings:
     start: int = option(0, "first snapshots that are left out of the mean", at_least=0)
     last: int | None = option(
         None, "mean of the newest snapshots only, this many; default: all", at_least=1
+    )
+    also: tuple[str, ...] = option(
+        (), "further means of snapshots in the same run: last-3 newest three, start-4 without four"
     )
     swa_start: float = option(
         0.0, "part of the epochs before SWA begins; 0.75 as published", at_least=0, at_most=1
@@ -62,12 +67,39 @@ class AverageSettings:
 
     def __post_init__(self) -> None:
         validate(self)
-        kinds = tuple(part.strip() for text in self.kind for part in text.split(","))
-        object.__setattr__(self, "kind", kinds)
-        for kind, times in Counter(kinds).items():
-            if kind not in KINDS:
-                raise ConfigError(f"Unknown average '{kind}'.", hint=did_you_mean(kind, KINDS))
+        for name in ("kind", "also"):
+            parts = tuple(part.strip() for text in getattr(self, name) for part in text.split(","))
+            object.__setattr__(self, name, parts)
+        for kind, times in Counter((*self.kind, *self.also)).items():
             if times > 1:
                 raise ConfigError(
                     f"The average '{kind}' is named twice.", hint="Name each of them once."
                 )
+        for kind in self.kind:
+            if kind not in KINDS:
+                raise ConfigError(f"Unknown average '{kind}'.", hint=did_you_mean(kind, KINDS))
+        for name in self.also:
+            window_of(name)  # refuses what is none
+
+
+class Window(NamedTuple):
+    """Which snapshots a mean is over; see `Snapshots`."""
+
+    start: int = 0
+    last: int | None = None
+
+
+def window_of(name: str) -> Window:
+    """The snapshots that a name such as `last-3` or `start-4` stands for.
+
+    Raises:
+        ConfigError: If it is no such name.
+    """
+    match = re.fullmatch(r"(last|start)-([1-9][0-9]{0,3})", name)
+    if match is None:
+        raise ConfigError(
+            f"Unknown window of snapshots '{name}'.",
+            hint="Write last-N for the newest N snapshots, or start-N to leave the first N out.",
+        )
+    number = int(match[2])
+    return Window(last=number) if match[1] == "last" else Window(start=number)

@@ -208,7 +208,17 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
         check_backbone(config.backbone, config.weights)
     if parts["average"].kind and parts["method_settings"].own_average:
         parts["method_settings"].check_average(parts["average"].kind[0])
+    _check_windows(parts["average"], parts["method_settings"].own_average)
     return _with_recipe(replace(config, **parts))
+
+
+def _check_windows(average: AverageSettings, own_average: str | None) -> None:
+    """Refuse windows of snapshots where no average is deployed: they only accompany one."""
+    if average.also and not (average.kind or own_average):
+        raise ConfigError(
+            f"average.also names {', '.join(average.also)}, but no average is deployed.",
+            hint="Add --average snapshots.",
+        )
 
 
 def _with_recipe(config: RunConfig) -> RunConfig:
