@@ -54,6 +54,7 @@ def train(
     lr=0.05,
     source=SOURCE,
     size=8,
+    bf16=False,
     after_step=lambda: None,
     after_epoch=lambda: None,
 ):
@@ -63,7 +64,9 @@ def train(
         method.start_epoch(epoch)
         for batch in batches(epoch, size, source=source):
             optimizer.zero_grad()
-            method.loss(batch)["loss"].backward()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+                terms = method.loss(batch)
+            terms["loss"].backward()
             optimizer.step()
             after_step()
         method.end_epoch(epoch)
@@ -142,13 +145,14 @@ def test_the_proxy_without_regulariser_is_the_randaugment_baseline_bit_for_bit()
     assert torch.equal(weights(ensemble.proxy), weights(baseline.model))
 
 
+@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("views", ["clean_aug", "both_same"])
-def test_cached_and_recomputed_task_features_give_bitwise_equal_training(views):
+def test_cached_and_recomputed_task_features_give_bitwise_equal_training(views, bf16):
     images = LARGE.images
     assert len(list(CleanImages(images))) > 1
-    cached = train(make(clean=images, views=views), epochs=3, source=LARGE, size=60)
-    settings = {"views": views, "cache_features": False}
-    recomputed = train(make(clean=images, **settings), epochs=3, source=LARGE, size=60)
+    options = {"epochs": 3, "source": LARGE, "size": 60, "bf16": bf16}
+    cached = train(make(clean=images, views=views), **options)
+    recomputed = train(make(clean=images, views=views, cache_features=False), **options)
     assert cached.table.lookup(ROWS) is not None
     assert recomputed.table.lookup(ROWS) is None
     assert torch.equal(weights(cached.proxy), weights(recomputed.proxy))

@@ -166,7 +166,9 @@ class PEER(Method):
     @stage("regulator features")
     @torch.no_grad()
     def _regulator_features(self, images: Tensor) -> Tensor:
-        return self.regulator.features(images)
+        # In float32 under autocast too: a table is computed between epochs, where there is none.
+        with torch.autocast(images.device.type, enabled=False):
+            return self.regulator.features(images)
 
     def _refresh_features(self) -> None:
         """Between two updates H_f(x) does not change: compute it once for all clean images."""
