@@ -12,7 +12,7 @@ from peerdg.evaluate.interval import spread
 from peerdg.report.comparison import comparison_page, findings, write_comparison
 from peerdg.report.result import RunResult
 from peerdg.report.runs import collect_runs, load_runs, read_run, save_runs
-from peerdg.report.tables import comparison, fluctuation_table, targets_table
+from peerdg.report.tables import comparison, fluctuation_table, gradients_table, targets_table
 from peerdg.report.variants import by_variant, variant_differences
 from peerdg.tables import Table
 from tests.conftest import tiny_classifier, tiny_splits
@@ -212,6 +212,23 @@ def test_runs_without_targets_have_a_page_without_figure(tmp_path):
     page = write_comparison([read_run(run.path)], tmp_path, title="t")
     assert "targets none" in page.read_text()
     assert not (tmp_path / "accuracy.png").exists()
+
+
+def test_gradients_are_compared_with_those_of_cross_entropy(runs):
+    peers = [run for run in runs if run.method == "peer"]
+    norms = [[r["gradients"] for r in run.records if "gradients" in r] for run in peers]
+    firsts = [n[0]["regulariser"] / n[0]["cross_entropy"] for n in norms]
+    table = gradients_table(runs)
+    assert table is not None
+    assert [row[:2] for row in table.rows] == [["peer", "regulariser"]]
+    assert row_of(table, "peer")["first period"] == f"{sum(firsts) / 2:.3g}"
+    assert "pulls at the encoder" in comparison_page(runs, title="x")
+
+
+def test_runs_without_gradients_have_no_part_about_them(runs):
+    others = [run for run in runs if run.method != "peer"]
+    assert gradients_table(others) is None
+    assert "pulls at the encoder" not in comparison_page(others, title="x")
 
 
 def test_a_profiled_run_shows_where_its_time_went(runs):

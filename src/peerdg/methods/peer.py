@@ -20,6 +20,7 @@ from peerdg.losses.info_nce import info_nce
 from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
 from peerdg.methods.clean import Clean, CleanBatches, CleanImages, as_clean
 from peerdg.methods.features import FeatureTable
+from peerdg.methods.gradients import gradient_norms, probe_batch, unchanged_buffers
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier, has_batch_statistics
@@ -41,7 +42,8 @@ class PEER(Method):
 
     What the paper leaves open is a field of `Settings`, with our reading as the default: R is
     trained with P and gets gradients from both branches; Θ excludes the initial weights and
-    includes the last; the proxy is never reset.
+    includes the last; the proxy is never reset. `scale` is ours: BT is a sum over R's outputs, so
+    the w that balances it with CE depends on their number and on the batch.
 
     Args:
         model: The pre-trained network; it becomes the proxy, a copy of it the task model.
@@ -57,7 +59,12 @@ class PEER(Method):
         trained_statistics: Evaluate and deploy F with the mean of its snapshots' batch statistics.
             F still guides the proxy with recalibrated ones, so training is unchanged and a second
             copy of F is kept.
+        probe: A fixed labelled batch, on which the norms of the terms' gradients at the encoder are
+            measured at the start of each period and recorded; `scale="gradient"` needs it.
     """
+
+    pull: Tensor
+    pull_epoch: Tensor
 
     averages_used = 1
     own_deployed = "task"
@@ -73,6 +80,7 @@ class PEER(Method):
         clean: Clean | None = None,
         teacher: Classifier | None = None,
         trained_statistics: bool = False,
+        probe: Batch | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings or Settings()
@@ -86,6 +94,15 @@ class PEER(Method):
         self.projection = _projection(self.settings, model.feature_dim)
         self.teacher = _frozen(teacher, model.feature_dim) if teacher else None
         self.table = FeatureTable()
+        self.probe = probe
+        if probe is None and self.settings.scale == "gradient":
+            raise ConfigError(
+                "scale='gradient' balances gradients on a fixed batch, and none was given.",
+                hint="Pass probe=Batch(images, labels) with some clean training images.",
+            )
+        # Kept with the state: a run that is resumed within a period goes on with its values.
+        self.register_buffer("pull", torch.zeros(2))  # ‖∂CE/∂θ‖, ‖∂BT/∂θ‖, θ of H_p
+        self.register_buffer("pull_epoch", torch.tensor(-1))
         self.register_load_state_dict_post_hook(PEER._forget_features)  # type: ignore[no-untyped-call]
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -96,22 +113,29 @@ class PEER(Method):
         for average in self._own_averages:
             average.before_epoch(self.proxy, epoch)
         self._refresh_features()
-        return {"policy": self.augment.redraw(epoch // self.settings.k)}
+        records = {"policy": self.augment.redraw(epoch // self.settings.k)}
+        return records | self._measured_pull(epoch)
 
     def loss(self, batch: Batch) -> Terms:
         """Eq. (3): cross-entropy on both views and the weighted regulariser."""
+        ce, ce_bar, regulariser = self._terms(batch)
+        terms = {"ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
+        loss = ce + ce_bar
+        if regulariser is not None:
+            loss = loss + self.settings.w * self._scaled(regulariser)
+            terms["regulariser"] = regulariser.detach()
+        return {"loss": loss, **terms}
+
+    def _terms(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """CE(P(x), y), CE(P(x̄), y) and BT(R(H_f(x)), R(H_p(x̄))), which may be switched off."""
         x, y = batch.images, batch.labels
         x_bar = augmented_view(batch, self.augment) if self.settings.augment else x
         joint = self.settings.joint_views
         (h, h_bar), (logits, logits_bar) = both_views(self.proxy, x, x_bar, joint=joint)
         ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
-        terms = {"ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
-        loss = ce + ce_bar
-        if self.settings.regulariser != "none":
-            regulariser = self._regulariser(batch, x_bar, h, h_bar)
-            loss = loss + self.settings.w * regulariser
-            terms["regulariser"] = regulariser.detach()
-        return {"loss": loss, **terms}
+        if self.settings.regulariser == "none":
+            return ce, ce_bar, None
+        return ce, ce_bar, self._regulariser(batch, x_bar, h, h_bar)
 
     def end_epoch(self, epoch: int) -> Outcome:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ).
@@ -158,6 +182,39 @@ class PEER(Method):
             return info_nce(z_p, z_f, tau=self.settings.tau)
         return barlow_twins(z_f, z_p, lam=self.settings.lam)
 
+    def _scaled(self, regulariser: Tensor) -> Tensor:
+        """The regulariser as `settings.scale` asks for it, still without its weight w."""
+        match self.settings.scale:
+            case "sum":
+                return regulariser
+            case "mean":
+                return regulariser / self._outputs
+            case "gradient":
+                return regulariser * (self.pull[0] / self.pull[1].clamp_min(1e-12))
+
+    @property
+    def _outputs(self) -> int:
+        """Dimensions of R's output."""
+        return self.proxy.feature_dim if self.settings.head == "none" else self.settings.head_dim
+
+    def _measured_pull(self, epoch: int) -> dict[str, Any]:
+        """At the start of a period: norms of the weighted terms' gradients at the encoder.
+
+        Nothing but the buffers changes by it, and only in epochs that begin a period.
+        """
+        if self.probe is None or self.settings.regulariser == "none" or epoch % self.settings.k:
+            return {}
+        if int(self.pull_epoch) != epoch:
+            with unchanged_buffers(self):
+                ce, ce_bar, regulariser = self._terms(self.probe)
+                assert regulariser is not None  # noqa: S101  (it is switched on)
+                norms = gradient_norms((ce + ce_bar, regulariser), self.proxy.encoder)
+            self.pull.copy_(norms)
+            self.pull_epoch.fill_(epoch)
+        ce_norm, norm = self.pull
+        weighted = float(self.settings.w * self._scaled(norm))
+        return {"gradients": {"cross_entropy": float(ce_norm), "regulariser": weighted}}
+
     def _clean_features(self, batch: Batch) -> Tensor:
         """H_f(x), looked up if it was computed for this period."""
         known = self.table.lookup(batch.index)
@@ -202,6 +259,9 @@ class PEER(Method):
             clean=context.clean,
             teacher=teacher,
             trained_statistics=context.batch_statistics == "trained",
+            probe=probe_batch(context, settings.gradient_images)
+            if settings.gradient_images > 1
+            else None,
         )
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:

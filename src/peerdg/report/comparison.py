@@ -16,7 +16,13 @@ from peerdg.report.findings import findings
 from peerdg.report.result import RunResult
 from peerdg.report.runs import save_runs
 from peerdg.report.selection import selection_section
-from peerdg.report.tables import comparison, fluctuation_table, profile_table, targets_table
+from peerdg.report.tables import (
+    comparison,
+    fluctuation_table,
+    gradients_table,
+    profile_table,
+    targets_table,
+)
 from peerdg.report.variants import Groups, by_variant, variant_differences
 from peerdg.text import markdown_text
 
@@ -71,6 +77,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         "",
         fluctuation_table(runs, burn_in_periods=0).markdown(),
         *selection_section(runs),
+        *_gradients_section(runs),
         *_profile_section(runs),
     ])  # fmt: skip
 
@@ -149,6 +156,21 @@ def _announced(run: RunResult) -> dict[str, float]:
         if f.metadata["announced"] and run.own_options.get(f.metadata["part_of"]) != OFF
     }
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def _gradients_section(runs: Sequence[RunResult]) -> list[str]:
+    """The part of a report about gradients of the loss terms; empty if no run recorded any."""
+    table = gradients_table(runs)
+    if table is None:
+        return []
+    return [
+        "## How strongly each term pulls at the encoder",
+        "",
+        "Norm of the weighted term's gradient over that of the cross-entropy's, on a fixed batch "
+        "at the start of each period; mean over seeds.",
+        "",
+        table.markdown(),
+    ]
 
 
 def _profile_section(runs: Sequence[RunResult]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, median
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
@@ -11,6 +12,7 @@ from peerdg.report.runs import read_run
 from peerdg.report.variants import by_variant
 from peerdg.tables import FittedTable, Table, plain_table
 
+CROSS_ENTROPY = "cross_entropy"  # the term with which others are compared
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
 
 
@@ -151,6 +153,34 @@ def _fluctuation(group: Sequence[RunResult], which: str) -> str:
         return "-"
     found = [run.fluctuation(getattr(run, which), burn_in_periods=BURN_IN_PERIODS) for run in group]
     return spread([f.mean.var for f in found if f is not None], digits=2)
+
+
+def gradients_table(runs: Sequence[RunResult]) -> Table | None:
+    """How strongly each term of the loss pulls at the encoder, compared with cross-entropy.
+
+    Norms of gradients on a fixed batch at the start of each period, as a method records them, with
+    the weight of the term; means over seeds. None if no run has any.
+    """
+    rows = []
+    for name, group in by_variant(runs).items():
+        for term in _gradient_terms(group):
+            shares = [_shares(run, term) for run in group]
+            shown = [(s[0], median(s), s[-1]) for s in shares if s]
+            if shown:
+                rows.append([name, term, *(f"{fmean(v):.3g}" for v in zip(*shown, strict=True))])
+    columns = ["method", "term", "first period", "median", "last period"]
+    return Table(columns, rows) if rows else None
+
+
+def _gradient_terms(group: Sequence[RunResult]) -> list[str]:
+    found = (r.get("gradients") or {} for run in group for r in run.records)
+    return sorted({term for norms in found for term in norms} - {CROSS_ENTROPY})
+
+
+def _shares(run: RunResult, term: str) -> list[float]:
+    """Norm of the term's gradient over that of cross-entropy, in each period."""
+    found = [r["gradients"] for r in run.records if r.get("gradients")]
+    return [n[term] / n[CROSS_ENTROPY] for n in found if n.get(CROSS_ENTROPY) and term in n]
 
 
 def profile_table(run: RunResult) -> Table:

@@ -27,6 +27,13 @@ class _Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Epoch(_Metric):
+    """What an epoch of training left; `gradients`: norms at the encoder, by term of the loss."""
+
+    gradients: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Evaluation(_Metric):
     """How one model did on one domain. The loss of a model that diverged may be infinite."""
 
@@ -55,8 +62,9 @@ def check_metric(record: dict[str, Any]) -> None:
     Raises:
         DamagedError: If it is none.
     """
-    kind = _Evaluation if record.get("kind") == "evaluation" else _Metric
-    conform(kind, record, "A record")
+    kinds: dict[Any, type[_Metric]] = {"evaluation": _Evaluation, "epoch": _Epoch}
+    kind = record.get("kind")
+    conform(kinds.get(kind, _Metric) if isinstance(kind, str) else _Metric, record, "A record")
 
 
 def check_event(record: dict[str, Any]) -> None:

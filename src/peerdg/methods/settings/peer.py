@@ -25,6 +25,16 @@ class Settings(MethodSettings):
         10, "re-draw the policy and average a snapshot every k epochs", at_least=1, announced=True
     )
     w: float = _of_regulariser(2.0, "weight of the regulariser", at_least=0, announced=True)
+    scale: Literal["sum", "mean", "gradient"] = _of_regulariser(
+        "sum",
+        "of the regulariser: as published, divided by R's outputs, or such that its gradient at "
+        "the encoder is w times that of the cross-entropy",
+    )
+    gradient_images: int = option(
+        64,
+        "clean images on which the terms' gradients are measured once per period; 0: never",
+        at_least=0,
+    )
     lam: float = _of_regulariser(0.005, "weight of Barlow Twins' redundancy term", at_least=0)
     regulariser: Literal["barlow-twins", "info-nce", "none"] = option(
         "barlow-twins", "how proxy and task model are compared; none is P-ENS"
@@ -68,6 +78,17 @@ class Settings(MethodSettings):
         if self.include_init and self.reset_proxy:
             raise ConfigError(
                 "include_init and reset_proxy exclude each other: Algorithm 1 resets no proxy."
+            )
+        if self.scale == "mean" and self.regulariser == "info-nce":
+            raise ConfigError(
+                "peer.scale 'mean' divides Barlow Twins by its terms; InfoNCE is a mean already.",
+                hint="Leave --peer.scale out.",
+            )
+        if self.scale == "gradient" and self.gradient_images < 2:
+            raise ConfigError(
+                "peer.scale 'gradient' measures gradients, but peer.gradient_images is "
+                f"{self.gradient_images}.",
+                hint="Leave --peer.gradient-images out, or give at least 2.",
             )
 
     @property

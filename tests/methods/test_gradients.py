@@ -1,0 +1,158 @@
+"""The pull of PEER's terms at the encoder: measured apart from training, and balanced by it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+import peerdg
+from peerdg.errors import ConfigError
+from peerdg.losses.barlow_twins import barlow_twins
+from peerdg.methods.base import Batch
+from peerdg.methods.gradients import gradient_norms
+from peerdg.methods.peer import PEER
+from peerdg.methods.settings.peer import Settings
+from peerdg.run.folder import RunFolder
+from tests.conftest import tiny_classifier, tiny_splits
+
+
+def probe(count: int = 12) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(0, 256, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    return Batch(images, torch.arange(count) % 2, seed=5)
+
+
+def make(**options: Any) -> PEER:
+    torch.manual_seed(0)
+    settings = Settings(k=2, head_dim=4, head_hidden=6, **options)
+    return PEER(tiny_classifier(), settings, probe=probe()).train()
+
+
+def test_norms_are_those_of_a_linear_map_in_closed_form():
+    encoder = nn.Linear(3, 2, bias=False)
+    x = torch.tensor([[1.0, 2.0, 2.0]])
+    first, second = encoder(x)[0]  # each depends on one row of the weights, whose gradient is x
+    norms = gradient_norms((first, 2 * second, first + second), encoder)
+    torch.testing.assert_close(norms, torch.tensor([3.0, 6.0, 18**0.5]))
+
+
+def test_a_term_without_a_path_to_the_encoder_has_norm_zero():
+    other = nn.Parameter(torch.ones(()))
+    assert gradient_norms((other * 2,), nn.Linear(2, 2)).tolist() == [0.0]
+
+
+def by_finite_differences(peer: PEER, batch: Batch, which: int) -> float:
+    """‖∂term/∂θ‖ from central differences of every weight of the encoder."""
+    total = 0.0
+    for parameter in peer.proxy.encoder.parameters():
+        flat = parameter.data.view(-1)
+        for place in range(len(flat)):
+            kept, values = float(flat[place]), []
+            for step in (1e-6, -1e-6):
+                flat[place] = kept + step
+                ce, ce_bar, regulariser = peer._terms(batch)
+                values.append(float((ce + ce_bar, regulariser)[which].detach()))
+            flat[place] = kept
+            total += ((values[0] - values[1]) / 2e-6) ** 2
+    return total**0.5
+
+
+def test_the_recorded_norms_equal_finite_differences():
+    peer = make(head_norm="none", w=0.5).double()
+    recorded = peer.start_epoch(0)["gradients"]
+    expected = [by_finite_differences(peer, probe(), which) for which in (0, 1)]
+    assert recorded["cross_entropy"] == pytest.approx(expected[0], rel=1e-4)
+    assert recorded["regulariser"] == pytest.approx(0.5 * expected[1], rel=1e-4)
+
+
+def test_with_scale_gradient_the_regulariser_pulls_w_times_as_much_as_cross_entropy():
+    peer = make(scale="gradient", w=0.3)
+    recorded = peer.start_epoch(0)["gradients"]
+    assert recorded["regulariser"] == pytest.approx(0.3 * recorded["cross_entropy"], rel=1e-5)
+    ce, ce_bar, _ = peer._terms(probe())
+    weighted = peer.loss(probe())["loss"] - ce - ce_bar
+    (pull,) = gradient_norms((weighted,), peer.proxy.encoder)
+    assert float(pull) == pytest.approx(recorded["regulariser"], rel=1e-3)
+
+
+def test_scale_mean_divides_by_the_outputs_of_the_head():
+    terms = {scale: make(scale=scale, w=2.0).loss(probe()) for scale in ("sum", "mean")}
+    extra = {
+        scale: float((t["loss"] - t["ce_clean"] - t["ce_augmented"]).detach())
+        for scale, t in terms.items()
+    }
+    assert extra["mean"] == pytest.approx(extra["sum"] / 4, rel=1e-4)
+    assert float(terms["mean"]["regulariser"]) == float(terms["sum"]["regulariser"])
+
+
+def test_the_recorded_regulariser_is_barlow_twins_whatever_its_scale():
+    peer = make(scale="gradient", w=0.3, head="none", augment=False)
+    peer.start_epoch(0)
+    batch = probe()
+    h = peer.proxy.features(batch.images)
+    expected = barlow_twins(peer.task.features(batch.images), h, lam=0.005)
+    torch.testing.assert_close(peer.loss(batch)["regulariser"], expected.detach())
+    ce = F.cross_entropy(peer.proxy(batch.images), batch.labels)
+    torch.testing.assert_close(peer.loss(batch)["ce_clean"], ce.detach())
+
+
+def test_measuring_changes_no_other_buffer_and_no_weight():
+    torch.manual_seed(0)
+    model = tiny_classifier(batch_norm=True)
+    clean = probe().images
+    peer = PEER(model, Settings(k=2, head_dim=4), probe=probe(), clean=clean).train()
+    before = {name: value.clone() for name, value in peer.state_dict().items()}
+    assert peer.start_epoch(0)["gradients"]
+    changed = [n for n, value in peer.state_dict().items() if not torch.equal(value, before[n])]
+    assert sorted(changed) == ["pull", "pull_epoch"]
+
+
+def test_it_is_measured_once_at_the_start_of_each_period():
+    peer = make()
+    first = peer.start_epoch(0)
+    assert "gradients" not in peer.start_epoch(1)
+    with torch.no_grad():
+        for parameter in peer.proxy.parameters():
+            parameter.mul_(1.5)
+    assert peer.start_epoch(0) == first  # as a run that is resumed within the epoch calls it
+    assert peer.start_epoch(2)["gradients"] != first["gradients"]
+
+
+def run(out: Path, **peer: Any) -> dict[str, torch.Tensor]:
+    options = {"pretrain": {"epochs": 1, "batch_size": 8}, "evaluate_every": 1}
+    peerdg.fit(
+        tiny_splits(), method="peer", out=out, progress=False, model=tiny_classifier(dropout=0.3),
+        train={"epochs": 2, "batch_size": 8, "lr": 0.01}, peer={"k": 1, "head_dim": 4, **peer},
+        **options,
+    )  # fmt: skip
+    return load_file(next((out / "model").glob("*.safetensors")))
+
+
+def test_a_run_trains_the_same_whether_it_measures_or_not(tmp_path: Path):
+    measured, not_measured = run(tmp_path / "a"), run(tmp_path / "b", gradient_images=0)
+    assert all(torch.equal(measured[name], not_measured[name]) for name in measured)
+    epochs = [r for r in RunFolder(tmp_path / "a").metrics.read() if r["kind"] == "epoch"]
+    found = [record["gradients"] for record in epochs if record["phase"] == "train"]
+    assert len(found) == 2 and all(each["cross_entropy"] > 0 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": "mean", "regulariser": "info-nce"}, "mean already"),
+        ({"scale": "gradient", "gradient_images": 1}, "gradient_images is 1"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        Settings(**options)
+
+
+def test_a_loop_of_ones_own_must_give_the_batch_to_balance_on():
+    with pytest.raises(ConfigError, match="none was given") as caught:
+        PEER(tiny_classifier(), Settings(scale="gradient"))
+    assert "probe=Batch" in (caught.value.hint or "")
