@@ -1,5 +1,6 @@
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 from peerdg.augment.policy import Policy
+from peerdg.averages.moving import EMA
 from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
@@ -494,3 +496,32 @@ def test_features_are_renewed_whenever_the_average_changes(average: int | None):
 
     train(peer, epochs=4, after_epoch=look)
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
+
+
+@pytest.mark.parametrize(
+    ("settings", "average"),
+    [
+        ({"reset_proxy": True}, EMA),
+        ({"include_init": True}, EMA),
+        ({"average": False}, EMA),
+        ({"bn": "copy"}, EMA),
+        ({"include_init": True}, partial(Snapshots, k=9)),
+        ({"average": False}, partial(Snapshots, last=3)),
+        ({"bn": "copy"}, partial(Snapshots, bn="frozen")),
+        ({"reset_proxy": True}, partial(Snapshots, include_init=True)),
+    ],
+    ids=str,
+)
+def test_settings_that_a_given_average_does_not_follow_are_refused(settings, average):
+    model = tiny_classifier()
+    (name,) = settings
+    with pytest.raises(ConfigError, match=name):
+        PEER(model, Settings(**settings), average=average(model))
+    PEER(model, Settings(), average=average(model))  # what is not asked for is the average's
+
+
+def test_a_given_average_may_be_what_the_settings_ask_for():
+    model = tiny_classifier()
+    average = Snapshots(model, k=9, bn="copy", include_init=True, last=1)
+    settings = Settings(include_init=True, bn="copy", average=False)
+    assert PEER(model, settings, average=average).average is average

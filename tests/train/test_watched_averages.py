@@ -1,5 +1,6 @@
 """Averages that watch a run change nothing of it, and are what they would be alone."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from safetensors.torch import load_file
 import peerdg
 from peerdg.averages.moving import EMA
 from peerdg.averages.registry import make_average
-from peerdg.averages.settings import AverageSettings
+from peerdg.averages.settings import OPTIONS_OF, AverageSettings
+from peerdg.config import merge
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.base import Batch
@@ -26,19 +28,20 @@ OPTIONS: dict[str, Any] = {
     "randaugment": {"k": 2},
     "evaluate_every": 2,
     "crafted": "off",
-    "average": {"t0": 3, "every": 2},
 }
+SHORT = {"sma": {"t0": 3}, "swad": {"every": 2}}  # options of averages, for a few steps
 
 
 def train(out: Path, *kinds: str, batch_norm: bool = True, **average: Any) -> list[dict[str, Any]]:
-    options = {**OPTIONS, "average": {**OPTIONS["average"], "kind": list(kinds), **average}}
+    average = {"kind": list(kinds), **merge(*(SHORT.get(kind, {}) for kind in kinds)), **average}
     peerdg.fit(
         tiny_splits(),
         method="randaugment",
         model=tiny_classifier(batch_norm=batch_norm),
         out=out,
         progress=False,
-        **options,
+        average=average,
+        **OPTIONS,
     )
     return RunFolder(out).metrics.read()
 
@@ -125,7 +128,7 @@ def test_swad_without_validation_images_is_refused_before_training(tmp_path: Pat
             model=tiny_classifier(),
             out=tmp_path / "run",
             progress=False,
-            **{key: value for key, value in OPTIONS.items() if key != "average"},
+            **OPTIONS,
         )
 
 
@@ -166,7 +169,7 @@ def test_short_runs_have_a_shorter_start_and_more_looks(
 
 
 PEER: dict[str, Any] = {
-    **{key: value for key, value in OPTIONS.items() if key not in ("average", "randaugment")},
+    **{key: value for key, value in OPTIONS.items() if key != "randaugment"},
     "peer": {"k": 2, "w": 0.1, "head_dim": 4, "head_hidden": 4},
 }
 
@@ -229,12 +232,56 @@ def test_nothing_is_announced_where_every_epoch_counts(options: dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    "peer", [{"include_init": True}, {"reset_proxy": True}, {"average": False}], ids=str
+    ("peer", "named"),
+    [
+        ({"include_init": True}, "peer.include_init = true"),
+        ({"reset_proxy": True}, "peer.reset_proxy = true"),
+        ({"average": False}, "peer.average = false"),
+        ({"bn": "copy"}, "peer.bn = copy"),
+    ],
+    ids=str,
 )
-def test_options_of_snapshots_are_refused_with_another_task_model(peer: dict[str, Any]):
-    with pytest.raises(ConfigError, match="is about snapshots"):
+def test_options_of_snapshots_are_refused_with_another_task_model(peer: dict[str, Any], named: str):
+    with pytest.raises(ConfigError, match=f"^{named} is about snapshots"):
         resolve({"method": "peer", "peer": peer, "average": {"kind": ["ema"]}})
     resolve({"method": "peer", "peer": peer, "average": {"kind": ["swa"]}})
+    resolve({"method": "peer", "peer": peer, "average": {"kind": ["snapshots", "ema"]}})
+
+
+def test_no_averaging_and_a_window_to_average_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"average.last = 3, but with peer.average = false"):
+        resolve({"method": "peer-no-average", "average": {"last": 3}})
+
+
+OTHER_VALUES = {
+    "k": 7, "start": 1, "last": 3, "swa_start": 0.5, "decay": 0.9, "warm_up": False, "t0": 3,
+    "every": 2, "converge": 2, "tolerance": 4, "ratio": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [f.name for f in fields(AverageSettings) if f.name not in ("kind", "also")]
+)
+def test_options_of_averages_that_the_run_does_not_have_are_refused(name: str):
+    """One accepts each option, all others refuse it."""
+    option = {name: OTHER_VALUES[name]}
+    (owner,) = (kind for kind, names in OPTIONS_OF.items() if name in names)
+    for kind in KINDS:
+        given = {"method": "erm", "average": {"kind": [kind], **option}}
+        if kind == owner:
+            assert getattr(resolve(given).average, name) == OTHER_VALUES[name]
+            continue
+        with pytest.raises(ConfigError, match=f"average.{name} is an option of .* '{owner}'"):
+            resolve(given)
+    with pytest.raises(ConfigError, match=f"average.{name}"):
+        resolve({"method": "erm", "average": option})
+    resolve({"method": "erm", "average": {"kind": list(KINDS), **option}})
+
+
+def test_peers_own_snapshots_take_their_options_and_windows_their_period():
+    assert resolve({"method": "peer", "average": {"last": 3, "k": 7}}).average.last == 3
+    beside_ema = {"kind": ["ema"], "also": ["last-2"], "k": 7}
+    assert resolve({"method": "ema", "average": beside_ema}).average.k == 7
 
 
 def test_another_method_forgets_the_recipe_of_an_earlier_layer():

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from peerdg.config import did_you_mean, option, validate
@@ -14,6 +14,13 @@ KINDS = {
     "ema": "exponential moving average of every step",
     "sma": "mean of every step from the t0-th on (SMA)",
     "swad": "mean over the flat part of the validation loss (SWAD)",
+}
+OPTIONS_OF = {
+    "snapshots": ("k", "start", "last"),
+    "swa": ("swa_start",),
+    "ema": ("decay", "warm_up"),
+    "sma": ("t0",),
+    "swad": ("every", "converge", "tolerance", "ratio"),
 }
 
 
@@ -64,6 +71,27 @@ class AverageSettings:
                 "SWAD needs validation images of the source.",
                 hint="Hold some back (--own-data.validation-fraction), or choose another average.",
             )
+
+    def check_used(self, own: str | None) -> None:
+        """Refuse options of averages that the run does not have.
+
+        Args:
+            own: The kind that is part of the method, unless another one is named.
+
+        Raises:
+            ConfigError: If such an option does not have its default value.
+        """
+        kinds = self.kind or (own,)
+        defaults = {f.name: f.default for f in fields(self)}
+        for kind, names in OPTIONS_OF.items():
+            for name in names:
+                is_used = kind in kinds or (name == "k" and self.also)
+                if getattr(self, name) != defaults[name] and not is_used:
+                    raise ConfigError(
+                        f"average.{name} is an option of the average '{kind}', which this run "
+                        "does not have.",
+                        hint=f"Add '{kind}' to --average, or leave average.{name} out.",
+                    )
 
     def __post_init__(self) -> None:
         validate(self)

@@ -99,8 +99,12 @@ class MethodSettings:
         """Whether snapshots are taken at the start of a period, so that the first is the start."""
         return False
 
-    def check_average(self, kind: str) -> None:
+    def check_average(self, kind: str, *, last: int | None = None) -> None:
         """Refuse options that mean nothing with `kind` as the method's own average.
+
+        Args:
+            kind: A kind of average.
+            last: How many of the newest snapshots the run wants averaged; None for all.
 
         Raises:
             ConfigError: If there are any.

@@ -49,8 +49,9 @@ class PEER(Method):
         model: The pre-trained network; it becomes the proxy, a copy of it the task model.
         settings: Every switch of the method.
         augment: G, re-drawn by `start_epoch`.
-        average: What averages the proxy; default: its snapshots. With one that follows steps, e.g.
-            `EMA`, call `follow_step` after each of them.
+        average: What averages the proxy; default: its snapshots. Snapshots that are given have a
+            `k` of their own; `settings.k` is then the period of the policy alone. With an average
+            that follows steps, e.g. `EMA`, call `follow_step` after each of them.
         clean: All clean training images, to recalibrate batch normalisation after each update:
             one tensor `[N, 3, H, W]`, a `DataLoader` that shuffles or a list of batches. Only for a
             tensor: if a `Batch` gives its `index`, the task model's features are looked up in a
@@ -61,6 +62,10 @@ class PEER(Method):
             copy of F is kept.
         probe: A fixed labelled batch, on which the norms of the terms' gradients at the encoder are
             measured at the start of each period and recorded; `scale="gradient"` needs it.
+
+    Raises:
+        ConfigError: If the settings ask for something that the given `average` does not do, or the
+            teacher has features of another width.
     """
 
     pull: Tensor
@@ -87,6 +92,8 @@ class PEER(Method):
         self.augment = augment or Policy()
         self.clean = as_clean(clean)
         self.proxy = model
+        if average is not None:
+            _require_agreement(self.settings, average)
         self.average = average or _snapshots(model, self.settings, self.clean)
         self.twin: Snapshots | None = None  # of the average, with other batch statistics
         if trained_statistics and has_batch_statistics(model) and _recalibrates(self.average):
@@ -320,6 +327,26 @@ def _snapshots(
         start=0 if like is None else like.start,
         last=last if settings.average else 1,
     )
+
+
+def _require_agreement(settings: Settings, average: Average) -> None:
+    """Refuse settings that a given average does not follow."""
+    if not isinstance(average, Snapshots):
+        settings.check_average(type(average).__name__)
+        return
+    agree = {
+        "include_init": average.include_init or not settings.include_init,
+        "reset_proxy": not (settings.reset_proxy and average.include_init),
+        "average": settings.average or average.last == 1,
+        "bn": settings.bn in (average.bn, "recalibrate"),
+    }
+    for name, is_followed in agree.items():
+        if not is_followed:
+            raise ConfigError(
+                f"{name}={getattr(settings, name)!r} asks for other snapshots than those of the "
+                "given average.",
+                hint=f"Leave {name} out of the settings, or average= to have them made.",
+            )
 
 
 def _recalibrates(average: Average) -> TypeGuard[Snapshots]:

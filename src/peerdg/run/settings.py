@@ -25,6 +25,7 @@ from peerdg.config import (
 )
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
+from peerdg.methods.metadata import MethodSettings
 from peerdg.methods.recipes import RECIPES, expand
 from peerdg.methods.registry import aliases_of, method_names, settings_of
 from peerdg.models.names import OWN, check_backbone
@@ -206,15 +207,17 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     config = build(RunConfig, values, where="")
     if config.backbone != OWN:
         check_backbone(config.backbone, config.weights)
-    if parts["average"].kind and parts["method_settings"].own_average:
-        parts["method_settings"].check_average(parts["average"].kind[0])
-    _check_windows(parts["average"], parts["method_settings"].own_average)
+    _check_averages(parts["average"], parts["method_settings"])
     return _with_recipe(replace(config, **parts))
 
 
-def _check_windows(average: AverageSettings, own_average: str | None) -> None:
-    """Refuse windows of snapshots where no average is deployed: they only accompany one."""
-    if average.also and not (average.kind or own_average):
+def _check_averages(average: AverageSettings, method: MethodSettings) -> None:
+    """Refuse options that would have no effect with the averages of the run."""
+    own = method.own_average
+    average.check_used(own)
+    if own is not None:
+        method.check_average(average.kind[0] if average.kind else own, last=average.last)
+    if average.also and not (average.kind or own):  # they only accompany one
         raise ConfigError(
             f"average.also names {', '.join(average.also)}, but no average is deployed.",
             hint="Add --average snapshots.",

@@ -111,13 +111,29 @@ class Settings(MethodSettings):
         """Algorithm 1 to the letter does."""
         return self.include_init
 
-    def check_average(self, kind: str) -> None:
-        """Snapshots may begin with the start, be one at a time, or reset the proxy; others not."""
-        given = {"include_init": self.include_init, "reset_proxy": self.reset_proxy}
-        given["no_average"] = not self.average
-        wrong = [name for name, is_given in given.items() if is_given]
-        if kind not in ("snapshots", "swa") and wrong:
+    def check_average(self, kind: str, *, last: int | None = None) -> None:
+        """Refuse options of snapshots with another average, and a window of the one that counts.
+
+        Snapshots may begin with the start, be one at a time, have a rule for batch statistics, or
+        reset the proxy; others do not.
+        """
+        given = {
+            "include_init": self.include_init,
+            "reset_proxy": self.reset_proxy,
+            "average": not self.average,
+            "bn": self.bn != "recalibrate",
+        }
+        wrong = next((name for name, is_given in given.items() if is_given), None)
+        if kind not in ("snapshots", "swa") and wrong is not None:
+            value = str(getattr(self, wrong)).lower()
             raise ConfigError(
-                f"peer.{wrong[0]} is about snapshots, but the task model is the average '{kind}'.",
-                hint=f"Leave --average {kind} or --peer.{wrong[0].replace('_', '-')} out.",
+                f"peer.{wrong} = {value} is about snapshots, but the task model is the average "
+                f"'{kind}'.",
+                hint=f"Leave peer.{wrong} or that average out.",
+            )
+        if not self.average and last not in (None, 1):
+            raise ConfigError(
+                f"average.last = {last}, but with peer.average = false the latest snapshot is the "
+                "task model.",
+                hint="Leave one of them out.",
             )
