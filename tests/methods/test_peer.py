@@ -364,6 +364,10 @@ def test_without_augmentation_both_views_are_the_clean_image():
     assert torch.equal(terms["ce_clean"], terms["ce_augmented"])
 
 
+def test_without_augmentation_no_policy_is_recorded():
+    assert PEER(tiny_classifier(), Settings(augment=False)).start_epoch(0) == {}
+
+
 def test_a_teacher_guides_in_place_of_the_task_model():
     teacher = tiny_classifier(seed=9)
     peer = make(teacher=teacher, clean=CLEAN, k=1)

@@ -12,10 +12,11 @@ import peerdg
 from peerdg.averages.moving import EMA
 from peerdg.averages.registry import make_average
 from peerdg.averages.settings import OPTIONS_OF, AverageSettings
+from peerdg.averages.snapshots import Snapshots
 from peerdg.config import merge
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, PeerdgWarning
-from peerdg.methods.base import Batch
+from peerdg.methods.base import Batch, Method
 from peerdg.methods.erm import ERM
 from peerdg.run.folder import RunFolder
 from peerdg.run.settings import notes, resolve
@@ -132,17 +133,61 @@ def test_swad_without_validation_images_is_refused_before_training(tmp_path: Pat
         )
 
 
-def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
-    method = ERM(tiny_classifier())
-    method.watch({"ema": EMA(method.trained, decay=0.9)})
+def learn(method: Method) -> None:
+    """One step, which no average follows."""
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1)
     domain = tiny_domain(n=8)
     method.loss(Batch(domain.images, domain.labels))["loss"].backward()
     optimizer.step()
+
+
+def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
+    method = ERM(tiny_classifier())
+    method.watch({"ema": EMA(method.trained, decay=0.9)})
+    learn(method)
     with pytest.warns(PeerdgWarning, match="follow_step"):
         assert method.deployed is method.observed["ema"]
     method.follow_step()
     assert method.deployed is method.observed["ema"]
+
+
+def test_the_warning_names_what_lets_a_watched_average_follow_the_end_of_an_epoch():
+    method = ERM(tiny_classifier())
+    method.watch({"snapshots": Snapshots(method.trained, k=2)})
+    learn(method)
+    with pytest.warns(PeerdgWarning, match=r"`follow_epoch` averages one every k = 2 epochs"):
+        assert method.deployed is method.observed["snapshots"]
+    peer = peerdg.PEER(tiny_classifier())
+    peer.watch({"snapshots": Snapshots(peer.trained, k=2)})
+    learn(peer)
+    with pytest.warns(PeerdgWarning, match=r"`end_epoch` averages one every k = 10 epochs"):
+        assert peer.deployed is peer.task
+
+
+def test_the_warning_about_initial_snapshots_names_the_start_of_an_epoch():
+    peer = peerdg.PEER(tiny_classifier(), peerdg.PeerSettings(include_init=True))
+    learn(peer)
+    with pytest.warns(PeerdgWarning, match="Call `start_epoch`"):
+        assert peer.deployed is peer.task
+
+
+def test_a_watched_average_takes_no_name_that_is_taken():
+    peer = peerdg.PEER(tiny_classifier())
+    for name in ("task", "proxy"):
+        with pytest.raises(ConfigError, match=f"'{name}' is the name"):
+            peer.watch({name: EMA(peer.trained)})
+    peer.watch({"ema": EMA(peer.trained)})
+    with pytest.raises(ConfigError, match="'ema' is the name"):
+        peer.watch({"other": EMA(peer.trained), "ema": EMA(peer.trained)})
+    assert list(peer.observed) == ["proxy", "task", "ema"]
+    assert peer.deployed is peer.task
+
+
+def test_an_average_of_the_starts_of_epochs_is_not_watched():
+    """It would never see one."""
+    method = ERM(tiny_classifier())
+    with pytest.raises(ConfigError, match="at the start of epochs"):
+        method.watch({"initial": Snapshots(method.trained, include_init=True)})
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,16 @@ class Average(nn.Module, abc.ABC):
     """Whether `model` changes within an epoch, so that nothing computed by it can be kept."""
 
     @property
-    def missing(self) -> str:
-        """What to do while nothing is averaged, for a warning."""
+    def follows_starts(self) -> bool:
+        """Whether it has to see the network before each epoch."""
+        return False
+
+    def missing(self, end_of_epoch: str) -> str:
+        """What to do while nothing is averaged, for a warning.
+
+        Args:
+            end_of_epoch: Which function of the method calls `after_epoch`.
+        """
         return "Call `follow_step` after each optimizer step."
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
@@ -53,7 +61,7 @@ class Average(nn.Module, abc.ABC):
 
     @property
     def version(self) -> int:
-        """Changes whenever `model` does."""
+        """Changes whenever `model` does; to be defined where `count` does not."""
         return self.count
 
     def learnt_epochs(self, epoch: int) -> int:
@@ -97,8 +105,14 @@ def require_finite(model: nn.Module) -> None:
     """Refuse to average a network that is not finite: one NaN would stay for ever.
 
     Raises:
-        NumericalError: If a weight is not finite.
+        NumericalError: If a weight or a batch statistic is not finite.
     """
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise NumericalError(f"The snapshot's weight '{name}' is not finite.")
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    named = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+    finite = torch.stack([torch.isfinite(tensor).all() for tensor in named.values()])
+    if not finite.all():
+        name = list(named)[finite.tolist().index(False)]
+        raise NumericalError(
+            f"'{name}' of a network to be averaged is not finite.",
+            hint="Lower the learning rate.",
+        )

@@ -1,9 +1,11 @@
 """Averages that follow every optimizer step: EMA and SMA."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from peerdg.averages.base import Average, blend, frozen_copy
+from peerdg.averages.base import Average, blend, frozen_copy, require_finite
 from peerdg.models.classifier import Classifier
 
 
@@ -24,6 +26,20 @@ class _Moving(Average):
     def model(self) -> Classifier:
         """The averaged classifier."""
         return self.averaged
+
+    @property
+    def version(self) -> int:
+        """The number of steps followed, each of which changes the average."""
+        return self.steps
+
+    def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
+        """See that no step since the last epoch has left it not finite.
+
+        Raises:
+            NumericalError: If so. Looking after each step would make a device wait.
+        """
+        require_finite(self)
+        return {}
 
     def get_extra_state(self) -> Tensor:
         """The number of steps followed."""

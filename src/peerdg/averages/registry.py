@@ -2,7 +2,7 @@
 
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.averages.moving import EMA, SMA
-from peerdg.averages.settings import KINDS, AverageSettings, window_of
+from peerdg.averages.settings import KINDS, AverageSettings, no_validation, window_of
 from peerdg.averages.snapshots import Snapshots
 from peerdg.averages.swad import SWAD
 from peerdg.config import did_you_mean
@@ -49,8 +49,8 @@ def make_average(
             few = min(100, epochs * steps // 10)
             return SMA(model, start=few if settings.t0 is None else settings.t0)
         case "swad":
-            settings.check_validation(available=validation_loss is not None)
-            assert validation_loss is not None  # noqa: S101  (narrows the type)
+            if validation_loss is None:
+                raise no_validation()
             return SWAD(
                 model,
                 loss=validation_loss,

@@ -67,10 +67,7 @@ class AverageSettings:
             ConfigError: If so.
         """
         if "swad" in self.kind and not available:
-            raise ConfigError(
-                "SWAD needs validation images of the source.",
-                hint="Hold some back (--own-data.validation-fraction), or choose another average.",
-            )
+            raise no_validation()
 
     def check_used(self, own: str | None) -> None:
         """Refuse options of averages that the run does not have.
@@ -108,6 +105,14 @@ class AverageSettings:
                 raise ConfigError(f"Unknown average '{kind}'.", hint=did_you_mean(kind, KINDS))
         for name in self.also:
             window_of(name)  # refuses what is none
+
+
+def no_validation() -> ConfigError:
+    """What to raise where SWAD has no validation images."""
+    return ConfigError(
+        "SWAD needs validation images of the source.",
+        hint="Hold some back (--own-data.validation-fraction), or choose another average.",
+    )
 
 
 class Window(NamedTuple):

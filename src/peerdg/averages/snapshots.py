@@ -83,11 +83,17 @@ class Snapshots(Average):
         return int(self.averaged.n_averaged)
 
     @property
-    def missing(self) -> str:
+    def follows_starts(self) -> bool:
+        """With `include_init` alone."""
+        return self.include_init
+
+    def missing(self, end_of_epoch: str) -> str:
         """What to do while there is no snapshot."""
+        if self.include_init:
+            return "Call `start_epoch` before each epoch: it averages the first one."
         return (
-            f"`end_epoch` averages one every k = {self.k} epochs; train at least k epochs, or "
-            "lower k."
+            f"`{end_of_epoch}` averages one every k = {self.k} epochs: call it after each epoch, "
+            "train at least k epochs, or lower k."
         )
 
     @property

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from peerdg.averages.base import Average, ValidationLoss, blend, frozen_copy
+from peerdg.averages.base import Average, ValidationLoss, blend, frozen_copy, require_finite
 from peerdg.models.classifier import Classifier
 
 
@@ -107,6 +107,11 @@ class SWAD(Average):
         """The mean over the valley, as if training had ended with the last closed segment."""
         return self.averaged
 
+    @property
+    def version(self) -> int:
+        """The number of closed segments, each of which changes the average."""
+        return len(self.losses)
+
     def after_step(self, model: Classifier) -> None:
         """Add the network to the segment; close it after the first and every f-th step."""
         # The first segment has one step, as the authors' has; from then on each has f.
@@ -119,7 +124,11 @@ class SWAD(Average):
         """Record which segments are averaged; the end of training closes the last one.
 
         The authors' runs end with a step that closes a segment.
+
+        Raises:
+            NumericalError: If a step since the last epoch was not finite.
         """
+        require_finite(self)
         if epoch + 1 == self.epochs and self._open:
             self._close(self.loss(model))
         found = self.valley

@@ -14,7 +14,7 @@ from peerdg.augment.policy import Policy
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.averages.registry import make_average
 from peerdg.averages.settings import AverageSettings
-from peerdg.errors import PeerdgWarning
+from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.images import as_bytes
 from peerdg.methods.pool import PoolImages, TrainingPool
@@ -296,7 +296,7 @@ class Method(nn.Module, abc.ABC):
             self._warned = True
             warnings.warn(
                 f"No snapshot was averaged yet: '{self.deployed_name}' is still the network that "
-                f"training began with. {average.missing}",
+                f"training began with. {average.missing(self._end_of_epoch)}",
                 PeerdgWarning,
                 stacklevel=2,
             )
@@ -308,22 +308,53 @@ class Method(nn.Module, abc.ABC):
         return epoch if average is None else average.learnt_epochs(epoch)
 
     def watch(self, averages: dict[str, Average]) -> None:
-        """Let averages follow the trained network, under these names."""
+        """Let averages follow the trained network, under these names.
+
+        In a loop of your own, call `follow_step` after each optimizer step, and `follow_epoch` at
+        the end of each epoch, before `end_epoch`.
+
+        Raises:
+            ConfigError: If a name is taken, or an average has to see the network before each epoch
+                (snapshots with `include_init`), which only a method's own average does.
+        """
+        for name, average in averages.items():
+            if name in self.observed:
+                raise ConfigError(
+                    f"'{name}' is the name of a network that the method has or watches already.",
+                    hint=f"Choose another name than {', '.join(self.observed)}.",
+                )
+            if average.follows_starts:
+                raise ConfigError(
+                    f"'{name}' averages networks at the start of epochs; only ends are watched.",
+                    hint="Make its snapshots without include_init.",
+                )
         self.watched.update(averages)
 
     def follow_step(self) -> None:
-        """Let every average follow an optimizer step; call it after each of them."""
+        """Let every average follow an optimizer step; in your own loop, call it after each."""
         for average in self.averages.values():
             average.after_step(self.trained)
 
     def follow_epoch(self, epoch: int) -> dict[str, Any]:
-        """Let the watched averages follow the end of an epoch; return what to record."""
+        """Let the watched averages follow the end of an epoch; return what to record.
+
+        In your own loop, call it at the end of each epoch, before `end_epoch`, which may change the
+        trained network.
+
+        Raises:
+            NumericalError: If an average is not finite.
+        """
         records: dict[str, Any] = {}
         for name in self.watched:
             found = self.averages[name].after_epoch(self.trained, epoch)
             for value in found.values():  # one at most; under its own name
                 records[name] = value
         return records
+
+    @property
+    def _end_of_epoch(self) -> str:
+        """What lets the deployed average follow the end of an epoch."""
+        return "follow_epoch" if self.deployed_name in self.watched else "end_epoch"
 
     def _has_learnt(self, average: Average) -> bool:
         """Whether the trained network has other weights than the average."""

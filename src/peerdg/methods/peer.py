@@ -113,14 +113,16 @@ class PEER(Method):
         self.register_load_state_dict_post_hook(PEER._forget_features)  # type: ignore[no-untyped-call]
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Use the policy of period `epoch // k`.
+        """Use the policy of period `epoch // k`, if images are augmented.
 
         With `include_init`, first snapshot θ_p^(epoch) at the start of each period.
         """
         for average in self._own_averages:
             average.before_epoch(self.proxy, epoch)
         self._refresh_features()
-        records = {"policy": self.augment.redraw(epoch // self.settings.k)}
+        records: dict[str, Any] = {}
+        if self.settings.augment:
+            records["policy"] = self.augment.redraw(epoch // self.settings.k)
         return records | self._measured_pull(epoch)
 
     def loss(self, batch: Batch) -> Terms:

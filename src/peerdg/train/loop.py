@@ -223,6 +223,7 @@ def _evaluate_if_due(phase: Phase, state: TrainState, services: Services) -> Non
             services.progress.evaluated(state.epoch, records)
     except _GivenUp:
         _stop_if_asked(state, services)  # only here: the models are again as they are trained
+        raise
 
 
 def is_due(phase: Phase, epochs: int) -> bool:
@@ -275,6 +276,7 @@ def _between_steps(source: Source, state: TrainState, services: Services) -> Ite
             yield
     except _GivenUp:
         _stop_if_asked(state, services)
+        raise
 
 
 class _GivenUp(Exception):

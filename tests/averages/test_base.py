@@ -1,0 +1,84 @@
+"""What every average promises, whatever it averages."""
+
+import pytest
+import torch
+
+from peerdg.averages.base import Average
+from peerdg.averages.registry import make_average
+from peerdg.averages.settings import KINDS, AverageSettings
+from peerdg.errors import ConfigError, NumericalError
+from peerdg.models.classifier import Classifier
+from tests.conftest import tiny_classifier
+
+STEPS = 3  # of an epoch
+
+
+def make(kind: str, model: Classifier) -> Average:
+    losses = iter([3.0, 2.0, 1.0, 2.0, 3.0, 0.5] + [9.0] * 20)  # SWAD converges in the middle
+    settings = AverageSettings(t0=5, every=2, tolerance=3)
+    return make_average(
+        kind, model, settings, k=2, epochs=6, steps=STEPS, validation_loss=lambda _: next(losses)
+    )
+
+
+@torch.no_grad()
+def jiggle(model: Classifier) -> None:
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter))
+    model.encoder.norm.running_mean.normal_()
+
+
+def state(average: Average) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in average.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_version_changes_whenever_the_model_does(kind: str):
+    torch.manual_seed(0)
+    model = tiny_classifier(batch_norm=True)
+    average, changes = make(kind, model), 0
+    known, version = state(average), average.version
+
+    def look() -> None:
+        nonlocal known, version, changes
+        found = state(average)
+        if any(not torch.equal(value, known[name]) for name, value in found.items()):
+            assert average.version != version
+            changes += 1
+        known, version = found, average.version
+
+    for epoch in range(6):
+        for _ in range(STEPS):
+            jiggle(model)
+            average.after_step(model)
+            look()
+        average.after_epoch(model, epoch)
+        look()
+    assert changes >= 3
+
+
+@pytest.mark.parametrize("place", ["weight", "statistic"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_that_is_not_finite_is_announced_at_the_end_of_the_epoch(kind: str, place: str):
+    model = tiny_classifier(batch_norm=True)
+    average = make(kind, model)
+    average.after_step(model)
+    average.after_epoch(model, 0)
+    tensor = model.head.weight.data if place == "weight" else model.encoder.norm.running_mean
+    tensor.flatten()[0] = float("nan")
+    average.after_step(model)
+    with pytest.raises(NumericalError, match="weight" if place == "weight" else "running_mean"):
+        average.after_epoch(model, 1)
+
+
+def test_swad_without_a_validation_loss_is_refused():
+    with pytest.raises(ConfigError, match="needs validation images"):
+        make_average(
+            "swad",
+            tiny_classifier(),
+            AverageSettings(),
+            k=1,
+            epochs=1,
+            steps=1,
+            validation_loss=None,
+        )
