@@ -1,6 +1,5 @@
 import json
 import signal
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 import peerdg
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, NumericalError, OutputError, PeerdgWarning, Stopped
-from peerdg.methods import ada as module
+from peerdg.methods import ascent as module
 from peerdg.methods.ada import ADA
 from peerdg.methods.base import Batch, Outcome
 from peerdg.methods.pool import TrainingPool
@@ -24,39 +23,35 @@ from peerdg.run.plan import run_plan
 from peerdg.run.settings import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.methods.adversarial import (
+    STRONG,
+    N,
+    assert_equal,
+    cross_entropy,
+    epochs_of,
+    feature_distance,
+    interrupt_part,
+    perturbed,
+    tiny_pool,
+)
 
-STRONG = 20.0  # a step at which the tiny network's small gradients move 8-bit pixels
-N = 24
+PARTS = ("perturbing", "ascending")
 
 
 def make(model: Classifier | None = None, *, n: int = N, **settings: Any) -> ADA:
-    domain = tiny_domain(n=n)
     settings = {"rate": STRONG, "steps": 5, **settings}
-    pool = TrainingPool(domain.images, domain.labels)
-    return ADA(model or tiny_classifier(), Settings(**settings), pool=pool)
+    return ADA(model or tiny_classifier(), Settings(**settings), pool=tiny_pool(n))
 
 
-def perturbed(ada: ADA) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Clean and perturbed images, and labels, made in eval mode."""
-    x, y = ada.pool.clean(torch.arange(len(ada.pool)))
-    return x, ada.model.eval() and ada.perturb(x, y), y
-
-
-def cross_entropy(model: Classifier, x: torch.Tensor, y: torch.Tensor) -> float:
-    with torch.no_grad():
-        return float(F.cross_entropy(model.eval()(x), y))
-
-
-def feature_distance(model: Classifier, x: torch.Tensor, z: torch.Tensor) -> float:
-    with torch.no_grad():
-        return float((model.eval().features(x) - model.features(z)).square().mean())
+def images_of(ada: ADA) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return perturbed(ada.ascent, ada.pool)
 
 
 def test_it_equals_a_plain_loop_over_single_images():
     """Each image by itself: mean over one image is its own objective."""
     model = tiny_classifier(batch_norm=True, dropout=0.5).eval()
     ada = make(model, gamma=0.7, n=6)
-    x, got, y = perturbed(ada)
+    x, got, y = images_of(ada)
     for image, label, made in zip(x, y, got, strict=True):
         start = image[None].float() / 255
         wanted = model.encoder(start).detach()
@@ -74,12 +69,12 @@ def test_it_equals_a_plain_loop_over_single_images():
 
 
 def test_the_penalty_that_starts_at_zero_is_used_from_the_second_step_on():
-    x, free, _ = perturbed(make(gamma=0.0, steps=1))
-    _, held, _ = perturbed(make(gamma=50.0, steps=1))
+    x, free, _ = images_of(make(gamma=0.0, steps=1))
+    _, held, _ = images_of(make(gamma=50.0, steps=1))
     assert torch.equal(free, held)
     assert not torch.equal(free, x)
-    _, free, _ = perturbed(make(gamma=0.0, steps=3))
-    _, held, _ = perturbed(make(gamma=50.0, steps=3))
+    _, free, _ = images_of(make(gamma=0.0, steps=3))
+    _, held, _ = images_of(make(gamma=50.0, steps=3))
     assert not torch.equal(free, held)
 
 
@@ -87,7 +82,7 @@ def test_the_loss_rises_and_the_penalty_keeps_features_near():
     model = tiny_classifier()
     results = {}
     for gamma in (0.0, 1.0, 10.0, 100.0):
-        x, z, y = perturbed(make(model, gamma=gamma, rate=2.0, steps=60))
+        x, z, y = images_of(make(model, gamma=gamma, rate=2.0, steps=60))
         assert cross_entropy(model, z, y) > cross_entropy(model, x, y)
         results[gamma] = feature_distance(model, x, z)
     assert results[0.0] > results[1.0] > results[10.0] > results[100.0]
@@ -125,16 +120,16 @@ def test_perturbations_of_the_released_step_survive_8_bits():
             optimizer.step()
     model.eval()
     before = cross_entropy(model, images, labels)
-    exact = cross_entropy(model, ada.ascend(images.float() / 255, labels), labels)
-    stored = cross_entropy(model, ada.perturb(images, labels), labels)
+    exact = cross_entropy(model, ada.ascent.ascend(images.float() / 255, labels), labels)
+    stored = cross_entropy(model, ada.ascent.perturb(images, labels), labels)
     assert exact > 1.1 * before
     assert stored - before > 0.7 * (exact - before)
 
 
 def test_clipping_is_at_the_end_or_after_every_step():
     model = tiny_classifier()
-    x, end, y = perturbed(make(model, rate=500.0, steps=4))
-    _, steps, _ = perturbed(make(model, rate=500.0, steps=4, clip="steps"))
+    x, end, y = images_of(make(model, rate=500.0, steps=4))
+    _, steps, _ = images_of(make(model, rate=500.0, steps=4, clip="steps"))
     assert not torch.equal(end, steps)
     assert features_seen_inside(model, x, y, clip="steps")
     assert not features_seen_inside(model, x, y, clip="end")
@@ -144,7 +139,7 @@ def features_seen_inside(model: Classifier, x: torch.Tensor, y: torch.Tensor, cl
     """Whether all images that the network saw while they were made lay in [0, 1]."""
     seen: list[torch.Tensor] = []
     handle = model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    make(model, rate=500.0, steps=4, clip=clip).perturb(x, y)
+    make(model, rate=500.0, steps=4, clip=clip).ascent.perturb(x, y)
     handle.remove()
     return all(bool(0 <= z.min() and z.max() <= 1) for z in seen)
 
@@ -248,16 +243,6 @@ def fit(out: Path, *, existing: Any = "refuse", **settings: Any) -> None:
     peerdg.fit(tiny_splits(), out=out, model=model, existing=existing, **options(**settings))
 
 
-def epochs_of(out: Path) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [r for r in records if r["kind"] == "epoch" and r["phase"] == "train"]
-
-
-def assert_equal(out: Path, whole: Path) -> None:
-    for name in ("metrics.jsonl", "model/model.safetensors"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ada") / "whole"
@@ -279,25 +264,6 @@ def without_progress() -> dict[str, Any]:
     return {key: value for key, value in options().items() if key != "progress"}
 
 
-def interrupt_chunk(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Let a signal arrive during part `count` of the work of `end_epoch`, nested ones included."""
-    seen, chunks = iter(range(1, 10**6)), module.ADA.__init__
-
-    def counting(self: ADA, *args: Any, **kwargs: Any) -> None:
-        chunks(self, *args, **kwargs)
-        divide = self.chunks
-
-        def divided(parts: Collection[Any], what: str) -> Iterator[Any]:
-            for part in divide(parts, what):
-                if next(seen) == count:
-                    signal.raise_signal(signal.SIGTERM)
-                yield part
-
-        self.chunks = divided
-
-    patch.setattr(module.ADA, "__init__", counting)
-
-
 @pytest.mark.parametrize(
     ("count", "epoch", "steps", "pool"),
     [(1, 0, 3, 0), (3, 0, 3, 0), (6, 1, 6, 1), (7, 1, 6, 1)],
@@ -307,7 +273,7 @@ def test_stopped_inside_the_ascent_it_goes_on_from_the_last_step_and_ends_equal(
 ):
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_chunk(patch, count)
+        interrupt_part(patch, count, of=PARTS)
         with pytest.raises(Stopped):
             fit(out)
     state = load_checkpoint(checkpoints(out / "checkpoint")[-1]).state
@@ -340,7 +306,7 @@ def test_stopped_after_the_pool_grew_it_ends_equal(
 def test_every_reading_resumes_exactly(tmp_path: Path, perturb: str):
     fit(tmp_path / "whole", perturb=perturb, clip="steps")
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_chunk(patch, 7)
+        interrupt_part(patch, 7, of=PARTS)
         with pytest.raises(Stopped):
             fit(tmp_path / "run", perturb=perturb, clip="steps")
     fit(tmp_path / "run", perturb=perturb, clip="steps", existing="resume")

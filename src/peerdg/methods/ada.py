@@ -4,15 +4,15 @@ from typing import Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from peerdg.errors import NumericalError
+from peerdg.methods.ascent import Ascent, Bonus
 from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
-from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.methods.pool import TrainingPool
 from peerdg.methods.settings.ada import Settings
 from peerdg.methods.work import Chunks, Work
-from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
+from peerdg.models.classifier import Classifier
 
 
 class ADA(Method):
@@ -64,7 +64,7 @@ class ADA(Method):
         self.model = model
         self.settings = settings or Settings()
         self.pool = pool
-        self.chunks = chunks or Work().chunks
+        self.ascent = Ascent(model, self.settings, chunks or Work().chunks, self.bonus_for)
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
@@ -80,63 +80,12 @@ class ADA(Method):
         """Make images, if it is time to."""
         if not self.settings.makes_images(epoch):
             return Outcome()
-        rows = self._rows()
-        made, labels, moved = [], [], 0.0
-        with in_eval_mode(self.model):
-            for part in self.chunks(rows.split(images_per_pass(self._side())), "perturbing"):
-                x, y = self.pool.clean(part)
-                z = self.perturb(x, y)
-                moved += float((z.float() - x.float()).abs().mean()) * len(part) / len(rows)
-                made.append(z)
-                labels.append(y)
-        add = PoolImages(torch.cat(made), torch.cat(labels))
-        size = len(self.pool) + len(add)
-        return Outcome({"pool_images": size, "perturbation": moved}, add=add)
+        add, records = self.ascent.make(self.pool, self._rows())
+        return Outcome(records, add=add)
 
-    def perturb(
-        self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
-    ) -> UInt8[Tensor, "n 3 h w"]:
-        """The images after the ascent, clipped and rounded to 8 bits.
-
-        Raises:
-            NumericalError: If the ascent leaves the finite numbers.
-        """
-        z = self.ascend(images.float() / 255, labels)
-        if not torch.isfinite(z).all():
-            raise NumericalError(
-                "The gradient ascent that makes new images is not finite.",
-                hint="Lower its step (--ada.rate), or the learning rate (--train.lr).",
-                details={"rate": self.settings.rate, "gamma": self.settings.gamma},
-            )
-        return z.clamp(0, 1).mul(255).round().to(torch.uint8)
-
-    def ascend(
-        self, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
-    ) -> Float[Tensor, "n 3 h w"]:
-        """All steps of the ascent from images in [0, 1]."""
-        with torch.no_grad():
-            features = self.model.features(x)
-        z = x
-        for _ in self.chunks(range(self.settings.steps), "ascending"):
-            z = z + self.settings.rate * self._gradient(z, features, labels)
-            if self.settings.clip == "steps":
-                z = z.clamp(0, 1)
-        return z
-
-    def _gradient(
-        self,
-        z: Float[Tensor, "n 3 h w"],
-        features: Float[Tensor, "n dim"],
-        labels: Int64[Tensor, " n"],
-    ) -> Float[Tensor, "n 3 h w"]:
-        """Of each image's own objective: the sum over images, whatever their number."""
-        z = z.detach().requires_grad_()
-        with torch.enable_grad():
-            h = self.model.features(z)
-            ce = F.cross_entropy(self.model.head(h), labels, reduction="sum")
-            distance = (h - features).square().mean(dim=1).sum()
-            (gradient,) = torch.autograd.grad(ce - self.settings.gamma * distance, z)
-        return gradient
+    def bonus_for(self, x: Float[Tensor, "n 3 h w"]) -> Bonus | None:
+        """What images that start from x ascend besides: nothing, but for variants of ADA."""
+        return None
 
     def _rows(self) -> Int64[Tensor, " n"]:
         """Which images of the pool are perturbed."""
@@ -146,9 +95,6 @@ class ADA(Method):
         else:
             rows = torch.arange(everything if self.settings.perturb == "pool" else source)
         return rows.to(self.pool.images.device)
-
-    def _side(self) -> int:
-        return self.pool.size or max(self.pool.images.shape[-2:])
 
     @property
     def networks(self) -> dict[str, Classifier]:

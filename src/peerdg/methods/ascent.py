@@ -1,0 +1,119 @@
+"""Gradient ascent that turns images into harder ones of the same meaning."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from peerdg.errors import NumericalError
+from peerdg.methods.ascent_settings import AscentSettings
+from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.methods.work import Chunks
+from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
+
+Bonus = Callable[[Float[Tensor, "n 3 h w"], Float[Tensor, "n classes"]], Float[Tensor, ""]]
+"""What else images z ascend, given z and their logits; summed over images."""
+
+BonusFor = Callable[[Float[Tensor, "n 3 h w"]], Bonus | None]
+"""The bonus of images that start from x, if there is one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ascent:
+    """Make each image harder for the network while its features stay near.
+
+    Gradient ascent from z = x, for each image by itself, on
+
+        CE(F(z), y) - γ · mean[(H(z) - H(x))²] + bonus(z)
+
+    Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
+    https://arxiv.org/abs/1805.12018; without a bonus this is ADA's.
+
+    Args:
+        model: F, with the features H before its last layer.
+        settings: Number and size of the steps, γ, and when pixels are clipped.
+        chunks: Divides the work.
+        bonus_for: Gives the bonus for some images x.
+    """
+
+    model: Classifier
+    settings: AscentSettings
+    chunks: Chunks
+    bonus_for: BonusFor
+
+    def make(
+        self, pool: TrainingPool, rows: Int64[Tensor, " n"]
+    ) -> tuple[PoolImages, dict[str, Any]]:
+        """Perturb images of the pool, in eval mode.
+
+        Returns:
+            The new images with the labels of the old ones, and what to record: the size of the pool
+            with them, and the mean change of a pixel in grey levels.
+        """
+        side = pool.size or max(pool.images.shape[-2:])
+        made, labels, moved = [], [], 0.0
+        with in_eval_mode(self.model):
+            for part in self.chunks(rows.split(images_per_pass(side)), "perturbing"):
+                x, y = pool.clean(part)
+                z = self.perturb(x, y)
+                moved += float((z.float() - x.float()).abs().mean()) * len(part) / len(rows)
+                made.append(z)
+                labels.append(y)
+        add = PoolImages(torch.cat(made), torch.cat(labels))
+        return add, {"pool_images": len(pool) + len(add), "perturbation": moved}
+
+    def perturb(
+        self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
+    ) -> UInt8[Tensor, "n 3 h w"]:
+        """The images after the ascent, clipped and rounded to 8 bits.
+
+        Raises:
+            NumericalError: If the ascent leaves the finite numbers.
+        """
+        z = self.ascend(images.float() / 255, labels)
+        if not torch.isfinite(z).all():
+            raise NumericalError(
+                "The gradient ascent that makes new images is not finite.",
+                hint=f"Lower its step (--{self.settings.section}.rate), or the learning rate "
+                "(--train.lr).",
+                details={"rate": self.settings.rate, "gamma": self.settings.gamma},
+            )
+        return z.clamp(0, 1).mul(255).round().to(torch.uint8)
+
+    def ascend(
+        self, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
+    ) -> Float[Tensor, "n 3 h w"]:
+        """All steps of the ascent from images in [0, 1]."""
+        bonus = self.bonus_for(x)
+        with torch.no_grad():
+            features = self.model.features(x)
+        z = x
+        for _ in self.chunks(range(self.settings.steps), "ascending"):
+            z = z + self.settings.rate * self._gradient(z, features, labels, bonus)
+            if self.settings.clip == "steps":
+                z = z.clamp(0, 1)
+        return z
+
+    def _gradient(
+        self,
+        z: Float[Tensor, "n 3 h w"],
+        features: Float[Tensor, "n dim"],
+        labels: Int64[Tensor, " n"],
+        bonus: Bonus | None,
+    ) -> Float[Tensor, "n 3 h w"]:
+        """Of each image's own objective: the sum over images, whatever their number."""
+        z = z.detach().requires_grad_()
+        with torch.enable_grad():
+            h = self.model.features(z)
+            logits = self.model.head(h)
+            ce = F.cross_entropy(logits, labels, reduction="sum")
+            distance = (h - features).square().mean(dim=1).sum()
+            objective = ce - self.settings.gamma * distance
+            if bonus is not None:
+                objective = objective + bonus(z, logits)
+            (gradient,) = torch.autograd.grad(objective, z)
+        return gradient

@@ -1,0 +1,62 @@
+"""ME-ADA: maximum-entropy adversarial data augmentation."""
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from peerdg.losses.entropy import entropy
+from peerdg.methods.ada import ADA
+from peerdg.methods.ascent import Bonus
+from peerdg.methods.base import Batch, Terms
+from peerdg.methods.pool import TrainingPool
+from peerdg.methods.settings.me_ada import Settings
+from peerdg.methods.work import Chunks
+from peerdg.models.classifier import Classifier
+
+
+class MEADA(ADA):
+    """ADA whose images also make the network unsure of its answer.
+
+    Zhao et al., "Maximum-entropy adversarial data augmentation for improved generalization and
+    robustness", NeurIPS 2020, https://arxiv.org/abs/2010.08001. As in ADA, k times in all, each
+    image x with label y becomes a new one by gradient ascent from z = x, here on
+
+        CE(F(z), y) - γ · mean[(H(z) - H(x))²] + η · H(softmax F(z))
+
+    with the entropy H of the prediction. F learns from all images by cross-entropy.
+
+    What is open is a field of `Settings`: those of ADA, with the released code of ME-ADA as
+    defaults (`perturb="pool"`: all images so far, which doubles them each time; clipped when they
+    are stored), and `eta_min`: AdvST's re-implementation has a weight for the entropy in training,
+    `CE - η_min · entropy`, too, the released code has none.
+
+    Args:
+        model: F.
+        settings: Every switch of the method.
+        pool: What F learns from; the caller adds what `end_epoch` returns (`TrainingPool.change`).
+        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
+    """
+
+    if_diverged = ", or the step of the ascent (--me-ada.rate)"
+    settings: Settings
+
+    def __init__(
+        self,
+        model: Classifier,
+        settings: Settings | None = None,
+        *,
+        pool: TrainingPool,
+        chunks: Chunks | None = None,
+    ) -> None:
+        super().__init__(model, settings or Settings(), pool=pool, chunks=chunks)
+
+    def loss(self, batch: Batch) -> Terms:
+        """CE - η_min · entropy, and both terms."""
+        logits = self.model(batch.images)
+        ce, uncertainty = F.cross_entropy(logits, batch.labels), entropy(logits)
+        loss = ce - self.settings.eta_min * uncertainty if self.settings.eta_min else ce
+        return {"loss": loss, "ce": ce.detach(), "entropy": uncertainty.detach()}
+
+    def bonus_for(self, x: Float[Tensor, "n 3 h w"]) -> Bonus:
+        """η times the entropy of each prediction."""
+        return lambda z, logits: self.settings.eta * len(z) * entropy(logits)

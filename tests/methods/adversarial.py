@@ -1,0 +1,77 @@
+"""What the tests of methods that make images by gradient ascent share."""
+
+import json
+import signal
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peerdg.methods.ascent import Ascent
+from peerdg.methods.pool import TrainingPool
+from peerdg.methods.work import Work
+from peerdg.models.classifier import Classifier
+from tests.conftest import tiny_domain
+
+STRONG = 20.0  # a step at which the tiny network's small gradients move 8-bit pixels
+N = 24
+
+
+def tiny_pool(n: int = N) -> TrainingPool:
+    domain = tiny_domain(n=n)
+    return TrainingPool(domain.images, domain.labels)
+
+
+def perturbed(ascent: Ascent, pool: TrainingPool) -> tuple[Tensor, Tensor, Tensor]:
+    """Clean and perturbed images, and labels, made in eval mode."""
+    x, y = pool.clean(torch.arange(len(pool)))
+    ascent.model.eval()
+    return x, ascent.perturb(x, y), y
+
+
+def cross_entropy(model: Classifier, x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        return float(F.cross_entropy(model.eval()(x), y))
+
+
+def feature_distance(model: Classifier, x: Tensor, z: Tensor) -> float:
+    with torch.no_grad():
+        return float((model.eval().features(x) - model.features(z)).square().mean())
+
+
+def plain_entropy(logits: Tensor) -> Tensor:
+    """Of each row, by torch's own distribution."""
+    return torch.distributions.Categorical(logits=logits).entropy()
+
+
+def mean_entropy(model: Classifier, images: Tensor) -> float:
+    with torch.no_grad():
+        return float(plain_entropy(model.eval()(images)).mean())
+
+
+def interrupt_part(patch: pytest.MonkeyPatch, count: int, *, of: tuple[str, ...]) -> None:
+    """Let a signal arrive during part number `count` of the work with these names."""
+    seen, divide = iter(range(1, 10**6)), Work.chunks
+
+    def divided(self: Work, parts: Collection[Any], what: str = "") -> Iterator[Any]:
+        for part in divide(self, parts, what):
+            if what in of and next(seen) == count:
+                signal.raise_signal(signal.SIGTERM)
+            yield part
+
+    patch.setattr(Work, "chunks", divided)
+
+
+def epochs_of(out: Path) -> list[dict[str, Any]]:
+    """The records of the main phase's epochs."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [r for r in records if r["kind"] == "epoch" and r["phase"] == "train"]
+
+
+def assert_equal(out: Path, whole: Path) -> None:
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name

@@ -1,0 +1,192 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import peerdg
+from peerdg.errors import ConfigError, NumericalError, Stopped
+from peerdg.methods.ada import ADA
+from peerdg.methods.base import Batch
+from peerdg.methods.me_ada import MEADA
+from peerdg.methods.settings.ada import Settings as ADASettings
+from peerdg.methods.settings.me_ada import Settings
+from peerdg.models.classifier import Classifier
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.settings import resolve
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.methods.adversarial import (
+    STRONG,
+    N,
+    assert_equal,
+    cross_entropy,
+    epochs_of,
+    feature_distance,
+    interrupt_part,
+    mean_entropy,
+    perturbed,
+    plain_entropy,
+    tiny_pool,
+)
+
+
+def make(model: Classifier | None = None, *, n: int = N, **settings: Any) -> MEADA:
+    settings = {"rate": STRONG, "steps": 5, **settings}
+    return MEADA(model or tiny_classifier(), Settings(**settings), pool=tiny_pool(n))
+
+
+def test_it_equals_a_plain_loop_over_single_images():
+    """Each image by itself ascends CE + η H(softmax F) - γ MSE."""
+    model = tiny_classifier(batch_norm=True, dropout=0.5).eval()
+    method = make(model, gamma=0.7, eta=1.3, n=6)
+    x, got, y = perturbed(method.ascent, method.pool)
+    for image, label, made in zip(x, y, got, strict=True):
+        start = image[None].float() / 255
+        wanted = model.encoder(start).detach()
+        z = start.clone()
+        for _ in range(5):
+            z.requires_grad_(True)
+            h = model.encoder(z)
+            logits = model.head(h)
+            objective = F.cross_entropy(logits, label[None]) - 0.7 * F.mse_loss(h, wanted)
+            objective = objective + 1.3 * plain_entropy(logits).sum()
+            objective.backward()
+            z = (z + STRONG * z.grad).detach()
+        expected = (z.clamp(0, 1) * 255).round()
+        assert (made - expected[0]).abs().max() <= 1  # a value halfway may round either way
+        assert (made != expected[0]).float().mean() < 0.01
+
+
+def certain_network() -> Classifier:
+    """Whose predictions are far from uniform, so that entropy can rise."""
+    model = tiny_classifier()
+    with torch.no_grad():
+        model.head.weight.mul_(30)
+    return model.eval()
+
+
+def test_the_entropy_term_makes_the_network_unsure():
+    model, entropies = certain_network(), {}
+    for eta in (0.0, 1.0, 10.0, 30.0):
+        method = make(model, eta=eta, gamma=0.0, rate=1.0, steps=40)
+        x, z, _ = perturbed(method.ascent, method.pool)
+        entropies[eta] = mean_entropy(model, z)
+    assert entropies[0.0] < entropies[1.0] < entropies[10.0] < entropies[30.0]
+    # The loss alone is raised by wrong answers that the network is sure of.
+    assert entropies[0.0] < 0.9 * mean_entropy(model, x)
+    assert entropies[30.0] > 1.2 * mean_entropy(model, x)
+
+
+def test_the_loss_rises_and_the_penalty_keeps_features_near():
+    model, distances = tiny_classifier(), {}
+    for gamma in (0.0, 10.0, 100.0):
+        method = make(model, gamma=gamma, eta=1.0, rate=2.0, steps=60)
+        x, z, y = perturbed(method.ascent, method.pool)
+        assert cross_entropy(model, z, y) > cross_entropy(model, x, y)
+        distances[gamma] = feature_distance(model, x, z)
+    assert distances[0.0] > distances[10.0] > distances[100.0]
+    assert distances[100.0] < distances[0.0] / 4
+
+
+def test_without_the_entropy_it_is_ada():
+    model, pool = tiny_classifier(), tiny_pool()
+    same = {"steps": 4, "rate": STRONG, "perturb": "source"}
+    ours = MEADA(model, Settings(eta=0.0, **same), pool=pool).end_epoch(0)
+    theirs = ADA(model, ADASettings(**same), pool=pool).end_epoch(0)
+    assert torch.equal(ours.add.images, theirs.add.images)
+    assert ours.records == theirs.records
+
+
+def test_training_is_by_cross_entropy_unless_entropy_is_asked_for():
+    domain, model = tiny_domain(), tiny_classifier()
+    batch, logits = Batch(domain.images, domain.labels), model(domain.images)
+    ce, uncertainty = F.cross_entropy(logits, domain.labels), plain_entropy(logits).mean()
+    for eta_min in (0.0, 0.3):
+        terms = make(model, eta_min=eta_min).loss(batch)
+        torch.testing.assert_close(terms["loss"], ce - eta_min * uncertainty)
+        torch.testing.assert_close(terms["ce"], ce.detach())
+        torch.testing.assert_close(terms["entropy"], uncertainty.detach())
+
+
+def test_its_defaults_are_those_of_the_released_code():
+    method = MEADA(tiny_classifier(), pool=tiny_pool())
+    assert method.settings == Settings()
+    chosen = Settings()
+    assert (chosen.k, chosen.eta, chosen.gamma, chosen.steps) == (3, 10.0, 1.0, 15)
+    assert (chosen.perturb, chosen.clip, chosen.eta_min) == ("pool", "end", 0.0)
+    assert chosen.rate * 32 == 1.0
+
+
+def test_the_pool_doubles_as_foretold():
+    method, sizes = make(n=6, steps=1), []
+    for epoch in range(5):
+        sizes.append(len(method.pool))
+        method.pool.change(method.end_epoch(epoch).add)
+    assert sizes == [6, 12, 24, 48, 48]
+    assert [c.added for c in Settings().pool_changes(6, 5)] == [6, 12, 24, 0, 0]
+
+
+def test_every_preset_names_its_own_options():
+    for data in ("digits", "digits-mini", "own-data", "pacs", "vlcs", "office-home", "terra"):
+        settings = resolve({"benchmark": data, "method": "me-ada"}).method_settings
+        assert settings.eta == 10.0
+        assert settings.gamma == (1.0 if data in ("digits", "digits-mini", "own-data") else 10.0)
+
+
+# Whole runs
+
+PARTS = ("perturbing", "ascending")
+
+
+def fit(out: Path, *, existing: Any = "refuse", **settings: Any) -> None:
+    peerdg.fit(
+        tiny_splits(), out=out, model=tiny_classifier(batch_norm=True, dropout=0.3),
+        existing=existing, method="me-ada",
+        me_ada={"k": 2, "steps": 3, "rate": STRONG, **settings},
+        pretrain={"epochs": 1, "batch_size": 8}, train={"epochs": 3, "batch_size": 8, "lr": 0.02},
+        evaluate_every=3, checkpoint_minutes=0, progress=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("me-ada") / "whole"
+    fit(out)
+    return out
+
+
+def test_a_run_learns_from_what_it_makes(whole: Path):
+    records = epochs_of(whole)
+    assert [r.get("pool_images") for r in records] == [2 * N, 4 * N, None]
+    assert all(r["perturbation"] > 1 for r in records[:2])
+    assert all(r["entropy"] > 0 for r in records)
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_stopped_inside_the_ascent_it_ends_equal(tmp_path: Path, whole: Path, count: int):
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_part(patch, count, of=PARTS)
+        with pytest.raises(Stopped):
+            fit(out)
+    state = load_checkpoint(checkpoints(out / "checkpoint")[-1]).state
+    assert len(state["pool"]) == (0 if count == 3 else 1)
+    fit(out, existing="resume")
+    assert_equal(out, whole)
+
+
+def test_a_diverging_ascent_is_a_numerical_error(tmp_path: Path):
+    with pytest.raises(NumericalError, match="ascent") as caught:
+        fit(tmp_path / "run", rate=1e38)
+    assert caught.value.exit_code == 6
+    assert "--me-ada.rate" in (caught.value.hint or "")
+    state = load_checkpoint(checkpoints(tmp_path / "run/checkpoint")[-1])
+    assert (state.state["phase"], state.additions) == ("train", ())
+
+
+def test_memory_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str(3 * N * 3 * 12 * 12 - 1))
+    with pytest.raises(ConfigError, match="the method adds"):
+        fit(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
