@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peerdg.models import domain_generator
 from peerdg.models.domain_generator import (
     NOISE_DIM,
     AffineGenerator,
@@ -155,6 +156,33 @@ def test_a_generator_of_32_pixels_decides_by_the_image_itself():
         channel = (noise @ generator.channel.weight.T + generator.channel.bias).view(2, 1, 32, 32)
         expected = generator.map(generator.locate(torch.cat((x, channel), 1))).view(2, 2, 3)
         torch.testing.assert_close(generator.code(x, noise), expected)
+
+
+def test_large_images_in_parts_have_the_same_values_and_gradients(monkeypatch):
+    """Also where autocast computes in bfloat16, and with parts of unequal length."""
+    monkeypatch.setattr(domain_generator, "images_per_pass", lambda side: 2)
+    x = images(5, 12)
+    noise, found = draw_noise(x, torch.Generator().manual_seed(5)), []
+    for small in (64, 8):
+        monkeypatch.setattr(domain_generator, "SMALL", small)
+        torch.manual_seed(0)
+        generator, inverse = ImageGenerator(4), InverseGenerator(4)
+        calls: list[int] = []
+        generator.encode.register_forward_pre_hook(
+            lambda _, inputs, calls=calls: calls.append(len(inputs[0]))
+        )
+        parameters = [*generator.parameters(), *inverse.parameters()]
+        for bf16 in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                made = inverse(generator(x, noise))
+            loss = (made.float() - x).square().mean()
+            found.append((made.detach(), *torch.autograd.grad(loss, parameters)))
+        # Each part is computed again for its gradient, the last one first.
+        assert calls == ([5, 5] if small == 64 else [2, 2, 1, 1, 2, 2] * 2)
+    for whole, parts in zip(found[:2], found[2:], strict=True):
+        for a, b in zip(whole, parts, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2 if a.dtype == torch.bfloat16 else 1e-3,
+                                       atol=1e-3)  # fmt: skip
 
 
 def test_a_trained_inverse_reconstructs_what_the_generator_made():

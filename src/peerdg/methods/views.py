@@ -1,5 +1,6 @@
-"""The augmented view of a batch, and both views through one network."""
+"""The augmented view of a batch, and several views through one network."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -24,19 +25,25 @@ def augment_ahead(batches: list[Batch], augment: Policy) -> list[Batch]:
     return [replace(batch, augmented=view) for batch, view in zip(batches, views, strict=True)]
 
 
-@stage("forward")
 def both_views(
     model: Classifier, x: Tensor, x_bar: Tensor, *, joint: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Features and logits of x and x̄: ((h, h̄), (logits, logits̄)).
+    """Features and logits of x and x̄: ((h, h̄), (logits, logits̄)); see `each_view`."""
+    (h, h_bar), (logits, logits_bar) = each_view(model, (x, x_bar), joint=joint)
+    return (h, h_bar), (logits, logits_bar)
+
+
+@stage("forward")
+def each_view(
+    model: Classifier, views: Sequence[Tensor], *, joint: bool
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Features and logits of each of several views of a batch.
 
     One concatenated pass where that is the same function, that is without batch normalisation;
     with it, the views are normalised separately unless `joint` asks to mix them.
     """
     if joint or not has_batch_statistics(model):
-        features = model.features(torch.cat((x, x_bar)))  # (2 batch, dim)
-        h, h_bar = features.chunk(2)
-        logits, logits_bar = model.head(features).chunk(2)
-        return (h, h_bar), (logits, logits_bar)
-    h, h_bar = model.features(x), model.features(x_bar)
-    return (h, h_bar), (model.head(h), model.head(h_bar))
+        features = model.features(torch.cat(list(views)))  # (views batch, dim)
+        return features.chunk(len(views)), model.head(features).chunk(len(views))
+    each = tuple(model.features(view) for view in views)
+    return each, tuple(model.head(features) for features in each)

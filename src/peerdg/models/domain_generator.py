@@ -1,14 +1,19 @@
 """Generators of new domains: small networks that turn an image and noise into another image."""
 
 import abc
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from peerdg.models.classifier import images_per_pass
 
 NOISE_DIM = 10
+SMALL = 64  # largest side of images whose activations are all kept
 THUMBNAIL = 32  # side of the images that decide where an affine generator moves theirs
 
 Images = Float[Tensor, "batch 3 h w"]
@@ -77,8 +82,7 @@ class ImageGenerator(DomainGenerator):
 
     def code(self, x: Images, noise: Noise) -> Images:
         """The new image."""
-        image: Tensor = self.decode(self.norm(self.encode(x), noise))
-        return image
+        return in_parts(self._restyle, x, noise)
 
     def render(self, x: Images, code: Images) -> Images:
         """The code itself."""
@@ -87,6 +91,10 @@ class ImageGenerator(DomainGenerator):
     def neutral(self, x: Images) -> Images:
         """The image itself."""
         return x
+
+    def _restyle(self, x: Images, noise: Noise) -> Images:
+        image: Tensor = self.decode(self.norm(self.encode(x), noise))
+        return image
 
 
 class InverseGenerator(nn.Sequential):
@@ -100,6 +108,10 @@ class InverseGenerator(nn.Sequential):
 
     def __init__(self, width: int = 16) -> None:
         super().__init__(_encoding(width), _decoding(width))
+
+    def forward(self, x: Images) -> Images:
+        """The reconstruction of x, from G(x, n)."""
+        return in_parts(super().forward, x)
 
 
 class AffineGenerator(DomainGenerator):
@@ -170,6 +182,23 @@ class AdaptiveInstanceNorm(nn.Module):
         gamma, beta = self.style(noise)[:, :, None, None].chunk(2, dim=1)
         restyled: Tensor = (1 + gamma) * F.instance_norm(h) + beta
         return restyled
+
+
+def in_parts(network: Callable[..., Tensor], x: Images, *others: Tensor) -> Tensor:
+    """What `network` makes of images, each for itself, with the activations of a few in memory.
+
+    A generator keeps some 30 MB for the gradient of one photo of 224 x 224. Above 64 x 64, images
+    pass in parts, whose activations are computed again when the gradient needs them.
+    """
+    side = max(x.shape[-2:])
+    if side <= SMALL:
+        return network(x, *others)
+    parts = zip(*(each.split(images_per_pass(side)) for each in (x, *others)), strict=True)
+    # Nothing in a generator is random but the noise that it is given.
+    made = [
+        checkpoint(network, *part, use_reentrant=False, preserve_rng_state=False) for part in parts
+    ]
+    return torch.cat(made)
 
 
 def _encoding(width: int) -> nn.Sequential:

@@ -1,0 +1,252 @@
+"""PDEN: progressive domain expansion (CVPR 2021): one generator after the other makes a domain."""
+
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peerdg.losses.adversarial_contrast import adversarial_contrast
+from peerdg.losses.precision import in_full_precision
+from peerdg.losses.supcon import supcon
+from peerdg.methods.base import (
+    Batch,
+    Group,
+    Method,
+    OptimizerPlan,
+    Outcome,
+    RunContext,
+    Terms,
+    Update,
+)
+from peerdg.methods.settings.pden import Settings
+from peerdg.methods.views import each_view
+from peerdg.models.classifier import Classifier
+from peerdg.models.domain_generator import (
+    AffineGenerator,
+    DomainGenerator,
+    ImageGenerator,
+    InverseGenerator,
+    draw_noise,
+)
+from peerdg.stages import stage
+
+
+class PDEN(Method):
+    """Make domains one after the other, each by a new generator that strays from those before.
+
+    Li et al., "Progressive domain expansion network for single domain generalization", CVPR 2021,
+    https://arxiv.org/abs/2103.16050, as in the released code. Each domain has k epochs and a new
+    generator G, which learns in the first half of them. With z the normalised projection of the
+    network's features, each batch has the views x_t = G(x, n₁) and x_t' = G(x, n₂), and from the
+    second domain on x₂ = G_old(x) of an earlier generator chosen at random, and
+    x₃ = r·x + (1 - r)·x₂ with r ~ U(0, 1). Noise and r are drawn for each image.
+
+    The network minimises, with the images of its generators given,
+
+        CE(x) + CE(x₂) + CE(x₃) + CE(x_t) + Con(z_t, z_x, z₂, z₃)
+
+    where Con is SimCLR's loss: the views of an image are positives. The generator minimises
+
+        w_cls·CE(x_t) - w_div·mean min(|x_t - x_t'|, δ)
+        + w_cyc·MSE(G⁻¹(x_t), x) + w_info·AdvCon(z_t, z)
+
+    with the network given: its images keep their class and can be traced back to x, but differ
+    among each other, and in the embedding from one of the other views, chosen at random. AdvCon is
+    -log(1 - p⁺), see `adversarial_contrast`. A spatial transformer (`generator`) has maps of
+    coordinates in place of images in the second term and no third term.
+
+    What is open is a field of `Settings`. The released code takes the generator's gradient through
+    weights that were already updated, an error in today's torch; here both gradients are taken
+    first, or the generator's by a new pass through the updated network (`gradients`). δ caps the
+    mean difference of two images as in the released code, or that of each pixel (`cap`).
+
+    Generators see and make images in [0, 1], which the network normalises. Finished generators are
+    frozen, in one list with a place for each of them from the start; one pair of G and G⁻¹ learns
+    and is initialised anew for each domain, with its optimizer.
+
+    Args:
+        model: F.
+        settings: Every switch of the method.
+    """
+
+    if_diverged = ", or the generator's (--pden.generator-lr)"
+
+    def __init__(self, model: Classifier, settings: Settings | None = None) -> None:
+        super().__init__()
+        self.settings = settings or Settings()
+        self.model = model
+        self.projection = nn.Linear(model.feature_dim, self.settings.dim)
+        self.generator = make_generator(self.settings)
+        self.inverse = make_inverse(self.settings)
+        # The last generator is never an earlier one.
+        self.finished = nn.ModuleList(
+            make_generator(self.settings).requires_grad_(False)
+            for _ in range(self.settings.domains - 1)
+        )
+        self.domain = 0  # counted from 0; a function of the epoch, as is the next
+        self.generator_learns = True
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs nothing of the run."""
+        return cls(model, settings)
+
+    def optimizers(self) -> dict[str, OptimizerPlan]:
+        """The phase's for network and projection; Adam for the current generator and inverse."""
+        network = [p for p in self.model.parameters() if p.requires_grad]
+        pair = [*self.generator.parameters(), *self.inverse.parameters()]
+        return {
+            "main": OptimizerPlan([Group([*network, *self.projection.parameters()])]),
+            "generator": OptimizerPlan([Group(pair)], kind="adam", lr=self.settings.generator_lr),
+        }
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Find the domain of this epoch, and whether its generator still learns."""
+        self.domain = min(epoch // self.settings.k, self.settings.domains - 1)
+        self.generator_learns = (
+            epoch - self.domain * self.settings.k < self.settings.learning_epochs
+        )
+        return {"domain": self.domain + 1, "generator_learns": self.generator_learns}
+
+    def end_epoch(self, epoch: int) -> Outcome:
+        """At the end of a domain, freeze its generator and begin a new one."""
+        domain, later = divmod(epoch + 1, self.settings.k)
+        if later or domain >= self.settings.domains:
+            return Outcome()
+        self.finished[domain - 1].load_state_dict(self.generator.state_dict())
+        # In place: the optimizer holds these very parameters.
+        self.generator.load_state_dict(make_generator(self.settings).state_dict())
+        self.inverse.load_state_dict(make_inverse(self.settings).state_dict())
+        return Outcome(reset=("generator",))
+
+    def step(self, batch: Batch, update: Update) -> Terms:
+        """Update network and generator; only the network after the first epochs of a domain."""
+        views = self.views(batch, batch.generator())
+        terms, z = self.network_loss(views, batch.labels)
+        together = self.settings.gradients == "together"
+        if self.generator_learns and together:
+            # The network's loss does not know of G, so G's update does not spoil its graph.
+            terms |= self._update_generator(views, z, batch.labels, update)
+        update("main", terms["loss"], terms)
+        if self.generator_learns and not together:
+            terms |= self._update_generator(views, z, batch.labels, update)
+        return {name: value.detach() for name, value in terms.items()}
+
+    @stage("generator")
+    def views(self, batch: Batch, generator: torch.Generator | None = None) -> "Views":
+        """The images of a batch: the source's, an earlier generator's, and the current one's."""
+        x = batch.images.float() / 255
+        source = [x]
+        if self.domain:
+            chosen = int(torch.randint(self.domain, (), generator=generator))
+            old = self.finished[chosen]
+            assert isinstance(old, DomainGenerator)  # noqa: S101  (narrows the type)
+            with torch.no_grad():
+                code = old.code(x, draw_noise(x, generator))
+                r = torch.rand(len(x), generator=generator).to(x)
+                source += [old.render(x, code), old.mixed(x, code, r)]
+        with torch.set_grad_enabled(self.generator_learns):
+            code = self.generator.code(x, draw_noise(x, generator))
+            # Only the generator's loss asks how different another image would be.
+            noise = draw_noise(x, generator)
+            other = self.generator.code(x, noise) if self.generator_learns else code
+        contrasted = int(torch.randint(len(source), (), generator=generator))
+        return Views(source, self.generator.render(x, code), code, other, contrasted)
+
+    def network_loss(self, views: "Views", y: Tensor) -> tuple[Terms, list[Tensor]]:
+        """`"loss"`, which the network minimises, with its terms; and z of the source's views."""
+        every = [*views.source, views.x_t.detach()]
+        features, logits = each_view(self.model, every, joint=False)
+        ce = [F.cross_entropy(each, y) for each in logits]
+        z = [self.projection(each) for each in features]
+        image = torch.arange(len(y), device=y.device).repeat(len(every))
+        contrast = supcon(torch.cat(z), image, tau=self.settings.tau)
+        names = ("ce_clean", "ce_old", "ce_mixed") if self.domain else ("ce_clean",)
+        terms = {
+            "loss": torch.stack(ce).sum() + contrast,
+            **{name: each.detach() for name, each in zip(names, ce, strict=False)},
+            "ce_new": ce[-1].detach(),
+            "contrast": contrast.detach(),
+        }
+        return terms, [each.detach() for each in z[:-1]]
+
+    def generator_loss(self, views: "Views", z: list[Tensor], y: Tensor) -> Terms:
+        """`"generator_loss"`, which the generator and its inverse minimise, with its terms."""
+        settings, x = self.settings, views.source[0]
+        features = self.model.features(views.x_t)
+        ce = F.cross_entropy(self.model.head(features), y)
+        z_t = self.projection(features)
+        information = adversarial_contrast(z_t, z[views.contrasted], tau=settings.tau)
+        diversity = capped_difference(
+            views.code, views.other, delta=settings.delta, cap=settings.cap
+        )
+        cycle = self._cycle(views.x_t, x)
+        loss = settings.w_cls * ce - settings.w_div * diversity
+        loss = loss + settings.w_cyc * cycle + settings.w_info * information
+        return {
+            "generator_loss": loss,
+            "generator_ce": ce.detach(),
+            "diversity": diversity.detach(),
+            "cycle": cycle.detach(),
+            "adversarial_contrast": information.detach(),
+        }
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
+
+    def _update_generator(
+        self, views: "Views", z: list[Tensor], y: Tensor, update: Update
+    ) -> Terms:
+        terms = self.generator_loss(views, z, y)
+        update("generator", terms["generator_loss"], terms)
+        return terms
+
+    def _cycle(self, x_t: Tensor, x: Tensor) -> Tensor:
+        """Mean squared error of the reconstruction; a map of coordinates has no inverse network."""
+        if not isinstance(self.inverse, InverseGenerator):
+            return x.new_zeros(())
+        return F.mse_loss(self.inverse(x_t), x)
+
+
+class Views(NamedTuple):
+    """The images that a batch gives: each list entry and tensor has the batch as its length.
+
+    Args:
+        source: x; from the second domain on also x₂ and x₃.
+        x_t: Of the current generator.
+        code: What it decided about x_t: for `ImageGenerator` x_t itself.
+        other: The code of x_t', with other noise.
+        contrasted: The one of `source` from which x_t is to differ in the embedding.
+    """
+
+    source: list[Tensor]
+    x_t: Tensor
+    code: Tensor
+    other: Tensor
+    contrasted: int
+
+
+@in_full_precision
+def capped_difference(a: Tensor, b: Tensor, *, delta: float, cap: str) -> Tensor:
+    """Mean of |a - b|, with at most δ for each row of the batch, or for each value of it."""
+    difference = (a - b).abs().flatten(1)  # (batch, values)
+    if cap == "image":
+        difference = difference.mean(1)
+    return difference.clamp(max=delta).mean()
+
+
+def make_generator(settings: Settings) -> DomainGenerator:
+    """A new generator."""
+    if settings.generator == "cnn":
+        return ImageGenerator(settings.width)
+    return AffineGenerator(settings.generator)
+
+
+def make_inverse(settings: Settings) -> nn.Module:
+    """A new inverse; nothing where the generator makes no images of its own."""
+    if settings.generator == "cnn":
+        return InverseGenerator(settings.width)
+    return nn.Sequential()
