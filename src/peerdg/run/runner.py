@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from peerdg.augment.base import resize
 from peerdg.data.classes import parse_class_map
 from peerdg.data.domain import Domain
 from peerdg.data.progress import showing
 from peerdg.data.registry import benchmark
 from peerdg.data.splits import Splits
 from peerdg.errors import (
-    DataError,
     NumericalError,
     PeerdgWarning,
     Stopped,
@@ -43,13 +41,13 @@ from peerdg.rng import seeded
 from peerdg.run.build import (
     adapt_network,
     data_root,
-    evaluated_domains,
     judged_on,
     load_splits,
     make_network,
     match_classes,
 )
 from peerdg.run.checkpointer import Checkpointer
+from peerdg.run.checks import check_batches, check_fit, space_needed
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs
 from peerdg.run.hardware import find_device, has_bf16
@@ -69,11 +67,10 @@ from peerdg.run.profile import profiled
 from peerdg.run.progress import Progress
 from peerdg.run.recorder import Recorder
 from peerdg.run.settings import RunConfig, notes
-from peerdg.text import one_line
 from peerdg.train.loop import Phase, Services, run_phase
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.signals import StopRequest, stop_on_signals
-from peerdg.train.source import Source, require_memory
+from peerdg.train.source import Source
 
 
 def execute(
@@ -114,8 +111,8 @@ def execute(
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
     parts = _make_parts(config, progress, splits, model, classes)
-    run.check_space(_space_needed(parts.adapted) + _pool_bytes(config, parts.source))
     config, costs = _schedule(config, run, parts, progress, budget)
+    run.check_space(space_needed(config, parts.network, parts.source, parts.domains))
     _begin(config, run, parts)
     checkpointer = Checkpointer(run, minutes=config.checkpoint_minutes)
     recorder = Recorder(
@@ -182,7 +179,7 @@ def _make_parts(
     inputs = _fingerprints(config, model)  # before anything changes the network
     for sentence in _describe(config, splits):
         progress.note(sentence)
-    _check_batches(config, splits.train)
+    check_batches(config, len(splits.train))
     config.average.check_validation(available=splits.validation is not None)
     source = Source(splits.train, config.transform, device=device)
     config.method_settings.check_images(source.size)
@@ -193,7 +190,7 @@ def _make_parts(
     network.to(device)
     if config.compile:
         network.encoder.compile()
-    _check_fit(network, splits, source.size)
+    check_fit(network, splits, source.size)
     inputs |= added_record(adapted.added)
     return _Parts(splits, domains, source, network, adapted, inputs, about_weights)
 
@@ -361,48 +358,6 @@ def _describe(config: RunConfig, splits: Splits) -> list[str]:
     if not splits.targets:
         said.append("No target: judged on validation images and their distorted copies (--target).")
     return said
-
-
-def _check_fit(model: Classifier, splits: Splits, size: int) -> None:
-    """Show the model one image of each domain before any work is done."""
-    was_training = model.training
-    for domain in (splits.train, *evaluated_domains(splits).values()):
-        try:
-            with torch.inference_mode():
-                model.eval()(resize(domain.images[:1].to(model.head.weight.device), size))
-        except RuntimeError as error:
-            raise DataError(
-                f"The network cannot take the {size} x {size} images of '{domain.name}': "
-                f"{one_line(error)}.",
-                hint="Change --transform.size, or choose another --backbone.",
-            ) from error
-    model.train(was_training)
-
-
-def _check_batches(config: RunConfig, source: Domain) -> None:
-    for phase in (config.pretrain, config.train):
-        if phase.epochs:
-            steps_per_epoch(phase, len(source))
-
-
-def _space_needed(model: Classifier) -> int:
-    """Three checkpoints of the network, its average and two moments, and the model twice."""
-    return (3 * 4 + 2) * sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def _pool_bytes(config: RunConfig, source: Source) -> int:
-    """The most that images added to the training pool take, in memory and on disk.
-
-    Raises:
-        ConfigError: If there is no memory for them.
-    """
-    changes = config.method_settings.pool_changes(len(source), config.train.epochs)
-    added = most = 0
-    for change in changes:
-        most = max(most, added + change.added)  # what is dropped stays in the checkpoint before
-        added += change.added - change.dropped
-    require_memory(most * source.bytes_per_image)
-    return most * source.bytes_per_image
 
 
 def _precision_notes(config: RunConfig, device: torch.device) -> list[str]:
