@@ -1,5 +1,6 @@
 import copy
 import itertools
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -214,6 +215,21 @@ def test_features_are_never_cached_from_batches_whose_rows_are_unknown():
         expected = make(cache_features=False)
         expected.start_epoch(0)
         assert torch.equal(peer.loss(batch)["loss"], expected.loss(batch)["loss"])
+
+
+@pytest.mark.parametrize("known_rows", [True, False])
+def test_features_of_all_images_are_computed_only_if_batches_know_their_rows(
+    known_rows, monkeypatch
+):
+    passes, chunks = [], CleanImages.chunks
+    monkeypatch.setattr(CleanImages, "chunks", lambda self: passes.append(1) or chunks(self))
+    peer = make(clean=CLEAN, k=2)
+    for epoch in range(4):
+        peer.start_epoch(epoch)
+        for batch in batches(epoch):
+            peer.loss(batch if known_rows else replace(batch, index=None))
+        peer.end_epoch(epoch)
+    assert len(passes) == (2 if known_rows else 0)  # once a period
 
 
 def test_loading_a_state_forgets_the_cached_features():

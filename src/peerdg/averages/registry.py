@@ -2,7 +2,7 @@
 
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.averages.moving import EMA, SMA
-from peerdg.averages.settings import KINDS, AverageSettings, no_validation, window_of
+from peerdg.averages.settings import KINDS, AverageSettings, no_validation
 from peerdg.averages.snapshots import Snapshots
 from peerdg.averages.swad import SWAD
 from peerdg.config import did_you_mean
@@ -34,15 +34,10 @@ def make_average(
     Raises:
         ConfigError: If there is no such average, or it needs validation images.
     """
-    period = settings.k or k
-    if kind in settings.also:
-        window = window_of(kind)
-        return Snapshots(model, k=period, start=window.start, last=window.last)
+    rule = settings.snapshots_of(kind, k=k, epochs=epochs)
+    if rule is not None:
+        return Snapshots(model, k=rule.k, start=rule.start, last=rule.last)
     match kind:
-        case "snapshots":
-            return Snapshots(model, k=period, start=settings.start, last=settings.last)
-        case "swa":
-            return Snapshots(model, k=1, start=int(settings.swa_start * epochs))
         case "ema":
             return EMA(model, decay=settings.decay, warm_up=settings.warm_up)
         case "sma":

@@ -69,6 +69,22 @@ class AverageSettings:
         if "swad" in self.kind and not available:
             raise no_validation()
 
+    def snapshots_of(self, kind: str, *, k: int, epochs: int) -> "SnapshotRule | None":
+        """Which snapshots the average `kind` is the mean of; None if it is none of snapshots.
+
+        Args:
+            kind: A key of `KINDS`, or one of `also`.
+            k: Epochs between two snapshots, unless the settings say otherwise.
+            epochs: Epochs of the whole training.
+        """
+        if kind in self.also:
+            return SnapshotRule(self.k or k, *window_of(kind))
+        if kind == "snapshots":
+            return SnapshotRule(self.k or k, self.start, self.last)
+        if kind == "swa":
+            return SnapshotRule(1, int(self.swa_start * epochs))
+        return None
+
     def check_used(self, own: str | None) -> None:
         """Refuse options of averages that the run does not have.
 
@@ -113,6 +129,14 @@ def no_validation() -> ConfigError:
         "SWAD needs validation images of the source.",
         hint="Hold some back (--own-data.validation-fraction), or choose another average.",
     )
+
+
+class SnapshotRule(NamedTuple):
+    """When snapshots are taken, and which of them a mean is over; see `Snapshots`."""
+
+    k: int
+    start: int = 0
+    last: int | None = None
 
 
 class Window(NamedTuple):

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.averages.registry import make_average
-from peerdg.averages.settings import AverageSettings
+from peerdg.averages.settings import AverageSettings, SnapshotRule
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.images import as_bytes
@@ -30,7 +30,8 @@ class Batch:
     """Some training images and what may be known about them.
 
     Args:
-        images: Clean images, uint8 or floating point in [0, 1]; the latter are rounded to 8 bits.
+        images: Clean images, uint8 or floating point in [0, 1]; kept as uint8, to which the latter
+            are rounded.
         labels: Their classes.
         index: Their rows in the training set, if the clean images are the same at every visit;
             allows a method to remember what it computed for them.
@@ -39,7 +40,7 @@ class Batch:
         augmented: What the augmentation makes of the images, if `Method.prepare` did that already.
     """
 
-    images: UInt8[Tensor, "batch 3 h w"]
+    images: UInt8[Tensor, "batch 3 h w"] | Float[Tensor, "batch 3 h w"]
     labels: Int64[Tensor, " batch"]
     index: Int64[Tensor, " batch"] | None = None
     seed: int | None = None
@@ -167,6 +168,10 @@ class RunContext:
             what: What is being done, for the display, e.g. `"perturbing"`.
         """
         return self.clean.work.chunks(parts, what)
+
+    def snapshots_of(self, kind: str) -> SnapshotRule | None:
+        """Which snapshots the average `kind` is the mean of; None if it is none of snapshots."""
+        return self.average.snapshots_of(kind, k=self.period, epochs=self.epochs)
 
     def make_average(self, kind: str, model: Classifier) -> Average:
         """An average of one of the kinds that the run asks for."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
 from peerdg.averages.base import Average
+from peerdg.averages.settings import SnapshotRule
 from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
@@ -55,7 +56,7 @@ class PEER(Method):
         clean: All clean training images, to recalibrate batch normalisation after each update:
             one tensor `[N, 3, H, W]`, a `DataLoader` that shuffles or a list of batches. Only for a
             tensor: if a `Batch` gives its `index`, the task model's features are looked up in a
-            table that is computed once per period.
+            table that is computed once per period, from the first such batch on.
         teacher: A frozen classifier that guides the proxy in place of the task model.
         trained_statistics: Evaluate and deploy F with the mean of its snapshots' batch statistics.
             F still guides the proxy with recalibrated ones, so training is unchanged and a second
@@ -237,7 +238,7 @@ class PEER(Method):
             return self.regulator.features(images)
 
     def _refresh_features(self) -> None:
-        """Between two updates H_f(x) does not change: compute it once for all clean images."""
+        """Between two updates H_f(x) does not change: it is computed once for all clean images."""
         wanted = self.settings.cache_features and self.settings.views != "aug_clean"
         if not wanted or self.settings.regulariser == "none":
             return
@@ -255,12 +256,14 @@ class PEER(Method):
         """Needs the augmentation, the clean images, and the teacher if one is named."""
         teacher = context.load_model(settings.teacher) if settings.teacher else None
         kind = context.average.kind[0] if context.average.kind else settings.own_average
-        average = context.make_average(kind, model)
-        if isinstance(average, Snapshots):  # with the method's own rules
-            average = _snapshots(model, settings, context.clean, like=average)
+        average: Average
+        if (rule := context.snapshots_of(kind)) is None:
+            average = context.make_average(kind, model)
+        else:  # with the method's own batch statistics and start
+            average = _snapshots(model, settings, context.clean, rule)
         if settings.k * context.passes <= 1:  # seen at most once per period: a table saves nothing
             settings = replace(settings, cache_features=False)
-        return cls(
+        method = cls(
             model,
             settings,
             augment=context.augment,
@@ -272,6 +275,8 @@ class PEER(Method):
             if settings.gradient_images > 1
             else None,
         )
+        method.table.is_used = context.passes > 0  # batches know their rows where views repeat
+        return method
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
         """x̄ for a few steps ahead."""
@@ -315,19 +320,18 @@ def _snapshots(
     model: Classifier,
     settings: Settings,
     clean: CleanImages | CleanBatches | None,
-    *,
-    like: Snapshots | None = None,
+    rule: SnapshotRule | None = None,
 ) -> Snapshots:
-    """Θ as the settings ask for it, with the period and the window of `like`."""
-    last = None if like is None else like.last
+    """Θ as the settings ask for it; by default a snapshot every k epochs, all of them averaged."""
+    rule = rule or SnapshotRule(settings.k)
     return Snapshots(
         model,
-        k=settings.k if like is None else like.k,
+        k=rule.k,
         bn=settings.bn,
         clean=clean,
         include_init=settings.include_init,
-        start=0 if like is None else like.start,
-        last=last if settings.average else 1,
+        start=rule.start,
+        last=rule.last if settings.average else 1,
     )
 
 
