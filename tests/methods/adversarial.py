@@ -1,4 +1,4 @@
-"""What the tests of methods that make images by gradient ascent share."""
+"""What the tests of methods that make images share."""
 
 import json
 import signal
@@ -15,6 +15,7 @@ from peerdg.methods.ascent import Ascent
 from peerdg.methods.pool import TrainingPool
 from peerdg.methods.work import Work
 from peerdg.models.classifier import Classifier
+from peerdg.train import loop
 from tests.conftest import tiny_domain
 
 STRONG = 20.0  # a step at which the tiny network's small gradients move 8-bit pixels
@@ -64,6 +65,18 @@ def interrupt_part(patch: pytest.MonkeyPatch, count: int, *, of: tuple[str, ...]
             yield part
 
     patch.setattr(Work, "chunks", divided)
+
+
+def interrupt_step(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Let a signal arrive during step number `count` of both phases."""
+    seen, step = iter(range(1, 10**6)), loop.train_step
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if next(seen) == count:
+            signal.raise_signal(signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    patch.setattr(loop, "train_step", counted)
 
 
 def epochs_of(out: Path) -> list[dict[str, Any]]:

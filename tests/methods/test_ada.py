@@ -1,5 +1,4 @@
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from peerdg.run.build import load_splits
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.plan import run_plan
 from peerdg.run.settings import resolve
-from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import (
     STRONG,
@@ -31,6 +29,7 @@ from tests.methods.adversarial import (
     epochs_of,
     feature_distance,
     interrupt_part,
+    interrupt_step,
     perturbed,
     tiny_pool,
 )
@@ -284,18 +283,10 @@ def test_stopped_inside_the_ascent_it_goes_on_from_the_last_step_and_ends_equal(
 
 
 @pytest.mark.parametrize("step", [3 + 3 + 1, 3 + 3 + 6 + 1, 3 + 3 + 6 + 9 + 2])
-def test_stopped_after_the_pool_grew_it_ends_equal(
-    tmp_path: Path, whole: Path, step: int, monkeypatch: pytest.MonkeyPatch
-):
-    out, seen, train_step = tmp_path / "run", iter(range(1, 10**6)), loop.train_step
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        if next(seen) == step:
-            signal.raise_signal(signal.SIGTERM)
-        return train_step(*args, **kwargs)
-
+def test_stopped_after_the_pool_grew_it_ends_equal(tmp_path: Path, whole: Path, step: int):
+    out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "train_step", counted)
+        interrupt_step(patch, step)
         with pytest.raises(Stopped):
             fit(out)
     fit(out, existing="resume")

@@ -3,6 +3,7 @@
 - `geometry`, `curves`, `blends`: the operations, each image of a batch with its own strength.
 - `operations`: all of them by name, in one place.
 - `randaugment`: RandAugment on a whole batch, and the two tables of operations it draws from.
+- `semantic`: differentiable operations on float images, whose parameters a method learns.
 - `policy`: a RandAugment whose `(num_ops, magnitude)` is drawn again every few epochs.
 
 """

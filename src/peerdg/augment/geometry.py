@@ -8,7 +8,7 @@ index, and moving the pixels is a single `gather` for the whole batch.
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float64, Int64, UInt8
+from jaxtyping import Bool, Float, Float64, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
@@ -65,22 +65,35 @@ def sources(
     """
     if height * width >= _LARGEST_FLOAT32_INTEGER:
         raise ValueError(f"Images of {height} x {width} pixels are too large to be warped.")
+    grid = sampling_grid(matrices.float(), height, width)
     count, device = len(matrices), matrices.device
-    y, x = torch.meshgrid(
-        torch.linspace((1.0 - height) * 0.5, (height - 1.0) * 0.5, steps=height, device=device),
-        torch.linspace((1.0 - width) * 0.5, (width - 1.0) * 0.5, steps=width, device=device),
-        indexing="ij",
-    )
-    points = torch.stack((x, y, torch.ones_like(x)), dim=-1).view(1, height * width, 3)
-
-    half_size = torch.tensor([0.5 * width, 0.5 * height], device=device)
-    to_unit_square = matrices.float().transpose(1, 2) / half_size  # (k, 3, 2)
-    grid = points.expand(count, -1, -1).bmm(to_unit_square).view(count, height, width, 2)
-
     numbers = torch.arange(1.0, height * width + 1.0, device=device).view(1, 1, height, width)
     numbers = numbers.expand(count, -1, -1, -1)
     source = grid_sample(numbers, grid, mode="nearest", padding_mode="zeros", align_corners=False)
     return source.view(count, height * width).long()
+
+
+def sampling_grid(
+    matrices: Float[Tensor, "k 2 3"], height: int, width: int
+) -> Float[Tensor, "k h w 2"]:
+    """Where each output pixel comes from, as `grid_sample` without `align_corners` takes it.
+
+    Differentiable in the matrices, which map output to source coordinates, centre (0, 0).
+    """
+    rows, columns = (_centred(size, matrices) for size in (height, width))
+    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    points = torch.stack((x, y, torch.ones_like(x)), dim=-1).view(1, height * width, 3)
+
+    half_size = matrices.new_tensor([0.5 * width, 0.5 * height])
+    to_unit_square = matrices.transpose(1, 2) / half_size  # (k, 3, 2)
+    grid = points.expand(len(matrices), -1, -1).bmm(to_unit_square)
+    return grid.view(-1, height, width, 2)
+
+
+def _centred(size: int, like: Tensor) -> Float[Tensor, " size"]:
+    """Coordinates of pixels along one axis, 0 in the middle."""
+    last = (size - 1.0) * 0.5
+    return torch.linspace(-last, last, steps=size, dtype=like.dtype, device=like.device)
 
 
 def move_pixels(

@@ -50,7 +50,7 @@ class PacsSettings:
         "photo", "domain to learn on; all others that are there are targets"
     )
     release: Literal["tree", "hdf5"] = option(
-        "tree", "folders of images, or the authors' hdf5 files, which AdvST uses"
+        "tree", "folders of images, or the hdf5 files that the authors also released"
     )
     split: Literal["official", "random"] = option(
         "official", "train and validation: the authors' kfold lists, or DomainBed's random 80/20"

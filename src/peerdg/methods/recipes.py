@@ -73,6 +73,11 @@ RECIPES = {
     ),
     "peer-ema": Recipe("PEER whose task model is the proxy's EMA", "peer", "ema"),
     "peer-sma": Recipe("PEER whose task model is the proxy's mean over steps", "peer", "sma"),
+    "advst-me": Recipe(
+        "AdvST whose maximisation also raises the entropy of predictions",
+        method="advst",
+        options={"advst": {"eta": 10.0}},  # released for PACS; for Digits only as above 0
+    ),
 }
 
 

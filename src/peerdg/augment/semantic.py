@@ -1,0 +1,317 @@
+"""Differentiable image operations: float images in [0, 1], with learnable parameters for each.
+
+The twelve semantics transformations of AdvST with the ranges of its released code: Zheng et al.,
+"AdvST: revisiting data augmentations for single domain generalization", AAAI 2024,
+https://arxiv.org/abs/2312.12720. Warps interpolate bilinearly and are black outside.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from peerdg.augment.curves import equalize, posterize
+from peerdg.augment.geometry import rotate, sampling_grid
+
+Images = Float[Tensor, "b 3 h w"]
+Numbers = Float[Tensor, "b n"]
+T = TypeVar("T")
+
+HOLES = 8
+HOLE_SHARE = 0.2
+"""Side of a hole over the side of the image; the released code has 16 pixels, a fifth of 84."""
+LUMA = (0.2989, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """A differentiable operation and the range of its parameters.
+
+    Args:
+        name: What it is called.
+        apply: From images, parameters `[b, parameters]` inside the range and random numbers
+            `[b, drawn]` in [0, 1) to images, which may leave [0, 1].
+        low: Smallest value of a parameter.
+        high: Largest value of a parameter.
+        parameters: How many learnable numbers each image has.
+        drawn: How many random numbers each image has, which are not learnt.
+        only_first: Whether no other transformation may come before it.
+    """
+
+    name: str
+    apply: Callable[[Images, Numbers, Numbers], Images]
+    low: float = 0.0
+    high: float = 1.0
+    parameters: int = 0
+    drawn: int = 0
+    only_first: bool = False
+
+    def __call__(self, images: Images, parameters: Numbers, drawn: Numbers) -> Images:
+        """Transform images; parameters count as the nearest in range, and so do pixels."""
+        return self.apply(images, parameters.clamp(self.low, self.high), drawn).clamp(0, 1)
+
+
+class Chain:
+    """Transformations one after the other, with parameters of its own for each image.
+
+    Args:
+        transformations: In the order in which they are applied.
+        parameters: For each of them, `[b, its parameters]`.
+        drawn: For each of them, `[b, its random numbers]`.
+    """
+
+    def __init__(
+        self,
+        transformations: Sequence[Transformation],
+        parameters: Sequence[Numbers],
+        drawn: Sequence[Numbers],
+    ) -> None:
+        self.transformations = tuple(transformations)
+        self.parameters = tuple(parameters)
+        self.drawn = tuple(drawn)
+
+    @classmethod
+    def draw(
+        cls,
+        transformations: Sequence[Transformation],
+        images: int,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+    ) -> "Chain":
+        """Draw parameters uniformly in their ranges, and all that is random, on the CPU."""
+        parameters, drawn = [], []
+        for each in transformations:
+            unit = torch.rand(images, each.parameters, generator=generator, device="cpu")
+            parameters.append((each.low + (each.high - each.low) * unit).to(device))
+            unit = torch.rand(images, each.drawn, generator=generator, device="cpu")
+            drawn.append(unit.to(device))
+        return cls(transformations, parameters, drawn)
+
+    @property
+    def learnable(self) -> list[Tensor]:
+        """The parameters of the transformations that have any."""
+        return [parameters for parameters in self.parameters if parameters.numel()]
+
+    def __call__(self, images: Images) -> Images:
+        """Transform as many images as there are rows of parameters."""
+        for each, parameters, drawn in zip(
+            self.transformations, self.parameters, self.drawn, strict=True
+        ):
+            images = each(images, parameters, drawn)
+        return images
+
+
+class Chains:
+    """All ordered chains of distinct transformations, up to a length.
+
+    Args:
+        transformations: What chains are made of.
+        longest: The largest number of transformations in a chain.
+    """
+
+    def __init__(self, transformations: Sequence[Transformation], longest: int = 3) -> None:
+        self.by_length = tuple(
+            tuple(chain for chain in permutations(transformations, length) if _is_allowed(chain))
+            for length in range(1, longest + 1)
+        )
+
+    def draw(
+        self,
+        images: int,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | None = None,
+    ) -> Chain:
+        """Draw a length, a chain of this length, and its parameters, all uniformly."""
+        allowed = _choice(self.by_length, generator)
+        return Chain.draw(_choice(allowed, generator), images, generator=generator, device=device)
+
+
+def semantic_transformations(
+    *, hole_pixels: int | None = None, mean_contrast: bool = False
+) -> tuple[Transformation, ...]:
+    """The twelve of AdvST.
+
+    Args:
+        hole_pixels: Side of cutout's holes; None is a fifth of the image's side. The released code
+            has 16 whatever the image, which leaves little of a digit of 32.
+        mean_contrast: Contrast as in PIL, away from the mean grey; by default pixels are
+            multiplied, which is what the library of the released code calls contrast.
+    """
+    return (
+        Transformation("hsv", _shift_hsv, -1.0, 1.0, parameters=3, only_first=True),
+        Transformation("rotate", _rotate, 0.01, 1.0, parameters=1),
+        Transformation("translate", _translate, -1.0, 1.0, parameters=2),
+        Transformation("invert", _invert, 0.5, 1.0, parameters=1),
+        Transformation("shear", _shear, -0.3, 0.3, parameters=2),
+        Transformation(
+            "contrast", _contrast if mean_contrast else _multiply, 0.1, 1.9, parameters=1
+        ),
+        Transformation("sharpness", _sharpen, 0.0, 1.0, parameters=1),
+        Transformation("solarize-add", _solarize_add, -0.5, 0.5, parameters=1),
+        Transformation("scale", _scale, 0.5, 2.0, parameters=1),
+        Transformation("equalize", _equalize),
+        Transformation("posterize", _posterize, drawn=1),
+        Transformation(
+            "cutout",
+            partial(_cut_out, hole_pixels=hole_pixels),
+            parameters=3,
+            drawn=2 * HOLES,
+        ),
+    )
+
+
+def _is_allowed(chain: Sequence[Transformation]) -> bool:
+    return not any(each.only_first for each in chain[1:])
+
+
+def _choice(options: Sequence[T], generator: torch.Generator | None) -> T:
+    number = torch.randint(len(options), (), generator=generator, device="cpu")
+    return options[int(number)]
+
+
+def _shift_hsv(images: Images, shift: Numbers, drawn: Numbers) -> Images:
+    """Add to hue, in radians, saturation and value.
+
+    As in the released code only the image is clipped: a negative saturation gives the opposite
+    hue, also to grey pixels.
+    """
+    hue, saturation, value = _to_hsv(images)
+    d_hue, d_saturation, d_value = shift[:, :, None, None].unbind(dim=1)  # (b, 1, 1) each
+    return _to_rgb(hue + d_hue * (3 / math.pi), saturation + d_saturation, value + d_value)
+
+
+def _to_hsv(images: Images) -> tuple[Tensor, Tensor, Tensor]:
+    """Hue in sixths of a turn, saturation and value, (b, h, w) each; grey has hue 0."""
+    red, green, blue = images.unbind(dim=1)
+    value, lightest = images.max(dim=1)
+    chroma = value - images.amin(dim=1)
+    safe = torch.where(chroma > 0, chroma, 1)
+    hues = ((green - blue) / safe % 6, (blue - red) / safe + 2, (red - green) / safe + 4)
+    hue = torch.stack(hues, dim=1).gather(1, lightest.unsqueeze(1)).squeeze(1)
+    hue = torch.where(chroma > 0, hue, 0)
+    return hue, chroma / torch.where(value > 0, value, 1), value
+
+
+def _to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Images:
+    """V - V S max(0, min(k, 4 - k, 1)) with k = (n + hue) mod 6, n = 5, 3, 1 for R, G, B."""
+    channels = []
+    for n in (5, 3, 1):
+        k = (n + hue) % 6
+        channels.append(value - value * saturation * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, dim=1)
+
+
+def _rotate(images: Images, turn: Numbers, drawn: Numbers) -> Images:
+    """Turn about the centre, counter-clockwise, by `turn` of a full turn."""
+    height, width = images.shape[-2:]
+    return _warp(images, rotate.matrix(360 * turn.squeeze(1), height, width))
+
+
+def _translate(images: Images, shift: Numbers, drawn: Numbers) -> Images:
+    """Move right and down by `shift` tenths of the image's side."""
+    height, width = images.shape[-2:]
+    pixels = 0.1 * shift * shift.new_tensor([width, height])
+    one = torch.eye(2, dtype=shift.dtype, device=shift.device).expand(len(shift), 2, 2)
+    return _warp(images, torch.cat((one, -pixels.unsqueeze(2)), dim=2))
+
+
+def _shear(images: Images, tangents: Numbers, drawn: Numbers) -> Images:
+    """Move each pixel right by t_x times its row and down by t_y times its column."""
+    height, width = images.shape[-2:]
+    t_x, t_y = tangents.unbind(dim=1)
+    one = torch.ones_like(t_x)
+    back = torch.stack((one, -t_x, -t_y, one), dim=1).view(-1, 2, 2)
+    back = back / (1 - t_x * t_y).view(-1, 1, 1)
+    # The first pixel stays where it is, and it lies here if the centre is (0, 0).
+    fixed = tangents.new_tensor([[(1 - width) / 2], [(1 - height) / 2]])
+    return _warp(images, torch.cat((back, fixed - back @ fixed), dim=2))
+
+
+def _scale(images: Images, factor: Numbers, drawn: Numbers) -> Images:
+    """Enlarge about the centre by `factor`."""
+    back = torch.diag_embed((1 / factor).expand(-1, 2))
+    return _warp(images, F.pad(back, (0, 1)))
+
+
+def _warp(images: Images, matrices: Float[Tensor, "b 2 3"]) -> Images:
+    grid = sampling_grid(matrices, *images.shape[-2:])
+    return F.grid_sample(images, grid, padding_mode="zeros", align_corners=False)
+
+
+def _invert(images: Images, white: Numbers, drawn: Numbers) -> Images:
+    """`white` minus each value."""
+    return white[:, :, None, None] - images
+
+
+def _multiply(images: Images, factor: Numbers, drawn: Numbers) -> Images:
+    """`factor` times each value."""
+    return factor[:, :, None, None] * images
+
+
+def _contrast(images: Images, factor: Numbers, drawn: Numbers) -> Images:
+    """Move away from the mean grey of the image by `factor`."""
+    luma = (images * images.new_tensor(LUMA).view(3, 1, 1)).sum(dim=1, keepdim=True)
+    mean = luma.mean(dim=(2, 3), keepdim=True)
+    return mean + factor[:, :, None, None] * (images - mean)
+
+
+def _sharpen(images: Images, factor: Numbers, drawn: Numbers) -> Images:
+    """From the smoothed image at 0 to the image itself at 1; the border stays, as in PIL."""
+    if min(images.shape[-2:]) <= 2:
+        return images
+    inside = images[:, :, 1:-1, 1:-1]
+    smooth = (9 * F.avg_pool2d(images, 3, stride=1) + 4 * inside) / 13
+    return images + (1 - factor[:, :, None, None]) * F.pad(smooth - inside, (1, 1, 1, 1))
+
+
+def _solarize_add(images: Images, added: Numbers, drawn: Numbers) -> Images:
+    """Add to each value, then invert those of at least a half."""
+    images = (images + added[:, :, None, None]).clamp(0, 1)
+    return torch.where(images < 0.5, images, 1 - images)
+
+
+def _equalize(images: Images, parameters: Numbers, drawn: Numbers) -> Images:
+    """Spread the values of each channel evenly, as PIL does, with the gradient of the identity."""
+    return _straight_through(images, equalize(_bytes(images), drawn))
+
+
+def _posterize(images: Images, parameters: Numbers, drawn: Numbers) -> Images:
+    """Keep the first 1 to 8 bits, with the gradient of the identity."""
+    # The released code draws from 0 to 8; with 0 bits every image is black, whatever its label.
+    bits = 1 + (8 * drawn.squeeze(1).double()).floor()
+    return _straight_through(images, posterize(_bytes(images), bits))
+
+
+def _bytes(images: Images) -> UInt8[Tensor, "b 3 h w"]:
+    return images.detach().mul(255).round().to(torch.uint8)
+
+
+def _straight_through(images: Images, changed: UInt8[Tensor, "b 3 h w"]) -> Images:
+    return images + (changed.to(images.dtype) / 255 - images).detach()
+
+
+def _cut_out(images: Images, fill: Numbers, drawn: Numbers, *, hole_pixels: int | None) -> Images:
+    """Paint eight square holes with one color."""
+    height, width = images.shape[-2:]
+    shorter = min(height, width)
+    side = min(hole_pixels or max(1, int(HOLE_SHARE * shorter)), shorter)
+    y, x = drawn.view(-1, 2, HOLES, 1).unbind(dim=1)  # (b, HOLES, 1) each
+    rows, columns = _covered(y, height, side), _covered(x, width, side)
+    holes = (rows.unsqueeze(3) & columns.unsqueeze(2)).any(dim=1, keepdim=True)  # (b, 1, h, w)
+    return torch.where(holes, fill[:, :, None, None], images)
+
+
+def _covered(place: Tensor, size: int, side: int) -> Tensor:
+    """Along one axis, which pixels lie under each hole, for places in [0, 1)."""
+    start = (place * (size - side + 1)).floor()
+    pixel = torch.arange(size, device=place.device)
+    return (pixel >= start) & (pixel < start + side)

@@ -1,0 +1,228 @@
+"""AdvST: adversarial learning with semantics transformations (AAAI 2024)."""
+
+from typing import NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor, nn
+
+from peerdg.augment.semantic import Chain, Chains, semantic_transformations
+from peerdg.errors import NumericalError
+from peerdg.losses.entropy import entropy
+from peerdg.losses.supcon import supcon
+from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
+from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.methods.settings.advst import Settings
+from peerdg.methods.work import Chunks, Work
+from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_mode
+from peerdg.models.projection import projection_head
+
+
+class AdvST(Method):
+    """Learn from domains made by usual image operations whose parameters make images hard.
+
+    Zheng et al., "AdvST: revisiting data augmentations for single domain generalization", AAAI
+    2024, https://arxiv.org/abs/2312.12720, as in the released code. F = C∘H; a chain A_ω is one to
+    three of twelve differentiable operations (`peerdg.augment.semantic`), with parameters ω for
+    each image. At the end of an epoch, for each mini-batch of the source and a chain drawn for it,
+    RMSprop ascends from random ω, with F in eval mode, on
+
+        CE(F(A_ω(x)), y) - λ · mean[(H(A_ω(x)) - H(x))²] + η · Entropy(F(A_ω(x)))
+
+    until it changes by no more than `tolerance` in a step. All A_ω(x) are one new domain. F learns
+    from the source and the k newest domains, shuffled, with a linear projection R, by
+
+        CE(F(x), y) + β · SupCon(R(H(x)), y) - η_min · Entropy(F(x))
+
+    AdvST-ME is η > 0. Where this departs from the released code:
+
+    - Its ring of domains overwrites the source after a while. Here the source stays.
+    - Its digits are not shuffled, so that each batch is of one domain. Here all batches are mixed.
+    - Cutout's holes are a fifth of the image's side; released are 16 pixels (`cutout`).
+    - Images stay in [0, 1] after each operation, as in its code for photos; its digits leave it.
+    - It draws posterize's bits and cutout's holes anew in every step, holes for a whole batch at
+      once. Here each image keeps its own, so that the stored image is the one that was ascended.
+    - The first step is not compared with an objective of 0 before it.
+    - A batch without two images of one class has no contrastive loss.
+
+    Args:
+        model: F.
+        settings: Every switch of the method.
+        pool: What F learns from; the caller adds and drops what `end_epoch` returns
+            (`TrainingPool.change`).
+        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
+    """
+
+    if_diverged = ", or the weight of the entropy (--advst.eta-min)"
+
+    def __init__(
+        self,
+        model: Classifier,
+        settings: Settings | None = None,
+        *,
+        pool: TrainingPool,
+        chunks: Chunks | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings or Settings()
+        self.model = model
+        self.projection = projection_head(
+            model.feature_dim,
+            self.settings.head_dim,
+            layers=self.settings.head_layers,
+            hidden_dim=self.settings.head_dim,
+            norm="none",
+        )
+        self.pool = pool
+        self.chunks = chunks or Work().chunks
+        transformations = semantic_transformations(
+            hole_pixels=self.settings.hole_pixels,
+            mean_contrast=self.settings.contrast == "mean",
+        )
+        self.chains = Chains(transformations, self.settings.length)
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the training pool."""
+        return cls(model, settings, pool=context.pool, chunks=context.chunks)
+
+    def loss(self, batch: Batch) -> Terms:
+        """The minimisation: cross-entropy, contrastive loss, and entropy as a reward."""
+        h = self.model.features(batch.images)
+        logits = self.model.head(h)
+        ce = F.cross_entropy(logits, batch.labels)
+        contrast = self._contrast(h, batch.labels)
+        undecided = entropy(logits)
+        loss = ce + self.settings.beta * contrast - self.settings.eta_min * undecided
+        return {
+            "loss": loss,
+            "ce": ce.detach(),
+            "contrast": contrast.detach(),
+            "entropy": undecided.detach(),
+        }
+
+    def end_epoch(self, epoch: int) -> Outcome:
+        """Make a domain of the source, if it is time to; the oldest of more than k leaves."""
+        if not self.settings.makes_images(epoch):
+            return Outcome()
+        # Shuffled, since images may be stored by class: a chain must not belong to a class.
+        rows = torch.randperm(len(self.pool.images)).to(self.pool.images.device)
+        made, labels, ascents = [], [], []
+        with in_eval_mode(self.model):
+            for part in self.chunks(rows.split(self.settings.batch_size), "maximising"):
+                x, y = self.pool.clean(part.sort().values)
+                z, ascent = self.maximise(x, y)
+                made.append(z)
+                labels.append(y)
+                ascents.append(ascent)
+        add = PoolImages(torch.cat(made), torch.cat(labels))
+        drop = max(0, len(self.pool.additions) + 1 - self.settings.k)
+        size = len(self.pool) + len(add) - sum(map(len, self.pool.additions[:drop]))
+        return Outcome({"pool_images": size, **_summary(ascents)}, add=add, drop=drop)
+
+    def maximise(
+        self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
+    ) -> tuple[UInt8[Tensor, "n 3 h w"], "AscentRecord"]:
+        """Draw a chain and move its parameters up the objective.
+
+        Returns:
+            What the chain then makes of the images, and how the objective rose.
+
+        Raises:
+            NumericalError: If the objective or the images are not finite.
+        """
+        x = images.float() / 255
+        chain = self.chains.draw(len(x), device=x.device)
+        ascent = self.ascend(chain, x, labels)
+        with torch.no_grad():
+            made = chain(x)
+        if not torch.isfinite(made).all():
+            raise self._diverged()
+        return made.mul(255).round().to(torch.uint8), ascent
+
+    def ascend(
+        self, chain: Chain, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
+    ) -> "AscentRecord":
+        """All steps of the maximisation, which changes the parameters of `chain`."""
+        learnable = [parameters.requires_grad_() for parameters in chain.learnable]
+        if not learnable:
+            return AscentRecord(0, 0.0)
+        with torch.no_grad():
+            features = self.model.features(x)
+        optimizer = torch.optim.RMSprop(learnable, lr=self.settings.rate, maximize=True)
+        values: list[float] = []
+        for _ in self.chunks(range(self.settings.steps), "ascending"):
+            with torch.enable_grad():
+                objective = self.objective(chain(x), features, labels)
+                gradients = torch.autograd.grad(objective, learnable)
+            if not torch.isfinite(objective):
+                raise self._diverged()
+            for parameters, gradient in zip(learnable, gradients, strict=True):
+                parameters.grad = gradient
+            optimizer.step()
+            values.append(float(objective.detach()))
+            if len(values) > 1 and abs(values[-1] - values[-2]) <= self.settings.tolerance:
+                break
+        return AscentRecord(len(values), values[-1] - values[0])
+
+    def objective(
+        self,
+        images: Float[Tensor, "n 3 h w"],
+        features: Float[Tensor, "n dim"],
+        labels: Int64[Tensor, " n"],
+    ) -> Float[Tensor, ""]:
+        """What the maximisation ascends: transformed images against features of their origin."""
+        h = self.model.features(images)
+        logits = self.model.head(h)
+        ce, distance = F.cross_entropy(logits, labels), F.mse_loss(h, features)
+        return ce - self.settings.lam * distance + self.settings.eta * entropy(logits)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; with `frozen_statistics`, batch normalisation stays in eval mode."""
+        super().train(mode)
+        if self.settings.frozen_statistics:
+            for part in self.model.modules():
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.eval()
+        return self
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
+
+    @property
+    def recalibrated(self) -> frozenset[str]:
+        """All, if statistics are frozen: weights were trained for these, and for no others."""
+        is_frozen = self.settings.frozen_statistics and has_batch_statistics(self.model)
+        return frozenset(self.observed) if is_frozen else frozenset()
+
+    def _contrast(self, h: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> Tensor:
+        if len(labels.unique()) == len(labels):
+            return h.new_zeros(())
+        return supcon(self.projection(h), labels, tau=self.settings.tau)
+
+    def _diverged(self) -> NumericalError:
+        return NumericalError(
+            "The maximisation that makes new images is not finite.",
+            hint="Lower its rate (--advst.rate), or the learning rate (--train.lr).",
+            details={"rate": self.settings.rate, "lam": self.settings.lam},
+        )
+
+
+class AscentRecord(NamedTuple):
+    """How the maximisation of one mini-batch went."""
+
+    steps: int
+    rise: float  # of the objective, from the first step to the last
+
+
+def _summary(ascents: list[AscentRecord]) -> dict[str, float]:
+    """Means over the mini-batches whose chain has something to learn."""
+    ascents = [ascent for ascent in ascents if ascent.steps]
+    count = max(1, len(ascents))
+    return {
+        "ascent_steps": sum(ascent.steps for ascent in ascents) / count,
+        "objective_rise": sum(ascent.rise for ascent in ascents) / count,
+    }

@@ -1,0 +1,511 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import peerdg
+from peerdg.augment.semantic import Chain, semantic_transformations
+from peerdg.errors import ConfigError, NumericalError, Stopped
+from peerdg.methods.advst import AdvST
+from peerdg.methods.base import Batch
+from peerdg.methods.pool import TrainingPool
+from peerdg.methods.settings.advst import Settings
+from peerdg.models.classifier import Classifier
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.plan import run_plan
+from peerdg.run.settings import resolve
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.methods.adversarial import assert_equal, epochs_of, interrupt_part, interrupt_step
+
+N = 24
+OPERATIONS = {each.name: each for each in semantic_transformations()}
+
+
+def make(model: Classifier | None = None, *, n: int = N, **settings: Any) -> AdvST:
+    domain = tiny_domain(n=n)
+    settings = {"steps": 5, "batch_size": 10, "head_dim": 6, **settings}
+    pool = TrainingPool(domain.images, domain.labels)
+    return AdvST(model or tiny_classifier(), Settings(**settings), pool=pool)
+
+
+def floats(advst: AdvST, n: int | None = None) -> tuple[Tensor, Tensor]:
+    return advst.pool.images[:n] / 255, advst.pool.labels[:n]
+
+
+def fixed_chain(*names: str, images: int, seed: int = 0) -> Chain:
+    """One with known operations; drawn again, it is the same."""
+    generator = torch.Generator().manual_seed(seed)
+    return Chain.draw([OPERATIONS[name] for name in names], images, generator=generator)
+
+
+# The minimisation
+
+
+@torch.no_grad()
+def written_out(advst: AdvST, images: Tensor, labels: Tensor) -> dict[str, float]:
+    """Each term of the loss as a plain loop over images."""
+    s, n = advst.settings, len(images)
+    h = advst.model.encoder(images / 255)
+    logits, z = advst.model.head(h).double(), advst.projection(h).double()
+    p = logits.exp() / logits.exp().sum(1, keepdim=True)
+    ce = -sum(math.log(p[i, labels[i]]) for i in range(n)) / n
+    entropy = -sum(float((row * row.log()).sum()) for row in p) / n
+    z = z / z.norm(dim=1, keepdim=True)
+    anchors = []
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        total = sum(math.exp(float(z[i] @ z[j]) / s.tau) for j in others)
+        own = [
+            float(z[i] @ z[j]) / s.tau - math.log(total) for j in others if labels[i] == labels[j]
+        ]
+        if own:
+            anchors.append(-sum(own) / len(own))
+    contrast = sum(anchors) / len(anchors)
+    loss = ce + s.beta * contrast - s.eta_min * entropy
+    return {"loss": loss, "ce": ce, "contrast": contrast, "entropy": entropy}
+
+
+def test_the_loss_is_its_equation():
+    advst = make(beta=0.7, eta_min=0.3, tau=0.2)
+    images, labels = advst.pool.images[:9], advst.pool.labels[:9].clone()
+    labels[0] = 2  # unequal numbers of positives
+    terms = advst.loss(Batch(images, labels))
+    expected = written_out(advst, images, labels)
+    assert {name: float(value.detach()) for name, value in terms.items()} == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_the_projection_is_linear_or_an_mlp_without_normalisation():
+    assert [type(part) for part in make().projection] == [torch.nn.Linear]
+    layers = list(make(head_layers=2).projection)
+    assert [type(part) for part in layers] == [torch.nn.Linear, torch.nn.ReLU, torch.nn.Linear]
+    assert (layers[0].out_features, layers[2].out_features) == (6, 6)
+
+
+def test_a_batch_without_two_images_of_a_class_has_no_contrastive_loss():
+    advst = make()
+    terms = advst.loss(Batch(advst.pool.images[:3], torch.tensor([0, 1, 2])))
+    assert float(terms["contrast"]) == 0
+    torch.testing.assert_close(
+        terms["loss"].detach(), terms["ce"] - advst.settings.eta_min * terms["entropy"]
+    )
+    terms["loss"].backward()
+    assert advst.projection[0].weight.grad is None
+
+
+# The maximisation
+
+
+def written_objective(advst: AdvST, x: Tensor, images: Tensor, y: Tensor) -> Tensor:
+    s, model = advst.settings, advst.model
+    h = model.encoder(images)
+    p = model.head(h).softmax(1)
+    ce = -p[torch.arange(len(y)), y].log().mean()
+    distance = ((h - model.encoder(x).detach()) ** 2).sum() / h.numel()
+    return ce - s.lam * distance - s.eta * (p * p.log()).sum(1).mean()
+
+
+def test_the_objective_is_its_equation():
+    advst = make(lam=3.0, eta=0.4)
+    x, y = floats(advst)
+    features = advst.model.features(x).detach()
+    got = advst.objective(1 - x, features, y)
+    torch.testing.assert_close(got, written_objective(advst, x, 1 - x, y))
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.02])
+def test_the_ascent_equals_rmsprop_written_out(tolerance: float):
+    advst = make(lam=1.0, eta=0.2, rate=0.01, steps=8, tolerance=tolerance)
+    advst.model.eval()
+    x, y = floats(advst)
+    names = ("hsv", "translate", "invert")
+    chain, own = (fixed_chain(*names, images=N) for _ in range(2))
+    record = advst.ascend(chain, x, y)
+    parameters = list(own.parameters)
+    squares = [torch.zeros_like(p) for p in parameters]
+    values: list[float] = []
+    for _ in range(8):
+        parameters = [p.detach().requires_grad_() for p in parameters]
+        images = Chain(own.transformations, parameters, own.drawn)(x)
+        objective = written_objective(advst, x, images, y)
+        gradients = torch.autograd.grad(objective, parameters)
+        squares = [0.99 * v + 0.01 * g**2 for v, g in zip(squares, gradients, strict=True)]
+        parameters = [
+            p + 0.01 * g / (v.sqrt() + 1e-8)
+            for p, g, v in zip(parameters, gradients, squares, strict=True)
+        ]
+        values.append(float(objective.detach()))
+        if len(values) > 1 and abs(values[-1] - values[-2]) <= tolerance:
+            break
+    assert record.steps == len(values)
+    assert (record.steps < 8) == (tolerance > 0)
+    assert record.rise == pytest.approx(values[-1] - values[0], abs=1e-5)
+    for got, expected in zip(chain.parameters, parameters, strict=True):
+        torch.testing.assert_close(got.detach(), expected.detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_maximisation_raises_the_objective(seed: int):
+    """With steps that are small for the ranges, whatever chain is drawn."""
+    advst = make(lam=1.0, eta=0.1, rate=0.002, steps=10, tolerance=0.0)
+    advst.model.eval()
+    x, y = floats(advst)
+    chain = advst.chains.draw(N, generator=torch.Generator().manual_seed(seed))
+    features = advst.model.features(x).detach()
+    with torch.no_grad():
+        before = float(advst.objective(chain(x), features, y))
+    advst.ascend(chain, x, y)
+    with torch.no_grad():
+        after = float(advst.objective(chain(x), features, y))
+    assert after > before if chain.learnable else after == before
+
+
+def test_the_penalty_keeps_features_near_and_entropy_is_raised():
+    model = tiny_classifier().eval()
+    near, undecided = [], []
+    for lam, eta in ((0.0, 0.0), (1000.0, 0.0), (0.0, 100.0)):
+        advst = make(model, lam=lam, eta=eta, rate=0.005, steps=40, tolerance=0.0)
+        x, y = floats(advst)
+        chain = fixed_chain("hsv", images=N)
+        advst.ascend(chain, x, y)
+        with torch.no_grad():
+            made = chain(x)
+            near.append(float((model.features(made) - model.features(x)).square().mean()))
+            p = model(made).softmax(1)
+            undecided.append(float(-(p * p.log()).sum(1).mean()))
+    assert near[1] < near[0] / 2
+    assert undecided[2] > undecided[0]
+
+
+def test_it_ends_with_a_small_change_or_after_the_last_step():
+    for tolerance, steps in ((1e9, 2), (0.0, 5)):
+        advst = make(tolerance=tolerance, rate=0.001)
+        x, y = floats(advst)
+        chain = fixed_chain("hsv", images=N)
+        assert advst.ascend(chain, x, y).steps == steps
+
+
+def test_a_chain_with_nothing_to_learn_takes_no_steps():
+    advst = make()
+    x, y = floats(advst)
+    record = advst.ascend(fixed_chain("equalize", "posterize", images=N), x, y)
+    assert record == (0, 0.0)
+
+
+def test_what_is_stored_is_the_chain_after_the_ascent_in_8_bits(monkeypatch: pytest.MonkeyPatch):
+    advst = make()
+    x, y = floats(advst)
+    chain = fixed_chain("rotate", "contrast", images=N)
+    monkeypatch.setattr(advst.chains, "draw", lambda *args, **kwargs: chain)
+    made, record = advst.maximise(advst.pool.images, y)
+    assert record.steps > 1
+    with torch.no_grad():
+        assert torch.equal(made, (chain(x) * 255).round().byte())
+    start = (fixed_chain("rotate", "contrast", images=N)(x) * 255).round().byte()
+    assert not torch.equal(made, start)
+
+
+def test_numbers_that_are_not_finite_are_an_error():
+    advst = make()
+    with torch.no_grad():
+        advst.model.head.bias.fill_(torch.nan)
+    with pytest.raises(NumericalError, match="maximisation") as caught:
+        advst.ascend(fixed_chain("hsv", images=N), *floats(advst))
+    assert caught.value.exit_code == 6
+    assert "--advst.rate" in (caught.value.hint or "")
+
+
+def test_a_huge_rate_leaves_parameters_at_the_ends_of_their_ranges():
+    advst = make(rate=1e30)
+    torch.manual_seed(0)
+    for _ in range(10):
+        made, _ = advst.maximise(advst.pool.images, advst.pool.labels)
+        assert made.shape == advst.pool.images.shape
+
+
+# Domains
+
+
+def untouched(images: int, **_: Any) -> Chain:
+    """A chain that leaves images as they are."""
+    empty = torch.zeros(images, 0)
+    return Chain([OPERATIONS["contrast"]], [torch.ones(images, 1)], [empty])
+
+
+def test_a_domain_has_each_image_of_the_source_once_with_its_label(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    advst = make(rate=1e-9)
+    monkeypatch.setattr(advst.chains, "draw", untouched)
+    add = advst.end_epoch(0).add
+    rows = [
+        next(i for i in range(N) if torch.equal(image, advst.pool.images[i]))
+        for image in add.images
+    ]
+    assert sorted(rows) == list(range(N))
+    assert rows != sorted(rows)
+    assert torch.equal(add.labels, advst.pool.labels[rows])
+
+
+def test_each_mini_batch_has_a_chain_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    advst, sizes = make(steps=1), []
+    draw = advst.chains.draw
+
+    def noted(images: int, **rest: Any) -> Chain:
+        sizes.append(images)
+        return draw(images, **rest)
+
+    monkeypatch.setattr(advst.chains, "draw", noted)
+    advst.end_epoch(0)
+    assert sizes == [10, 10, 4]
+
+
+def test_domains_are_made_of_the_source_alone(monkeypatch: pytest.MonkeyPatch):
+    """Not of domains that were made before."""
+    advst = make(k=2, rate=1e-9)
+    monkeypatch.setattr(advst.chains, "draw", untouched)
+    for epoch in range(3):
+        outcome = advst.end_epoch(epoch)
+        assert len(outcome.add) == N
+        black = peerdg.methods.pool.PoolImages(
+            torch.zeros_like(outcome.add.images), outcome.add.labels
+        )
+        assert outcome.add.images.sum() == advst.pool.images.sum()
+        advst.pool.change(black, drop=outcome.drop)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"k": 2}, [6, 12, 18, 18, 18, 18]),
+        ({"k": 1}, [6, 12, 12, 12, 12, 12]),
+        ({"k": 9}, [6, 12, 18, 24, 30, 36]),
+        ({"k": 1, "every": 2}, [6, 6, 12, 12, 12, 12]),
+    ],
+)
+def test_the_pool_is_a_ring_of_k_domains_with_the_source_pinned(
+    settings: dict[str, int], expected: list[int]
+):
+    advst = make(steps=1, n=6, **settings)
+    source, sizes, made = advst.pool.images.clone(), [], []
+    for epoch in range(6):
+        sizes.append(len(advst.pool))
+        outcome = advst.end_epoch(epoch)
+        if outcome.add is not None:
+            made.append(outcome.add)
+        advst.pool.change(outcome.add, drop=outcome.drop)
+        if outcome.add is not None:
+            assert outcome.records["pool_images"] == len(advst.pool)
+        assert advst.pool.additions == tuple(made[-settings["k"] :])
+        assert torch.equal(advst.pool.clean(torch.arange(6))[0], source)
+    assert sizes == expected
+    changes = Settings(**settings).pool_changes(6, 6)
+    foretold = [6 + sum(c.added - c.dropped for c in changes[:epoch]) for epoch in range(6)]
+    assert foretold == expected
+
+
+def test_records_are_means_over_chains_that_learn(monkeypatch: pytest.MonkeyPatch):
+    advst = make(tolerance=0.0, rate=0.001)
+    names = iter([("equalize",), ("hsv",), ("contrast",)])
+    monkeypatch.setattr(
+        advst.chains, "draw", lambda images, **rest: fixed_chain(*next(names), images=images)
+    )
+    rises = []
+    ascend = advst.ascend
+    monkeypatch.setattr(advst, "ascend", lambda *args: rises.append(ascend(*args)) or rises[-1])
+    records = advst.end_epoch(0).records
+    assert records["ascent_steps"] == 5
+    assert records["objective_rise"] == pytest.approx((rises[1].rise + rises[2].rise) / 2)
+
+
+def test_the_network_is_left_as_it_was():
+    model = tiny_classifier(batch_norm=True, dropout=0.5)
+    advst = make(model, frozen_statistics=False).train()
+    before = {name: value.clone() for name, value in advst.state_dict().items()}
+    advst.end_epoch(0)
+    assert all(part.training for part in model.modules())
+    assert all(p.grad is None for p in advst.parameters())
+    assert all(torch.equal(before[name], value) for name, value in advst.state_dict().items())
+
+
+def test_dropout_and_batch_statistics_are_off_while_images_are_made():
+    model = tiny_classifier(batch_norm=True, dropout=0.5)
+    advst, made = make(model, frozen_statistics=False).train(), []
+    seen: list[bool] = []
+    handle = model.encoder.register_forward_pre_hook(
+        lambda *_: seen.append(any(part.training for part in model.modules()))
+    )
+    for _ in range(2):
+        torch.manual_seed(5)
+        made.append(advst.end_epoch(0).add.images)
+    handle.remove()
+    assert torch.equal(*made)
+    assert seen and not any(seen)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_batch_statistics_follow_the_images_unless_they_are_frozen(frozen: bool):
+    model = tiny_classifier(batch_norm=True)
+    advst = make(model, frozen_statistics=frozen).train()
+    before = model.encoder.norm.running_mean.clone()
+    advst.loss(Batch(advst.pool.images, advst.pool.labels))["loss"].backward()
+    assert torch.equal(model.encoder.norm.running_mean, before) == frozen
+    assert model.encoder.norm.weight.grad.abs().sum() > 0
+    assert model.encoder.drop.training
+    assert advst.recalibrated == (frozenset({"model"}) if frozen else frozenset())
+    assert make(frozen_statistics=frozen).recalibrated == frozenset()
+
+
+# Options
+
+
+def test_holes_as_large_as_the_image_are_refused():
+    Settings(cutout="absolute").check_images(17)
+    Settings().check_images(12)
+    with pytest.raises(ConfigError, match="cover all of an image of 16 x 16"):
+        Settings(cutout="absolute").check_images(16)
+
+
+def test_switches_reach_the_operations():
+    x = tiny_domain(n=1).images / 255
+
+    def made(name: str, **settings: Any) -> Tensor:
+        chains = make(**settings).chains
+        (each,) = next(c for c in chains.by_length[0] if c[0].name == name)
+        chain = Chain.draw([each], 1, generator=torch.Generator().manual_seed(0))
+        return chain(F.interpolate(x, size=32))
+
+    assert not torch.equal(made("contrast"), made("contrast", contrast="mean"))
+    changed = [made("cutout", cutout=kind) for kind in ("scaled", "absolute")]
+    plain = F.interpolate(x, size=32)
+    scaled, absolute = (float((image != plain).any(1).float().mean()) for image in changed)
+    assert 36 / 1024 <= scaled <= 8 * 36 / 1024
+    assert absolute > 256 / 1024
+    assert len(make(length=2).chains.by_length) == 2
+
+
+def test_a_domain_that_no_epoch_learns_from_is_worth_a_note():
+    assert Settings().notes(2) == []
+    assert Settings(every=5).notes(6) == []
+    assert "none is learnt from" in Settings(every=5).notes(5)[0]
+
+
+def test_advst_me_is_advst_with_entropy_in_the_maximisation():
+    config = resolve({"method": "advst-me", "benchmark": "digits-mini", "budget": "quick"})
+    plain = resolve({"method": "advst", "benchmark": "digits-mini", "budget": "quick"})
+    assert (config.method, config.recipe) == ("advst", "advst-me")
+    assert plain.method_settings.eta == 0 < config.method_settings.eta
+
+
+# Whole runs
+
+EPOCHS = 5
+
+
+def options(**settings: Any) -> dict[str, Any]:
+    own = {"k": 2, "steps": 3, "batch_size": 10, "head_dim": 6, "eta_min": 0.1, **settings}
+    return {
+        "method": "advst",
+        "advst": own,
+        "checkpoint_minutes": 0,
+        "pretrain": {"epochs": 1, "batch_size": 8},
+        "train": {"epochs": EPOCHS, "batch_size": 8, "lr": 0.02},
+        "evaluate_every": 2,
+    }
+
+
+def fit(out: Path, *, existing: Any = "refuse", **settings: Any) -> None:
+    model = tiny_classifier(batch_norm=True, dropout=0.3)
+    peerdg.fit(
+        tiny_splits(),
+        out=out,
+        model=model,
+        existing=existing,
+        progress=False,
+        **options(**settings),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("advst") / "whole"
+    fit(out)
+    return out
+
+
+def test_a_run_learns_from_the_source_and_the_newest_domains(whole: Path):
+    assert [r["pool_images"] for r in epochs_of(whole)] == [48, 72, 72, 72, 72]
+    assert all(1 <= r["ascent_steps"] <= 3 for r in epochs_of(whole))
+    plan = run_plan(resolve({"benchmark": "own-data", **options()}), 24).phases[-1]
+    assert [plan.steps_of(epoch) for epoch in range(EPOCHS)] == [3, 6, 9, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "epoch", "pool"),
+    [
+        (1, "maximising", 0, 0),
+        (2, "ascending", 0, 0),
+        (3 + 2, "maximising", 1, 1),
+        (3 + 3 + 3 + 2, "maximising", 3, 2),
+    ],
+)
+def test_stopped_inside_the_maximisation_it_goes_on_from_the_last_step_and_ends_equal(
+    tmp_path: Path, whole: Path, count: int, of: str, epoch: int, pool: int
+):
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_part(patch, count, of=(of,))
+        with pytest.raises(Stopped):
+            fit(out)
+    state = load_checkpoint(checkpoints(out / "checkpoint")[-1]).state
+    assert (state["phase"], state["epoch"]) == ("train", epoch)
+    assert state["step"] == [3, 6, 9, 9, 9][epoch]
+    assert len(state["pool"]) == pool
+    fit(out, existing="resume")
+    assert_equal(out, whole)
+
+
+@pytest.mark.parametrize("step", [3 + 3 + 6 + 9 + 1, 3 + 3 + 6 + 9 + 9 + 4])
+def test_stopped_right_after_the_ring_dropped_a_domain_it_ends_equal(
+    tmp_path: Path, whole: Path, step: int
+):
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_step(patch, step)
+        with pytest.raises(Stopped):
+            fit(out)
+    fit(out, existing="resume")
+    assert_equal(out, whole)
+
+
+def test_every_switch_resumes_exactly(tmp_path: Path):
+    switches = {"eta": 10.0, "every": 2, "k": 1, "frozen_statistics": False, "contrast": "mean"}
+    fit(tmp_path / "whole", **switches)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_part(patch, 4, of=("maximising",))
+        with pytest.raises(Stopped):
+            fit(tmp_path / "run", **switches)
+    fit(tmp_path / "run", existing="resume", **switches)
+    assert_equal(tmp_path / "run", tmp_path / "whole")
+
+
+def test_it_works_in_a_plain_loop():
+    """As in its card."""
+    domain, model = tiny_domain(), tiny_classifier()
+    pool = TrainingPool(domain.images, domain.labels)
+    advst = AdvST(model, Settings(k=2, steps=2), pool=pool)
+    optimizer = torch.optim.Adam(advst.parameters(), lr=1e-2)
+    for epoch in range(4):
+        advst.train()
+        for rows in torch.randperm(len(pool)).split(8):
+            optimizer.zero_grad()
+            advst.loss(Batch(*pool.clean(rows)))["loss"].backward()
+            optimizer.step()
+        outcome = advst.end_epoch(epoch)
+        pool.change(outcome.add, drop=outcome.drop)
+    assert len(pool) == 3 * N
