@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerdg.errors import DamagedError
 from peerdg.evaluate import detail
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.calibration import calibration
@@ -134,3 +135,11 @@ def test_calibration_equals_the_definition_bin_by_bin(answers):
     assert found.error == pytest.approx(error, abs=1e-9)
     assert sum(part.n for part in found.bins) == len(answers)
     assert len(found.bins) == bins
+
+
+def test_a_network_that_fails_is_left_in_the_mode_it_was_in():
+    model = tiny_classifier().train()
+    model.head = torch.nn.Linear(1, 3)  # takes no features
+    with pytest.raises(DamagedError):
+        evaluate_in_detail(model, tiny_domain())
+    assert all(part.training for part in model.modules())

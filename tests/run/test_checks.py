@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import peerdg
-from peerdg.errors import OutputError
+from peerdg.errors import DataError, OutputError
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.checks import check_fit
 from peerdg.run.folder import RunFolder
 from peerdg.run.settings import RunConfig
 from tests.conftest import tiny_classifier, tiny_splits
@@ -94,3 +96,11 @@ def test_space_is_asked_for_the_epochs_that_fit_into_the_minutes(
             fit(tmp_path / str(number), **given, **time)
     long, short, fitted = asked
     assert fitted == short < long
+
+
+def test_a_network_that_cannot_take_the_images_is_left_in_the_mode_it_was_in():
+    model = tiny_classifier().train()
+    model.head = torch.nn.Linear(1, 3)  # takes no features
+    with pytest.raises(DataError, match="cannot take the 12 x 12 images"):
+        check_fit(model, tiny_splits(), 12)
+    assert all(part.training for part in model.modules())

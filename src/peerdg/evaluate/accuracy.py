@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from peerdg.augment.base import resize
 from peerdg.data.domain import Domain
-from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass
+from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass, in_eval_mode
 
 
 @torch.inference_mode()
@@ -34,18 +34,14 @@ def evaluate_domain(
     device = model.head.weight.device
     correct = torch.zeros((), dtype=torch.int64, device=device)
     loss = torch.zeros((), dtype=torch.float64, device=device)
-    was_training = model.training
-    model.eval()
     chunks = zip(domain.images.split(batch), domain.labels.split(batch), strict=True)
-    try:
+    with in_eval_mode(model):
         for images, labels in chunks:
             before_chunk()
             labels = labels.to(device)
             logits = model(resize(images.to(device), size))
             correct += (logits.argmax(1) == labels).sum()
             loss += F.cross_entropy(logits, labels, reduction="sum")
-    finally:
-        model.train(was_training)
     n = len(domain)
     return {
         "n": n,

@@ -10,7 +10,7 @@ from peerdg.data.domain import Domain
 from peerdg.evaluate.calibration import Calibration, calibration
 from peerdg.evaluate.interval import wilson
 from peerdg.evaluate.predictions import answer
-from peerdg.models.classifier import Classifier, images_per_pass
+from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
 
 WORST = 12  # mistakes that are kept
 
@@ -172,9 +172,8 @@ def evaluate_in_detail(
         size: Side to which images are resized; None leaves them as they are.
         worst: How many mistakes to keep.
     """
-    was_training = model.training
-    answers = _answers(model.eval(), domain, size or domain.image_size[0])
-    model.train(was_training)
+    with in_eval_mode(model):
+        answers = _answers(model, domain, size or domain.image_size[0])
     labels, predicted = domain.labels.cpu(), answers.labels
     n = len(model.classes)
     confusion = torch.bincount(labels * n + predicted, minlength=n * n).view(n, n)

@@ -15,7 +15,7 @@ from peerdg.export.formats import FACTS, Format, require_packages
 from peerdg.export.program import write_onnx, write_program
 from peerdg.export.weights import origin_of, write_weights
 from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, writing
-from peerdg.models.classifier import Classifier
+from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.run.card import CARD, model_card
 from peerdg.version import __version__
 
@@ -58,24 +58,19 @@ def export_model(
             differently; then nothing is left.
     """
     require_packages(format)
-    was_training = model.training
-    model.eval()
-    try:
-        with _place(output, format, overwrite) as (folder, names):
-            run = _write(model, description, folder / names.model, format)
-            difference = require_same_answers(model, run, size=description["image_size"])
-            about = _about(model, description, format)
-            text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
-            (folder / names.about).write_text(text, "utf-8")
-            card = model_card(
-                description,
-                load=_how_to_load(model, description, names.model, format),
-                remarks=_remarks(description, format, difference),
-                normalises=_normalises(model, description, format),
-            )
-            (folder / names.card).write_text(card, "utf-8")
-    finally:
-        model.train(was_training)
+    with in_eval_mode(model), _place(output, format, overwrite) as (folder, names):
+        run = _write(model, description, folder / names.model, format)
+        difference = require_same_answers(model, run, size=description["image_size"])
+        about = _about(model, description, format)
+        text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
+        (folder / names.about).write_text(text, "utf-8")
+        card = model_card(
+            description,
+            load=_how_to_load(model, description, names.model, format),
+            remarks=_remarks(description, format, difference),
+            normalises=_normalises(model, description, format),
+        )
+        (folder / names.card).write_text(card, "utf-8")
     where = output.parent if _is_file(output, format) else output
     return Exported(where / names.model, tuple(where / name for name in names), difference)
 

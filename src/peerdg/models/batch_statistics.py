@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from peerdg.errors import DataError
+from peerdg.models.classifier import in_eval_mode
 
 
 @torch.no_grad()
@@ -71,23 +72,20 @@ def recalibrated(
 @contextmanager
 def _measuring(model: nn.Module, layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
     """Statistics are reset and then follow the batches; an error leaves them as they were."""
-    modes = {part: part.training for part in model.modules()}
     momenta = [layer.momentum for layer in layers]
     before = _statistics(layers)
     try:
-        model.eval()
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.train()
-        yield
+        with in_eval_mode(model):
+            for layer in layers:
+                layer.reset_running_stats()
+                layer.train()
+            yield
     except BaseException:
         _restore(before)
         raise
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        for part, training in modes.items():
-            part.training = training
 
 
 def _normalisation_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

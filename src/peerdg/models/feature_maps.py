@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
-from peerdg.models.classifier import Classifier
+from peerdg.models.classifier import Classifier, in_eval_mode
 
 OUTPUT = "."
 """Names the encoder itself: its features H(x)."""
@@ -142,16 +142,14 @@ def _watch(model: Classifier, size: int) -> _Calls:
     """What each module that gives one tensor in a pass does with one black image."""
     names = [OUTPUT, *(name for name, _ in model.encoder.named_modules() if name)]
     ended: list[tuple[str, _Call | None]] = []
-    modes = {part: part.training for part in model.modules()}
     device = model.head.weight.device
     with ExitStack() as stack:
         for name in names:
             hook = _module(model, name).register_forward_hook(_note_call(name, ended))
             stack.callback(hook.remove)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        model.eval().features(torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device))
-    for part, training in modes.items():
-        part.training = training
+        stack.enter_context(in_eval_mode(model))
+        model.features(torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device))
     count = Counter(name for name, _ in ended)
     return {name: call for name, call in ended if call is not None and count[name] == 1}
 

@@ -165,6 +165,38 @@ def adapt_network(config: RunConfig, network: Classifier, phase: str) -> Classif
         return method.adapt(network, config.method_settings)
 
 
+def _context(
+    config: RunConfig, source: Source, *, images: int, validation: Domain | None
+) -> RunContext:
+    """What the run offers to its method; `images` of the source in all."""
+    settings = config.augment
+    augment = Policy.named(
+        settings.policy,
+        num_ops=2 if settings.num_ops is None else settings.num_ops,
+        magnitude=9 if settings.magnitude is None else settings.magnitude,
+        operations=settings.operations,
+        absolute_pixels=settings.absolute_pixels,
+        seed=config.main_seed,
+    )
+    steps = steps_per_epoch(config.train, images)
+    seen = steps * config.train.batch_size
+    return RunContext(
+        seed=config.main_seed,
+        augment=augment,
+        average=config.average,
+        clean=source.clean,
+        pool=source.pool,
+        batch_statistics=config.batch_statistics,
+        passes=seen / images if source.repeats else 0,
+        period=config.method_settings.period,
+        epochs=config.train.epochs,
+        steps=steps,
+        image_size=source.size,
+        validation_loss=_validation_loss(validation, source.size),
+        load_model=load_teacher,
+    )
+
+
 def build_method(
     config: RunConfig,
     model: Classifier,
@@ -182,33 +214,7 @@ def build_method(
         images: How many there are in all, if `source` is a sample.
         validation: The source's validation images, if there are any.
     """
-    settings = config.augment
-    augment = Policy.named(
-        settings.policy,
-        num_ops=2 if settings.num_ops is None else settings.num_ops,
-        magnitude=9 if settings.magnitude is None else settings.magnitude,
-        operations=settings.operations,
-        absolute_pixels=settings.absolute_pixels,
-        seed=config.main_seed,
-    )
-    images = images or len(source)
-    steps = steps_per_epoch(config.train, images)
-    seen = steps * config.train.batch_size
-    context = RunContext(
-        seed=config.main_seed,
-        augment=augment,
-        average=config.average,
-        clean=source.clean,
-        pool=source.pool,
-        batch_statistics=config.batch_statistics,
-        passes=seen / images if source.repeats else 0,
-        period=config.method_settings.period,
-        epochs=config.train.epochs,
-        steps=steps,
-        image_size=source.size,
-        validation_loss=_validation_loss(validation, source.size),
-        load_model=load_teacher,
-    )
+    context = _context(config, source, images=images or len(source), validation=validation)
     kind: type[Method] = implementation_of(config.method)
     method = kind.build(model, config.method_settings, context)
     watched = (*config.average.kind[kind.averages_used :], *config.average.also)

@@ -103,10 +103,7 @@ def execute(
         class_map = parse_class_map(config.data.class_map)
         splits = match_classes(splits, classes, class_map=class_map)
     if run.done:
-        if run.may_renew:
-            splits = splits or load_splits(config, classes)
-        if splits is not None:
-            check_manifest(config, run, splits)
+        splits = _check_finished(config, run, splits, classes)
     if run.done:  # still: new data may have started it anew
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
@@ -133,6 +130,20 @@ def execute(
         recalibrate(deployed, parts.source.clean)  # as it was evaluated; training is over
     finish(config, run, method, parts.splits, parts.source.size, time.perf_counter() - began)
     return deployed
+
+
+def _check_finished(
+    config: RunConfig, run: RunFolder, splits: Splits | None, classes: tuple[str, ...] | None
+) -> Splits | None:
+    """See whether a finished run learnt from this data, as far as it is at hand; return the data.
+
+    A run that may be renewed is started anew if it did not.
+    """
+    if run.may_renew:
+        splits = splits or load_splits(config, classes)
+    if splits is not None:
+        check_manifest(config, run, splits)
+    return splits
 
 
 @dataclass(frozen=True)

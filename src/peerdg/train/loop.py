@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 from torch import Tensor
 
 from peerdg.errors import DamagedError
-from peerdg.methods.base import Method
+from peerdg.methods.base import Batch, Method
 from peerdg.models.classifier import Classifier
 from peerdg.rng import seeded
 from peerdg.stages import Activity, stage
@@ -140,63 +140,105 @@ def run_phase(
         Stopped: After saving, if asked to stop.
         NumericalError: Before anything not finite reaches a weight.
     """
-    settings, progress = phase.settings, services.progress
-    optimizers = make_optimizers(method, settings)
-    state = TrainState(phase.name, method, optimizers, pool=source.pool)
+    settings = phase.settings
+    state = TrainState(phase.name, method, make_optimizers(method, settings), pool=source.pool)
     guard = Guard(state)
     services.checkpoints.restore(state)
     steps = steps_per_epoch(settings, len(source))
     _check_position(state, epochs=settings.epochs, steps=steps)
-    progress.start_phase(
+    services.progress.start_phase(
         phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
     )
-    between_steps = partial(_between_steps, source, state, services)
+    training = _Training(phase, state, source, guard, seed, services)
     # Before the first epoch, or where a stop interrupted it.
     _evaluate_if_due(phase, state, services)
     while state.epoch < settings.epochs:
         clock = time.perf_counter()
-        progress.enter("start of epoch")
-        method.train()
-        with (
-            stage("start of epoch"),
-            between_steps(),
-            seeded(seed, "start", phase.name, state.epoch),
-        ):
-            started = method.start_epoch(state.epoch)
         rate = learning_rate(settings, state.epoch)
-        set_learning_rate(method, state.optimizers, rate)
-        steps = steps_per_epoch(settings, len(source))  # the pool may have grown
-        order = epoch_order(settings, len(source), seed, phase.name, state.epoch)
-        key = (phase.name, state.epoch)
-        progress.enter("training")
-        for rows, batch in epoch_batches(
-            method, source, order, start=state.step, seed=seed, key=key
-        ):
-            terms = train_step(
-                state, batch, rows, guard=guard, seed=seed, key=(*key, state.step), bf16=phase.bf16
-            )
-            with stage("averages"):
-                method.follow_step()
-            state.add_terms(terms)
-            state.step += 1
-            progress.step(state.epoch, state.step, images=len(rows), terms=terms)
-            if state.step < steps:  # a finished epoch is concluded before it is saved
-                _save_if_due(state, guard, services)
-        progress.enter("end of epoch")
-        guard.check_weights()
-        with stage("end of epoch"), between_steps(), seeded(seed, "end", phase.name, state.epoch):
-            if state.followed is None:  # once, though a stop may interrupt what comes next
-                state.followed = method.follow_epoch(state.epoch)
-            outcome = method.end_epoch(state.epoch)
-        for name in outcome.reset:
-            state.optimizers[name].state.clear()
-        source.change_pool(outcome)
-        records = {"lr": rate, **started, **outcome.records, **state.followed}
+        started = training.start_epoch()
+        training.take_steps(rate)
+        ended = training.end_epoch()
+        records = {"lr": rate, **started, **ended}
         services.records.epoch(state, records, time.perf_counter() - clock)
         state.epoch, state.step = state.epoch + 1, 0
         state.evaluated, state.followed = False, None
         _evaluate_if_due(phase, state, services)
         _save_if_due(state, guard, services, last=state.epoch == settings.epochs)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A phase under way: the three parts of its epochs."""
+
+    phase: Phase
+    state: TrainState
+    source: Source
+    guard: Guard
+    seed: int
+    services: Services
+
+    def start_epoch(self) -> dict[str, Any]:
+        """Let the method prepare for the epoch; return what it records."""
+        state = self.state
+        self.services.progress.enter("start of epoch")
+        state.method.train()
+        with (
+            stage("start of epoch"),
+            _between_steps(self.source, state, self.services),
+            seeded(self.seed, "start", state.phase, state.epoch),
+        ):
+            return state.method.start_epoch(state.epoch)
+
+    def take_steps(self, rate: float) -> None:
+        """Train the steps of the epoch that are left, with this learning rate."""
+        state, source, seed = self.state, self.source, self.seed
+        set_learning_rate(state.method, state.optimizers, rate)
+        settings = self.phase.settings
+        steps = steps_per_epoch(settings, len(source))  # the pool may have grown
+        order = epoch_order(settings, len(source), seed, state.phase, state.epoch)
+        key = (state.phase, state.epoch)
+        self.services.progress.enter("training")
+        for rows, batch in epoch_batches(
+            state.method, source, order, start=state.step, seed=seed, key=key
+        ):
+            self._take_step(batch, rows, key)
+            if state.step < steps:  # a finished epoch is concluded before it is saved
+                _save_if_due(state, self.guard, self.services)
+
+    def _take_step(self, batch: Batch, rows: Tensor, key: tuple[str | int, ...]) -> None:
+        state = self.state
+        terms = train_step(
+            state,
+            batch,
+            rows,
+            guard=self.guard,
+            seed=self.seed,
+            key=(*key, state.step),
+            bf16=self.phase.bf16,
+        )
+        with stage("averages"):
+            state.method.follow_step()
+        state.add_terms(terms)
+        state.step += 1
+        self.services.progress.step(state.epoch, state.step, images=len(rows), terms=terms)
+
+    def end_epoch(self) -> dict[str, Any]:
+        """Let averages and method conclude the epoch; return what they record."""
+        state = self.state
+        self.services.progress.enter("end of epoch")
+        self.guard.check_weights()
+        with (
+            stage("end of epoch"),
+            _between_steps(self.source, state, self.services),
+            seeded(self.seed, "end", state.phase, state.epoch),
+        ):
+            if state.followed is None:  # once, though a stop may interrupt what comes next
+                state.followed = state.method.follow_epoch(state.epoch)
+            outcome = state.method.end_epoch(state.epoch)
+        for name in outcome.reset:
+            state.optimizers[name].state.clear()
+        self.source.change_pool(outcome)
+        return {**outcome.records, **state.followed}
 
 
 def _check_position(state: TrainState, *, epochs: int, steps: int) -> None:
