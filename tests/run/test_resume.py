@@ -31,6 +31,8 @@ START = {
     "method": "peer",
     "targets": ["usps"],
     "augment": {"policy": "fixed"},
+    # All of them: an option of an average that the run does not have is refused for that.
+    "average": {"kind": ["snapshots", "swa", "ema", "sma", "swad"]},
 }
 
 
@@ -90,7 +92,8 @@ WHICH = {
     "method": "erm",
     "budget": "quick",
     "backbone": "digits-cnn-half",
-    "average.kind": ["ema"],
+    "average.kind": ["snapshots"],
+    "average.also": ["last-3"],
 }
 
 
