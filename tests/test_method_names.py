@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from peerdg.averages.settings import KINDS
-from peerdg.methods.recipes import RECIPES
+from peerdg.methods.recipes import COMBINATIONS, RECIPES
 from peerdg.methods.registry import method_names
 
 SOURCE = Path(__file__).parents[1] / "src/peerdg"
-NAMES = {*method_names(), *RECIPES} - {*KINDS}  # averages have names of their own
+NAMES = {*method_names(), *RECIPES, *COMBINATIONS} - {*KINDS}  # averages have names of their own
 
 AUGMENTATION = "RandAugment is the augmentation here, not the method that trains on it"
 # Where a name may stand, and why. A reason that no longer holds must go, too.

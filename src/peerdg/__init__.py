@@ -7,6 +7,7 @@ from peerdg.version import __version__
 
 if TYPE_CHECKING:
     from peerdg._vision import torchvision as torchvision
+    from peerdg.api import combine as combine
     from peerdg.api import fit as fit
     from peerdg.api import load_model as load_model
     from peerdg.augment.policy import Policy as Policy
@@ -44,6 +45,7 @@ _HOME = {
     "Splits": "peerdg.data.splits:Splits",
     "as_domain": "peerdg.data.own.objects:as_domain",
     "build_classifier": "peerdg.models.backbones:build_classifier",
+    "combine": "peerdg.api:combine",
     "fit": "peerdg.api:fit",
     "load_model": "peerdg.api:load_model",
     "torchvision": "peerdg._vision:torchvision",  # also beside a CPU-only torch

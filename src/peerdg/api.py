@@ -1,4 +1,4 @@
-"""What a Python user calls: `fit` and `load_model`, and what they give back."""
+"""What a Python user calls: `fit`, `load_model` and `combine`, and what they give back."""
 
 import math
 import time
@@ -40,8 +40,10 @@ from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
 from peerdg.methods.registry import method_names
 from peerdg.models.classifier import Classifier, images_per_pass
+from peerdg.models.combination import Outputs, Rule
 from peerdg.models.stored import OWN, how_far, load_stored
 from peerdg.run.build import model_folder
+from peerdg.run.combine import combine as combine_runs
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import find_device
 from peerdg.run.minutes import TimeBudget, keep_schedule
@@ -422,6 +424,42 @@ def load_model(
             f"The model in {path} was {far}: its run is not finished.", PeerdgWarning, stacklevel=2
         )
     return _model(classifier, description, Path(path)).to(place)
+
+
+def combine(
+    runs: Iterable[str | Path],
+    *,
+    out: str | Path,
+    rule: Rule = "uniform",
+    outputs: Outputs | None = None,
+    root: str | Path | None = None,
+    data: Splits | None = None,
+    network: nn.Module | None = None,
+) -> Model:
+    """Make one model of several runs, as a model folder that needs them no more.
+
+    Weights can be averaged where the runs share their start: the same seed, and another
+    `train_seed` each. Outputs can always be averaged.
+
+    Args:
+        runs: Run folders or model folders, at least two.
+        out: The model folder to make.
+        rule: `"uniform"`, the mean of all weights; `"greedy"`, of those that do not lower the
+            accuracy on the source's validation images; `"ensemble"`, the mean of the outputs.
+        outputs: What an ensemble averages: `"probabilities"` (default) or `"logits"`.
+        root: Folder with the data, where it is not where the first run had it.
+        data: The data, of runs on data in memory.
+        network: The network the weights belong to, if you trained one of your own.
+
+    Example:
+        >>> model = peerdg.combine(["runs/a", "runs/b"], out="combined")
+        >>> model.predict("image.png")
+    """
+    folders, place = [Path(run) for run in runs], None if root is None else str(root)
+    combine_runs(
+        folders, Path(out), rule=rule, outputs=outputs, root=place, splits=data, network=network
+    )
+    return load_model(out, network=network)
 
 
 def _model(classifier: Classifier, description: Mapping[str, Any], folder: Path) -> Model:

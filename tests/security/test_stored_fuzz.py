@@ -19,9 +19,11 @@ import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from peerdg.cli.main import run
 from peerdg.errors import PeerdgWarning
+from peerdg.files import sha256
 from peerdg.models.description import checksum
 from tests.reliability.photo_run import interrupt, photo_run
 from tests.reliability.test_damage import forge_manifest
@@ -51,7 +53,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (half / "failure.json").write_text('{"error": "x", "step": 1}')
     report = folder / "report"
     assert run(["runs", str(done), "--report", str(report)], debug=False) == 0
-    return {"done": done, "half": half, "report": report}
+    second = Path(shutil.copytree(done / "model", folder / "second"))
+    change_weights(second)
+    joined = folder / "joined"
+    combine = ["combine", str(done), str(second), "--rule", "ensemble", "-o", str(joined)]
+    assert run(combine, debug=False) == 0
+    return {"done": done, "half": half, "report": report, "joined": joined}
+
+
+def change_weights(model: Path) -> None:
+    """Another model of the same kind, with right checksums."""
+    weights = load_file(model / "model.safetensors")
+    weights["head.weight"] *= 2
+    save_file(weights, model / "model.safetensors")
+    about = json.loads((model / "model.json").read_text())
+    about["weights_sha256"] = sha256(model / "model.safetensors")
+    (model / "model.json").write_text(json.dumps({**about, "sha256": checksum(about)}))
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -155,6 +172,8 @@ def renew_checksums(folder: Path, path: Path) -> None:
 def commands(out: Path) -> dict[str, list[str]]:
     photos = out.parent / "photos"
     image = str(next(photos.rglob("*.png")))
+    away = ["-o", str(out.parent / "away")]
+    both = [str(out), str(out.parent / "second")]
     return {
         "runs": ["runs", str(out), "--compare"],
         "list": ["runs", str(out)],
@@ -162,7 +181,9 @@ def commands(out: Path) -> dict[str, list[str]]:
         "evaluate": ["evaluate", str(out)],
         "evaluate a folder": ["evaluate", str(out), str(photos)],
         "predict": ["predict", str(out), image, "--quiet"],
-        "export": ["export", str(out), "--format", "safetensors", "-o", str(out.parent / "away")],
+        "export": ["export", str(out), "--format", "safetensors", *away],
+        "combine": ["combine", *both, *away],
+        "choose": ["combine", *both, "--rule", "greedy", *away],
     }
 
 
@@ -198,8 +219,19 @@ def test_a_changed_file_of_a_finished_run_breaks_no_command(
     runs: dict[str, Path], name: str, data: st.DataObject, capsys: pytest.CaptureFixture[str]
 ):
     uses_model = ("predict", "evaluate a folder", "export") if "model" in name else ()
+    if name in ("config.toml", "manifest.json", "model/model.json"):
+        uses_model = (*uses_model, "combine", "choose")
     plain = ("list", "runs", "evaluate") if name == "config.toml" else ("list", "runs")
     try_change(runs["done"], name, data, (*uses_model, *plain, "resume"), capsys)
+
+
+@settings(BOUNDED, max_examples=15)
+@given(data=st.data())
+def test_a_changed_description_of_an_ensemble_breaks_no_command(
+    runs: dict[str, Path], data: st.DataObject, capsys: pytest.CaptureFixture[str]
+):
+    names = ("predict", "evaluate a folder", "export", "combine")
+    try_change(runs["joined"], "model.json", data, names, capsys)
 
 
 @pytest.mark.parametrize("name", HALF_FILES)

@@ -51,6 +51,14 @@ COMMANDS = {
             "peerdg predict runs/first photos/ -o found.json --top 3",
         ),
     ),
+    "combine": (
+        "Make one model of several runs: the mean of their weights or outputs.",
+        (
+            "peerdg combine runs/a runs/b runs/c -o combined",
+            "peerdg combine runs/a runs/b --rule greedy -o combined",
+            "peerdg combine runs/a runs/b --rule ensemble -o combined",
+        ),
+    ),
     "export": (
         "Write a trained model as ONNX, torch.export or plain weights.",
         (

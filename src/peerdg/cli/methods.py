@@ -11,13 +11,13 @@ def methods(name: str | None = None, /) -> None:
     """
     from dataclasses import fields
 
-    from peerdg.methods.recipes import RECIPES
+    from peerdg.methods.recipes import COMBINATIONS, RECIPES
     from peerdg.methods.registry import method_names, settings_of, summary_of
     from peerdg.tables import plain_table
 
     if name is None:
         summaries = {method: summary_of(method) for method in method_names()}
-        summaries |= {recipe: RECIPES[recipe].summary for recipe in RECIPES}
+        summaries |= {each: made.summary for each, made in (RECIPES | COMBINATIONS).items()}
         rows = [[method, summary] for method, summary in sorted(summaries.items())]
         console.print(plain_table(["method", "what it does"], rows))
         return
@@ -26,6 +26,15 @@ def methods(name: str | None = None, /) -> None:
         console.print(f"{name}: {recipe.summary}", markup=False)
         more = f"options: peerdg methods {recipe.method}"
         console.print(f"Short for {recipe.flags}; {more}", markup=False)
+        return
+    if name in COMBINATIONS:
+        made = COMBINATIONS[name]
+        console.print(f"{name}: {made.summary}", markup=False)
+        console.print(
+            f"Made of {made.members} runs of {made.member}; for the commands: "
+            f"peerdg train DATA --method {name}",
+            markup=False,
+        )
         return
     options = fields(settings_of(name))
     rows = [

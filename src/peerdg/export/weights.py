@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from peerdg.export.check import Run
 from peerdg.models.classifier import Classifier
+from peerdg.models.ensemble import is_ensemble
 from peerdg.models.names import TIMM
 from peerdg.models.stored import save_tensors
 from peerdg.models.timm_models import described
@@ -43,7 +44,7 @@ class Origin(NamedTuple):
 def origin_of(model: Classifier, backbone: str) -> Origin:
     """How other code makes the network whose weights are exported."""
     classes = len(model.classes)
-    if model.added:  # no other library has a network with these layers
+    if model.added or is_ensemble(model):  # no other library has such a network
         return Origin("peerdg", None, ())
     if backbone in _LAST_LAYER:
         code = [f"net = torchvision.models.{backbone}(num_classes={classes})"]

@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ from peerdg.export.formats import FACTS, Format, require_packages
 from peerdg.export.program import write_onnx, write_program
 from peerdg.export.weights import origin_of, write_weights
 from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, writing
+from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier, in_eval_mode
+from peerdg.models.description import is_ensemble
 from peerdg.run.card import CARD, model_card
 from peerdg.version import __version__
 
@@ -136,8 +138,10 @@ def _about(model: Classifier, description: Mapping[str, Any], format: Format) ->
         "weights_sha256": description.get("weights_sha256", "unknown"),
         "peerdg": __version__,
     }
-    if model.added:
-        about["added_layers"] = [asdict(layer) for layer in model.added]
+    if layers := description.get("added_layers"):
+        about["added_layers"] = layers
+    if combined := description.get("combined"):
+        about["combined"] = combined
     if format == "safetensors":
         origin = origin_of(model, description["backbone"])
         about |= {"library": origin.library, "network": list(origin.code)}
@@ -174,7 +178,8 @@ def _how_to_load(
             "import peerdg, safetensors.torch",
             f"# net: peerdg.build_classifier({json.dumps(description['backbone'])}, classes=...,",
             f"#     mean={mean}, std={std})",
-            *_how_to_add(model),
+            *_how_to_add(description),
+            *_how_to_join(description),
             f"net.load_state_dict(safetensors.torch.load_file({file}))",
         ]
     return [
@@ -185,13 +190,27 @@ def _how_to_load(
     ]
 
 
-def _how_to_add(model: Classifier) -> list[str]:
-    if not model.added:
+def _how_to_add(description: Mapping[str, Any]) -> list[str]:
+    added = [AddedLayer(**layer) for layer in description.get("added_layers", ())]
+    if not added:
         return []
-    layers = ", ".join(map(repr, model.added))
+    layers = ", ".join(map(repr, added))
     return [
         "from peerdg.models.added import AddedLayer",
         f"net = net.with_layers([{layers}]); net.eval()",
+    ]
+
+
+def _how_to_join(description: Mapping[str, Any]) -> list[str]:
+    if not is_ensemble(description):
+        return []
+    combined = description["combined"]
+    members = range(len(combined["members"]))
+    return [
+        "import copy",
+        "from peerdg.models.ensemble import ensemble",
+        f"nets = [copy.deepcopy(net) for _ in {members}]",
+        f"net = ensemble(nets, outputs={json.dumps(combined['outputs'])}).eval()",
     ]
 
 

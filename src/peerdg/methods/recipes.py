@@ -1,7 +1,8 @@
-"""Named methods of the literature that are an objective of ours with some options, as data.
+"""Named methods of the literature that are made of objectives of ours, as data. Free of torch.
 
-`peerdg train --method NAME` expands a recipe; the run's config holds what it expanded to, and its
-name. Free of torch.
+A `Recipe` is an objective with some options: `peerdg train --method NAME` expands it; the run's
+config holds what it expanded to, and its name. A `Combination` is several runs that `peerdg
+combine` makes into one model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from peerdg.config import merge
 from peerdg.methods.metadata import Reconstruction
+from peerdg.models.combination import Outputs, Rule
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,88 @@ RECIPES = {
         "AdvST whose maximisation also raises the entropy of predictions",
         method="advst",
         options={"advst": {"eta": 10.0}},  # released for PACS; for Digits only as above 0
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A method of the literature that trains several runs and combines them.
+
+    Args:
+        summary: One line for people.
+        member: The method or recipe that each run trains.
+        members: How many runs.
+        rule: Of `peerdg combine`.
+        outputs: What an ensemble averages; None for a mean of weights.
+        shares_start: Whether all runs have one seed, and so one initialisation and pre-training,
+            and differ in that of the main phase; otherwise each has a seed of its own.
+        rates: Learning rates of the main phase as multiples of the preset's; runs take them in
+            turn.
+        weight_decays: Likewise, as they are; empty leaves the preset's.
+        reconstruction: As in `Recipe`.
+    """
+
+    summary: str
+    member: str
+    members: int
+    rule: Rule
+    outputs: Outputs | None = None
+    shares_start: bool = True
+    rates: tuple[float, ...] = (1.0,)
+    weight_decays: tuple[float, ...] = ()
+    reconstruction: Reconstruction = "no"
+
+    def options(self, number: int, *, seed: int, lr: float) -> dict[str, Any]:
+        """The options of run `number`, counted from 0, as in a config file.
+
+        Args:
+            number: Which of the runs.
+            seed: Seed of the whole; no two seeds have a run in common.
+            lr: Learning rate of the main phase that the member has by itself.
+        """
+        own = seed * self.members + number
+        seeds = {"seed": seed, "train_seed": own} if self.shares_start else {"seed": own}
+        train: dict[str, float] = {}
+        if self.rates != (1.0,):
+            train["lr"] = lr * self.rates[number % len(self.rates)]
+        if self.weight_decays:
+            turn = number // len(self.rates)  # so that all pairs come before one comes again
+            train["weight_decay"] = self.weight_decays[turn % len(self.weight_decays)]
+        return {"method": self.member, **seeds, **({"train": train} if train else {})}
+
+    def commands(self, name: str, data: str, *, seed: int, lr: float) -> list[str]:
+        """What one types to make it, with `name` for its folders."""
+        folders = [f"runs/{name}-{seed}-{number}" for number in range(self.members)]
+        lines = []
+        for number, out in enumerate(folders):
+            options = self.options(number, seed=seed, lr=lr)
+            train = options.pop("train", {})
+            flags = [f"--{key} {value}" for key, value in options.items()]
+            flags += [f"--train.{key} {value:g}" for key, value in train.items()]
+            lines.append(f"peerdg train {data} {' '.join(flags)} --out {out}".replace("_", "-"))
+        outputs = "" if self.outputs is None else f" --outputs {self.outputs}"
+        made = f"runs/{name}-{seed}"
+        return [*lines, f"peerdg combine {' '.join(folders)} --rule {self.rule}{outputs} -o {made}"]
+
+
+COMBINATIONS = {
+    "diwa": Combination(
+        "Mean of the weights of runs that share their start, by RandAugment (DiWA)",
+        member="randaugment",
+        members=6,  # assumption: EoA's number; the authors train 20 or 60
+        rule="uniform",
+        # Released code: rates 1e-5, 3e-5, 5e-5, of which the last is the default; these decays.
+        rates=(1.0, 0.6, 0.2),
+        weight_decays=(1e-4, 1e-6),
+    ),
+    "eoa": Combination(
+        "Mean of the outputs of runs, each deployed as its mean over steps (EoA)",
+        member="sma",
+        members=6,  # paper
+        rule="ensemble",
+        outputs="logits",  # released code
+        shares_start=False,
     ),
 }
 

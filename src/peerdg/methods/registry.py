@@ -12,7 +12,7 @@ from peerdg.config import build, did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
 from peerdg.methods.metadata import MethodSettings, reconstructed_on
-from peerdg.methods.recipes import RECIPES
+from peerdg.methods.recipes import COMBINATIONS, RECIPES
 
 
 @cache
@@ -75,8 +75,13 @@ def tiny_options_of(name: str) -> dict[str, Any]:
 def is_reconstruction(name: str, data: str) -> bool:
     """Whether nothing published says how a method or recipe is to be built for a data set.
 
-    A recipe is one if it or its objective is. Methods of other versions or plugins are none.
+    A recipe is one if it or its objective is, and so is a combination of runs. Methods of other
+    versions or plugins are none.
     """
+    if name in COMBINATIONS:
+        combination = COMBINATIONS[name]
+        own = reconstructed_on(combination.reconstruction, data)
+        return own or is_reconstruction(combination.member, data)
     if name in RECIPES:
         recipe = RECIPES[name]
         own = reconstructed_on(recipe.reconstruction, data)
@@ -98,6 +103,6 @@ def summary_of(name: str) -> str:
 
 def _module(name: str) -> Any:
     if name not in method_names():
-        known = (*method_names(), *RECIPES)
+        known = (*method_names(), *RECIPES, *COMBINATIONS)
         raise ConfigError(f"Unknown method '{name}'.", hint=did_you_mean(name, known))
     return importlib.import_module(f"{settings.__name__}.{name.replace('-', '_')}")

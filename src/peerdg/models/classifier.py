@@ -130,6 +130,11 @@ class Classifier(nn.Module):
         return self.feature_dim if self.neck is None else self.neck.mean.in_features
 
     @property
+    def body(self) -> nn.Module:
+        """Normalised images to features H(x), as one module: the encoder and what was added."""
+        return self.encoder if self.neck is None else nn.Sequential(self.encoder, self.neck)
+
+    @property
     def added(self) -> tuple[AddedLayer, ...]:
         """The layers that `with_layers` added, as data."""
         return () if self.neck is None else (self.neck.as_data,)

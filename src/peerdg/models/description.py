@@ -9,11 +9,13 @@ from typing import Any
 
 from peerdg.errors import DamagedError
 from peerdg.models.added import AddedLayer
+from peerdg.models.combination import CombinedFrom
 from peerdg.models.names import LARGEST_SIDE, MEAN_LIMITS, STD_LIMITS
 from peerdg.schema import conform, read_json, within
 
 FORMAT = 1
 ADAPTED = 2  # the format of networks with added layers, which older versions cannot build
+ENSEMBLE = 3  # likewise of several networks whose outputs are averaged
 HINT = "Copy it again from its origin."
 
 
@@ -67,6 +69,7 @@ class Training:
     seed: int
     settings: dict[str, Any]
     selection: str
+    train_seed: int | None = None
     batch_statistics: str | None = None
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     calibration: Calibration | None = None
@@ -87,6 +90,7 @@ class Description:
     training: dict[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
     added_layers: tuple[AddedLayer, ...] = ()
+    combined: CombinedFrom | None = None
     peerdg: str = ""
     torch: str = ""
 
@@ -100,7 +104,7 @@ def read_description(path: Path) -> dict[str, Any]:
     values = read_json(path, hint=HINT)
     if not isinstance(values, dict) or values.get("sha256") != checksum(values):
         raise DamagedError(f"{path} is not what was saved.", hint=HINT)
-    if values.get("format") != (ADAPTED if values.get("added_layers") else FORMAT):
+    if values.get("format") != format_of(values):
         raise DamagedError(
             f"{path} is of a format that this version of peerdg does not know.",
             hint="Use the version of peerdg that wrote it, or a newer one.",
@@ -116,6 +120,19 @@ def read_description(path: Path) -> dict[str, Any]:
     return values
 
 
+def format_of(description: Mapping[str, Any]) -> int:
+    """The first format that has all that a description says, so that older versions read more."""
+    if is_ensemble(description):
+        return ENSEMBLE
+    return ADAPTED if description.get("added_layers") else FORMAT
+
+
+def is_ensemble(description: Mapping[str, Any]) -> bool:
+    """Whether it describes several networks whose outputs are averaged."""
+    combined = description.get("combined")
+    return isinstance(combined, Mapping) and combined.get("rule") == "ensemble"
+
+
 def _problems(about: Description) -> list[str]:
     """What types and limits cannot say."""
     wrong = []
@@ -127,6 +144,8 @@ def _problems(about: Description) -> list[str]:
         wrong.append("'added_layers' has two at one place")
     if about.progress is not None and about.progress.missing:
         wrong.append(f"'progress.{about.progress.missing[0]}' is missing")
+    if about.combined is not None and about.combined.problem:
+        wrong.append(about.combined.problem)
     return wrong
 
 

@@ -4,13 +4,14 @@ Files of `model/`:
 
 * `model.safetensors`: the weights
 * `model.json`: backbone and added layers, class names, normalisation, image sizes, how it was
-  trained, checksums
+  trained, which runs it was made of, checksums
 * `MODEL_CARD.md`: the same for a person, written by `peerdg.run.card`; nothing reads it
 """
 
+import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,14 @@ from peerdg.files import open_regular, replace_atomically, sha256, usual_mode
 from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
-from peerdg.models.description import ADAPTED, FORMAT, HINT, checksum, read_description
+from peerdg.models.description import (
+    HINT,
+    checksum,
+    format_of,
+    is_ensemble,
+    read_description,
+)
+from peerdg.models.ensemble import ensemble
 from peerdg.models.names import OWN as OWN
 from peerdg.text import visible
 from peerdg.version import __version__
@@ -85,8 +93,7 @@ def describe_model(
         training: Where the model comes from and how good it is, as plain values, for its card.
         progress: How far it was trained, as `training_progress` gives it; None if that is over.
     """
-    return {
-        "format": ADAPTED if model.added else FORMAT,
+    description = {
         "backbone": backbone,
         **({"added_layers": [asdict(layer) for layer in model.added]} if model.added else {}),
         "classes": list(model.classes),
@@ -97,6 +104,7 @@ def describe_model(
         "training": dict(training or {}),
         "progress": dict(progress or {"complete": True}),
     }
+    return {"format": format_of(description), **description}
 
 
 def training_progress(
@@ -161,11 +169,10 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
     try:
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:
             raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=HINT)
-        layers = _added_layers(description)
-        _check_header(folder / WEIGHTS, classes=len(description["classes"]), layers=layers)
+        _check_header(folder / WEIGHTS, description)
         if model is None:
             _check_shapes(folder / WEIGHTS, description)
-            model = _build(description)
+            model = _build_member(description)
         elif not isinstance(model, Classifier):
             model = as_classifier(
                 model,
@@ -179,7 +186,9 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
                 f"The network for {folder} has the classes {', '.join(model.classes)}; the weights "
                 f"were trained with {', '.join(description['classes'])}.",
             )
-        model = model.with_layers(layers)
+        model = model.with_layers(_added_layers(description))
+        _check_members(folder / WEIGHTS, model, description)
+        model = _several(model, description)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedError(f"The model in {folder} is damaged: {error}.", hint=HINT) from error
@@ -205,19 +214,36 @@ def _require_finite(model: nn.Module, folder: Path) -> None:
             )
 
 
-def _check_header(path: Path, *, classes: int, layers: Sequence[AddedLayer]) -> None:
+def _check_header(path: Path, description: dict[str, Any]) -> None:
     """Compare the weights of head and added layers with the description, before any are made."""
+    classes, members = len(description["classes"]), _members(description)
     with safe_open(path, "pt") as file:
         rows = file.get_slice("head.weight").get_shape()[0]
-        for layer in layers:
-            shape = file.get_slice("neck.mean.weight").get_shape()
-            if shape != [layer.outputs, layer.inputs]:
-                raise ValueError(
-                    f"its {layer.kind} has the shape {shape} for {layer.inputs} inputs and "
-                    f"{layer.outputs} outputs"
-                )
+        for layer in _added_layers(description):
+            for neck in ["neck"] if members == 1 else [f"encoder.{n}.1" for n in range(members)]:
+                shape = file.get_slice(f"{neck}.mean.weight").get_shape()
+                if shape != [layer.outputs, layer.inputs]:
+                    raise ValueError(
+                        f"its {layer.kind} has the shape {shape} for {layer.inputs} inputs and "
+                        f"{layer.outputs} outputs"
+                    )
     if rows != classes:
         raise ValueError(f"its head has {rows} outputs for {classes} classes")
+
+
+def _check_members(path: Path, network: Classifier, description: dict[str, Any]) -> None:
+    """Compare the stored tensors of an ensemble with its first network, before there are more."""
+    if not is_ensemble(description):
+        return
+    stored = _stored_shapes(path)
+    body = {name: list(tensor.shape) for name, tensor in network.body.state_dict().items()}
+    for member in range(_members(description)):
+        prefix = f"encoder.{member}."
+        found = {
+            name.removeprefix(prefix): s for name, s in stored.items() if name.startswith(prefix)
+        }
+        if found != body:
+            raise ValueError(f"network {member + 1} of {_members(description)} is another one")
 
 
 def _check_shapes(path: Path, description: dict[str, Any]) -> None:
@@ -227,12 +253,12 @@ def _check_shapes(path: Path, description: dict[str, Any]) -> None:
     """
     try:
         with torch.device("meta"):  # shapes without numbers
-            network = _build(description)
+            network = _build_member(description).with_layers(_added_layers(description))
+            network = _several(network, description)
     except RuntimeError:  # e.g. torchvision's RegNet computes its widths with tensors
         return
     needed = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
-    with safe_open(path, "pt") as file:
-        stored = {name: file.get_slice(name).get_shape() for name in file.keys()}
+    stored = _stored_shapes(path)
     for name in sorted(needed.keys() | stored.keys()):
         if needed.get(name) != stored.get(name):
             raise ValueError(
@@ -241,19 +267,37 @@ def _check_shapes(path: Path, description: dict[str, Any]) -> None:
             )
 
 
-def _build(description: dict[str, Any]) -> Classifier:
+def _stored_shapes(path: Path) -> dict[str, list[int]]:
+    with safe_open(path, "pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}
+
+
+def _build_member(description: dict[str, Any]) -> Classifier:
+    """The described network, of an ensemble one of them, without the layers added to it."""
     if description["backbone"] == OWN:
         raise ConfigError(
             "This model is a network of your own, which peerdg cannot build.",
             hint="Give it: peerdg.load_model(folder, network=your_classifier).",
         )
-    network = build_classifier(
+    return build_classifier(
         description["backbone"],
         classes=description["classes"],
         mean=description["mean"],
         std=description["std"],
     )
-    return network.with_layers(_added_layers(description))
+
+
+def _several(network: Classifier, description: dict[str, Any]) -> Classifier:
+    """For an ensemble, as many copies of the network as it has members; else itself."""
+    if not is_ensemble(description):
+        return network
+    copies = [network, *(copy.deepcopy(network) for _ in range(_members(description) - 1))]
+    return ensemble(copies, outputs=description["combined"]["outputs"])
+
+
+def _members(description: dict[str, Any]) -> int:
+    """How many networks the folder holds."""
+    return len(description["combined"]["members"]) if is_ensemble(description) else 1
 
 
 def _added_layers(description: dict[str, Any]) -> list[AddedLayer]:

@@ -68,7 +68,8 @@ def _card(
         "",
         _classes(description["classes"]),
         "",
-        *_training(training),
+        *_members(description.get("combined")),
+        *_training(training, combined="combined" in description),
         *_results(training, how_far(description)),
         "## Limits",
         "",
@@ -130,7 +131,38 @@ def _classes(names: Sequence[str]) -> str:
     return ", ".join(markdown_text(name) for name in names[:_FEW]) + more + "."
 
 
-def _training(training: Mapping[str, Any]) -> list[str]:
+def _members(combined: Mapping[str, Any] | None) -> list[str]:
+    """The runs that a combined model was made of."""
+    if combined is None:
+        return []
+    how = {
+        "uniform": "The weights are the mean of these runs' weights.",
+        "greedy": "The weights are the mean of those of these runs that are used: each was added, "
+        "in the order of accuracy on the source's validation images, unless that lowered it.",
+        "ensemble": f"The output is the mean of these runs' {combined.get('outputs')}.",
+    }
+    rows = [
+        [
+            member["name"],
+            str(member.get("method") or "unknown"),
+            _seeds(member),
+            "" if member.get("validation") is None else f"{member['validation']:.2f}",
+            ("yes" if member.get("used", True) else "no")
+            + (f", {member['progress']}" if member.get("progress") else ""),
+        ]
+        for member in combined["members"]
+    ]
+    header = ["run", "method", "seed", "validation %", "used"]
+    return ["## Members", "", how[combined["rule"]], "", Table(header, rows).markdown()]
+
+
+def _seeds(member: Mapping[str, Any]) -> str:
+    """Seed, and after a slash that of the main phase if it had one of its own."""
+    seeds = [member.get("seed"), member.get("train_seed")]
+    return "/".join(str(seed) for seed in seeds if seed is not None) or "unknown"
+
+
+def _training(training: Mapping[str, Any], *, combined: bool = False) -> list[str]:
     if not training:
         return ["## Training", "", "Nothing is recorded about it.", ""]
     images = training["images"]
@@ -144,7 +176,7 @@ def _training(training: Mapping[str, Any]) -> list[str]:
         **({"deployed": training["deployed"]} if "deployed" in training else {}),
         "initial weights": training["weights"],
         "budget": training["budget"],
-        "seed": str(training["seed"]),
+        **({} if combined else {"seed": _seeds(training)}),
     }
     settings = {name: str(value) for name, value in training["settings"].items()}
     return [

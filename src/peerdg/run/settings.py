@@ -26,7 +26,7 @@ from peerdg.config import (
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.metadata import MethodSettings
-from peerdg.methods.recipes import RECIPES, expand
+from peerdg.methods.recipes import COMBINATIONS, RECIPES, expand
 from peerdg.methods.registry import aliases_of, method_names, settings_of
 from peerdg.models.names import OWN, check_backbone
 from peerdg.run.choices import Choices
@@ -190,6 +190,8 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     given = merge(*layers)
     data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
     method = _text(given, "method", RunConfig.method)
+    if method in COMBINATIONS:
+        raise _needs_several_runs(method, layers)
     method_kind = settings_of(method)
     budget = _text(given, "budget", RunConfig.budget)
     if budget not in BUDGETS:
@@ -229,6 +231,19 @@ def _with_recipe(config: RunConfig) -> RunConfig:
     recipe = RECIPES.get(config.recipe or "")
     still = recipe is not None and recipe.describes(config.tables())
     return config if still else replace(config, recipe=None)
+
+
+def _needs_several_runs(name: str, layers: tuple[Mapping[str, Any], ...]) -> ConfigError:
+    """What to say of a method that one run cannot be."""
+    combination = COMBINATIONS[name]
+    config = resolve(*layers, {"method": combination.member})
+    data = config.root or config.benchmark
+    commands = combination.commands(name, data, seed=config.seed, lr=config.train.lr)
+    return ConfigError(
+        f"'{name}' is made of {combination.members} runs, which are combined.",
+        hint="Train them and combine them, with your other options in each line:\n  "
+        + "\n  ".join(commands),
+    )
 
 
 def _evaluation_period(layers: tuple[Mapping[str, Any], ...], method: str) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""`peerdg combine`: several runs into one model."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from peerdg.cli.console import console, error_console
+from peerdg.models.combination import Outputs, Rule
+
+
+def combine(
+    runs: tuple[Path, ...],
+    /,
+    *,
+    output: Annotated[Path, Parameter(name=("--output", "--out", "-o"))],
+    rule: Rule = "uniform",
+    outputs: Outputs | None = None,
+    root: Annotated[str | None, Parameter(help="folder with the data, if it was moved")] = None,
+) -> None:
+    """Make one model of several runs: a model folder that needs them no more.
+
+    Weights can be averaged where runs share their start: train them with one --seed and another
+    --train-seed each. Outputs can always be averaged.
+
+    Args:
+        runs: Run folders or model folders, at least two.
+        output: The model folder to make.
+        rule: uniform: mean of all weights. greedy: of those that do not lower the accuracy on the
+            source's validation images, the best first. ensemble: mean of the outputs.
+        outputs: What an ensemble averages; default: probabilities.
+    """
+    from peerdg.data.progress import showing
+    from peerdg.run.combine import combine as combine_runs
+    from peerdg.run.reading import ReadingBar
+    from peerdg.tables import plain_table
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    bar = ReadingBar(error_console)
+    try:
+        with showing(bar):
+            made = combine_runs(runs, output, rule=rule, outputs=outputs, root=root, note=say)
+    finally:
+        bar.close()
+    accuracy = made["training"].get("accuracy", {})
+    if accuracy:
+        rows = [[name, f"{r['accuracy']:.2f}", f"{r['n']:,}"] for name, r in accuracy.items()]
+        console.print(plain_table(["domain", "accuracy %", "images"], rows))
+    say(f"Model in {output}. Use it with: peerdg predict {output} IMAGE")

@@ -1,0 +1,100 @@
+"""Several classifiers as one whose output is the mean of theirs."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from peerdg.errors import ConfigError
+from peerdg.models.classifier import Classifier
+from peerdg.models.combination import Outputs
+
+
+def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities") -> Classifier:
+    """One classifier that answers with the mean of its members' outputs.
+
+    F(x) = log (1/M) Σ_m softmax(F_m(x)), whose softmax is the mean of the probabilities, or with
+    `outputs="logits"` F(x) = (1/M) Σ_m F_m(x), as in the released code of Arpit et al., "Ensemble
+    of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832.
+
+    Its features are those of all members side by side, and its head holds all of their heads, so
+    it is evaluated, stored and exported like any other classifier. It shares the members' encoders;
+    their heads are copied.
+
+    Raises:
+        ConfigError: With fewer than two members, or if they differ in classes, normalisation or
+            the size of the images they take.
+    """
+    if len(members) < 2:
+        raise ConfigError(f"An ensemble needs at least two members, not {len(members)}.")
+    first = members[0]
+    for other in members[1:]:
+        if _inputs(other) != _inputs(first):
+            raise ConfigError(
+                "Members of an ensemble must have the same classes, normalisation and image size.",
+                hint="Combine runs of one data set and one --backbone.",
+            )
+    return Classifier(
+        SideBySide([member.body for member in members]),
+        MeanHead([member.head for member in members], outputs=outputs),
+        classes=first.classes,
+        mean=first.mean.flatten().tolist(),
+        std=first.std.flatten().tolist(),
+        image_size=first.image_size,
+    ).train(first.training)
+
+
+def is_ensemble(model: Classifier) -> bool:
+    """Whether `ensemble` made it."""
+    return isinstance(model.head, MeanHead)
+
+
+def _inputs(model: Classifier) -> tuple[object, ...]:
+    numbers = (*model.mean.flatten().tolist(), *model.std.flatten().tolist())
+    return (model.classes, numbers, model.image_size)
+
+
+class SideBySide(nn.ModuleList):
+    """The features of several encoders, concatenated."""
+
+    def forward(self, images: Tensor) -> Float[Tensor, "batch dims"]:
+        """H(x) = [H_1(x), ..., H_M(x)]."""
+        return torch.cat([encoder(images) for encoder in self], dim=1)
+
+
+class MeanHead(nn.Linear):
+    """The heads of several classifiers, each on its part of the features, and their mean.
+
+    Args:
+        heads: C_1, ..., C_M.
+        outputs: Whether logits are averaged, or the probabilities they stand for; then the result
+            is the logarithm of the mean.
+    """
+
+    def __init__(self, heads: Sequence[nn.Linear], *, outputs: Outputs) -> None:
+        dims = [head.in_features for head in heads]
+        super().__init__(sum(dims), heads[0].out_features, device="meta")
+        self.dims, self.outputs = dims, outputs
+        with torch.no_grad():
+            biases = [_bias(head) for head in heads]
+            self.weight = nn.Parameter(torch.cat([head.weight for head in heads], dim=1))
+            self.bias = nn.Parameter(torch.stack(biases))  # (members, classes)
+
+    def forward(self, features: Float[Tensor, "batch dims"]) -> Float[Tensor, "batch classes"]:
+        """The mean over members of C_m(H_m(x)), or the logarithm of the mean probability."""
+        parts = zip(
+            features.split(self.dims, dim=1),
+            self.weight.split(self.dims, dim=1),
+            self.bias,
+            strict=True,
+        )
+        logits = torch.stack([h @ w.T + b for h, w, b in parts])  # (members, batch, classes)
+        if self.outputs == "logits":
+            return logits.mean(0)
+        return logits.log_softmax(2).logsumexp(0) - math.log(len(self.dims))
+
+
+def _bias(head: nn.Linear) -> Tensor:
+    return head.weight.new_zeros(head.out_features) if head.bias is None else head.bias

@@ -1,0 +1,101 @@
+"""Methods that are made of several runs: which runs, and what a person is to type."""
+
+import re
+import shlex
+from itertools import product
+
+import pytest
+
+from peerdg.cli.flags import CommonFlags
+from peerdg.cli.main import run as command
+from peerdg.errors import ConfigError
+from peerdg.methods.recipes import COMBINATIONS, RECIPES
+from peerdg.methods.registry import is_reconstruction, method_names
+from peerdg.run.settings import resolve
+
+BASE = {"benchmark": "digits-mini", "budget": "quick"}
+
+
+def configs(name: str, seed: int = 0):
+    made = COMBINATIONS[name]
+    lr = resolve(BASE, {"method": made.member}).train.lr
+    numbers = range(made.members)
+    return [resolve(BASE, made.options(number, seed=seed, lr=lr)) for number in numbers]
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_every_member_is_a_run_of_its_own(name: str):
+    hashes = [config.hash for seed in range(3) for config in configs(name, seed)]
+    assert len(set(hashes)) == len(hashes)
+    assert {config.name for config in configs(name)} == {COMBINATIONS[name].member}
+    assert name not in {*method_names(), *RECIPES}
+
+
+def test_members_of_diwa_share_their_start_and_vary_mildly():
+    """Ramé et al.: one initialisation; rates of 1e-5, 3e-5 and 5e-5, decays of 1e-4 and 1e-6."""
+    runs = configs("diwa", seed=2)
+    usual = resolve(BASE, {"method": "randaugment"}).train.lr
+    assert {run.seed for run in runs} == {2}
+    assert len({run.main_seed for run in runs}) == 6
+    assert len({str(run.tables()["pretrain"]) for run in runs}) == 1
+    found = sorted((round(run.train.lr / usual, 9), run.train.weight_decay) for run in runs)
+    assert found == sorted(product((0.2, 0.6, 1.0), (1e-6, 1e-4)))
+
+
+def test_members_of_eoa_are_independent_runs_of_sma():
+    """Arpit et al.: six runs; outputs are added up before the softmax in the released code."""
+    runs = configs("eoa", seed=1)
+    assert [run.seed for run in runs] == [6, 7, 8, 9, 10, 11]
+    assert {(run.method, run.average.kind) for run in runs} == {("randaugment", ("sma",))}
+    assert {run.train for run in runs} == {resolve(BASE, {"method": "sma"}).train}
+    assert (COMBINATIONS["eoa"].rule, COMBINATIONS["eoa"].outputs) == ("ensemble", "logits")
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_one_run_of_it_is_refused_with_the_commands_that_make_it(name: str):
+    with pytest.raises(ConfigError) as refused:
+        resolve(BASE, {"method": name, "seed": 1})
+    assert f"made of {COMBINATIONS[name].members} runs" in refused.value.message
+    trains, combines = [], []
+    for line in (refused.value.hint or "").splitlines()[1:]:
+        words = shlex.split(line)
+        (trains if words[1] == "train" else combines).append(words)
+    folders = [words[words.index("--out") + 1] for words in trains]
+    assert combines == [combines[0]] and combines[0][2 : 2 + len(folders)] == folders
+    assert len(set(folders)) == COMBINATIONS[name].members
+    for words, expected in zip(trains, configs(name, seed=1), strict=True):
+        assert from_command(words) == expected.tables()
+
+
+def from_command(words: list[str]) -> dict:
+    """The config that a printed command stands for."""
+    from peerdg.cli.main import make_app
+
+    app = make_app()
+    _, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
+    given = bound.arguments
+    from peerdg.cli.flags import config_from_flags
+
+    options = given.get("options")
+    options.budget = "quick"
+    return config_from_flags(bound.args[0], CommonFlags(), options).tables()
+
+
+def test_the_list_of_methods_has_them(capsys):
+    assert command(["methods"], debug=False) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert {"diwa", "eoa", "swad", "miro", "peer-ema", "peer-sma", "peer-no-average"} <= listed
+    assert command(["methods", "diwa"], debug=False) == 0
+    assert re.search("6 runs of randaugment", capsys.readouterr().out)
+    assert command(["train", "digits-mini", "--method", "diwa"], debug=False) == 2
+    assert "peerdg combine" in capsys.readouterr().err
+
+
+def test_a_misspelt_combination_is_recognised():
+    with pytest.raises(ConfigError, match="Unknown method") as refused:
+        resolve(BASE, {"method": "diwaa"})
+    assert "diwa" in (refused.value.hint or "")
+
+
+def test_it_is_a_reconstruction_if_its_member_is_one():
+    assert not is_reconstruction("diwa", "digits")

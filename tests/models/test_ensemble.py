@@ -1,0 +1,117 @@
+"""An ensemble answers with the mean of its members, and is a classifier like any other."""
+
+import copy
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+from peerdg.errors import ConfigError
+from peerdg.models.added import AddedLayer
+from peerdg.models.classifier import Classifier
+from peerdg.models.ensemble import ensemble, is_ensemble
+from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain
+
+IMAGES = tiny_domain(n=10).images
+
+
+def members(count: int = 3, **options) -> list[Classifier]:
+    return [tiny_classifier(seed=seed, **options).eval() for seed in range(count)]
+
+
+def test_its_probabilities_are_the_mean_of_the_members_probabilities():
+    several = members()
+    for member in several:
+        nn.init.normal_(member.head.weight, std=4.0)  # confident, so that the mean is no logits'
+    expected = torch.stack([member(IMAGES).softmax(1) for member in several]).mean(0)
+    logits = ensemble(several)(IMAGES)
+    torch.testing.assert_close(logits.softmax(1), expected)
+    torch.testing.assert_close(logits.exp(), expected)  # they are log-probabilities
+
+
+def test_its_logits_are_the_mean_of_the_members_logits_if_asked_for():
+    several = members()
+    expected = torch.stack([member(IMAGES) for member in several]).mean(0)
+    torch.testing.assert_close(ensemble(several, outputs="logits")(IMAGES), expected)
+
+
+def test_a_confident_member_outvotes_two_doubtful_ones_by_logits_only():
+    """Logits 20, 0 against twice 0, 1.5: the mean probability is with the two, the logit with one.
+
+    Probabilities of the first class: about 1, 0.18 and 0.18; their mean is 0.45.
+    """
+    several = members(classes=2)
+    for member, logits in zip(several, ([20.0, 0.0], [0.0, 1.5], [0.0, 1.5]), strict=True):
+        nn.init.zeros_(member.head.weight)
+        member.head.bias.data = torch.tensor(logits)
+    assert ensemble(several)(IMAGES).argmax(1).unique().tolist() == [1]
+    assert ensemble(several, outputs="logits")(IMAGES).argmax(1).unique().tolist() == [0]
+
+
+def test_a_member_that_is_sure_beyond_measure_leaves_the_others_finite():
+    several = members(2)
+    several[0].head.bias.data = torch.tensor([1e6, 0.0, 0.0])
+    assert ensemble(several)(IMAGES).isfinite().all()
+
+
+def test_members_may_differ_in_width_and_lack_a_bias():
+    several = members(2)
+    wide = Classifier(TinyEncoder(dim=5), nn.Linear(5, 3, bias=False), classes=("a", "b", "c"))
+    joined = ensemble([*several, wide.eval()], outputs="logits")
+    assert joined.feature_dim == 21
+    expected = torch.stack([m(IMAGES) for m in (*several, wide)]).mean(0)
+    torch.testing.assert_close(joined(IMAGES), expected)
+
+
+def test_normalisation_is_that_of_the_members():
+    several = [
+        Classifier(
+            m.encoder, m.head, classes=m.classes, mean=(0.4, 0.5, 0.6), std=(0.2,) * 3
+        ).eval()
+        for m in members(2)
+    ]
+    expected = torch.stack([m(IMAGES).softmax(1) for m in several]).mean(0)
+    torch.testing.assert_close(ensemble(several)(IMAGES).softmax(1), expected)
+
+
+def test_every_kind_of_added_layer_is_part_of_its_member():
+    layers = {"gaussian-bottleneck": AddedLayer("gaussian-bottleneck", "features",
+                                                inputs=8, outputs=4, noise=0.5)}  # fmt: skip
+    assert set(layers) == set(get_args(get_type_hints(AddedLayer)["kind"]))
+    for layer in layers.values():
+        several = [member.with_layers([layer]).eval() for member in members(2)]
+        expected = torch.stack([m(IMAGES) for m in several]).mean(0)
+        torch.testing.assert_close(ensemble(several, outputs="logits").eval()(IMAGES), expected)
+
+
+def test_a_state_dict_holds_all_of_it():
+    several, others = members(2), [tiny_classifier(seed=9).eval() for _ in range(2)]
+    first, second = ensemble(several), ensemble(others)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert torch.equal(first(IMAGES), second(IMAGES))
+
+
+def test_changing_the_ensembles_head_leaves_the_members_as_they_are():
+    several = members(2)
+    before = several[0](IMAGES)
+    ensemble(several).head.weight.data.zero_()
+    assert torch.equal(several[0](IMAGES), before)
+
+
+def test_one_member_is_no_ensemble():
+    with pytest.raises(ConfigError, match="at least two members, not 1"):
+        ensemble(members(1))
+
+
+def test_members_that_read_images_otherwise_are_refused():
+    first, second = members(2)
+    other = Classifier(second.encoder, second.head, classes=second.classes, mean=(0.5,) * 3)
+    for wrong in (other, tiny_classifier(classes=2)):
+        with pytest.raises(ConfigError, match="same classes, normalisation and image size"):
+            ensemble([first, wrong])
+
+
+def test_only_an_ensemble_is_one():
+    assert is_ensemble(ensemble(members(2)))
+    assert not is_ensemble(members(1)[0])
