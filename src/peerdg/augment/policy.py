@@ -1,12 +1,13 @@
 """The augmentation policy that PEER draws again every k epochs."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from peerdg.augment.protocol import Augment
 from peerdg.augment.randaugment import RandAugment
 from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
@@ -24,14 +25,14 @@ PRESETS: dict[str, tuple[Range, Range]] = {
 }
 
 
-class Policy:
-    """A RandAugment whose number of operations and magnitude are drawn anew for each round.
+class Policy(Augment):
+    """A RandAugment whose number of operations and magnitude are drawn anew for each period.
 
     PEER (Cho et al., CVPR 2025) re-initialises its augmentation every k epochs with a random
     number of transformations and a random magnitude. The paper does not say from which ranges,
     so the ranges here and in `PRESETS` are assumptions.
 
-    A draw is a function of the seed and the round: nothing has to be saved to resume, and two
+    A draw is a function of the seed and the period: nothing has to be saved to resume, and two
     policies with one seed draw the same.
 
     Args:
@@ -69,7 +70,7 @@ class Policy:
         self.absolute_pixels = absolute_pixels
         self.seed = seed
         for corner in zip(num_ops, magnitude, strict=True):
-            self._augmentation(*corner)  # refuses here what would fail some rounds later
+            self._augmentation(*corner)  # refuses here what would fail some periods later
         self.redraw(0)
 
     @classmethod
@@ -87,7 +88,7 @@ class Policy:
         """One of the `PRESETS`.
 
         Args:
-            name: `"fixed"` is the same in every round, as in plain RandAugment.
+            name: `"fixed"` is the same in every period, as in plain RandAugment.
             num_ops: Of the fixed policy; the others have ranges of their own.
             magnitude: Of the fixed policy, likewise.
             operations: See `RandAugment`.
@@ -107,9 +108,9 @@ class Policy:
             seed=seed,
         )
 
-    def redraw(self, round: int) -> dict[str, int]:
-        """Draw the policy of a round, to be used from now on, and say what was drawn."""
-        generator = generator_for(self.seed, "policy", round)
+    def redraw(self, period: int) -> dict[str, Any]:
+        """Draw the policy of a period, to be used from now on, and say what was drawn."""
+        generator = generator_for(self.seed, "policy", period)
         num_ops = _between(self.num_ops, generator)
         magnitude = _between(self.magnitude, generator)
         self.augment = self._augmentation(num_ops, magnitude)
@@ -119,7 +120,7 @@ class Policy:
     def __call__(
         self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
     ) -> UInt8[Tensor, "b 3 h w"]:
-        """Augment a batch with the policy of the current round (round 0 before any redraw)."""
+        """Augment a batch with the policy of the current period (0 before any redraw)."""
         return self.augment(images, generator)
 
     @stage("augment")
@@ -127,8 +128,8 @@ class Policy:
         self,
         batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
         generators: Iterable[torch.Generator | None],
-    ) -> list[UInt8[Tensor, "_ 3 h w"]]:
-        """Augment several batches in one go, with the policy of the current round."""
+    ) -> list[Tensor]:
+        """Augment several batches in one go, with the policy of the current period."""
         return self.augment.together(batches, generators)
 
     def _augmentation(self, num_ops: int, magnitude: int) -> RandAugment:

@@ -46,7 +46,7 @@ def _make(name: str, made: list[Any]) -> type[Any]:
 def _flag(name: str, kind: Any, help: str, group: Group) -> tuple[str, Any, Any]:
     """A dataclass field that becomes a flag, None unless given."""
     whole: Any = whole_number if kind in (int, int | None) else None
-    if kind == tuple[int, ...]:
+    if kind in (tuple[int, ...], tuple[int, ...] | None):
         whole = whole_numbers
     parameter = Parameter(
         help=help, group=group, negative_none=(), negative_iterable=(), converter=whole

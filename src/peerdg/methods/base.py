@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
-from peerdg.augment.policy import Policy
+from peerdg.augment.protocol import Augment
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.averages.registry import make_average
 from peerdg.averages.settings import AverageSettings, SnapshotRule
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.clean import CleanImages
-from peerdg.methods.images import as_bytes
+from peerdg.methods.images import as_bytes, as_view
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.work import Part
 from peerdg.models.classifier import Classifier
@@ -37,20 +37,20 @@ class Batch:
             allows a method to remember what it computed for them.
         seed: From which everything random about this batch derives; None leaves it to torch's
             global generator.
-        augmented: What the augmentation makes of the images, if `Method.prepare` did that already.
+        augmented: What the augmentation makes of the images, if `Method.prepare` did that already:
+            uint8, or floating point where 1.0 is white and values may leave [0, 1].
     """
 
     images: UInt8[Tensor, "batch 3 h w"] | Float[Tensor, "batch 3 h w"]
     labels: Int64[Tensor, " batch"]
     index: Int64[Tensor, " batch"] | None = None
     seed: int | None = None
-    augmented: UInt8[Tensor, "batch 3 h w"] | None = None
+    augmented: Tensor | None = None
 
     def __post_init__(self) -> None:
-        # Both views must have one type: joining uint8 and float tensors would mix two scales.
         object.__setattr__(self, "images", as_bytes(self.images))
         if self.augmented is not None:
-            object.__setattr__(self, "augmented", as_bytes(self.augmented))
+            object.__setattr__(self, "augmented", as_view(self.augmented))
 
     def generator(self) -> torch.Generator | None:
         """A fresh generator for this batch, or None for the global one."""
@@ -143,7 +143,7 @@ class RunContext:
     """
 
     seed: int
-    augment: Policy
+    augment: Augment
     average: AverageSettings
     clean: CleanImages
     pool: TrainingPool

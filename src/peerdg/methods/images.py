@@ -1,9 +1,12 @@
-"""Images as methods take them: 8-bit values, made once of what a user's own loop gives."""
+"""Images as methods take them: clean ones of 8 bits, views of 8 bits or floating point."""
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from peerdg.augment.arithmetic import unit
 from peerdg.errors import DataError
 
 
@@ -15,11 +18,7 @@ def as_bytes(images: Tensor) -> UInt8[Tensor, "*shape"]:
     """
     if images.dtype == torch.uint8:
         return images
-    if not images.is_floating_point():
-        raise DataError(
-            f"Images of type {images.dtype} were given.",
-            hint="Give uint8 images, or floating-point images in [0, 1].",
-        )
+    _require_known_type(images)
     low, high = (float(v) for v in images.aminmax()) if images.numel() else (0.0, 0.0)
     if not 0 <= low <= high <= 1:  # NaN fails it too
         raise DataError(
@@ -29,3 +28,36 @@ def as_bytes(images: Tensor) -> UInt8[Tensor, "*shape"]:
             "classes=..., mean=..., std=...).",
         )
     return images.float().mul(255).round_().to(torch.uint8)
+
+
+def as_view(images: Tensor) -> Tensor:
+    """Keep what an augmentation made: uint8, or floating point where 1.0 is white.
+
+    Floating-point values may leave [0, 1] and are not rounded. They are laid out as a classifier
+    lays out uint8 images, which its convolutions are fastest with.
+
+    Raises:
+        DataError: If the values are of another type.
+    """
+    if images.dtype == torch.uint8:
+        return images
+    _require_known_type(images)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def joined(views: Sequence[Tensor]) -> Tensor:
+    """All views as one batch, on one scale: uint8 if all are, else floating point.
+
+    `torch.cat` alone would turn the 255 of a uint8 view into 255.0 beside a view in [0, 1].
+    """
+    if all(view.dtype == torch.uint8 for view in views):
+        return torch.cat(list(views))
+    return torch.cat([as_view(unit(view)) for view in views])
+
+
+def _require_known_type(images: Tensor) -> None:
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise DataError(
+            f"Images of type {images.dtype} were given.",
+            hint="Give uint8 images, or floating-point images in [0, 1].",
+        )

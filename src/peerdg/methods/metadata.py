@@ -45,6 +45,9 @@ class MethodSettings:
     own_average: ClassVar[str | None] = None
     """The kind of average that is part of the method, unless the run asks for another."""
 
+    own_augment: ClassVar[str] = "randaugment"
+    """The kind of augmentation, if the method uses any, unless the run asks for another."""
+
     reconstruction: ClassVar[Reconstruction] = "no"
     """Where there is neither released code nor published values; tables mark such rows."""
 

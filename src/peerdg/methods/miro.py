@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
+from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError
 from peerdg.losses.precision import in_full_precision
 from peerdg.methods.base import Batch, Group, Method, OptimizerPlan, RunContext, Terms
+from peerdg.methods.images import joined
 from peerdg.methods.settings.miro import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier
@@ -67,7 +69,7 @@ class MIRO(Method):
         settings: Settings | None = None,
         *,
         size: int,
-        augment: Policy | None = None,
+        augment: Augment | None = None,
         oracle: Classifier | None = None,
     ) -> None:
         super().__init__()
@@ -146,7 +148,7 @@ class MIRO(Method):
     def _regulariser(self, maps: dict[str, list[Tensor]], views: list[Tensor]) -> Tensor:
         """Sum over layers and views of the Gaussian term."""
         with torch.no_grad(), recorded(self.oracle, self.layers) as targets:
-            self.oracle.features(torch.cat(views))
+            self.oracle.features(joined(views))
         terms = [
             # One pass or two have the same images; the mean over both views is half their sum.
             len(views) * gaussian_term(torch.cat(maps[name]), targets[name][0], variance())

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peerdg.augment.policy import Policy
+from peerdg.augment.protocol import Augment
 from peerdg.averages.base import Average
 from peerdg.averages.settings import SnapshotRule
 from peerdg.averages.snapshots import Snapshots
@@ -81,7 +82,7 @@ class PEER(Method):
         model: Classifier,
         settings: Settings | None = None,
         *,
-        augment: Policy | None = None,
+        augment: Augment | None = None,
         average: Average | None = None,
         clean: Clean | None = None,
         teacher: Classifier | None = None,

@@ -5,6 +5,7 @@ from typing import Any, Self
 import torch.nn.functional as F
 
 from peerdg.augment.policy import Policy
+from peerdg.augment.protocol import Augment
 from peerdg.methods.base import Batch, Method, RunContext, Terms
 from peerdg.methods.settings.randaugment import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
@@ -24,7 +25,7 @@ class AugmentedERM(Method):
     """
 
     def __init__(
-        self, model: Classifier, settings: Settings | None = None, *, augment: Policy | None = None
+        self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None
     ) -> None:
         super().__init__()
         self.model = model

@@ -89,6 +89,14 @@ def is_reconstruction(name: str, data: str) -> bool:
     return name in method_names() and reconstructed_on(settings_of(name).reconstruction, data)
 
 
+def own_augment_of(name: str) -> str | None:
+    """The kind of augmentation that a method or recipe stands for; None if it is not known here."""
+    if name in RECIPES:
+        recipe = RECIPES[name]
+        return recipe.options.get("augment", {}).get("kind") or own_augment_of(recipe.method)
+    return settings_of(name).own_augment if name in method_names() else None
+
+
 def implementation_of(name: str) -> type[Any]:
     """The class that implements a method."""
     module, _, attribute = _module(name).IMPLEMENTED_BY.partition(":")

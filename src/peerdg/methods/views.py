@@ -1,25 +1,31 @@
-"""The augmented view of a batch, and several views through one network."""
+"""The augmented views of a batch, and several views through one network."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from peerdg.augment.policy import Policy
+from peerdg.augment.protocol import Augment
 from peerdg.methods.base import Batch
+from peerdg.methods.images import as_view, joined
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.stages import stage
 
 
-def augmented_view(batch: Batch, augment: Policy) -> Tensor:
+def augmented_view(batch: Batch, augment: Augment) -> Tensor:
     """x̄ = G(x), unless it was made ahead."""
     if batch.augmented is not None:
         return batch.augmented
-    return augment(batch.images, batch.generator())
+    return as_view(augment(batch.images, batch.generator()))
 
 
-def augment_ahead(batches: list[Batch], augment: Policy) -> list[Batch]:
+def augmented_views(batch: Batch, augment: Augment, count: int) -> list[Tensor]:
+    """Several independent views of each image: draws that follow each other in one generator."""
+    views = augment.together([batch.images] * count, [batch.generator()] * count)
+    return [as_view(view) for view in views]
+
+
+def augment_ahead(batches: list[Batch], augment: Augment) -> list[Batch]:
     """Make x̄ for several batches at once, as `augmented_view` would for each."""
     views = augment.together([b.images for b in batches], [b.generator() for b in batches])
     return [replace(batch, augmented=view) for batch, view in zip(batches, views, strict=True)]
@@ -43,7 +49,7 @@ def each_view(
     with it, the views are normalised separately unless `joint` asks to mix them.
     """
     if joint or not has_batch_statistics(model):
-        features = model.features(torch.cat(list(views)))  # (views batch, dim)
+        features = model.features(joined(views))  # (views batch, dim)
         return features.chunk(len(views)), model.head(features).chunk(len(views))
     each = tuple(model.features(view) for view in views)
     return each, tuple(model.head(features) for features in each)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.augment import REVISION, is_same_augmentation
+from peerdg.augment.settings import AugmentSettings
 from peerdg.averages.settings import AverageSettings
 from peerdg.config import plain
 from peerdg.crafted.families import DISJOINT
@@ -21,7 +22,13 @@ from peerdg.evaluate.fluctuation import (
     run_fluctuation,
 )
 from peerdg.methods.metadata import MethodSettings
-from peerdg.methods.registry import known_as, method_names, settings_of, stored_settings
+from peerdg.methods.registry import (
+    known_as,
+    method_names,
+    own_augment_of,
+    settings_of,
+    stored_settings,
+)
 from peerdg.models.names import OWN, may_have_batch_norm
 from peerdg.run.folder import Status
 from peerdg.run.settings import MAY_CHANGE
@@ -86,13 +93,21 @@ class RunResult:
         """What people call it: the recipe, the literature's name, or method and average.
 
         The average is named if it is deployed in place of the trained network, or of the average
-        that the method itself has: the row's numbers are those of the average.
+        that the method itself has: the row's numbers are those of the average. So is another
+        augmentation than the usual one.
         """
         method, kind = str(self.config["method"]), self.average["average.kind"]
         own = None if self.settings is None else self.settings.own_average
-        if called := self.config.get("recipe"):
-            return str(called)
-        return known_as(method, self.own_options) if kind == own else f"{method}+{kind}"
+        name = known_as(method, self.own_options) if kind == own else f"{method}+{kind}"
+        called = self.config.get("recipe")
+        usual = own_augment_of(called or method)
+        other = self.augments and usual not in (None, self.augment_kind)
+        return f"{called or name}+{self.augment_kind}" if other else str(called or name)
+
+    @property
+    def augment_kind(self) -> str:
+        """The kind of its augmentation, if it augments; before there was a choice, RandAugment."""
+        return str(self.config.get("augment", {}).get("kind", AugmentSettings.kind))
 
     @property
     def own_options(self) -> Mapping[str, Any]:
@@ -141,7 +156,9 @@ class RunResult:
         Sections are flat, {"train.lr": 0.1}.
         """
         decisive = {k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}
-        options = flat({"average": plain(AverageSettings())}) | flat(decisive)  # before: none
+        # Of versions before there was a choice: no average, RandAugment.
+        before = {"average": plain(AverageSettings()), "augment": {"kind": self.augment_kind}}
+        options = flat(before) | flat(decisive)
         if self.inputs.weights_sha256 is not None:
             name = Path(self.config["weights"]).name
             options["weights"] = f"{name}@{self.inputs.weights_sha256[:_SHORT_HASH]}"
@@ -157,8 +174,8 @@ class RunResult:
         revision = self.inputs.augmentation
         if revision is None:
             return UNKNOWN
-        operations = self.config.get("augment", {}).get("operations", "")
-        return REVISION if is_same_augmentation(operations, revision) else revision
+        definition = self.config.get("augment", {}).get("operations") or self.augment_kind
+        return REVISION if is_same_augmentation(definition, revision) else revision
 
     @property
     def has_statistics_rule(self) -> bool:

@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from peerdg.augment.policy import Policy
+from peerdg.augment.factory import make_augment
+from peerdg.augment.protocol import Augment
+from peerdg.augment.settings import AugmentSettings
 from peerdg.averages.base import ValidationLoss
 from peerdg.crafted.families import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains
@@ -169,20 +171,11 @@ def _context(
     config: RunConfig, source: Source, *, images: int, validation: Domain | None
 ) -> RunContext:
     """What the run offers to its method; `images` of the source in all."""
-    settings = config.augment
-    augment = Policy.named(
-        settings.policy,
-        num_ops=2 if settings.num_ops is None else settings.num_ops,
-        magnitude=9 if settings.magnitude is None else settings.magnitude,
-        operations=settings.operations,
-        absolute_pixels=settings.absolute_pixels,
-        seed=config.main_seed,
-    )
     steps = steps_per_epoch(config.train, images)
     seen = steps * config.train.batch_size
     return RunContext(
         seed=config.main_seed,
-        augment=augment,
+        augment=_augment(config, source.size),
         average=config.average,
         clean=source.clean,
         pool=source.pool,
@@ -220,6 +213,13 @@ def build_method(
     watched = (*config.average.kind[kind.averages_used :], *config.average.also)
     method.watch({name: context.make_average(name, method.trained) for name in watched})
     return method
+
+
+def _augment(config: RunConfig, size: int) -> Augment:
+    """The configured augmentation; the default one if the method does not augment."""
+    # Its options are then without effect, and need not fit the images.
+    settings = config.augment if config.augments else AugmentSettings()
+    return make_augment(settings, seed=config.main_seed, size=size)
 
 
 def _validation_loss(validation: Domain | None, size: int) -> ValidationLoss | None:

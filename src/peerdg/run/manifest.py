@@ -128,20 +128,24 @@ def require_batch_statistics(run: RunFolder) -> None:
 
 
 def require_same_augmentation(config: RunConfig, run: RunFolder) -> None:
-    """Refuse to go on with a run whose operations have got another meaning since.
+    """Refuse to go on with a run whose augmentation has got another meaning since.
 
     Raises:
-        ConfigError: If the run augments images, and a revision changed its set of operations.
+        ConfigError: If the run augments images, and a revision changed its set of operations or
+            its kind of augmentation.
     """
     started = read_started(run.manifest_file)
-    operations = config.augment.operations
     if started is None or not config.augments:
         return
-    if not is_same_augmentation(operations, started.augmentation):
+    augment = config.augment
+    if not is_same_augmentation(augment.definition, started.augmentation):
+        whose = f"augmentation '{augment.kind}' changes"
+        if augment.operations is not None:
+            whose = f"operations '{augment.operations}' change"
         raise ConfigError(
-            f"{run.path} was started by a peerdg whose operations '{operations}' change images in "
-            f"another way (revision {started.augmentation} of the augmentation, this is "
-            f"{REVISION}), so its last epochs would be of another method than its first.",
+            f"{run.path} was started by a peerdg whose {whose} images in another way "
+            f"(revision {started.augmentation} of the augmentation, this is {REVISION}), so its "
+            "last epochs would be of another method than its first.",
             hint="Start it anew: peerdg train --config "
             f"{run.config_file} --out {run.path} --overwrite",
         )

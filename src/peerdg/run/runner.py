@@ -194,6 +194,8 @@ def _make_parts(
     config.average.check_validation(available=splits.validation is not None)
     source = Source(splits.train, config.transform, device=device)
     config.method_settings.check_images(source.size)
+    if config.augments:
+        config.augment.check_images(source.size)
     about_weights: list[str] = []
     network = make_network(config, model, splits.train.classes, source.size, about_weights.append)
     network = adapt_network(config, network, "pretrain")

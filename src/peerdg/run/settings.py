@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from peerdg.augment.settings import AugmentSettings
+from peerdg.augment.settings import AugmentSettings, options_of_kind
 from peerdg.averages.settings import AverageSettings
 from peerdg.config import (
     build,
@@ -201,6 +201,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     base = preset(data.name, budget) if choices is None else choices.base(budget)
     others = set(method_names()) - {method}
     values = merge({k: v for k, v in base.items() if k not in others}, given)
+    values["augment"] = _augment_options(base, given, default=method_kind.own_augment)
     values.update(_evaluation_period(layers, method))
     parts: dict[str, Any] = {}
     for key, kind in sections.items():
@@ -224,6 +225,15 @@ def _check_averages(average: AverageSettings, method: MethodSettings) -> None:
             f"average.also names {', '.join(average.also)}, but no average is deployed.",
             hint="Add --average snapshots.",
         )
+
+
+def _augment_options(
+    base: Mapping[str, Any], given: Mapping[str, Any], *, default: str
+) -> dict[str, Any]:
+    """The augmentation's options: of the preset `base` only those of the kind that is used."""
+    wanted = given.get("augment", {})
+    kind = wanted.get("kind", default)
+    return merge({"kind": kind}, options_of_kind(str(kind), base.get("augment", {})), wanted)
 
 
 def _with_recipe(config: RunConfig) -> RunConfig:

@@ -1,0 +1,160 @@
+"""AugMix: each image mixed with several chains of operations on it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Float64, Int64, UInt8
+from torch import Tensor
+
+from peerdg.augment import operations as op
+from peerdg.augment.arithmetic import augmentation, require_batch
+from peerdg.augment.protocol import Augment
+
+DEEPEST = 3  # operations of a chain whose depth is drawn
+WEAKEST, LEVELS = 0.1, 10  # a level is drawn from U(0.1, severity), out of 10
+
+Strength = Callable[[Float64[Tensor, " n"], int, int], Float64[Tensor, " n"]]
+"""From the share of the strongest level, height and width to the strength of an operation."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One operation that a chain may draw, see `peerdg.augment.operations` for its strength."""
+
+    name: str
+    function: Callable[..., Tensor]
+    strength: Strength = lambda share, height, width: share
+    signed: bool = False
+
+
+# Equalize, Posterize and Solarize, not Brightness, Color, Contrast or Sharpness: the latter are
+# close to corruptions that AugMix is evaluated on.
+LINKS = (
+    Link("AutoContrast", op.autocontrast),
+    Link("Equalize", op.equalize),
+    Link("Posterize", op.posterize, lambda share, height, width: 4 - (4 * share).trunc()),
+    Link("Rotate", op.rotate, lambda share, height, width: (30 * share).trunc(), signed=True),
+    Link("Solarize", op.solarize, lambda share, height, width: (256 - (256 * share).trunc()) / 255),
+    Link("ShearX", op.shear_x, lambda share, height, width: 0.3 * share, signed=True),
+    Link("ShearY", op.shear_y, lambda share, height, width: 0.3 * share, signed=True),
+    Link(
+        "TranslateX",
+        op.translate_x,
+        lambda share, height, width: (width / 3 * share).trunc(),
+        signed=True,
+    ),
+    Link(
+        "TranslateY",
+        op.translate_y,
+        lambda share, height, width: (height / 3 * share).trunc(),
+        signed=True,
+    ),
+)
+
+
+class AugMix(Augment):
+    """Mix each image with chains of random operations: x̄ = (1 - m)·x + m·Σ_i w_i·chain_i(x).
+
+    Hendrycks et al., "AugMix: A simple data processing method to improve robustness and
+    uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781, and the released code: for each image
+    w ~ Dirichlet(1, ..., 1) and m ~ Beta(1, 1); a chain has 1 to 3 operations drawn uniformly from
+    `LINKS`, each with a level from U(0.1, severity) out of 10 and a random sign. What the released
+    code fixes to 32 pixels, the length of a translation, follows the size of the image here.
+
+    The operations are those of RandAugment here: pixels are moved to the nearest place, where the
+    released code interpolates. The result is float32 in [0, 1], not rounded to 8 bits.
+
+    Args:
+        severity: Strongest level.
+        chains: How many are mixed.
+        depth: Operations of each chain; None draws 1 to 3 for each.
+    """
+
+    def __init__(self, *, severity: float = 3.0, chains: int = 3, depth: int | None = None) -> None:
+        self.severity = severity
+        self.chains = chains
+        self.depth = depth
+
+    def __call__(
+        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
+    ) -> Float[Tensor, "b 3 h w"]:
+        """Mix each image with chains of its own."""
+        return self.together([images], [generator])[0]
+
+    def together(
+        self,
+        batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
+        generators: Iterable[torch.Generator | None],
+    ) -> list[Tensor]:
+        """Mix several batches in one go, each as a call with its own generator would."""
+        for images in batches:
+            require_batch(images)
+        sizes = [len(images) for images in batches]
+        drawn = [self.draw(*pair) for pair in zip(sizes, generators, strict=True)]
+        if not batches:
+            return []
+        mixed = self.apply(
+            torch.cat(list(batches)),
+            Drawn(*(torch.cat(parts) for parts in zip(*drawn, strict=True))),
+        )
+        return list(mixed.split(sizes))
+
+    def draw(self, batch: int, generator: torch.Generator | None = None) -> "Drawn":
+        """All that is random about a batch of this size."""
+        depth = self.depth or DEEPEST
+        chains, links = (batch, self.chains), (batch, self.chains, depth)
+
+        def uniform(shape: tuple[int, ...]) -> Tensor:
+            return torch.rand(shape, generator=generator, device="cpu", dtype=torch.float64)
+
+        def whole(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+            return torch.randint(low, high, shape, generator=generator, device="cpu")
+
+        # Dirichlet(1, ..., 1): exponential variables over their sum; Beta(1, 1) is uniform.
+        exponential = -torch.log1p(-uniform(chains)).clamp(min=1e-12)
+        return Drawn(
+            m=uniform((batch,)),
+            w=exponential / exponential.sum(dim=1, keepdim=True),
+            depth=whole(1, depth + 1, chains) if self.depth is None else torch.full(chains, depth),
+            link=whole(0, len(LINKS), links),
+            level=WEAKEST + (self.severity - WEAKEST) * uniform(links),
+            sign=2 * whole(0, 2, links) - 1,
+        )
+
+    @augmentation
+    def apply(self, images: UInt8[Tensor, "b 3 h w"], drawn: "Drawn") -> Float[Tensor, "b 3 h w"]:
+        """(1 - m)·x + m·Σ_i w_i·chain_i(x) for what each image drew."""
+        height, width = images.shape[-2:]
+        work = images.repeat_interleave(self.chains, dim=0)  # chain i of image n at n·chains + i
+        for place in range(drawn.link.shape[2]):
+            goes_on = drawn.depth > place
+            for number, link in enumerate(LINKS):
+                chosen = (goes_on & (drawn.link[:, :, place] == number)).flatten()
+                rows = chosen.nonzero().squeeze(1)
+                if len(rows) == 0:
+                    continue
+                share = drawn.level[:, :, place].flatten()[rows] / LEVELS
+                strength = link.strength(share, height, width)
+                if link.signed:
+                    strength = strength * drawn.sign[:, :, place].flatten()[rows]
+                rows = rows.to(images.device)
+                work[rows] = link.function(work[rows], strength.to(images.device))
+        m = drawn.m.float().to(images.device).view(-1, 1, 1, 1)
+        mixed = images.float() * (1 - m)
+        for i in range(self.chains):
+            w = drawn.w[:, i].float().to(images.device).view(-1, 1, 1, 1)
+            mixed.addcmul_(work[i :: self.chains].float(), m * w)
+        return mixed.div_(255).clamp_(max=1)  # the weights add up to 1 but for rounding
+
+
+class Drawn(NamedTuple):
+    """What each image of a batch draws, on the CPU."""
+
+    m: Float64[Tensor, " b"]
+    w: Float64[Tensor, "b chains"]
+    depth: Int64[Tensor, "b chains"]
+    link: Int64[Tensor, "b chains depth"]  # numbers of `LINKS`
+    level: Float64[Tensor, "b chains depth"]
+    sign: Int64[Tensor, "b chains depth"]
