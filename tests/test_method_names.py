@@ -14,11 +14,13 @@ from peerdg.methods.registry import method_names
 SOURCE = Path(__file__).parents[1] / "src/peerdg"
 NAMES = {*method_names(), *RECIPES, *COMBINATIONS} - {*KINDS}  # averages have names of their own
 
-AUGMENTATION = "RandAugment is the augmentation here, not the method that trains on it"
+AUGMENTATION = "an augmentation is meant here, not the method that trains on it"
 # Where a name may stand, and why. A reason that no longer holds must go, too.
 ALLOWED = {
     "augment/policy.py": ({"randaugment"}, AUGMENTATION),
     "augment/randaugment.py": ({"randaugment"}, AUGMENTATION),
+    "augment/factory.py": ({"randaugment", "l2d"}, AUGMENTATION),
+    "augment/settings.py": ({"randaugment", "l2d"}, AUGMENTATION),
     "crafted/families.py": ({"randaugment"}, AUGMENTATION),
     "report/selection.py": ({"randaugment"}, AUGMENTATION),
     "__init__.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),

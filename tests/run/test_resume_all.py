@@ -9,6 +9,7 @@ import pytest
 
 import peerdg
 from peerdg.api import Run
+from peerdg.augment.settings import DEFAULTS
 from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.methods.registry import method_names, tiny_options_of
 from peerdg.train import loop
@@ -22,12 +23,15 @@ VARIANTS = [
     ("peer", {"include_init": True, "views": "both_same"}),
     ("peer", {"reset_proxy": True, "head": "none"}),
     ("peer", {"transform": {"size": 10, "crop": (0.5, 1.0), "flip": 0.5}}),
+    *(("peer", {"G": {"kind": kind}}) for kind in DEFAULTS if kind != "l2d-generator"),
+    ("peer", {"G": {"kind": "l2d-generator", "generator_kernels": [3, 5]}}),
+    ("miro", {"G": {"kind": "randconv", "identity": 0.0}}),
 ]
 
 
 def options(method: str, settings: dict) -> dict:
     own = tiny_options_of(method)
-    own |= {name: value for name, value in settings.items() if name != "transform"}
+    own |= {name: value for name, value in settings.items() if name not in ("transform", "G")}
     return {
         "method": method,
         "pretrain": {"epochs": 1, "batch_size": 8},
@@ -35,6 +39,7 @@ def options(method: str, settings: dict) -> dict:
         "evaluate_every": 1,
         "checkpoint_minutes": 0.0,
         "transform": settings.get("transform", {}),
+        "augment": settings.get("G", {}),
         **({method: own} if own else {}),
     }
 
@@ -79,7 +84,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 variants = pytest.mark.parametrize(
     ("method", "settings"),
     VARIANTS,
-    ids=lambda v: v if isinstance(v, str) else "-".join(v) or "default",
+    ids=lambda v: v if isinstance(v, str) else "-".join(map(str, (*v, *v.get("G", {}).values()))),
 )
 
 

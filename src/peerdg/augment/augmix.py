@@ -113,7 +113,7 @@ class AugMix(Augment):
             return torch.randint(low, high, shape, generator=generator, device="cpu")
 
         # Dirichlet(1, ..., 1): exponential variables over their sum; Beta(1, 1) is uniform.
-        exponential = -torch.log1p(-uniform(chains)).clamp(min=1e-12)
+        exponential = (-torch.log1p(-uniform(chains))).clamp(min=1e-12)
         return Drawn(
             m=uniform((batch,)),
             w=exponential / exponential.sum(dim=1, keepdim=True),

@@ -1,0 +1,154 @@
+"""Options of the kinds of augmentation, and what is made of them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from peerdg.augment import REVISION, is_same_augmentation
+from peerdg.augment.augmix import AugMix
+from peerdg.augment.factory import make_augment
+from peerdg.augment.generators import NoiseGenerator, StyleGenerator
+from peerdg.augment.policy import Policy
+from peerdg.augment.prorandconv import ProRandConv
+from peerdg.augment.protocol import Augment
+from peerdg.augment.randconv import RandConv
+from peerdg.augment.settings import DEFAULTS, AugmentSettings
+from peerdg.errors import ConfigError
+from peerdg.run.presets import BUDGETS
+from peerdg.run.settings import resolve
+
+IMAGES = torch.randint(
+    0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
+# An option of each kind that is not its default, and where it ends up.
+MADE: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
+    "randaugment": (Policy, {"policy": "mild"}, {"num_ops": (1, 2), "magnitude": (1, 10)}),
+    "randconv": (RandConv, {"kernels": [3]}, {"kernels": (3,), "identity": 0.5}),
+    "pro-randconv": (ProRandConv, {"offsets": 0.2}, {"offsets": 0.2, "repetitions": 10}),
+    "augmix": (AugMix, {"severity": 5}, {"severity": 5, "chains": 3, "depth": None}),
+    "l2d-generator": (
+        StyleGenerator,
+        {"generator_kernels": [3, 5], "generator_draws": "batch"},
+        {"kernels": (3, 5), "draws": "batch", "mix": 0.6, "size": 32, "shift_std": 0.1},
+    ),
+    "pden-generator": (NoiseGenerator, {"generator_width": 4}, {"width": 4, "mix": 1.0}),
+}
+kinds = pytest.mark.parametrize("kind", DEFAULTS)
+
+
+def made(kind: str, *, seed: int = 0) -> Augment:
+    return make_augment(AugmentSettings(kind=kind, **MADE[kind][1]), seed=seed, size=32)
+
+
+@kinds
+def test_options_reach_the_augmentation(kind: str):
+    augment = made(kind)
+    expected, _, attributes = MADE[kind]
+    assert type(augment) is expected
+    assert {name: getattr(augment, name) for name in attributes} == attributes
+
+
+@kinds
+def test_views_follow_the_generator_and_a_period_is_repeatable(kind: str):
+    first, second = made(kind, seed=3), made(kind, seed=3)
+    assert first.redraw(4) == second.redraw(4)
+    views = [
+        augment(IMAGES, torch.Generator().manual_seed(seed))
+        for augment, seed in ((first, 1), (second, 1))
+    ]
+    assert torch.equal(*views)
+    assert views[0].shape == IMAGES.shape
+    assert views[0].dtype in (torch.uint8, torch.float32)
+
+
+@kinds
+def test_batches_together_are_what_they_are_alone(kind: str):
+    augment = made(kind)
+
+    def generators() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+
+    together = augment.together([IMAGES, IMAGES[:2]], generators())
+    alone = [
+        augment(images, g) for images, g in zip([IMAGES, IMAGES[:2]], generators(), strict=True)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+
+
+@kinds
+def test_an_option_of_another_kind_is_refused(kind: str):
+    for other, options in DEFAULTS.items():
+        for name in options.keys() - DEFAULTS[kind].keys():
+            value = MADE[other][1].get(name, options[name])
+            if value is None:
+                continue
+            with pytest.raises(ConfigError, match=f"augment.{name} belongs to") as caught:
+                AugmentSettings(kind=kind, **{name: value})
+            assert "--augment.kind" in (caught.value.hint or "")
+
+
+@kinds
+def test_unset_options_get_the_defaults_of_the_kind(kind: str):
+    settings = AugmentSettings(kind=kind)
+    for name, default in DEFAULTS[kind].items():
+        assert getattr(settings, name) == default
+    others = {name for options in DEFAULTS.values() for name in options} - DEFAULTS[kind].keys()
+    assert all(getattr(settings, name) is None for name in others)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "randconv", "kernels": (3, 4)}, "even size 4"),
+        ({"kind": "randconv", "kernels": ()}, "augment.kernels is empty"),
+        ({"kind": "randconv", "variant": "mix", "identity": 0.5}, "belongs to the variant 'img'"),
+        ({"kind": "augmix", "severity": 11.0}, "at most 10"),
+        ({"kind": "mixup"}, "must be one of"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        AugmentSettings(**options)
+
+
+def test_a_generators_kernels_must_be_smaller_than_the_images():
+    settings = AugmentSettings(kind="l2d-generator")
+    settings.check_images(18)
+    with pytest.raises(ConfigError, match=r"17 pixels .* too large for images of 17 x 17"):
+        make_augment(settings, seed=0, size=17)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@kinds
+def test_a_preset_gives_each_kind_its_own_options_only(kind: str, budget: str):
+    for data in ("digits-mini", "digits", "pacs", "office-home", "vlcs", "terra"):
+        wanted = {"benchmark": data, "root": "/data", "budget": budget, "augment": {"kind": kind}}
+        settings = resolve({**wanted, "method": "peer"}).augment
+        assert settings.kind == kind
+        small = data.startswith("digits")
+        if kind == "pro-randconv":
+            assert settings.offsets == (0.2 if small else 0.5)
+        if kind == "l2d-generator":
+            assert settings.generator_kernels == ((3, 5) if small else (5, 9, 13, 17))
+            settings.check_images(32 if small else 224)
+
+
+def test_an_option_of_randaugment_is_refused_if_it_is_the_users_own():
+    with pytest.raises(ConfigError, match=r"augment\.operations belongs to .*'randaugment'"):
+        resolve({"augment": {"kind": "augmix", "operations": "sdg"}})
+    assert resolve({"augment": {"kind": "augmix"}}).augment.operations is None
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="must be one of") as caught:
+        resolve({"augment": {"kind": "rand-conv"}})
+    assert "randconv" in (caught.value.hint or "")
+
+
+@kinds
+def test_revisions_are_counted_by_operations_or_kind(kind: str):
+    definition = AugmentSettings(kind=kind).definition
+    assert definition == ("torchvision" if kind == "randaugment" else kind)
+    assert is_same_augmentation(definition, REVISION)
+    assert not is_same_augmentation(definition, REVISION + 1)

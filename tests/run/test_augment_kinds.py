@@ -1,0 +1,139 @@
+"""Runs with another augmentation than RandAugment, and runs from before there was a choice."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import peerdg
+from peerdg.api import Run
+from peerdg.augment.settings import DEFAULTS
+from peerdg.cli.main import run
+from peerdg.config import read_toml
+from peerdg.errors import ConfigError, PeerdgWarning
+from peerdg.report.runs import read_run
+from peerdg.run.settings import RunConfig, resolve
+from tests.conftest import tiny_classifier, tiny_splits
+from tests.reliability.photo_run import interrupt, photo_run
+from tests.run.test_augmentation_revision import set_revision, stopped
+
+
+def fit(out: Path, *, existing: Any = "refuse", **options: Any) -> Run:
+    return peerdg.fit(
+        tiny_splits(),
+        out=out,
+        model=tiny_classifier(),
+        existing=existing,
+        pretrain={"epochs": 1, "batch_size": 8},
+        train={"epochs": 3, "batch_size": 8, "lr": 0.02},
+        progress=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """While it is in effect, folders are written as by the version before: no `augment.kind`."""
+    tables = RunConfig.tables
+
+    def without_kinds(self: RunConfig, **given: Any) -> dict[str, Any]:
+        values = tables(self, **given)
+        augment = values["augment"].items()
+        values["augment"] = {k: v for k, v in augment if k in DEFAULTS["randaugment"]}
+        return values
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunConfig, "tables", without_kinds)
+        yield patch
+
+
+LATER = "without these options: augment.kind = randaugment"
+
+
+def test_a_run_from_before_there_was_a_choice_goes_on_and_ends_the_same(tmp_path, before):
+    options = {"method": "peer", "peer": {"k": 1}, "augment": {"operations": "sdg"}}
+    stopped(tmp_path / "old", options, before)
+    before.undo()
+    assert "kind" not in read_toml(tmp_path / "old/config.toml")["augment"]
+    with pytest.warns(PeerdgWarning, match=LATER):
+        fit(tmp_path / "old", existing="resume", **options)
+    fit(tmp_path / "whole", **options)
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert (tmp_path / "old" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_folder_from_before_is_listed_evaluated_and_resumed(tmp_path: Path, before, capsys):
+    out = photo_run(tmp_path)
+    before.undo()
+    assert "kind" not in read_toml(out / "config.toml")["augment"]
+    assert run(["runs", str(out.parent)], debug=False) == 0
+    assert run(["evaluate", str(out)], debug=False) == 0
+    interrupt(out)
+    with pytest.warns(PeerdgWarning, match=LATER):
+        assert run(["resume", str(out), "--quiet"], debug=False) == 0
+
+
+def test_a_run_from_before_and_one_of_today_are_one_variant(tmp_path: Path, before):
+    fit(tmp_path / "old", method="randaugment", seed=0)
+    before.undo()
+    fit(tmp_path / "new", method="randaugment", seed=1)
+    old, new = (read_run(tmp_path / name) for name in ("old", "new"))
+    assert old.variant == new.variant
+    assert old.method == new.method == "randaugment"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"method": "peer", "peer": {"k": 1}}, "peer+augmix"),
+        ({"method": "p-ens", "randaugment": {"k": 1}}, "p-ens+augmix"),
+        ({"method": "erm"}, "erm"),
+    ],
+)
+def test_reports_name_another_augmentation(tmp_path: Path, options: dict[str, Any], name: str):
+    fit(tmp_path / "run", augment={"kind": "augmix"}, **options)
+    assert read_run(tmp_path / "run").method == name
+
+
+def test_another_augmentation_is_another_run(tmp_path: Path):
+    fit(tmp_path / "run", method="randaugment")
+    with pytest.raises(ConfigError, match=r"augment\.kind: 'randaugment' -> 'augmix'"):
+        fit(tmp_path / "run", method="randaugment", augment={"kind": "augmix"}, existing="resume")
+
+
+def test_a_stored_config_repeats_the_run(tmp_path: Path):
+    for kind in DEFAULTS:
+        config = resolve({"method": "peer", "augment": {"kind": kind}})
+        (tmp_path / "config.toml").write_text(config.toml())
+        assert resolve(read_toml(tmp_path / "config.toml")) == config
+
+
+def test_a_half_done_run_whose_kind_was_revised_is_refused(tmp_path, monkeypatch):
+    options = {"method": "randaugment", "augment": {"kind": "randconv"}}
+    stopped(tmp_path / "run", options, monkeypatch)
+    monkeypatch.setattr("peerdg.augment.REVISION", 3)
+    monkeypatch.setattr("peerdg.augment._CHANGED", {2: ("sdg",), 3: ("randconv",)})
+    message = "augmentation 'randconv' changes images in another way"
+    with pytest.raises(ConfigError, match=message):
+        fit(tmp_path / "run", existing="resume", **options)
+    set_revision(tmp_path / "run", 3)
+    fit(tmp_path / "run", existing="resume", **options)
+
+
+def test_kernels_that_do_not_fit_are_refused_before_any_work(tmp_path: Path):
+    augment = {"kind": "l2d-generator", "generator_kernels": [3, 13]}
+    with pytest.raises(ConfigError, match="too large for images of 12 x 12"):
+        fit(tmp_path / "run", method="peer", peer={"k": 1}, augment=augment)
+    fit(tmp_path / "erm", method="erm", augment=augment)  # augments nothing
+
+
+def test_flags_choose_a_kind_and_its_options(capsys: pytest.CaptureFixture[str]):
+    flags = ["--augment.kind", "randconv", "--augment.kernels", "3,5", "--augment.variant", "mix"]
+    assert run(["config", "digits-mini", *flags], debug=False) == 0
+    shown = capsys.readouterr().out
+    assert 'kind = "randconv"' in shown and 'variant = "mix"' in shown
+    assert "operations" not in shown
+    assert run(["train", "digits-mini", *flags, "--augment.policy", "mild"], debug=False) == 2
+    error = capsys.readouterr().err
+    assert "augment.policy belongs to the augmentation 'randaugment'" in " ".join(error.split())
