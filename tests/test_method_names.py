@@ -19,8 +19,8 @@ AUGMENTATION = "an augmentation is meant here, not the method that trains on it"
 ALLOWED = {
     "augment/policy.py": ({"randaugment"}, AUGMENTATION),
     "augment/randaugment.py": ({"randaugment"}, AUGMENTATION),
-    "augment/factory.py": ({"randaugment", "l2d"}, AUGMENTATION),
-    "augment/settings.py": ({"randaugment", "l2d"}, AUGMENTATION),
+    "augment/factory.py": ({"randaugment", "l2d", "pden"}, AUGMENTATION),
+    "augment/settings.py": ({"randaugment", "l2d", "pden"}, AUGMENTATION),
     "crafted/families.py": ({"randaugment"}, AUGMENTATION),
     "report/selection.py": ({"randaugment"}, AUGMENTATION),
     "__init__.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),

@@ -20,7 +20,7 @@ from peerdg.methods.peer import PEER
 from peerdg.methods.randaugment import AugmentedERM
 from peerdg.methods.settings.miro import Settings as MIROSettings
 from peerdg.methods.settings.peer import Settings as PEERSettings
-from peerdg.methods.views import all_views, augmented_view, augmented_views
+from peerdg.methods.views import augmented_view, augmented_views, each_view
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain()
@@ -114,7 +114,7 @@ def test_views_are_joined_on_one_scale():
 
 def test_a_joined_view_is_the_classifiers_own_scale():
     model = tiny_classifier()
-    _, (clean, again) = all_views(model, (X, X.double() / 255), joint=True)
+    _, (clean, again) = each_view(model, (X, X.double() / 255), joint=True)
     torch.testing.assert_close(clean, model(X), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(again, clean, atol=1e-5, rtol=1e-5)
 

@@ -46,11 +46,11 @@ def as_view(images: Tensor) -> Tensor:
 
 
 def joined(views: Sequence[Tensor]) -> Tensor:
-    """All views as one batch, on one scale: uint8 if all are, else floating point.
+    """All views as one batch, on one scale: that of floating point unless all are uint8.
 
     `torch.cat` alone would turn the 255 of a uint8 view into 255.0 beside a view in [0, 1].
     """
-    if all(view.dtype == torch.uint8 for view in views):
+    if len({view.dtype for view in views}) == 1:
         return torch.cat(list(views))
     return torch.cat([as_view(unit(view)) for view in views])
 
