@@ -73,6 +73,8 @@ def another(old: Any, hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return next(choice for choice in get_args(hint) if choice != old)
     kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
+    if get_origin(kinds[0]) is Literal:
+        return another(old, kinds[0])
     kind = get_origin(kinds[0]) or kinds[0]
     if kind is bool:
         return not old
