@@ -106,3 +106,18 @@ def test_asking_for_the_model_changes_nothing():
     assert_mean_of(asked, networks[1:4])
     assert_mean_of(asked, networks[1:4])
     assert all(torch.equal(v, before[k]) for k, v in asked.mean.state_dict().items())
+
+
+def test_the_end_of_training_closes_the_last_segment():
+    # Segments: step 0; steps 1 to 3; steps 4 and 5, which only the end of the last epoch closes.
+    average, networks = follow([1.0, 0.5, 0.4], every=3, steps=6, epochs=2)
+    average.after_epoch(networks[-1], 0)
+    assert_mean_of(average, networks[1:4])  # still falling: the newest closed segment
+    average.after_epoch(networks[-1], 1)
+    assert_mean_of(average, networks[4:6])
+
+
+def test_a_segment_that_the_last_step_closed_is_not_closed_again():
+    average, networks = follow([1.0, 0.5], every=3, steps=4, epochs=1)
+    average.after_epoch(networks[-1], 0)  # a third loss would end the iterator with an error
+    assert average.version == 2

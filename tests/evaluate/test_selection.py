@@ -117,6 +117,11 @@ def test_means_of_the_same_accuracies_in_another_order_are_ties():
     assert select(records(crafted), model="task")["crafted-val"].epoch == 2
 
 
+def test_one_image_in_a_million_is_a_difference():
+    assert middle_of_best([90.0, 90.0001, 90.0]) == 1
+    assert middle_of_best([90.0, 90.0, 90.0001]) == 2
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12))
 def test_the_chosen_score_is_the_best_and_as_many_ties_lie_on_either_side(scores):
     chosen = middle_of_best(scores)
