@@ -48,6 +48,10 @@ class MethodSettings:
     own_augment: ClassVar[str] = "randaugment"
     """The kind of augmentation, if the method uses any, unless the run asks for another."""
 
+    batches_from: ClassVar[Literal["pool", "source"]] = "pool"
+    """Which images batches are drawn from; with `"source"` the method takes images that it added
+    from the pool by itself (`TrainingPool.view`)."""
+
     reconstruction: ClassVar[Reconstruction] = "no"
     """Where there is neither released code nor published values; tables mark such rows."""
 

@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from peerdg.augment.base import resize
+from peerdg.augment.base import RandomView, resize
 from peerdg.errors import DataError
 
 
@@ -71,6 +71,7 @@ class TrainingPool:
         images: The source's images; they stay whatever is added or dropped.
         labels: Their classes.
         size: Side to which `clean` squashes images; None leaves them as they are.
+        random_view: What training sees of images; None: the same as `clean`.
 
     Attributes:
         additions: What methods added and did not drop, oldest first.
@@ -81,10 +82,13 @@ class TrainingPool:
         images: UInt8[Tensor, "n 3 h w"],
         labels: Int64[Tensor, " n"],
         size: int | None = None,
+        *,
+        random_view: RandomView | None = None,
     ) -> None:
         self.images = images
         self.labels = labels
         self.size = size
+        self.random_view = random_view
         self.additions: tuple[PoolImages, ...] = ()
 
     def __len__(self) -> int:
@@ -148,3 +152,11 @@ class TrainingPool:
         if size is None:
             return self.gather(rows, lambda images: images)
         return self.gather(rows, lambda images: resize(images, size))
+
+    def view(
+        self, rows: Int64[Tensor, " b"], generator: torch.Generator | None
+    ) -> tuple[UInt8[Tensor, "b 3 size size"], Int64[Tensor, " b"]]:
+        """Images as training sees them, random crops for example, and labels at `rows`."""
+        if self.random_view is None:
+            return self.clean(rows)
+        return self.gather(rows, partial(self.random_view, generator=generator))

@@ -6,13 +6,15 @@ their own, and torch's global generator is as before.
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from peerdg.errors import NumericalError
 from peerdg.methods.base import Method
+from peerdg.methods.pool import PoolImages
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.rng import seeded
 from peerdg.run.forecast import Costs, PhaseCosts, PhasePlan
@@ -126,15 +128,26 @@ class _Trial:
         period, batch_size = self.trial.plan.period, self.trial.settings.batch_size
         self.method.train()
         start = _timed(lambda: self.method.start_epoch(0), self.sample.device)
-        step = self._step_seconds(batch_size, seconds, redraw=start < seconds / MOST_STEPS)
-        scale = images / len(self.sample)
         growth = self.trial.plan.growth
+        with self._grown_pool() if any(growth) else nullcontext():
+            step = self._step_seconds(batch_size, seconds, redraw=start < seconds / MOST_STEPS)
+        scale = images / len(self.sample)
         if not any(growth):
             end = self._end_seconds(period - 1, seconds)
             return PhaseCosts(step=step, period=(start + end) * scale)
         first = next(epoch for epoch, added in enumerate(growth) if added)
         end = self._end_seconds(first, seconds)
         return PhaseCosts(step=step, period=start * scale, growth=end * scale / growth[first])
+
+    @contextmanager
+    def _grown_pool(self) -> Iterator[None]:
+        """Let the pool have additions, as most steps of a method that makes images find it."""
+        domain, pool = self.sample.domain, self.sample.pool
+        pool.change(PoolImages(domain.images, domain.labels))
+        try:
+            yield
+        finally:
+            pool.replace(())
 
     def _end_seconds(self, epoch: int, seconds: float) -> float:
         """Of the end of an epoch; of long work only its first parts are done."""

@@ -71,13 +71,14 @@ def _phase_plan(phase: Phase, config: RunConfig, images: int) -> PhasePlan:
     is_main = phase.name == "train"
     changes = method.pool_changes(images, settings.epochs) if is_main else ()
     sizes = accumulate((c.added - c.dropped for c in changes[:-1]), initial=images)
+    grows = bool(changes) and method.batches_from == "pool"
     return PhasePlan(
         phase.name,
         epochs=settings.epochs,
         steps=steps_per_epoch(settings, images),
         period=method.period if is_main else 1,
         evaluations=evaluation_epochs(phase),
-        epoch_steps=tuple(steps_per_epoch(settings, size) for size in sizes) if changes else (),
+        epoch_steps=tuple(steps_per_epoch(settings, size) for size in sizes) if grows else (),
         growth=tuple(change.added / images for change in changes),
     )
 

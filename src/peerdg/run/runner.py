@@ -192,7 +192,12 @@ def _make_parts(
         progress.note(sentence)
     check_batches(config, len(splits.train))
     config.average.check_validation(available=splits.validation is not None)
-    source = Source(splits.train, config.transform, device=device)
+    source = Source(
+        splits.train,
+        config.transform,
+        device=device,
+        batches_from=config.method_settings.batches_from,
+    )
     config.method_settings.check_images(source.size)
     if config.augments:
         config.augment.check_images(source.size)

@@ -1,14 +1,14 @@
 """The training images as a method sees them: rows of one tensor, through the base transform."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from peerdg.augment.base import RandomView, resize
+from peerdg.augment.base import RandomView
 from peerdg.data.cache.domains import memory_budget
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError
@@ -30,6 +30,7 @@ class Source:
         domain: The training images.
         transform: The base transform; by default the images stay as they are.
         device: Where they are kept.
+        batches_from: Which rows an epoch goes through, see `MethodSettings.batches_from`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Source:
         transform: TransformSettings | None = None,
         *,
         device: torch.device | None = None,
+        batches_from: Literal["pool", "source"] = "pool",
     ) -> None:
         transform = transform or TransformSettings()
         device = device or domain.images.device
@@ -45,14 +47,15 @@ class Source:
             domain, images=domain.images.to(device), labels=domain.labels.to(device)
         )
         self.size = transform.size or domain.image_size[0]
-        self.pool = TrainingPool(self.domain.images, self.domain.labels, self.size)
+        self.batches_from = batches_from
         self._view: RandomView | None = None
         if transform.is_random:
             self._view = RandomView(self.size, crop=transform.crop, flip=transform.flip)
+        self.pool = self._new_pool()
 
     def __len__(self) -> int:
-        """Images to learn from, with those that a method added."""
-        return len(self.pool)
+        """Images that batches are drawn from, with those that a method added unless it says so."""
+        return len(self.pool) if self.batches_from == "pool" else len(self.domain)
 
     @property
     def device(self) -> torch.device:
@@ -62,10 +65,8 @@ class Source:
     @stage("batch")
     def batch(self, rows: Tensor, *, seed: int, key: tuple[str | int, ...]) -> Batch:
         """The images at `rows`, with all that is random about them derived from seed and key."""
-        view: Callable[[Tensor], Tensor] = partial(resize, size=self.size)
-        if self._view is not None:
-            view = partial(self._view, generator=generator_for(seed, "view", *key))
-        images, labels = self.pool.gather(rows, view)
+        generator = None if self.repeats else generator_for(seed, "view", *key)
+        images, labels = self.pool.view(rows, generator)
         return Batch(
             images=images,
             labels=labels,
@@ -92,9 +93,13 @@ class Source:
         rows = torch.linspace(0, count - 1, min(images, count)).long()
         part = copy.copy(self)
         part.domain = self.domain.subset(rows.to(self.device))
-        part.pool = TrainingPool(part.domain.images, part.domain.labels, part.size)
+        part.pool = part._new_pool()
         part.__dict__.pop("clean", None)  # the copied one is of all images
         return part
+
+    def _new_pool(self) -> TrainingPool:
+        images, labels = self.domain.images, self.domain.labels
+        return TrainingPool(images, labels, self.size, random_view=self._view)
 
     @property
     def bytes_per_image(self) -> int:

@@ -1,0 +1,213 @@
+"""M-ADA: meta-learning based adversarial domain augmentation."""
+
+from functools import partial
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from peerdg.errors import ConfigError
+from peerdg.methods.ascent import Ascent, Bonus
+from peerdg.methods.autoencoder import WAETraining, train_autoencoder
+from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
+from peerdg.methods.pool import TrainingPool
+from peerdg.methods.settings.m_ada import Settings
+from peerdg.methods.work import Chunks, Work
+from peerdg.models.classifier import Classifier
+from peerdg.models.wasserstein import WassersteinAutoEncoder
+
+
+class MADA(Method):
+    """Make domains far from the source, and learn from the source what helps on them, too.
+
+    Qiao et al., "Learning to learn single domain generalization", CVPR 2020,
+    https://arxiv.org/abs/2003.13216, as in the released code, which is for digits. After every
+    T_min steps, k times in all, a domain is made by gradient ascent from z = x on
+
+        CE(F(z), y) - γ · mean[(H(z) - H(x))²] + β · mean[(V(z) - V(x))²]
+
+    where V is a Wasserstein auto-encoder of the newest domain: of the source at first. So z keeps
+    its features, but leaves what V knows. Of the images x, a share of 1/(n + 1) comes from the
+    source and the rest from the n domains so far. F with weights θ minimises
+
+        (L_s(θ) + L_a(θ')) / 2    with    θ' = θ - α ∇L_s(θ)
+
+    by the gradient through the inner step (second order): L_s is the cross-entropy of a batch of
+    the source, L_a that of a batch from all domains that were made. Before the first one, F learns
+    by L_s alone.
+
+    The released code trains a new auto-encoder right after a domain was made; here it is trained
+    right before it is used, which is the same, since it depends on the domain's images alone. What
+    is open is a field of `Settings`:
+
+    - `rate`: as in ADA, for each image by itself; 1/32 is the released 1.0 on the mean of 32.
+    - `domain_size`: the released code makes 1/n of the source's number for the n-th domain.
+    - `clip`: the released code does not clip; the pool holds 8-bit images.
+    - `wae_shift`: the released critic adds the log-density of the prior's sample to the logit of a
+      code, too; Tolstikhin et al. add that of the code.
+    - `autoencoder`, `thumbnail`: on photos there is neither released code nor published values.
+      A convolutional auto-encoder of 32 x 32 thumbnails is our reconstruction.
+
+    Args:
+        model: F.
+        settings: Every switch of the method.
+        pool: The source and the domains that were made; the caller adds what `end_epoch` returns
+            (`TrainingPool.change`) and draws batches from the source.
+        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
+
+    Raises:
+        ConfigError: If the network is compiled, since that cannot be differentiated twice.
+    """
+
+    if_diverged = ", or the inner step (--m-ada.meta-rate)"
+
+    def __init__(
+        self,
+        model: Classifier,
+        settings: Settings | None = None,
+        *,
+        pool: TrainingPool,
+        chunks: Chunks | None = None,
+    ) -> None:
+        super().__init__()
+        _refuse_compiled(model)
+        self.model = model
+        self.settings = settings or Settings()
+        self.pool = pool
+        self.chunks = chunks or Work().chunks
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the training pool."""
+        return cls(model, settings, pool=context.pool, chunks=context.chunks)
+
+    def loss(self, batch: Batch) -> Terms:
+        """(L_s + L_a) / 2, or L_s before there is a domain."""
+        if not self.pool.additions:
+            loss = F.cross_entropy(self.model(batch.images), batch.labels)
+            return {"loss": loss, "ce": loss.detach()}
+        made = self._made_images(len(batch.images), batch.generator())
+        source, meta = meta_losses(
+            self.model, (batch.images, batch.labels), made, rate=self.settings.meta_rate
+        )
+        return {"loss": (source + meta) / 2, "ce": source.detach(), "meta": meta.detach()}
+
+    def end_epoch(self, epoch: int) -> Outcome:
+        """Make a domain, if it is time to."""
+        if not self.settings.makes_images(epoch):
+            return Outcome()
+        autoencoder = self._new_autoencoder()
+        # One loop around both kinds of work, so that its share is that of the whole.
+        for work in self.chunks(("auto-encoder", "ascent"), "making a domain"):
+            if work == "auto-encoder":
+                loss = self._train(autoencoder)
+            else:
+                bonus_for = partial(relaxation, autoencoder, beta=self.settings.beta)
+                ascent = Ascent(self.model, self.settings, self.chunks, bonus_for)
+                add, records = ascent.make(self.pool, self._rows())
+        return Outcome({**records, "autoencoder_loss": loss}, add=add)
+
+    def _new_autoencoder(self) -> WassersteinAutoEncoder:
+        side = self.pool.size or max(self.pool.images.shape[-2:])
+        side = self.settings.autoencoder_side(side)
+        made = WassersteinAutoEncoder(side, self.settings.autoencoder)
+        return made.to(self.pool.images.device)
+
+    def _train(self, autoencoder: WassersteinAutoEncoder) -> float:
+        """Train it on the newest domain; return its loss."""
+        settings, pool = self.settings, self.pool
+        newest = len(pool.additions[-1]) if pool.additions else len(pool)
+        rows = torch.arange(len(pool) - newest, len(pool), device=pool.images.device)
+        training = WAETraining(
+            epochs=settings.wae_epochs,
+            lr=settings.wae_lr,
+            batch_size=settings.wae_batch,
+            weight=settings.wae_weight,
+            shift=settings.wae_shift,
+        )
+        return train_autoencoder(autoencoder, pool, rows, training, self.chunks)
+
+    def _rows(self) -> Int64[Tensor, " n"]:
+        """Which images become the next domain: a share of the source's, the rest from domains."""
+        source, before = len(self.pool.images), len(self.pool.additions)
+        count = self.settings.images_made(source, len(self.pool), before)
+        kept = count // (before + 1)
+        rows = torch.cat(
+            (torch.randperm(source)[:kept], self._drawn_from_domains(count - kept, None))
+        )
+        return rows.sort().values.to(self.pool.images.device)
+
+    def _drawn_from_domains(
+        self, count: int, generator: torch.Generator | None
+    ) -> Int64[Tensor, " n"]:
+        """Rows of that many different images, out of all domains that were made."""
+        first = len(self.pool.images)
+        return first + torch.randperm(len(self.pool) - first, generator=generator)[:count]
+
+    def _made_images(
+        self, count: int, generator: torch.Generator | None
+    ) -> tuple[UInt8[Tensor, "n 3 h w"], Int64[Tensor, " n"]]:
+        """A batch from all domains, seen as images are in training."""
+        rows = self._drawn_from_domains(count, generator).to(self.pool.images.device)
+        return self.pool.view(rows, generator)
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
+
+
+def relaxation(
+    autoencoder: WassersteinAutoEncoder, x: Float[Tensor, "n 3 h w"], *, beta: float
+) -> Bonus:
+    """β · mean[(V(z) - V(x))²] of each image: how far z is for the auto-encoder of its origin."""
+    with torch.no_grad():
+        start = autoencoder.reconstruct(x)
+
+    def bonus(z: Tensor, logits: Tensor) -> Tensor:
+        return beta * (autoencoder.reconstruct(z) - start).square().mean((1, 2, 3)).sum()
+
+    return bonus
+
+
+def meta_losses(
+    model: Classifier,
+    source: tuple[Tensor, Tensor],
+    made: tuple[Tensor, Tensor],
+    *,
+    rate: float,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """L_s(θ), and L_a(θ') after the inner step θ' = θ - rate · ∇L_s(θ), with its graph.
+
+    Args:
+        model: F with weights θ.
+        source: Images of the source and their labels, for L_s.
+        made: Images of the domains that were made and their labels, for L_a.
+        rate: Size of the inner step.
+    """
+    theta = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # Other kernels of attention have no second derivative.
+    with sdpa_kernel(SDPBackend.MATH):
+        source_loss = F.cross_entropy(model(source[0]), source[1])
+        with torch.autocast(source_loss.device.type, enabled=False):
+            gradients = torch.autograd.grad(
+                source_loss, list(theta.values()), create_graph=True, materialize_grads=True
+            )
+            moved = {
+                name: p - rate * gradient
+                for (name, p), gradient in zip(theta.items(), gradients, strict=True)
+            }
+        made_loss = F.cross_entropy(functional_call(model, moved, (made[0],)), made[1])
+    return source_loss, made_loss
+
+
+def _refuse_compiled(model: Classifier) -> None:
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        raise ConfigError(
+            "M-ADA differentiates its network twice, which a compiled network does not support.",
+            hint="Leave --compile out.",
+        )

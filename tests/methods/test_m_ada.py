@@ -1,0 +1,535 @@
+import copy
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import peerdg
+from peerdg.augment.base import RandomView
+from peerdg.cli.main import run
+from peerdg.errors import ConfigError, NumericalError, Stopped
+from peerdg.methods import m_ada as module
+from peerdg.methods.ascent import Ascent
+from peerdg.methods.base import Batch
+from peerdg.methods.m_ada import MADA, meta_losses, relaxation
+from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.methods.settings.m_ada import Settings
+from peerdg.methods.work import Work
+from peerdg.models.classifier import Classifier
+from peerdg.models.wasserstein import WassersteinAutoEncoder
+from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.plan import run_plan
+from peerdg.run.settings import resolve
+from peerdg.train import loop
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.methods.adversarial import (
+    STRONG,
+    N,
+    assert_equal,
+    cross_entropy,
+    epochs_of,
+    feature_distance,
+    interrupt_part,
+    perturbed,
+    tiny_pool,
+)
+
+SMALL = {"rate": STRONG, "steps": 2, "wae_epochs": 1, "wae_batch": 8}
+
+
+def make(model: Classifier | None = None, *, n: int = N, **settings: Any) -> MADA:
+    return MADA(model or tiny_classifier(), Settings(**{**SMALL, **settings}), pool=tiny_pool(n))
+
+
+def autoencoder(seed: int = 0) -> WassersteinAutoEncoder:
+    torch.manual_seed(seed)
+    return WassersteinAutoEncoder(12).requires_grad_(False)
+
+
+def ascent(model: Classifier, vae: WassersteinAutoEncoder, **settings: Any) -> Ascent:
+    chosen = Settings(**settings)
+    return Ascent(model, chosen, Work().chunks, lambda x: relaxation(vae, x, beta=chosen.beta))
+
+
+# The ascent
+
+
+def test_it_equals_a_plain_loop_over_single_images():
+    """Each image by itself ascends CE - γ MSE(H) + β MSE(V)."""
+    model, v, pool = tiny_classifier(batch_norm=True).eval(), autoencoder(), tiny_pool(6)
+    x, got, y = perturbed(ascent(model, v, gamma=0.7, beta=30.0, steps=4, rate=STRONG), pool)
+    for image, label, made in zip(x, y, got, strict=True):
+        start = image[None].float() / 255
+        wanted, seen = model.encoder(start).detach(), torch.sigmoid(v(start)[0])
+        z = start.clone()
+        for _ in range(4):
+            z.requires_grad_(True)
+            h = model.encoder(z)
+            objective = F.cross_entropy(model.head(h), label[None]) - 0.7 * F.mse_loss(h, wanted)
+            objective = objective + 30.0 * F.mse_loss(torch.sigmoid(v(z)[0]), seen)
+            objective.backward()
+            z = (z + STRONG * z.grad).detach()
+        expected = (z.clamp(0, 1) * 255).round()
+        assert (made - expected[0]).abs().max() <= 1  # a value halfway may round either way
+        assert (made != expected[0]).float().mean() < 0.01
+
+
+def test_the_relaxation_drives_images_out_of_what_the_auto_encoder_knows():
+    model, v, distances = tiny_classifier(), autoencoder(), {}
+    for beta in (0.0, 100.0, 2000.0):
+        x, z, y = perturbed(ascent(model, v, beta=beta, rate=2.0, steps=25), tiny_pool())
+        assert cross_entropy(model, z, y) > cross_entropy(model, x, y)
+        moved = v.reconstruct(x) - v.reconstruct(z)
+        distances[beta] = float(moved.square().mean())
+    assert distances[0.0] < distances[100.0] < distances[2000.0]
+    assert distances[2000.0] > 4 * distances[0.0]
+
+
+def test_the_penalty_keeps_features_near():
+    model, v, distances = tiny_classifier(), autoencoder(), {}
+    for gamma in (0.0, 10.0, 100.0):
+        x, z, _ = perturbed(
+            ascent(model, v, gamma=gamma, beta=1.0, rate=2.0, steps=60), tiny_pool()
+        )
+        distances[gamma] = feature_distance(model, x, z)
+    assert distances[0.0] > distances[10.0] > distances[100.0]
+    assert distances[100.0] < distances[0.0] / 4
+
+
+# The meta step
+
+
+def two_batches(classes: int = 3) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    a, b = tiny_domain(n=8, classes=classes), tiny_domain(n=6, classes=classes, seed=5)
+    return (a.images, a.labels), (b.images, b.labels)
+
+
+def double_classifier(**options: Any) -> Classifier:
+    return tiny_classifier(**options).double()
+
+
+def test_the_losses_are_those_of_a_step_taken_by_hand():
+    model, (source, made) = double_classifier(), two_batches()
+    found = meta_losses(model, source, made, rate=0.3)
+    other = copy.deepcopy(model)
+    loss = F.cross_entropy(other(source[0]), source[1])
+    loss.backward()
+    with torch.no_grad():
+        for p in other.parameters():
+            p -= 0.3 * p.grad
+    torch.testing.assert_close(found[0], loss)
+    torch.testing.assert_close(found[1], F.cross_entropy(other(made[0]), made[1]))
+
+
+def two_step_loss(model: Classifier, rate: float) -> Tensor:
+    """(L_s(θ) + L_a(θ - rate ∇L_s(θ))) / 2, by a step that is really taken."""
+    source, made = two_batches()
+    other = copy.deepcopy(model)
+    loss = F.cross_entropy(other(source[0]), source[1])
+    gradients = torch.autograd.grad(loss, list(other.parameters()))
+    with torch.no_grad():
+        for p, gradient in zip(other.parameters(), gradients, strict=True):
+            p -= rate * gradient
+        return (loss + F.cross_entropy(other(made[0]), made[1])) / 2
+
+
+def meta_gradients(model: Classifier, rate: float) -> dict[str, Tensor]:
+    method = MADA(model, Settings(meta_rate=rate), pool=tiny_pool(8))
+    (source, made) = two_batches()
+    method.pool.change(PoolImages(*made))
+    # As many as there are: in another order, which changes no mean.
+    loss = method.loss(Batch(*source, seed=1))["loss"]
+    names, weights = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, weights), strict=True))
+
+
+def test_the_meta_gradient_is_that_of_finite_differences():
+    """float64; the two highest entries of each weight, so that every layer is looked at."""
+    model, rate, eps = double_classifier(), 0.5, 1e-6
+    for name, gradient in meta_gradients(model, rate).items():
+        parameter = model.get_parameter(name)
+        for place in gradient.abs().flatten().topk(2).indices:
+            ends = []
+            for sign in (1, -1):
+                with torch.no_grad():
+                    parameter.view(-1)[place] += sign * eps
+                ends.append(two_step_loss(model, rate))
+                with torch.no_grad():
+                    parameter.view(-1)[place] -= sign * eps
+            slope = (ends[0] - ends[1]) / (2 * eps)
+            found = gradient.flatten()[place]
+            torch.testing.assert_close(found, slope, rtol=1e-5, atol=1e-9, msg=name)
+
+
+def test_the_gradient_goes_through_the_inner_step():
+    """It differs from the first-order one, which takes θ' for a constant shift of θ."""
+    model, (source, made) = double_classifier(), two_batches()
+    second = meta_gradients(model, 0.5)
+    losses = []
+    for moved, batch in ((model, source), (copy.deepcopy(model), made)):
+        if moved is not model:
+            loss = F.cross_entropy(moved(source[0]), source[1])
+            gradients = torch.autograd.grad(loss, list(moved.parameters()))
+            with torch.no_grad():
+                for p, g in zip(moved.parameters(), gradients, strict=True):
+                    p -= 0.5 * g
+        loss = F.cross_entropy(moved(batch[0]), batch[1])
+        losses.append(torch.autograd.grad(loss, list(moved.parameters())))
+    first = [(a + b) / 2 for a, b in zip(*losses, strict=True)]
+    differences = [(a - b).norm() / b.norm() for a, b in zip(second.values(), first, strict=True)]
+    assert max(differences) > 0.01
+
+
+def test_a_step_of_size_zero_is_the_mean_of_both_losses():
+    model, (source, made) = double_classifier(), two_batches()
+    expected = sum(F.cross_entropy(model(x), y) for x, y in (source, made)) / 2
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    for found, wanted in zip(meta_gradients(model, 0.0).values(), gradients, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+class Attention(nn.Module):
+    """Features by attention over rows of pixels, whose fast kernels have no second derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(36, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inputs(x.transpose(1, 2).flatten(2))[:, None].chunk(3, dim=3)
+        return F.scaled_dot_product_attention(q, k, v).mean((1, 2))
+
+
+def test_networks_with_attention_are_differentiated_twice():
+    torch.manual_seed(0)
+    model = Classifier(Attention(), nn.Linear(8, 3), classes=("a", "b", "c"))
+    losses = meta_losses(model, *two_batches(), rate=0.1)
+    (sum(losses) / 2).backward()
+    assert all(torch.isfinite(p.grad).all() and p.grad.any() for p in model.parameters())
+
+
+def test_frozen_and_unused_weights_stay_where_they_are():
+    model = tiny_classifier(batch_norm=True)
+    model.encoder.conv.requires_grad_(False)
+    model.encoder.unused = nn.Parameter(torch.ones(2))
+    losses = meta_losses(model, *two_batches(), rate=0.1)
+    sum(losses).backward()
+    assert model.encoder.conv.weight.grad is None
+    assert model.encoder.unused.grad is None
+    assert model.head.weight.grad.any()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch itself imports
+def test_a_compiled_network_is_refused():
+    model = tiny_classifier()
+    model.encoder.compile(backend="eager")
+    with pytest.raises(ConfigError, match="twice"):
+        MADA(model, pool=tiny_pool())
+
+
+def test_before_there_is_a_domain_it_learns_by_cross_entropy():
+    method, domain = make(), tiny_domain(n=8)
+    terms = method.loss(Batch(domain.images, domain.labels))
+    expected = F.cross_entropy(method.model(domain.images), domain.labels)
+    torch.testing.assert_close(terms["loss"], expected)
+    assert set(terms) == {"loss", "ce"}
+
+
+def test_a_batch_of_the_source_meets_one_of_all_domains_that_were_made():
+    """Different images of every domain, none of the source, the same for one seed of the batch."""
+    method, seen = make(n=6), []
+    for shade in (100, 200):
+        images = torch.full((5, 3, 12, 12), shade, dtype=torch.uint8)
+        images[:, 0, 0, 0] = torch.arange(5)
+        method.pool.change(PoolImages(images, torch.arange(5) % 3))
+    source = Batch(*method.pool.clean(torch.arange(6)), seed=3)
+    for seed in (3, 3, 4):
+        images, labels = method._made_images(6, torch.Generator().manual_seed(seed))
+        assert len(images) == 6
+        found = {(int(i[1, 0, 0]), int(i[0, 0, 0])) for i in images}
+        assert len(found) == 6
+        assert {shade for shade, _ in found} == {100, 200}
+        assert all(int(i[0, 0, 0]) % 3 == label for i, label in zip(images, labels, strict=True))
+        seen.append(images)
+    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[0], seen[2])
+    terms = method.loss(source)
+    torch.testing.assert_close(terms["loss"].detach(), (terms["ce"] + terms["meta"]) / 2)
+
+
+def test_made_images_are_seen_in_the_random_views_of_training():
+    domain = tiny_domain()
+    view = RandomView(10, crop=(0.5, 1.0), flip=0.5)
+    pool = TrainingPool(domain.images, domain.labels, 10, random_view=view)
+    pool.change(PoolImages(domain.images, domain.labels))
+    method = MADA(tiny_classifier(), Settings(), pool=pool)
+    images, _ = method._made_images(8, torch.Generator().manual_seed(0))
+    rows = torch.randperm(24, generator=(generator := torch.Generator().manual_seed(0)))[:8]
+    assert torch.equal(images, view(domain.images[rows], generator))
+    assert not torch.equal(images, pool.clean(24 + rows)[0])
+
+
+# Domains
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("share", [24, 48, 60, 68, 68]), ("source", [24, 48, 72, 96, 96])]
+)
+def test_the_pool_grows_by_the_schedule_and_as_foretold(size: str, expected: list[int]):
+    method, found = make(domain_size=size, steps=1), []
+    for epoch in range(5):
+        found.append(len(method.pool))
+        outcome = method.end_epoch(epoch)
+        if outcome.add is not None:
+            assert outcome.records["pool_images"] == len(method.pool) + len(outcome.add)
+        method.pool.change(outcome.add)
+    assert found == expected
+    changes = Settings(domain_size=size).pool_changes(24, 5)
+    assert [24 + sum(c.added for c in changes[:epoch]) for epoch in range(5)] == expected
+
+
+def test_a_domain_is_made_of_the_source_and_of_those_before_it():
+    """Of the n-th, a share of 1/n comes from the source; no image twice."""
+    method = make(n=24)
+    for before, (total, source) in enumerate([(24, 24), (12, 6), (8, 2)]):
+        assert len(method.pool.additions) == before
+        rows = method._rows()
+        assert len(rows) == len(set(rows.tolist())) == total
+        assert int((rows < 24).sum()) == source
+        assert not torch.equal(rows, method._rows()) or before == 0
+        domain = tiny_domain(n=total)
+        method.pool.change(PoolImages(domain.images, domain.labels))
+
+
+def test_each_auto_encoder_is_fresh_and_learns_the_newest_domain(monkeypatch: pytest.MonkeyPatch):
+    rows: list[list[int]] = []
+    models: list[WassersteinAutoEncoder] = []
+
+    def noted(model, pool, chosen, training, chunks):
+        rows.append(chosen.tolist())
+        models.append(model)
+        assert training.epochs == 7 and training.weight == 5.0 and training.shift == "code"
+        return 0.25
+
+    monkeypatch.setattr(module, "train_autoencoder", noted)
+    method = make(wae_epochs=7, wae_weight=5.0, wae_shift="code")
+    for epoch in range(4):
+        outcome = method.end_epoch(epoch)
+        method.pool.change(outcome.add)
+        assert outcome.records.get("autoencoder_loss") == (0.25 if epoch < 3 else None)
+    # The source, then the domains of 24 and of 12 images; none after the last.
+    assert rows == [list(range(24)), list(range(24, 48)), list(range(48, 60))]
+    assert len({id(model) for model in models}) == 3
+
+
+def test_the_network_is_left_as_it_was():
+    model = tiny_classifier(batch_norm=True, dropout=0.5).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    method = make(model)
+    add = method.end_epoch(0).add
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(add.labels, method.pool.labels)
+    assert {name.partition(".")[0] for name in method.state_dict()} == {"model"}
+
+
+def test_the_auto_encoder_sees_thumbnails_whose_side_must_fit():
+    assert Settings().autoencoder_side(224) == 32
+    assert Settings().autoencoder_side(28) == 28
+    Settings(autoencoder="conv").check_images(224)
+    Settings(autoencoder="mlp").check_images(30)
+    with pytest.raises(ConfigError, match="multiple of 4") as caught:
+        Settings(autoencoder="conv").check_images(30)
+    assert "--m-ada.thumbnail 28" in caught.value.hint
+    outcome = make(autoencoder="conv", thumbnail=8).end_epoch(0)
+    assert outcome.add.images.shape == (N, 3, 12, 12)
+
+
+def test_its_defaults_are_those_of_the_released_code_and_photos_are_a_reconstruction():
+    chosen = Settings()
+    assert (chosen.k, chosen.beta, chosen.gamma, chosen.steps) == (3, 2000.0, 1.0, 25)
+    assert (chosen.meta_rate, chosen.wae_epochs, chosen.wae_lr) == (1e-4, 20, 1e-3)
+    assert chosen.rate * 32 == 1.0
+    assert Settings.reconstruction == "on photos"
+    for data in ("pacs", "vlcs", "office-home", "terra"):
+        settings = resolve({"benchmark": data, "method": "m-ada"}).method_settings
+        assert (settings.autoencoder, settings.thumbnail, settings.k) == ("conv", 32, 3)
+    for data in ("digits", "digits-mini", "own-data"):
+        settings = resolve({"benchmark": data, "method": "m-ada"}).method_settings
+        assert settings == Settings(), data
+
+
+def test_it_works_in_a_plain_loop():
+    """As in its card: batches of the source, and a pool that the caller changes."""
+    method = make(k=2, meta_rate=0.01)
+    optimizer = torch.optim.Adam(method.parameters(), lr=1e-2)
+    for epoch in range(3):
+        method.train()
+        for rows in torch.randperm(N).split(8):
+            optimizer.zero_grad()
+            terms = method.loss(Batch(*method.pool.clean(rows)))
+            assert ("meta" in terms) == (epoch > 0)
+            terms["loss"].backward()
+            optimizer.step()
+        method.pool.change(method.end_epoch(epoch).add)
+    assert len(method.pool) == N + N + N // 2
+
+
+# Whole runs
+
+EPOCHS = 3
+TRAINING = ("making a domain", "training the auto-encoder", "a pass")
+
+
+def options(**settings: Any) -> dict[str, Any]:
+    return {
+        "method": "m-ada",
+        "m-ada": {**SMALL, "k": 2, "meta_rate": 0.01, **settings},
+        "pretrain": {"epochs": 1, "batch_size": 8},
+        "train": {"epochs": EPOCHS, "batch_size": 8, "lr": 0.02},
+        "evaluate_every": 3,
+        "checkpoint_minutes": 0,
+    }
+
+
+def fit(out: Path, *, existing: Any = "refuse", **settings: Any) -> None:
+    model = tiny_classifier(batch_norm=True, dropout=0.3)
+    peerdg.fit(
+        tiny_splits(),
+        out=out,
+        model=model,
+        existing=existing,
+        progress=False,
+        **options(**settings),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("m-ada") / "whole"
+    fit(out)
+    return out
+
+
+def test_a_run_learns_from_batches_of_the_source_and_from_its_domains(whole: Path):
+    records = epochs_of(whole)
+    assert [r.get("pool_images") for r in records] == [48, 60, None]
+    assert ["meta" in r for r in records] == [False, True, True]
+    assert all(r["autoencoder_loss"] > 0 for r in records[:2])
+    events = [json.loads(line) for line in (whole / "events.jsonl").read_text().splitlines()]
+    steps = [e["steps"] for e in events if e["event"] == "epoch" and e["phase"] == "train"]
+    assert steps == [3, 3, 3]  # the domains make no epoch longer
+    plan = run_plan(resolve({"benchmark": "own-data"}, options()), N).phases[-1]
+    assert [plan.steps_of(epoch) for epoch in range(EPOCHS)] == steps
+    assert plan.growth == (1.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("of", "count", "pool"),
+    [
+        (TRAINING, 1, 0),  # before the first part of the auto-encoder's training
+        (("a pass",), 2, 0),  # inside it
+        (("a pass",), 3 + 2, 1),  # inside that of the second
+        (("ascending",), 1, 0),
+        (("ascending",), 3, 1),
+    ],
+)
+def test_stopped_between_epochs_it_goes_on_from_the_last_step_and_ends_equal(
+    tmp_path: Path, whole: Path, of: tuple[str, ...], count: int, pool: int
+):
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_part(patch, count, of=of)
+        with pytest.raises(Stopped):
+            fit(out)
+    state = load_checkpoint(checkpoints(out / "checkpoint")[-1]).state
+    assert (state["phase"], state["epoch"], state["step"]) == ("train", pool, 3)
+    assert len(state["pool"]) == pool
+    fit(out, existing="resume")
+    assert_equal(out, whole)
+
+
+@pytest.mark.parametrize("step", [3 + 3 + 1, 3 + 3 + 3 + 2])
+def test_stopped_after_the_pool_grew_it_ends_equal(tmp_path: Path, whole: Path, step: int):
+    out, seen, train_step = tmp_path / "run", iter(range(1, 10**6)), loop.train_step
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if next(seen) == step:
+            signal.raise_signal(signal.SIGTERM)
+        return train_step(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_step", counted)
+        with pytest.raises(Stopped):
+            fit(out)
+    fit(out, existing="resume")
+    assert_equal(out, whole)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"), [({"rate": 1e38}, "ascent"), ({"wae_lr": 1e30}, "auto-encoder")]
+)
+def test_what_diverges_is_a_numerical_error_and_nothing_is_lost(
+    tmp_path: Path, settings: dict[str, float], match: str
+):
+    out = tmp_path / "run"
+    with pytest.raises(NumericalError, match=match) as caught:
+        fit(out, **settings, wae_epochs=3)
+    assert caught.value.exit_code == 6
+    assert f"--m-ada.{next(iter(settings)).replace('_', '-')}" in caught.value.hint
+    assert json.loads((out / "failure.json").read_text())[next(iter(settings))] >= 1e30
+    state = load_checkpoint(checkpoints(out / "checkpoint")[-1])
+    assert (state.state["phase"], state.state["epoch"]) == ("train", 0)
+    assert all(torch.isfinite(t).all() for t in state.tensors.values() if t.is_floating_point())
+    assert state.additions == ()
+
+
+def test_memory_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str((N + N // 2) * 3 * 12 * 12 - 1))
+    with pytest.raises(ConfigError, match="the method adds"):
+        fit(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_step_in_bfloat16_is_finite_and_near(tmp_path: Path):
+    images, labels = tiny_domain(n=8).images, tiny_domain(n=8).labels
+    found = []
+    for bf16 in (False, True):
+        method = make(tiny_classifier())
+        method.pool.change(PoolImages(images.flip(3), labels))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            loss = method.loss(Batch(images, labels, seed=0))["loss"]
+        loss.backward()
+        found.append(torch.cat([p.grad.flatten() for p in method.model.parameters()]))
+    torch.testing.assert_close(found[1], found[0], rtol=0.1, atol=0.02)
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a named network and images of 32 pixels, as a user would have it."""
+    out = tmp_path_factory.mktemp("m-ada") / "digits"
+    peerdg.fit(
+        tiny_splits(), out=out, backbone="digits-cnn-half", progress=False, method="m-ada",
+        m_ada={"k": 1, "steps": 1, "wae_epochs": 1}, transform={"size": 32},
+        pretrain={"epochs": 0}, train={"epochs": 2, "batch_size": 8}, crafted="off",
+    )  # fmt: skip
+    return out
+
+
+def test_the_exported_network_answers_like_torch(digits_run: Path, tmp_path: Path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    file = tmp_path / "model.onnx"
+    assert run(["export", str(digits_run), "--format", "onnx", "-o", str(file)], debug=False) == 0
+    images = np.random.default_rng(0).integers(0, 256, (7, 3, 32, 32), dtype=np.uint8)
+    found = onnxruntime.InferenceSession(file).run(None, {"images": images})[0]
+    model = peerdg.load_model(digits_run)
+    with torch.no_grad():
+        expected = model.classifier(torch.from_numpy(images))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert model.predict(images[0].transpose(1, 2, 0)) is not None
