@@ -109,6 +109,16 @@ def test_costs_are_those_of_the_images_that_go_through_the_network():
     assert peer.finish >= Slow.SECONDS * 40
 
 
+def test_steps_are_measured_as_they_are_once_images_were_added():
+    """M-ADA's steps then have a batch of the source and one of what was made."""
+    batch = OPTIONS["train"]["batch_size"]
+    options = options_of("m-ada")
+    options["train"] = {**options["train"], "epochs": 3}
+    costs = measured(slow_classifier(), options).phases["train"]
+    assert costs.step >= Slow.SECONDS * 2 * batch
+    assert costs.growth >= Slow.SECONDS * 96 * 4  # features of the start, and three steps
+
+
 def test_measuring_takes_a_small_part_of_a_long_run():
     """An epoch would be 2,000 images; far fewer are looked at, and a large batch not at all."""
     Slow.images = 0

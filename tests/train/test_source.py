@@ -7,6 +7,9 @@ import torch
 import peerdg
 from peerdg.augment.base import resize
 from peerdg.errors import ConfigError
+from peerdg.methods.base import Outcome
+from peerdg.methods.pool import PoolImages
+from peerdg.rng import generator_for
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
@@ -99,3 +102,26 @@ def test_the_clean_images_of_a_sample_are_its_own():
     assert source.clean is source.clean  # one object, so that a pass over it can be interrupted
     assert len(source.sample(6).clean.images) == 6
     assert len(source.clean.images) == 24
+
+
+def test_batches_are_drawn_from_the_pool_or_from_the_source_alone():
+    domain = tiny_domain(n=24)
+    added = Outcome(add=PoolImages(domain.images[:5], domain.labels[:5]))
+    for batches_from, expected in (("pool", 29), ("source", 24)):
+        source = Source(domain, batches_from=batches_from)
+        source.change_pool(added)
+        assert len(source) == expected
+        assert len(source.pool) == 29
+        sample = source.sample(6)
+        sample.change_pool(added)
+        assert len(sample) == (11 if batches_from == "pool" else 6)
+
+
+def test_a_method_may_see_the_pool_as_training_does():
+    domain, rows = tiny_domain(), torch.tensor([3, 11, 3])
+    for transform in (TransformSettings(**RANDOM), TransformSettings(size=16)):
+        source = Source(domain, transform)
+        seen = source.batch(rows, seed=0, key=("train", 0, 0))
+        images, labels = source.pool.view(rows, generator_for(0, "view", "train", 0, 0))
+        assert torch.equal(images, seen.images)
+        assert torch.equal(labels, seen.labels)
