@@ -46,7 +46,7 @@ def method_of(*, batch_norm: bool = False, **options) -> L2D:
         model = Classifier(
             model.encoder, model.head, classes=model.classes, mean=(0.4,) * 3, std=(0.3,) * 3
         )
-        return L2D(L2D.adapt(model, settings), settings, size=12).train()
+        return L2D(L2D.adapt(model, settings, 12), settings, size=12).train()
 
 
 def batch_of(number: int = 0, *, n: int = 8, classes: int = 3) -> Batch:

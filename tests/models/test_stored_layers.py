@@ -1,5 +1,6 @@
 """Models with added layers on disk: loaded without their method, forged ones refused."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from peerdg.models.added import LARGEST_WIDTH, AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.description import checksum
+from peerdg.models.ensemble import ensemble
 from peerdg.models.names import OWN
 from peerdg.models.stored import load_stored, save_model
 from tests.cli.stored_models import CLASSES, save_photos, save_small_model
@@ -32,6 +34,24 @@ def small_adapted() -> Any:
     torch.manual_seed(0)
     model = build_classifier("digits-cnn-half", classes=CLASSES, mean=(0.5,) * 3, std=(0.2,) * 3)
     return model.with_layers([AddedLayer(**{**PLAIN, "inputs": model.feature_dim})])
+
+
+INSIDE: dict[str, Any] = {
+    "kind": "style-mixing", "place": "before conv2", "inputs": 32, "outputs": 32, "channel": 1,
+    "p": 0.5, "alpha": 0.1,
+}  # fmt: skip
+
+
+def small_with(*layers: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    model = build_classifier("digits-cnn-half", classes=CLASSES, mean=(0.5,) * 3, std=(0.2,) * 3)
+    return model.with_layers([AddedLayer(**layer) for layer in layers])
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Path:
+    save_model(tmp_path / "i", small_with(INSIDE), backbone="digits-cnn-half", image_size=32)
+    return tmp_path / "i"
 
 
 @pytest.fixture
@@ -193,3 +213,64 @@ def test_the_commands_use_a_model_with_a_layer(folder: Path, photos: Path):
     paths = sorted(photos.rglob("*.png"))
     first, again = (load_model(folder).predict(paths) for _ in range(2))
     assert [p.probability for p in first] == [p.probability for p in again]
+
+
+def test_a_model_with_a_layer_inside_is_the_model_that_was_saved(inside: Path):
+    loaded, description = load_stored(inside)
+    assert description["added_layers"] == [INSIDE] and description["format"] == 2
+    model = small_with(INSIDE).eval()
+    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    assert torch.equal(loaded(images), model(images))
+    assert loaded.added == model.added
+
+
+WRONG_INSIDE: list[Any] = [
+    {"kind": "gaussian-bottleneck"}, {"place": "features"}, {"place": "before nothing"},
+    {"place": "after "}, {"place": "before " + "x" * 201}, {"place": "before conv2\x00"},
+    {"place": "after fc1"}, {"place": "before __class__"}, {"inputs": 31}, {"inputs": 0},
+    {"channel": 2}, {"channel": 0}, {"channel": None}, {"channel": ...}, {"p": 1.5}, {"p": ...},
+    {"p": "0.5"}, {"alpha": 0}, {"alpha": None}, {"noise": 0.2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG_INSIDE, ids=str)
+def test_a_forged_layer_inside_is_refused(inside: Path, change: dict[str, Any]):
+    forged = {**INSIDE, **change}
+    edit(inside, {"added_layers": [{k: v for k, v in forged.items() if v is not ...}]})
+    with pytest.raises(DamagedError):
+        load_stored(inside)
+
+
+def test_two_layers_at_one_place_inside_are_refused(inside: Path):
+    edit(inside, {"added_layers": [INSIDE, {**INSIDE, "p": 0.1}]})
+    with pytest.raises(DamagedError, match="two at one place"):
+        load_stored(inside)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_export_of_a_model_with_a_layer_inside_answers_like_it(
+    inside: Path, tmp_path: Path, format: str
+):
+    out = tmp_path / "out"
+    assert run(["export", str(inside), "--format", format, "-o", str(out)], debug=False) == 0
+    assert json.loads((out / "about.json").read_text())["added_layers"] == [INSIDE]
+
+
+NECK = {**PLAIN, "inputs": 512}
+
+
+@pytest.mark.parametrize("layers", [[INSIDE], [NECK, INSIDE]], ids=["inside", "both"])
+def test_an_ensemble_of_networks_with_layers_inside_answers_with_their_mean(
+    layers: list[dict[str, Any]], tmp_path: Path
+):
+    members = [small_with(*layers), small_with(*layers)]
+    for number, member in enumerate(members):
+        torch.manual_seed(number)
+        torch.nn.init.normal_(member.head.weight)
+        torch.nn.init.normal_(member.encoder.conv1.weight)
+    model = ensemble(members).eval()
+    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    expected = sum(member.eval()(images).softmax(1) for member in members) / 2
+    torch.testing.assert_close(model(images).softmax(1), expected)
+    copies = ensemble([copy.deepcopy(member).train() for member in members]).eval()
+    assert torch.equal(copies(images), model(images))  # the mode reaches the layers

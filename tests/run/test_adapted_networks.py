@@ -63,7 +63,7 @@ class Narrow(ERM):
         return cls(model)
 
     @classmethod
-    def adapt(cls, model: Classifier, settings: Any) -> Classifier:
+    def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
         layer = AddedLayer(
             kind="gaussian-bottleneck",
             place="features",

@@ -220,11 +220,16 @@ class Method(nn.Module, abc.ABC):
         """The method around `model`, with its `Settings` and what the run offers."""
 
     @classmethod
-    def adapt(cls, model: Classifier, settings: Any) -> Classifier:
+    def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
         """Change the network before the phase that `settings.adapts_before` names.
 
-        The result shares the encoder of `model`, which stays as it is; `Classifier.with_layers`
+        The result shares the weights of `model`, which stays as it is; `Classifier.with_layers`
         does that, and makes a stored model load without the method. By default nothing changes.
+
+        Args:
+            model: The network.
+            settings: The method's `Settings`.
+            size: Side of the images that it will see.
         """
         return model
 

@@ -82,7 +82,7 @@ class L2D(Method):
         return cls(model, settings, size=context.image_size)
 
     @classmethod
-    def adapt(cls, model: Classifier, settings: Settings) -> Classifier:
+    def adapt(cls, model: Classifier, settings: Settings, size: int) -> Classifier:
         """Put the Gaussian bottleneck between encoder and head."""
         layer = AddedLayer(
             kind="gaussian-bottleneck",
@@ -165,7 +165,7 @@ class L2D(Method):
         if self.model.neck is None:
             raise ConfigError(
                 "L2D needs a Gaussian bottleneck between encoder and head.",
-                hint="Give it the network L2D.adapt(model, settings).",
+                hint="Give it the network L2D.adapt(model, settings, size).",
             )
         return self.model.neck
 

@@ -13,6 +13,7 @@ from peerdg.config import check_limits
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.added import AddedLayer
 from peerdg.models.bottleneck import GaussianBottleneck
+from peerdg.models.inserted import Body, insert, make_layer
 from peerdg.models.last_layer import find_last_layer
 from peerdg.models.names import MEAN_LIMITS, STD_LIMITS
 
@@ -60,6 +61,8 @@ class Classifier(nn.Module):
         check_limits(tuple(std), STD_LIMITS, "std")
         self.encoder = encoder
         self.neck = neck
+        self.inside: nn.ModuleList | None = None  # layers that hooks of the encoder call
+        self.inside_layers: tuple[AddedLayer, ...] = ()
         self.head = head
         self.classes = tuple(classes)
         self.image_size = image_size
@@ -132,47 +135,72 @@ class Classifier(nn.Module):
     @property
     def body(self) -> nn.Module:
         """Normalised images to features H(x), as one module: the encoder and what was added."""
+        if self.inside is not None:
+            return Body(self.encoder, self.inside, self.neck)
         return self.encoder if self.neck is None else nn.Sequential(self.encoder, self.neck)
 
     @property
     def added(self) -> tuple[AddedLayer, ...]:
-        """The layers that `with_layers` added, as data."""
-        return () if self.neck is None else (self.neck.as_data,)
+        """The layers that `with_layers` added, as data; the one behind the encoder comes first."""
+        return (*(() if self.neck is None else (self.neck.as_data,)), *self.inside_layers)
 
     def with_layers(self, layers: Sequence[AddedLayer]) -> "Classifier":
-        """Add layers to the network, with fresh weights and a fresh head behind them.
+        """Add layers to the network, with fresh weights.
 
-        The encoder is shared with the result; this classifier stays as it is. One that has these
+        Weights of the encoder are shared with the result, and so is the head, unless a layer stands
+        in front of it: then it is a fresh one. This classifier stays as it is. One that has these
         layers already is returned itself.
 
+        Args:
+            layers: At most one behind the encoder, and any number inside it, each at a place of its
+                own.
+
         Raises:
-            ConfigError: If it has other layers.
-            ValueError: If a layer does not fit behind the encoder.
+            ConfigError: If it has other layers, or two of `layers` stand at one place.
+            ValueError: If a layer does not fit its place.
         """
+        layers = sorted(layers, key=lambda layer: layer.is_inside)
         if self.added == tuple(layers):
             return self
-        if self.neck is not None or len(layers) != 1:
+        if self.added:
             raise ConfigError(
                 "Another layer was added to this network already.",
                 hint="Start from the network without it.",
             )
+        if len({layer.place for layer in layers}) < len(layers):
+            raise ConfigError("Two layers cannot be added at one place.")
+        neck, head = self._neck_and_head([layer for layer in layers if not layer.is_inside])
+        inside = [(layer, make_layer(layer)) for layer in layers if layer.is_inside]
+        mean, std = self._constants
+        adapted = Classifier(
+            insert(self.encoder, inside) if inside else self.encoder,
+            head,
+            classes=self.classes,
+            mean=mean,
+            std=std,
+            image_size=self.image_size,
+            neck=neck,
+        )
+        if inside:
+            adapted.inside = nn.ModuleList(module for _, module in inside)
+            adapted.inside_layers = tuple(layer for layer, _ in inside)
+        return adapted.to(self.head.weight).train(self.training)
+
+    def _neck_and_head(
+        self, layers: Sequence[AddedLayer]
+    ) -> tuple[GaussianBottleneck | None, nn.Linear]:
+        """The layer behind the encoder, if there is one, and the head behind it."""
+        if not layers:
+            return None, self.head
         (layer,) = layers
         if layer.inputs != self.encoder_dim:
             raise ValueError(
                 f"the {layer.kind} takes {layer.inputs} features, the encoder has "
                 f"{self.encoder_dim}"
             )
-        mean, std = self._constants
-        adapted = Classifier(
-            self.encoder,
-            nn.Linear(layer.outputs, len(self.classes)),
-            classes=self.classes,
-            mean=mean,
-            std=std,
-            image_size=self.image_size,
-            neck=GaussianBottleneck(layer.inputs, layer.outputs, noise=layer.noise),
-        )
-        return adapted.to(self.head.weight).train(self.training)
+        noise = 0.0 if layer.noise is None else layer.noise
+        neck = GaussianBottleneck(layer.inputs, layer.outputs, noise=noise)
+        return neck, nn.Linear(layer.outputs, len(self.classes))
 
     def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
         """H(x): what the encoder, and a layer added to it, make of uint8 or [0, 1] images."""

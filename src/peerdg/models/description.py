@@ -3,10 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peerdg.config import plain
 from peerdg.errors import DamagedError
 from peerdg.models.added import AddedLayer
 from peerdg.models.combination import CombinedFrom
@@ -116,7 +117,7 @@ def read_description(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} is damaged: {problem}.", hint=HINT)
     values["stored_size"] = about.stored_size or about.image_size
     values["training"] = about.training
-    values["added_layers"] = [asdict(layer) for layer in about.added_layers]
+    values["added_layers"] = [plain(layer) for layer in about.added_layers]
     return values
 
 

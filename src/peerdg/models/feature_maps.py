@@ -62,12 +62,12 @@ def find_stages(model: Classifier, size: int) -> list[FeatureMap]:
         model: The network; left as it is.
         size: Side of the images it is shown.
     """
-    calls = _watch(model, size)
+    calls = watch_pass(model, size)
     ends = {*_last_of_each_resolution(calls), *_last_of_each_quarter(calls)}
     names = [name for name in calls if name in ends]
     if not names or _learns_after(names[-1], calls):
         names.append(OUTPUT)
-    return [_as_map(name, calls[name].output) for name in names]
+    return [as_map(name, calls[name].output) for name in names]
 
 
 def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[FeatureMap]:
@@ -76,7 +76,7 @@ def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[Featu
     Raises:
         ConfigError: If the encoder has no such module, or it does not give one tensor per pass.
     """
-    calls = _watch(model, size)
+    calls = watch_pass(model, size)
     modules = [OUTPUT, *(name for name, _ in model.encoder.named_modules() if name)]
     for name in names:
         if name not in modules:
@@ -90,7 +90,7 @@ def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[Featu
             )
     if doubled := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"The module '{doubled[0]}' is named twice.")
-    return [_as_map(name, calls[name].output) for name in names]
+    return [as_map(name, calls[name].output) for name in names]
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _module(model: Classifier, name: str) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """A module that gave one tensor in a pass: its shape, and that of what the module was given."""
 
     module: nn.Module
@@ -133,15 +133,15 @@ class _Call:
     output: tuple[int, ...]
 
 
-_Calls = dict[str, _Call]
+Calls = dict[str, Call]
 """By name, in the order in which the modules ended."""
 
 
 @torch.no_grad()
-def _watch(model: Classifier, size: int) -> _Calls:
+def watch_pass(model: Classifier, size: int) -> Calls:
     """What each module that gives one tensor in a pass does with one black image."""
     names = [OUTPUT, *(name for name, _ in model.encoder.named_modules() if name)]
-    ended: list[tuple[str, _Call | None]] = []
+    ended: list[tuple[str, Call | None]] = []
     device = model.head.weight.device
     with ExitStack() as stack:
         for name in names:
@@ -154,29 +154,29 @@ def _watch(model: Classifier, size: int) -> _Calls:
     return {name: call for name, call in ended if call is not None and count[name] == 1}
 
 
-def _note_call(name: str, ended: list[tuple[str, _Call | None]]) -> _Hook:
+def _note_call(name: str, ended: list[tuple[str, Call | None]]) -> _Hook:
     def hook(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
         first = inputs[0] if inputs else None
         given = tuple(first.shape) if isinstance(first, Tensor) else None
         call = None
         if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
-            call = _Call(module, given, tuple(output.shape))
+            call = Call(module, given, tuple(output.shape))
         ended.append((name, call))
 
     return hook
 
 
-def _last_of_each_resolution(calls: _Calls) -> list[str]:
+def _last_of_each_resolution(calls: Calls) -> list[str]:
     last: dict[int, str] = {}
     for name, call in calls.items():
-        side = _side(call.output)
+        side = side_of(call.output)
         is_dropout = isinstance(call.module, nn.modules.dropout._DropoutNd)
         if side > 1 and name != OUTPUT and not is_dropout and not _is_inside_block(name, calls):
             last[side] = name
     return list(last.values())
 
 
-def _last_of_each_quarter(calls: _Calls) -> list[str]:
+def _last_of_each_quarter(calls: Calls) -> list[str]:
     """Of the largest group of like modules whose outputs are tokens."""
     groups: dict[tuple[str, type[nn.Module]], list[str]] = {}
     for name, call in calls.items():
@@ -190,33 +190,33 @@ def _last_of_each_quarter(calls: _Calls) -> list[str]:
     return [blocks[len(blocks) * (n + 1) // quarters - 1] for n in range(quarters)]
 
 
-def _is_inside_block(name: str, calls: _Calls) -> bool:
+def _is_inside_block(name: str, calls: Calls) -> bool:
     """Whether an output only prepares that of an enclosing module, which makes a map of a map.
 
     So is the first map of a bottleneck that halves the resolution: it still has that of the stage
     before, without being its end. A sequence is no block, and neither is a module that holds
     several stages: what has a resolution between those of its input and output may end one.
     """
-    side = _side(calls[name].output)
+    side = side_of(calls[name].output)
     parts = name.split(".")
     for depth in range(1, len(parts)):
         block = calls.get(".".join(parts[:depth]))
         if block is None or block.given is None or isinstance(block.module, nn.Sequential):
             continue
-        before, after = _side(block.given), _side(block.output)
+        before, after = side_of(block.given), side_of(block.output)
         if before and after and side != after and not after < side < before:
             return True
     return False
 
 
-def _learns_after(name: str, calls: _Calls) -> bool:
+def _learns_after(name: str, calls: Calls) -> bool:
     """Whether a layer with parameters follows the module called `name`."""
     later = list(calls)[list(calls).index(name) + 1 :]
     layers = [calls[other].module for other in later if not any(calls[other].module.children())]
     return any(True for layer in layers for _ in layer.parameters())
 
 
-def _side(shape: tuple[int, ...]) -> int:
+def side_of(shape: tuple[int, ...]) -> int:
     """The side of a square map in either layout; 0 if it is none."""
     if len(shape) != 4:
         return 0
@@ -224,7 +224,8 @@ def _side(shape: tuple[int, ...]) -> int:
     return b if b == c or a == b else 0
 
 
-def _as_map(name: str, output: tuple[int, ...]) -> FeatureMap:
+def as_map(name: str, output: tuple[int, ...]) -> FeatureMap:
+    """The map of a batch of outputs, with its channels found by its shape."""
     shape = output[1:]
     is_last = len(shape) == 2 or (len(shape) == 3 and shape[0] == shape[1] != shape[2])
     return FeatureMap(name, shape, channel=len(shape) - 1 if is_last else 0)

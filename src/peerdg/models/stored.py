@@ -12,7 +12,6 @@ import copy
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from peerdg.config import plain
 from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
 from peerdg.files import open_regular, replace_atomically, sha256, usual_mode
 from peerdg.models.added import AddedLayer
@@ -35,6 +35,7 @@ from peerdg.models.description import (
 )
 from peerdg.models.ensemble import ensemble
 from peerdg.models.names import OWN as OWN
+from peerdg.models.places import check_layers
 from peerdg.text import visible
 from peerdg.version import __version__
 
@@ -95,7 +96,7 @@ def describe_model(
     """
     description = {
         "backbone": backbone,
-        **({"added_layers": [asdict(layer) for layer in model.added]} if model.added else {}),
+        **({"added_layers": [plain(layer) for layer in model.added]} if model.added else {}),
         "classes": list(model.classes),
         "mean": model.mean.flatten().tolist(),
         "std": model.std.flatten().tolist(),
@@ -187,6 +188,7 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
                 f"were trained with {', '.join(description['classes'])}.",
             )
         model = model.with_layers(_added_layers(description))
+        check_layers(model, description["image_size"])
         _check_members(folder / WEIGHTS, model, description)
         model = _several(model, description)
         model.load_state_dict(load_file(folder / WEIGHTS))
@@ -216,11 +218,11 @@ def _require_finite(model: nn.Module, folder: Path) -> None:
 
 def _check_header(path: Path, description: dict[str, Any]) -> None:
     """Compare the weights of head and added layers with the description, before any are made."""
-    classes, members = len(description["classes"]), _members(description)
+    classes = len(description["classes"])
     with safe_open(path, "pt") as file:
         rows = file.get_slice("head.weight").get_shape()[0]
         for layer in _added_layers(description):
-            for neck in ["neck"] if members == 1 else [f"encoder.{n}.1" for n in range(members)]:
+            for neck in [] if layer.is_inside else _names_of_necks(description):
                 shape = file.get_slice(f"{neck}.mean.weight").get_shape()
                 if shape != [layer.outputs, layer.inputs]:
                     raise ValueError(
@@ -229,6 +231,14 @@ def _check_header(path: Path, description: dict[str, Any]) -> None:
                     )
     if rows != classes:
         raise ValueError(f"its head has {rows} outputs for {classes} classes")
+
+
+def _names_of_necks(description: dict[str, Any]) -> list[str]:
+    """What the layer behind the encoder is called, in each network of an ensemble."""
+    if not is_ensemble(description):
+        return ["neck"]
+    inside = any(layer.is_inside for layer in _added_layers(description))
+    return [f"encoder.{n}.{'neck' if inside else 1}" for n in range(_members(description))]
 
 
 def _check_members(path: Path, network: Classifier, description: dict[str, Any]) -> None:

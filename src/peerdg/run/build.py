@@ -158,13 +158,20 @@ def make_network(
     return as_classifier(given, classes=classes, mean=mean, std=std, image_size=size)
 
 
-def adapt_network(config: RunConfig, network: Classifier, phase: str) -> Classifier:
-    """The network as the method changes it before `phase`; itself if it does not."""
+def adapt_network(config: RunConfig, network: Classifier, phase: str, size: int) -> Classifier:
+    """The network as the method changes it before `phase`; itself if it does not.
+
+    Args:
+        config: The run's description.
+        network: The network; left as it is.
+        phase: `"pretrain"` or `"train"`.
+        size: Side of the images that it will see.
+    """
     if config.method_settings.adapts_before != phase:
         return network
     method: type[Method] = implementation_of(config.method)
     with seeded(config.seed, "init", "added"):
-        return method.adapt(network, config.method_settings)
+        return method.adapt(network, config.method_settings, size)
 
 
 def _context(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from peerdg.augment import REVISION, is_same_augmentation
-from peerdg.config import read_toml
+from peerdg.config import plain, read_toml
 from peerdg.data import VALIDATION
 from peerdg.data.splits import FileHashes, Splits, describe_changes, file_hashes
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
@@ -153,7 +153,7 @@ def require_same_augmentation(config: RunConfig, run: RunFolder) -> None:
 
 def added_record(layers: Sequence[AddedLayer]) -> dict[str, Any]:
     """What the manifest keeps of layers that a method adds; nothing if there are none."""
-    return {"added_layers": [asdict(layer) for layer in layers]} if layers else {}
+    return {"added_layers": [plain(layer) for layer in layers]} if layers else {}
 
 
 def require_same_layers(run: RunFolder, layers: Sequence[AddedLayer]) -> None:
@@ -173,7 +173,10 @@ def require_same_layers(run: RunFolder, layers: Sequence[AddedLayer]) -> None:
 
 
 def _named(layers: Sequence[AddedLayer]) -> str:
-    names = [f"{layer.kind} {layer.inputs} -> {layer.outputs}" for layer in layers]
+    names = [
+        f"{layer.kind} {layer.inputs} -> {layer.outputs}" + (f" {layer.place}" * layer.is_inside)
+        for layer in layers
+    ]
     return ", ".join(names) or "none"
 
 

@@ -55,7 +55,7 @@ def method_of(
     if phase.name == "pretrain":
         return ERM(model)
     validation = domains.get(VALIDATION)
-    model = adapt_network(config, model, phase.name)
+    model = adapt_network(config, model, phase.name, source.size)
     return build_method(config, model, source, images=images, validation=validation)
 
 

@@ -203,8 +203,8 @@ def _make_parts(
         config.augment.check_images(source.size)
     about_weights: list[str] = []
     network = make_network(config, model, splits.train.classes, source.size, about_weights.append)
-    network = adapt_network(config, network, "pretrain")
-    adapted = adapt_network(config, network, "train")
+    network = adapt_network(config, network, "pretrain", source.size)
+    adapted = adapt_network(config, network, "train", source.size)
     network.to(device)
     if config.compile:
         network.encoder.compile()

@@ -6,11 +6,11 @@ Free of torch, like the run folder: a changed config is refused before anything 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peerdg.config import difference
+from peerdg.config import difference, plain
 from peerdg.errors import ConfigError, DamagedError
 from peerdg.models.added import AddedLayer
 from peerdg.run.settings import MAY_CHANGE, RunConfig, hash_of
@@ -146,7 +146,7 @@ def identity(manifest: Path) -> str | None:
         return None
     inputs = read_inputs(manifest)
     network: list[Any] = [inputs.network, inputs.network_weights, inputs.weights_sha256]
-    network += map(asdict, started.added_layers)
+    network += map(plain, started.added_layers)
     text = json.dumps([started.config_hash, started.data, network], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -1,0 +1,190 @@
+"""MixStyle: its loss written out, where it acts, and that a deployed network does not have it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import peerdg
+from peerdg.cli.main import run
+from peerdg.data.domain import Domain
+from peerdg.data.splits import Splits
+from peerdg.errors import ConfigError
+from peerdg.methods.base import Batch
+from peerdg.methods.mixstyle import MixStyle
+from peerdg.methods.settings.mixstyle import Settings
+from peerdg.models.backbones import build_classifier
+from peerdg.models.stored import load_stored
+from peerdg.rng import seeded
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+
+
+def digits(seed: int = 0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build_classifier("digits-cnn-half", classes=("a", "b", "c"))
+
+
+def batch_of(n: int = 6) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (n, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    return Batch(images, torch.arange(n) % 3)
+
+
+def plain_style(x: torch.Tensor, share: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The paper's equations, image by image."""
+    mixed = []
+    for i, j in enumerate(other.tolist()):
+        mu, mu_other = x[i].mean((1, 2)).detach(), x[j].mean((1, 2)).detach()
+        sigma = (x[i].var((1, 2), correction=0).detach() + 1e-6).sqrt()
+        sigma_other = (x[j].var((1, 2), correction=0).detach() + 1e-6).sqrt()
+        gamma = share[i] * sigma + (1 - share[i]) * sigma_other
+        beta = share[i] * mu + (1 - share[i]) * mu_other
+        normal = (x[i] - mu[:, None, None]) / sigma[:, None, None]
+        mixed.append(gamma[:, None, None] * normal + beta[:, None, None])
+    return torch.stack(mixed)
+
+
+def plain_loss(model, batch: Batch) -> torch.Tensor:
+    """The Digits network layer by layer, with the draws in the order in which they are made."""
+    encoder = model.encoder
+    x = F.relu(F.max_pool2d(encoder.conv1(batch.images.float() / 255), 2))
+    assert float(torch.rand(())) < 1  # p = 1: mixed in any case
+    share = torch.distributions.Beta(torch.tensor(0.1), torch.tensor(0.1)).sample((len(x),))
+    x = plain_style(x, share, torch.randperm(len(x)))
+    x = F.relu(F.max_pool2d(encoder.conv2(x), 2)).flatten(1)
+    logits = model.head(F.relu(encoder.fc2(F.relu(encoder.fc1(x)))))
+    return -logits.log_softmax(1)[torch.arange(len(x)), batch.labels].mean()
+
+
+def test_loss_and_gradient_are_those_of_the_equations():
+    model = digits()
+    settings = Settings(stages=1, p=1.0)
+    method = MixStyle(MixStyle.adapt(model, settings, 32)).train()
+    batch = batch_of()
+    with seeded(3, "dropout"):
+        loss = method.loss(batch)["loss"]
+    with seeded(3, "dropout"):
+        expected = plain_loss(model, batch)
+    torch.testing.assert_close(loss, expected)
+    assert not torch.allclose(loss, F.cross_entropy(model(batch.images), batch.labels))
+    weights = list(model.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, weights), torch.autograd.grad(expected, weights), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_it_stands_behind_as_many_stages_as_are_asked_for_or_behind_named_modules():
+    model = digits()
+    for options, places in (
+        ({}, ["before conv2", "after conv2"]),
+        ({"stages": 1}, ["before conv2"]),
+        ({"layers": ("conv1",)}, ["after conv1"]),
+    ):
+        adapted = MixStyle.adapt(model, Settings(**options, p=0.3, alpha=0.2), 32)
+        assert [layer.place for layer in adapted.added] == places
+        assert {(layer.p, layer.alpha) for layer in adapted.added} == {(0.3, 0.2)}
+    with pytest.raises(ConfigError, match="no module 'conv9'"):
+        MixStyle.adapt(model, Settings(layers=("conv9",)), 32)
+
+
+def test_a_network_without_its_layers_is_refused():
+    with pytest.raises(ConfigError, match="needs layers that mix styles"):
+        MixStyle(tiny_classifier())
+
+
+def test_places_are_mixed_independently_of_each_other():
+    adapted = MixStyle.adapt(digits(), Settings(), 32).train()
+    images, seen = batch_of().images, set()
+    mixed: dict[int, bool] = {}
+    for number, layer in enumerate(adapted.inside):
+        layer.register_forward_hook(
+            lambda module, given, output, n=number: mixed.update({n: output is not given[0]})
+        )
+    with seeded(0, "test"), torch.no_grad():
+        for _ in range(30):
+            adapted(images)
+            seen.add((mixed[0], mixed[1]))
+    assert seen == {(a, b) for a in (False, True) for b in (False, True)}
+
+
+def test_outside_of_training_the_network_is_the_one_without_layers():
+    model = digits().eval()
+    adapted = MixStyle.adapt(model, Settings(p=1.0), 32)
+    images = batch_of().images
+    assert torch.equal(adapted(images), model(images))
+    assert not torch.equal(adapted.train()(images), model(images))
+
+
+def fit(out: Path, method: str, **options):
+    return peerdg.fit(
+        tiny_splits(), out=out, model=tiny_classifier(batch_norm=True), method=method,
+        pretrain={"epochs": 1, "batch_size": 8}, train={"epochs": 2, "batch_size": 8, "lr": 0.01},
+        evaluate_every=1, crafted="off", **options,
+    )  # fmt: skip
+
+
+def test_with_probability_zero_a_run_is_that_of_erm(tmp_path):
+    """The same pre-training, steps and evaluations to the last bit; with p = 1 others."""
+    erm = fit(tmp_path / "erm", "erm")
+    none = fit(tmp_path / "none", "mixstyle", mixstyle={"p": 0.0})
+    always = fit(tmp_path / "always", "mixstyle", mixstyle={"p": 1.0})
+    assert erm.records == none.records
+    assert erm.records != always.records
+    first = [r for r in always.records if r["kind"] == "epoch" and r["phase"] == "pretrain"]
+    assert first == [r for r in erm.records if r["kind"] == "epoch" and r["phase"] == "pretrain"]
+    assert len(first) == 1
+    images = tiny_domain().images
+    with torch.no_grad():
+        assert torch.equal(erm.model.classifier(images), none.model.classifier(images))
+
+
+@pytest.mark.parametrize("rule", ["clean", "trained"])
+def test_both_rules_of_batch_statistics_and_averages_go_with_it(rule, tmp_path):
+    found = fit(
+        tmp_path / "run", "mixstyle", batch_statistics=rule, average={"kind": ["ema"]},
+        mixstyle={"p": 1.0},
+    )  # fmt: skip
+    assert set(found.accuracy) == {"model", "ema"}
+    loaded, _ = load_stored(found.path / "model", tiny_classifier(batch_norm=True))
+    images = tiny_domain().images
+    with torch.no_grad():
+        assert torch.equal(loaded(images), found.model.classifier(images))
+
+
+def test_an_exported_network_answers_like_the_one_without_layers(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    domain = Domain("source", ("a", "b", "c"), batch_of(12).images, torch.arange(12) % 3)
+    found = peerdg.fit(
+        Splits(domain, domain, {}), out=tmp_path / "run", method="mixstyle", crafted="off",
+        backbone="digits-cnn-half", pretrain={"epochs": 0}, train={"epochs": 1, "batch_size": 6},
+    )  # fmt: skip
+    layers = json.loads((found.path / "model/model.json").read_text())["added_layers"]
+    assert [layer["kind"] for layer in layers] == ["style-mixing"]  # the preset has one stage
+    file = tmp_path / "model.onnx"
+    assert run(["export", str(found.path), "--format", "onnx", "-o", str(file)], debug=False) == 0
+    plain = digits()
+    plain.load_state_dict(found.model.classifier.state_dict())
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+    answers = onnxruntime.InferenceSession(file).run(None, {"images": images})[0]
+    with torch.no_grad():
+        expected = plain.eval()(torch.from_numpy(images))
+    np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_encoder_mixes_as_one_that_is_not_compiled():
+    adapted = MixStyle.adapt(tiny_classifier(), Settings(), 12).train()
+    images = tiny_domain().images
+
+    def passes() -> torch.Tensor:
+        with seeded(0, "test"), torch.no_grad():
+            return torch.stack([adapted(images) for _ in range(6)])
+
+    expected = passes()
+    adapted.encoder.compile(backend="eager")
+    torch.testing.assert_close(passes(), expected)
+    assert len({tuple(each.flatten().tolist()) for each in expected}) > 2
