@@ -45,7 +45,7 @@ class StyleMixing(nn.Module):
         share, other = drawn
         return self.mixed(x, share.to(x.device), other.to(x.device))
 
-    @torch.compiler.disable  # it cannot trace the distribution
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it cannot trace Beta
     def _draw(self, images: int) -> tuple[Tensor, Tensor] | None:
         """λ and the permutation of a batch, or None if this pass does not mix."""
         if torch.rand((), device="cpu") >= self.p:
