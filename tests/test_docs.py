@@ -52,8 +52,8 @@ def test_only_initial_weights_are_downloaded_as_the_security_page_says():
         for path in SOURCE.rglob("*.py")
         if reaches_the_network(path.read_text())
     }
-    assert found <= {"models/download.py", "models/timm_models.py", "run/folder.py"}
-    assert "gethostname" in (SOURCE / "run/folder.py").read_text()  # all it takes from socket
+    assert found <= {"models/download.py", "models/timm_models.py", "run/lock.py"}
+    assert "gethostname" in (SOURCE / "run/lock.py").read_text()  # all it takes from socket
     page = (ROOT / "SECURITY.md").read_text()
     assert "Nothing is downloaded but initial weights" in page
     photos = {n for n in PRESETS if preset(n, "quick").get("weights") == "imagenet"}

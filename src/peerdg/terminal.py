@@ -1,6 +1,7 @@
 """The console that everything is printed with: outside names are shown, never obeyed."""
 
 import contextlib
+import importlib.util
 import io
 import os
 from collections.abc import Iterable
@@ -75,6 +76,13 @@ def wrap(line: str, width: int) -> list[str]:
             longer = " " * (indent and indent + 2) + word
         shown = longer
     return [*lines, shown]
+
+
+def is_live(console: Console) -> bool:
+    """Whether a block can be updated in place there."""
+    if console.is_jupyter:
+        return importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class VisibleRows(io.TextIOBase):

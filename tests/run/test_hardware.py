@@ -14,7 +14,8 @@ import peerdg
 from peerdg.api import Run
 from peerdg.errors import PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.run.hardware import has_bf16
+from peerdg.run.folder import RunFolder
+from peerdg.run.hardware import has_bf16, peak_memory
 from peerdg.run.progress import Silent
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -120,3 +121,18 @@ def test_a_compiled_network_is_the_same_function_and_is_stored_under_the_same_na
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
     again = peerdg.load_model(tmp_path / "compiled", network=tiny_classifier())
     assert again.image_size == 12
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
+def test_a_run_records_the_most_memory_that_its_process_had(tmp_path: Path):
+    before = peak_memory()
+    assert before is not None
+    ballast = torch.ones(before // 4 + 64 * 2**20)  # four bytes each
+    with_ballast = peak_memory()
+    assert with_ballast is not None and with_ballast >= ballast.numel() * 4
+    del ballast
+    # The peak, not what is in use; the system counts pages with some delay.
+    assert peak_memory() == pytest.approx(with_ballast, rel=0.01)
+    fit(tmp_path / "run", **ERM)
+    done = RunFolder(tmp_path / "run").events.read()[-1]
+    assert done["event"] == "done" and done["peak_memory"] > 0.99 * with_ballast

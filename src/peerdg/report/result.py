@@ -59,6 +59,8 @@ class RunResult:
         folder: The name of the folder or list, of a run on own images.
         fingerprints: The fingerprint of each part of the data, as far as it is known.
         inputs: What its manifest says about what the options only name.
+        shared_with: Other methods that came from the same run, so that its time and memory are
+            those of all of them.
     """
 
     path: Path
@@ -70,6 +72,7 @@ class RunResult:
     folder: str | None = None
     fingerprints: dict[str, str] = field(default_factory=dict)
     inputs: Inputs = field(default_factory=Inputs)
+    shared_with: tuple[str, ...] = ()
 
     @property
     def data(self) -> str:
@@ -204,6 +207,19 @@ class RunResult:
     def seconds(self) -> float:
         """Time spent in training epochs."""
         return sum(float(e["seconds"]) for e in self.events if e.get("event") == "epoch")
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of the main phase per step; None if the records do not say."""
+        epochs = [e for e in self.events if e.get("event") == "epoch" and e.get("phase") == "train"]
+        steps = sum(e.get("steps") or 0 for e in epochs)
+        return sum(float(e["seconds"]) for e in epochs) / steps if steps else None
+
+    @property
+    def peak_memory(self) -> int | None:
+        """The most bytes that a process of the run had at once; None if that was not recorded."""
+        found = [e["peak_memory"] for e in self.events if e.get("peak_memory") is not None]
+        return max(found, default=None)
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:

@@ -169,6 +169,7 @@ class _Saved:
     folder: str | None = None
     fingerprints: dict[str, str] = field(default_factory=dict)
     inputs: Inputs = field(default_factory=Inputs)
+    shared_with: tuple[str, ...] = ()
 
 
 def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[str, str]]]:
@@ -233,11 +234,12 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
             "status": run.status,
             "config": _without_places(run.config),
             "records": run.records,
-            "events": [e for e in run.events if e.get("event") == "epoch"],
+            "events": [e for e in run.events if e.get("event") == "epoch" or "peak_memory" in e],
             "profile": run.profile,
             "folder": run.folder,
             "fingerprints": run.fingerprints,
             "inputs": asdict(_with_weights(run)),
+            **({"shared_with": run.shared_with} if run.shared_with else {}),
         }
         for run in runs
     ]
@@ -301,4 +303,5 @@ def _loaded(saved: _Saved, path: Path) -> RunResult:
         folder=saved.folder,
         fingerprints=saved.fingerprints,
         inputs=saved.inputs,
+        shared_with=saved.shared_with,
     )

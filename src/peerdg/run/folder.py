@@ -17,30 +17,24 @@ else can be resumed.
 """
 
 import contextlib
-import json
 import os
 import shutil
-import socket
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from peerdg.config import read_toml
-from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
+from peerdg.errors import ConfigError, DamagedError, OutputError
 from peerdg.files import (
     TEMPORARY,
-    read_text,
     refuse_entry,
     refuse_hard_link,
     remove,
     replace_atomically,
     require_own_files,
-    write_json,
     writing,
 )
+from peerdg.run.lock import LOCK, OWNER, FolderLock
 from peerdg.run.records import JsonLines, check_event, check_metric
 from peerdg.run.settings import RunConfig, refuse_difference, resolve
 from peerdg.run.started import read_started, refuse_edited
@@ -52,7 +46,7 @@ Status = Literal["running", "done", "failed", "resumable"]
 
 # In a folder without a run: temporary files are of a process killed at its start, or of one that
 # just asks.
-_OURS = ("run.lock", "run.owner.json", TEMPORARY)
+_OURS = (f"run{LOCK}", f"run{OWNER}", TEMPORARY)
 
 
 class RunFolder:
@@ -75,9 +69,7 @@ class RunFolder:
         self.profile_file = path / "profile.json"
         self.metrics = JsonLines(path / "metrics.jsonl", check_metric)
         self.events = JsonLines(path / "events.jsonl", check_event)
-        self._owner = path / "run.owner.json"
-        self._lock_file = path / "run.lock"
-        self._lock = FileLock(self._lock_file, timeout=0)
+        self._lock = FolderLock(path, "run")
         self._config: RunConfig | None = None  # to be written by `begin`; None once it is
         self._renewal: RunConfig | None = None  # for `renew`, if that was allowed
 
@@ -96,7 +88,7 @@ class RunFolder:
         run = cls(path)
         run._refuse_links()
         run._create()
-        run._acquire()
+        run._lock.acquire()
         try:
             run._prepare(config, existing)
         except BaseException:
@@ -139,12 +131,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Let other processes have it; a folder in which nothing was begun is left as found."""
-        self._owner.unlink(missing_ok=True)
-        if self.holds_run:
-            self._lock.release()
+        keep = self.holds_run
+        self._lock.release(keep_file=keep)
+        if keep:
             return
-        remove(self._lock_file)  # while it is held: a file released first may be someone's
-        self._lock.release()
         with contextlib.suppress(OSError):  # it was there before, with something in it
             self.path.rmdir()
 
@@ -162,7 +152,7 @@ class RunFolder:
         """What the folder's files say about the run."""
         if self.done:
             return "done"
-        if self._is_locked():
+        if self._lock.is_held:
             return "running"
         return "failed" if self.failure_file.exists() else "resumable"
 
@@ -193,7 +183,7 @@ class RunFolder:
                 for part in self.path.iterdir():
                     if part.name.startswith(_OURS):
                         refuse_entry(part)
-            for written_in_place in (self.metrics.path, self.events.path, self._lock_file):
+            for written_in_place in (self.metrics.path, self.events.path, self._lock.file):
                 refuse_hard_link(written_in_place)
 
     def _create(self) -> None:
@@ -207,38 +197,6 @@ class RunFolder:
             probe = self.path / f"{TEMPORARY}probe-{os.getpid()}"
             probe.touch()
             probe.unlink(missing_ok=True)  # the run that holds the folder may have tidied it up
-
-    def _acquire(self) -> None:
-        try:
-            self._lock.acquire()
-        except Timeout as error:
-            raise RunInUseError(
-                f"{self.path} is in use{self._describe_owner()}.",
-                hint="Wait for it to finish, stop it, or choose another --out folder.",
-            ) from error
-        owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
-        write_json(self._owner, owner)
-
-    def _describe_owner(self) -> str:
-        # The owner writes its name right after taking the lock; give it a moment.
-        for _ in range(10):
-            try:
-                owner = json.loads(read_text(self._owner))
-                return f" by process {owner['pid']} on {owner['host']} since {owner['since']}"
-            except (OSError, ValueError, KeyError, TypeError):
-                time.sleep(0.05)
-        return ""
-
-    def _is_locked(self) -> bool:
-        if not self._lock_file.exists():
-            return False
-        probe = FileLock(self._lock_file, timeout=0)
-        try:
-            probe.acquire()
-        except (Timeout, OSError):
-            return True
-        probe.release()
-        return False
 
     def _prepare(self, config: RunConfig, existing: Existing) -> None:
         if not self.holds_run:

@@ -1,7 +1,9 @@
-"""What peerdg asks of the machine: to keep memory, a device, and whether it knows bfloat16."""
+"""What peerdg asks of the machine: memory, a device, and whether it knows bfloat16."""
 
 import ctypes
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerdg.errors import ConfigError
@@ -30,6 +32,19 @@ def keep_memory() -> None:
         return
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, -1)  # no limit
+
+
+def peak_memory() -> int | None:
+    """The most bytes of memory that this process has had at once; None where that is not known.
+
+    Not from `getrusage`, which counts the process that started this one until it became this one.
+    """
+    try:
+        status = Path("/proc/self/status").read_text("ascii", "replace")
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return None if found is None else 1024 * int(found[1])
 
 
 def find_device(name: str) -> "torch.device":

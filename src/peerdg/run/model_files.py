@@ -26,6 +26,7 @@ from peerdg.models.stored import (
 )
 from peerdg.run.card import write_card
 from peerdg.run.folder import RunFolder
+from peerdg.run.hardware import peak_memory
 from peerdg.run.record import training_record
 from peerdg.run.settings import RunConfig
 from peerdg.train.source import Source
@@ -132,7 +133,7 @@ def finish(
         ),
     )
     write_card(run.model)
-    run.event("done", seconds=round(seconds, 3))
+    run.event("done", seconds=round(seconds, 3), peak_memory=peak_memory())
     accuracy: dict[str, dict[str, float]] = {}
     for record in final:
         accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]

@@ -1,6 +1,5 @@
 """Progress of a run: one steady block on a terminal, a line now and then in a log."""
 
-import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from peerdg.run.display import Block, in_short
 from peerdg.run.forecast import Costs, Forecast, RunPlan, duration
 from peerdg.run.reading import ReadingBar
 from peerdg.stages import Activity
-from peerdg.terminal import Terminal
+from peerdg.terminal import Terminal, is_live
 
 REFRESH_SECONDS = 0.5  # of the block
 LINE_SECONDS = 30.0  # between lines where there is no terminal
@@ -245,13 +244,6 @@ def announcement(forecast: Forecast, *, spent: float) -> str:
         f"About {duration(spent + left)} in all on this machine: {epochs} epochs ({phases}), "
         f"{evaluations} evaluations.{hint}"
     )
-
-
-def is_live(console: Console) -> bool:
-    """Whether a block can be updated in place there."""
-    if console.is_jupyter:
-        return importlib.util.find_spec("ipywidgets") is not None
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 def choose_progress(

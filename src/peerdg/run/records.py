@@ -49,11 +49,13 @@ class _Event:
     """Any line of `events.jsonl`."""
 
     event: str
+    peak_memory: int | None = within(at_least=0, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _EpochEvent(_Event):
     seconds: float = within(at_least=0)
+    steps: int | None = within(at_least=0, default=None)
 
 
 def check_metric(record: dict[str, Any]) -> None:

@@ -49,8 +49,8 @@ from peerdg.run.build import (
 from peerdg.run.checkpointer import Checkpointer
 from peerdg.run.checks import check_batches, check_fit, space_needed
 from peerdg.run.folder import RunFolder
-from peerdg.run.forecast import Costs
-from peerdg.run.hardware import find_device, has_bf16
+from peerdg.run.forecast import Costs, RunPlan
+from peerdg.run.hardware import find_device, has_bf16, peak_memory
 from peerdg.run.manifest import (
     added_record,
     check_manifest,
@@ -179,7 +179,7 @@ def _make_parts(
     """Data and network, checked against each other before any work is done."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    device = find_device(config.device)
+    find_device(config.device)
     if splits is None:  # before the weights: they may be a long download for the wrong folder
         benchmark(config.benchmark).require_source(config.data, data_root(config))
     if model is None:
@@ -187,9 +187,17 @@ def _make_parts(
     with showing(progress.reading):
         splits = splits or load_splits(config, classes)
         domains = judged_on(config, splits)
-    inputs = _fingerprints(config, model)  # before anything changes the network
     for sentence in _describe(config, splits):
         progress.note(sentence)
+    return _assemble(config, splits, domains, model)
+
+
+def _assemble(
+    config: RunConfig, splits: Splits, domains: Mapping[str, Domain], model: nn.Module | None
+) -> _Parts:
+    """The network for data that is loaded, and everything that must fit together."""
+    device = find_device(config.device)
+    inputs = _fingerprints(config, model)  # before anything changes the network
     check_batches(config, len(splits.train))
     config.average.check_validation(available=splits.validation is not None)
     source = Source(
@@ -211,6 +219,32 @@ def _make_parts(
     check_fit(network, splits, source.size)
     inputs |= added_record(adapted.added)
     return _Parts(splits, domains, source, network, adapted, inputs, about_weights)
+
+
+def preview(configs: Sequence[RunConfig], progress: Progress) -> list[tuple[RunPlan, Costs | None]]:
+    """What runs on the same data are going to do, and what their parts cost on this machine.
+
+    The data is loaded once. Nothing is trained, but everything that a run would refuse at its
+    start is refused here.
+
+    Args:
+        configs: Runs with the same data and the same evaluations.
+        progress: Receives what happens.
+
+    Returns:
+        For each run its plan and its measured costs; None if these cannot be measured.
+    """
+    found = []
+    parts: _Parts | None = None
+    for config in configs:
+        if parts is None:
+            parts = _make_parts(config, progress, None, None, None)
+        else:
+            weights_file(config.backbone, config.weights)
+            parts = _assemble(config, parts.splits, parts.domains, None)
+        costs = measure_costs(config, parts.network, parts.source, parts.domains)
+        found.append((run_plan(config, len(parts.source)), costs))
+    return found
 
 
 def _schedule(
@@ -271,7 +305,7 @@ def _failures_recorded(
         run.event("failure", message=error.message)
         raise
     except Stopped as stopped:
-        run.event("stop", signal=stopped.exit_code - 128)
+        run.event("stop", signal=stopped.exit_code - 128, peak_memory=peak_memory())
         raise
     finally:
         try:
