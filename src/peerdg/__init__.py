@@ -7,6 +7,7 @@ from peerdg.version import __version__
 
 if TYPE_CHECKING:
     from peerdg._vision import torchvision as torchvision
+    from peerdg.api import bench as bench
     from peerdg.api import combine as combine
     from peerdg.api import fit as fit
     from peerdg.api import load_model as load_model
@@ -44,6 +45,7 @@ _HOME = {
     "Snapshots": "peerdg.averages.snapshots:Snapshots",
     "Splits": "peerdg.data.splits:Splits",
     "as_domain": "peerdg.data.own.objects:as_domain",
+    "bench": "peerdg.api:bench",
     "build_classifier": "peerdg.models.backbones:build_classifier",
     "combine": "peerdg.api:combine",
     "fit": "peerdg.api:fit",

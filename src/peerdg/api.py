@@ -1,9 +1,9 @@
-"""What a Python user calls: `fit`, `load_model` and `combine`, and what they give back."""
+"""What a Python user calls: `fit`, `bench`, `load_model` and `combine`, and what they give back."""
 
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,8 @@ from peerdg.evaluate.predictions import (
 )
 from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
+from peerdg.grid.bench import choose_reference, look_ahead, run_bench
+from peerdg.grid.plan import make_plan
 from peerdg.methods.registry import method_names
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.combination import Outputs, Rule
@@ -52,6 +54,7 @@ from peerdg.run.progress import Progress, choose_progress
 from peerdg.run.runner import execute
 from peerdg.run.seen import KnownImages, read_known_images
 from peerdg.run.settings import RunConfig, resolve
+from peerdg.terminal import Terminal
 from peerdg.text import visible
 
 _FEW = 5  # class names that are shown
@@ -171,6 +174,71 @@ def _section_name(key: str) -> str:
     """The section that a Python keyword stands for: `m-ada` for `m_ada`."""
     name = key.replace("_", "-")
     return name if name in method_names() or name in BENCHMARKS else key
+
+
+def bench(
+    data: str | Path = "digits-mini",
+    *,
+    methods: Sequence[str] | str,
+    out: str | Path,
+    seeds: int | Sequence[int] = 5,
+    reference: str | None = None,
+    jobs: int = 1,
+    overwrite: bool = False,
+    progress: bool | None = None,
+    class_map: Mapping[str, str] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train several methods with several seeds on the same data, and compare them.
+
+    Each run is a process of its own. Called again, it goes on with what is not finished.
+
+    Args:
+        data: Name of a benchmark, or a folder or list of your own images.
+        methods: Objectives and recipes, as `peerdg methods` lists them.
+        out: The folder for runs and results.
+        seeds: How many, from 0 on, or which.
+        reference: The method that differences are to; default: plain training, or the first.
+        jobs: Runs at once; they share the cores.
+        overwrite: Start anew if there is a bench in `out`.
+        progress: Show progress on standard error; default: in a terminal or notebook.
+        class_map: For classes that targets call by other names, the names of the source.
+        options: The options of all runs, as for `fit`, but for method, seed and average.
+
+    Returns:
+        The table as plain data: `rows` has a dictionary for each method, `failures` says why runs
+        failed, `page` is the path of the report. docs/bench.md explains the numbers.
+
+    Raises:
+        ConfigError: For an unknown method or option, or if `out` was made with other options.
+    """
+    given = {_section_name(key): value for key, value in options.items()}
+    if "targets" in given:
+        given["targets"] = _named_targets(given["targets"])
+    if class_map is not None:
+        entries = {"class_map": class_map_entries(class_map)}
+        given[OWN_DATA] = {**given.get(OWN_DATA, {}), **entries}
+    known = isinstance(data, str) and data in BENCHMARKS and data != OWN_DATA
+    place = {"benchmark": data} if known else {"benchmark": OWN_DATA, "root": str(data)}
+    plan = make_plan(
+        {**given, **place},
+        methods=methods.split(",") if isinstance(methods, str) else methods,
+        seeds=range(seeds) if isinstance(seeds, int) else seeds,
+    )
+    choose_reference(plan, reference)
+    console = Terminal(stderr=True, highlight=False)
+    is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
+    shown = console if is_shown else None
+    preview = look_ahead(plan, Path(out), jobs=jobs, overwrite=overwrite, console=shown)
+    found = run_bench(
+        preview,
+        Path(out),
+        reference=reference,
+        existing="overwrite" if overwrite else "resume",
+        console=shown,
+    )
+    failures = {name: failure.message for name, failure in found.failures.items()}
+    return {**found.table.plain_data(), "failures": failures, "page": str(found.page)}
 
 
 @dataclass(frozen=True)

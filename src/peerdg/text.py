@@ -91,6 +91,25 @@ def markdown_text(text: str) -> str:
     return text
 
 
+_LATEX = {
+    "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
+    "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "{''}",
+    "[": "{[}", "]": "{]}",
+    "±": "$\\pm$", "×": "$\\times$", "†": "$^\\dagger$", "‡": "$^\\ddagger$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}  # fmt: skip
+_MINUS = re.compile(r"(?<![\w.])([+-])(?=\d)")
+
+
+def latex_text(text: str) -> str:
+    """Text that LaTeX sets as it is; signs of numbers are mathematics, a minus is no hyphen."""
+    parts = _MINUS.split(visible(text))
+    return "".join(
+        f"${part}$" if number % 2 else "".join(_LATEX.get(c, c) for c in part)
+        for number, part in enumerate(parts)
+    )
+
+
 def spreadsheet_text(cell: str) -> str:
     """Text that no spreadsheet calculates, with an apostrophe in front of each formula.
 

@@ -76,6 +76,17 @@ TYPOS = {
     "resume of no run": (["resume", "/nowhere"], "peerdg train --out"),
     "digits without root": (["data", "verify", "digits"], "--root"),
     "demo --seeds 0": (["demo", "--seeds", "0"], "at least"),
+    "bench --methods erm,pear": (["bench", "digits-mini", "--methods", "erm,pear", "-o", "b"],
+                                 "'peer'"),
+    "bench --method": (["bench", "digits-mini", "--method", "erm", "-o", "b"], "--methods"),
+    "bench --methods erm,erm": (["bench", "digits-mini", "--methods", "erm,erm", "-o", "b"],
+                                "twice"),
+    "bench --seeds 0": (["bench", "digits-mini", "--methods", "erm", "--seeds", "0", "-o", "b"],
+                        "at least one"),
+    "bench --jobs 0": (["bench", "digits-mini", "--methods", "erm", "--jobs", "0", "-o", "b"],
+                       "at least one"),
+    "bench --reference pear": (["bench", "digits-mini", "--methods", "erm,peer", "-o", "b",
+                                "--reference", "pear"], "'peer'"),
     "two data sets": (["train", "digits-mini", "digits"], "digits"),
 }  # fmt: skip
 

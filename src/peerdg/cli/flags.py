@@ -78,14 +78,15 @@ def _shown(default: Any) -> str:
 
 
 @cache
-def _options() -> type[Any]:
+def _options(*, without: tuple[str, ...] = ()) -> type[Any]:
+    """All options as flags, but for those at the top that are left out."""
     hints = get_type_hints(RunConfig)
     known = {f.name: f for f in fields(RunConfig)}
     common = Group("Common options", sort_key=1)
     rest = Group("Options: run", sort_key=5)
     made: list[Any] = []
     for name, f in known.items():
-        if "help" not in f.metadata or name in ("benchmark", "targets"):
+        if "help" not in f.metadata or name in ("benchmark", "targets", *without):
             continue
         group = common if name in COMMON else rest
         made.append(_flag(name, hints[name], f.metadata["help"], group))
@@ -98,14 +99,16 @@ def _options() -> type[Any]:
 
 if TYPE_CHECKING:
     Options = Any
+    BenchOptions = Any
 else:
     Options = _options()
+    BenchOptions = _options(without=("method", "seed", "train_seed"))
 
 
 @Parameter(name="*")
 @dataclass(kw_only=True)
-class CommonFlags:
-    """Shorthands that several commands share."""
+class DataFlags:
+    """Shorthands that commands that train share."""
 
     epochs: Annotated[
         int | None,
@@ -126,6 +129,13 @@ class CommonFlags:
             negative_iterable=(),
         ),
     ] = None
+
+
+@Parameter(name="*")
+@dataclass(kw_only=True)
+class CommonFlags(DataFlags):
+    """Shorthands of commands about one run."""
+
     config: Annotated[
         Path | None,
         Parameter(help="TOML file with options; flags win over it", name=("--config", "-c")),
@@ -158,6 +168,27 @@ def resolve_flags(
 ) -> tuple[RunConfig, Choices | None]:
     """The config of `config_from_flags`, and what the images of a folder or list decided in it."""
     file = read_toml(common.config) if common.config else {}
+    given = all_given(data, common, options, file)
+    if _COMPLETE <= file.keys() or not _names_own_images(merge(file, given)):
+        config = resolve(file, given)
+        BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
+        return config, None
+    from peerdg.run.own import resolve_own  # looks at images, so it imports torch
+
+    return resolve_own(given, file=file)
+
+
+def all_given(
+    data: str | None, common: DataFlags, options: Any, file: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything that was given on the command line, nested as in a config file.
+
+    Args:
+        data: Name of a data set, or a folder or list of images.
+        common: Shorthands.
+        options: All other flags.
+        file: What a config file says, which may name the data set, too.
+    """
     given = given_options(options)
     if data is not None:
         given |= which_data(data)
@@ -166,19 +197,13 @@ def resolve_flags(
     if common.epochs is not None:
         given.setdefault("train", {})["epochs"] = common.epochs
     if common.class_map:
-        if (benchmark := merge(file, given).get("benchmark")) != OWN_DATA:
+        if (benchmark := merge(file or {}, given).get("benchmark")) != OWN_DATA:
             raise ConfigError(
                 f"--map is for folders and lists of your own; the classes of "
                 f"{benchmark or RunConfig.benchmark} are fixed.",
             )
         given.setdefault(OWN_DATA, {})["class_map"] = list(common.class_map)
-    if _COMPLETE <= file.keys() or not _names_own_images(merge(file, given)):
-        config = resolve(file, given)
-        BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
-        return config, None
-    from peerdg.run.own import resolve_own  # looks at images, so it imports torch
-
-    return resolve_own(given, file=file)
+    return given
 
 
 def _names_own_images(wanted: Mapping[str, Any]) -> bool:

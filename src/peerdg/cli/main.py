@@ -33,6 +33,14 @@ COMMANDS = {
             "peerdg config digits --budget quick   # values in brackets above are only defaults",
         ),
     ),
+    "bench": (
+        "Train several methods with several seeds, and compare them.",
+        (
+            "peerdg bench digits-mini --methods erm,randaugment,peer --budget quick --out runs/all",
+            "peerdg bench photos/ --methods erm,peer --target sketches/ --jobs 2 --out runs/mine",
+            "peerdg bench digits-mini --methods erm,peer --out runs/plan --dry-run",
+        ),
+    ),
     "resume": ("Go on with an interrupted run.", ("peerdg resume runs/first",)),
     "evaluate": (
         "How good a trained model is on other images, in detail.",

@@ -31,27 +31,29 @@ OVERVIEW, FIGURE, PAGE, RECORDS = "overview.png", "accuracy.png", "report.md", "
 
 def write_comparison(runs: Sequence[RunResult], folder: Path, *, title: str) -> Path:
     """Write `report.md`, its figures and the records behind them; returns the page."""
-    require_comparable(runs)
-    save_runs(folder / RECORDS, runs)
-    if next(iter(by_variant(runs).values()))[0].targets:
-        overview_figure(runs, folder / OVERVIEW, title=title)
-        accuracy_figure(runs, folder / FIGURE, title=title)
+    write_records(runs, folder, title=title)
     with replace_atomically(folder / PAGE) as temporary:
         temporary.write_text(comparison_page(runs, title=title), "utf-8")
     return folder / PAGE
 
 
+def write_records(runs: Sequence[RunResult], folder: Path, *, title: str) -> None:
+    """Write what stands beside a page: the records of its runs, and curves of them.
+
+    Raises:
+        ConfigError: If the runs cannot stand side by side.
+    """
+    require_comparable(runs)
+    save_runs(folder / RECORDS, runs)
+    if next(iter(by_variant(runs).values()))[0].targets:
+        overview_figure(runs, folder / OVERVIEW, title=title)
+        accuracy_figure(runs, folder / FIGURE, title=title)
+
+
 def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
     """The page as Markdown; every number names its budget, seeds and data."""
-    groups = by_variant(runs)
-    # Names and values come from run folders, which may be somebody else's.
-    sentences = [*variant_differences(groups), *comparison_notes(groups)]
-    notes = [f"- {markdown_text(sentence)}" for sentence in sentences]
     return "\n".join([
-        f"# {markdown_text(title)}",
-        "",
-        markdown_text(_conditions(groups)),
-        "",
+        *opening(runs, title=title),
         comparison(runs).markdown(),
         *([targets_table(runs).markdown()] if any(run.targets for run in runs) else []),
         "Accuracy in percent of the deployed model after the last epoch: mean ± standard deviation "
@@ -64,6 +66,22 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         f"An accuracy on fewer than {FEW} images has its 95 % interval (Wilson) beside it if it is "
         "of one run, the number of images if it is of several.",
         "",
+        *details(runs),
+    ])  # fmt: skip
+
+
+def opening(runs: Sequence[RunResult], *, title: str) -> list[str]:
+    """The heading of a page, and under which conditions its numbers were measured."""
+    return [f"# {markdown_text(title)}", "", markdown_text(_conditions(by_variant(runs))), ""]
+
+
+def details(runs: Sequence[RunResult]) -> list[str]:
+    """What follows the table: notes, findings, curves, fluctuation, selection, profiles."""
+    groups = by_variant(runs)
+    # Names and values come from run folders, which may be somebody else's.
+    sentences = [*variant_differences(groups), *comparison_notes(groups)]
+    notes = [f"- {markdown_text(sentence)}" for sentence in sentences]
+    return [
         *([*notes, ""] if notes else []),
         "## What it shows",
         "",
@@ -79,7 +97,7 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
         *selection_section(runs),
         *_gradients_section(runs),
         *_profile_section(runs),
-    ])  # fmt: skip
+    ]
 
 
 def _figures(groups: Groups) -> list[str]:

@@ -78,7 +78,7 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     )
     for text in legend.get_texts():  # names are text: a dollar sign must not start a formula
         text.set_parse_math(False)
-    _save(figure, path, dpi=130)
+    save_figure(figure, path, dpi=130)
 
 
 def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
@@ -104,7 +104,7 @@ def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     over = f", mean of {seeds} seeds (band: lowest to highest)" if seeds > 1 else ", one seed"
     axis.set_title(f"{visible(title)}: {of}{over}", loc="left", fontsize=10, parse_math=False)
     _name_ends(axis, ends)
-    _save(figure, path, dpi=200)
+    save_figure(figure, path, dpi=200)
 
 
 def _targets(groups: Groups) -> list[str]:
@@ -189,7 +189,7 @@ def _tidy(axis: Any) -> None:
     axis.margins(x=0.01)
 
 
-def _save(figure: Any, path: Path, *, dpi: int) -> None:
+def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
     """As a PNG with few colors and a white ground, which is legible on dark pages, too."""
     with replace_atomically(path) as temporary:
         with warnings.catch_warnings():

@@ -1,0 +1,112 @@
+"""`peerdg bench`: several methods with several seeds on the same data, compared."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from peerdg.cli.console import console, error_console
+from peerdg.cli.flags import BenchOptions, DataFlags, all_given, whole_number, whole_numbers
+from peerdg.cli.train import DATA, say
+from peerdg.errors import PeerdgError
+from peerdg.grid.folder import BenchFolder
+from peerdg.grid.plan import Plan, make_plan
+
+
+def bench(
+    data: Annotated[str, DATA],
+    /,
+    *,
+    methods: str,
+    out: Annotated[Path, Parameter(name=("--out", "-o"))],
+    seeds: Annotated[int, Parameter(converter=whole_number)] = 5,
+    seed: Annotated[
+        tuple[int, ...] | None, Parameter(converter=whole_numbers, negative_iterable=())
+    ] = None,
+    reference: str | None = None,
+    jobs: Annotated[int, Parameter(converter=whole_number)] = 1,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    common: DataFlags | None = None,
+    options: BenchOptions | None = None,
+) -> None:
+    """Train several methods with several seeds on the same data, and compare them.
+
+    Shows first what will be trained, what is shared and how long it takes. Called again, it goes
+    on with what is not finished. A run that fails is reported and stops no other.
+
+    Args:
+        methods: Methods with commas between them, as `peerdg methods` lists them.
+        out: Folder of the runs and the results.
+        seeds: Seeds per method, from 0 on.
+        seed: These seeds, e.g. 3,4,5, in place of --seeds.
+        reference: Method that differences are to; default: plain training, or the first.
+        jobs: Runs at once; each has its share of the cores.
+        dry_run: Only show what would be trained.
+        overwrite: Start anew if there is a bench in this folder.
+    """
+    given = all_given(data, common or DataFlags(), options)
+    chosen = range(max(0, seeds)) if seed is None else seed
+    plan = make_plan(given, methods=_names(methods), seeds=chosen)
+    if dry_run:
+        show_plan(plan, out, jobs=jobs, overwrite=overwrite, only_look=True)
+        return
+    bench_and_report(plan, out, reference=reference, jobs=jobs, overwrite=overwrite)
+
+
+def _names(methods: str) -> list[str]:
+    return [name.strip() for name in methods.split(",") if name.strip()]
+
+
+def show_plan(plan: Plan, out: Path, *, jobs: int, overwrite: bool, only_look: bool = False) -> Any:
+    """Print what will be trained, what is shared and how long it takes; returns it."""
+    from peerdg.grid.bench import look_ahead
+
+    for line in plan.notes:
+        say(line)
+    preview = look_ahead(
+        plan, out, jobs=jobs, overwrite=overwrite, only_look=only_look, console=error_console
+    )
+    console.print(preview.table().rich())
+    for sentence in preview.sentences():
+        console.print(sentence, markup=False, soft_wrap=True)
+    return preview
+
+
+def bench_and_report(
+    plan: Plan,
+    out: Path,
+    *,
+    reference: str | None = None,
+    jobs: int = 1,
+    overwrite: bool = False,
+    title: str | None = None,
+) -> None:
+    """Train, then print the table and where the report is.
+
+    Raises:
+        PeerdgError: If runs failed; the table of the others is printed before.
+    """
+    from peerdg.grid.bench import choose_reference, run_bench
+
+    choose_reference(plan, reference)
+    preview = show_plan(plan, out, jobs=jobs, overwrite=overwrite)
+    found = run_bench(
+        preview,
+        out,
+        reference=reference,
+        title=title,
+        existing="overwrite" if overwrite else "resume",
+        console=error_console,
+    )
+    console.print(found.table.table().rich())
+    for note in found.table.notes():
+        console.print(note, markup=False, soft_wrap=True)
+    console.print(f"Report: {found.page}", markup=False, soft_wrap=True)
+    if found.failures:
+        names = ", ".join(found.failures)
+        logs = BenchFolder(out).logs
+        raise PeerdgError(
+            f"{len(found.failures)} of {len(plan.runs)} runs failed: {names}.",
+            hint=f"The same command tries them again; what they wrote is in {logs}.",
+        )

@@ -1,0 +1,103 @@
+"""Whether two methods differ: differences of runs with the same seed, and their interval."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from peerdg.errors import ConfigError
+from peerdg.rng import seed_for
+
+LEVEL = 0.95
+RESAMPLES = 9999
+FEW_SEEDS = 5  # below, an interval is at most as wide as the seeds that there happen to be
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of paired differences, with the interval of the mean.
+
+    Attributes:
+        n: Pairs.
+        mean: Mean of a - b.
+        std: Sample standard deviation of a - b; None for one pair.
+        low: Lower end of the 95 % interval; None if there is no interval.
+        high: Upper end; None likewise.
+        reason: Why there is no interval; empty if there is one.
+    """
+
+    n: int
+    mean: float
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+
+
+def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:
+    """The mean of a - b over the seeds that both have; None if they share none.
+
+    The interval is a bootstrap over seeds: bias-corrected and accelerated (BCa; Efron, "Better
+    Bootstrap Confidence Intervals", JASA 82, 1987), by `scipy.stats.bootstrap`. Where BCa does not
+    exist the percentiles of the resampled means stand in for it. Equal differences have no
+    interval: resampling them tells nothing.
+
+    Args:
+        a: A number for each seed.
+        b: The same of what it is compared with.
+
+    Raises:
+        ConfigError: If scipy is not installed.
+    """
+    seeds = sorted(a.keys() & b.keys())
+    if not seeds:
+        return None
+    differences = [a[seed] - b[seed] for seed in seeds]
+    mean = math.fsum(differences) / len(differences)
+    if len(differences) == 1:
+        return Difference(1, mean, reason="one seed")
+    std = float(np.std(differences, ddof=1))
+    if math.isclose(max(differences), min(differences), abs_tol=1e-9):
+        return Difference(len(seeds), mean, std, reason="equal in all seeds")
+    low, high = bootstrap_interval(differences)
+    return Difference(len(seeds), mean, std, low, high)
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % bootstrap interval of the mean of two or more values that are not all equal.
+
+    The same values always give the same interval.
+    """
+    stats = scipy_stats()
+    for method in ("BCa", "percentile"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a degenerate BCa is nan, which is looked for below
+            found = stats.bootstrap(
+                (np.asarray(values, dtype=np.float64),),
+                np.mean,
+                confidence_level=LEVEL,
+                n_resamples=RESAMPLES,
+                method=method,
+                rng=np.random.default_rng(seed_for(0, "bootstrap")),
+            ).confidence_interval
+        if np.isfinite(found).all():
+            break
+    return float(found.low), float(found.high)
+
+
+def scipy_stats() -> Any:
+    """The module `scipy.stats`.
+
+    Raises:
+        ConfigError: If scipy is not installed.
+    """
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise ConfigError(
+            "Intervals need scipy.", hint="Install it with: pip install 'peerdg[compare]'"
+        ) from error
+    return stats

@@ -1,0 +1,264 @@
+"""A bench from its options to its table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from peerdg.config import did_you_mean
+from peerdg.errors import ConfigError, PeerdgError
+from peerdg.evaluate.paired import scipy_stats
+from peerdg.grid.children import Failure
+from peerdg.grid.display import BenchDisplay, Silence
+from peerdg.grid.estimate import Progress, count_pretrainings, time_left
+from peerdg.grid.folder import BenchFolder, Existing
+from peerdg.grid.plan import Plan
+from peerdg.grid.report import write_bench
+from peerdg.grid.table import BenchTable, bench_table
+from peerdg.grid.views import views
+from peerdg.grid.work import Estimate, Work, cores, estimate, threads_each
+from peerdg.report.figures import pyplot
+from peerdg.report.result import RunResult
+from peerdg.report.runs import read_run
+from peerdg.run.forecast import duration
+from peerdg.tables import Table
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What came out of a bench.
+
+    Attributes:
+        table: A row for each method.
+        page: The report.
+        failures: Why runs failed, by their names.
+    """
+
+    table: BenchTable
+    page: Path
+    failures: Mapping[str, Failure]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a bench is going to do.
+
+    Attributes:
+        plan: All runs.
+        progress: How far they are.
+        estimate: How long each takes.
+        jobs: Runs at once.
+        threads: CPU threads of each; None leaves it to torch.
+    """
+
+    plan: Plan
+    progress: Progress
+    estimate: Estimate
+    jobs: int
+    threads: int | None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until everything is trained; None if not known."""
+        return time_left(self.plan, self.progress, self.estimate.times, jobs=self.jobs)
+
+    @property
+    def done(self) -> int:
+        """Runs that are complete."""
+        return sum(map(self.progress.is_done, self.plan.runs))
+
+    def table(self) -> Table:
+        """One row for each group of methods that come from the same runs."""
+        rows = []
+        for group in self.plan.groups:
+            done = sum(self.progress.is_done(group.run(seed)) for seed in self.plan.seeds)
+            time = self.estimate.times.get(group.name)
+            each = "-" if time is None else duration(time.pretraining + time.rest)
+            members = ", ".join(member.method for member in group.members)
+            rows.append([members, str(len(self.plan.seeds)), str(done), each])
+        return Table(["methods from one run", "runs", "finished", "about each"], rows)
+
+    def sentences(self) -> list[str]:
+        """What is shared, and how long it takes."""
+        return [*self._shared(), self._time()]
+
+    def _shared(self) -> list[str]:
+        plan, found = self.plan, []
+        alone = len(plan.methods) * len(plan.seeds)
+        if len(plan.runs) < alone:
+            found.append(
+                f"Shared: {len(plan.runs)} runs in place of {alone}, since averages only watch."
+            )
+        pretrained = [run for run in plan.runs if run.config.pretrain.epochs]
+        different = count_pretrainings(pretrained)
+        if different < len(pretrained):
+            found.append(
+                f"Pre-training: {different} different ones for {len(pretrained)} runs; equal ones "
+                "are trained once and kept in the cache."
+            )
+        return found
+
+    def _time(self) -> str:
+        to_do = len(self.plan.runs) - self.done
+        if not to_do:
+            return "Everything is trained."
+        each = "all threads" if self.threads is None else f"{self.threads} of {cores()} threads"
+        at_once = f"one at a time with {each}" if self.jobs == 1 else f"{self.jobs} at once, {each}"
+        text = f"To train: {to_do} of {len(self.plan.runs)} runs, {at_once}"
+        if self.left is None:
+            return f"{text}; how long that takes could not be measured."
+        by = (
+            "by what finished runs took"
+            if all(time.measured for time in self.estimate.times.values())
+            else "by a few steps of each, so it may be off by a third"
+        )
+        return f"{text}; about {duration(self.left)}, {by}."
+
+
+def choose_reference(plan: Plan, reference: str | None) -> str | None:
+    """Check the method that differences are to.
+
+    Raises:
+        ConfigError: If the bench does not have it.
+    """
+    if reference is not None and reference not in plan.methods:
+        raise ConfigError(
+            f"The reference '{reference}' is none of the methods.",
+            hint=did_you_mean(reference, plan.methods),
+        )
+    return reference
+
+
+def look_ahead(
+    plan: Plan,
+    out: Path,
+    *,
+    jobs: int = 1,
+    overwrite: bool = False,
+    only_look: bool = False,
+    console: Console | None = None,
+) -> Preview:
+    """What a bench in `out` is going to do; nothing is trained or written.
+
+    Args:
+        plan: All runs.
+        out: The bench's folder.
+        jobs: Runs at once.
+        overwrite: Whether it is going to start anew.
+        only_look: Look at a bench that another process works in, too.
+        console: Where to say what is found; default: nowhere.
+
+    Raises:
+        RunInUseError: If another bench works in the folder.
+        ConfigError: If the folder was made with other options, or something is not installed.
+        PeerdgError: If the data or a network cannot be used.
+    """
+    if jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}; at least one is needed.")
+    scipy_stats(), pyplot()  # what is not installed is missed before the work, not after it
+    bench = BenchFolder(out)
+    if not only_look:
+        bench.require_free()
+    if overwrite:
+        progress = Progress({})
+    else:
+        bench.check(plan)
+        progress = Progress.read(bench, plan)
+    given = next(iter(plan.members.values())).config.threads
+    threads = threads_each(jobs, given)
+
+    def note(text: str) -> None:
+        if console is not None:
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    found = estimate(plan, progress, threads=threads, note=note)
+    return Preview(plan, progress, found, jobs, threads)
+
+
+def run_bench(
+    preview: Preview,
+    out: Path,
+    *,
+    reference: str | None = None,
+    title: str | None = None,
+    existing: Existing = "resume",
+    console: Console | None = None,
+) -> Bench:
+    """Train what is not finished, and make the table of everything that is.
+
+    Args:
+        preview: What to do.
+        out: The bench's folder.
+        reference: The method that differences are to; default: plain training, or the first.
+        title: Of the report.
+        existing: Whether to go on with a bench that is there, or to start anew.
+        console: Where progress is shown; default: nowhere.
+
+    Raises:
+        Stopped: If a signal asked for it; all runs under way have saved their state.
+        PeerdgError: If no run is complete at the end.
+    """
+    plan = preview.plan
+    bench = BenchFolder.open(out, plan, existing=existing)
+    try:
+        shown = Silence() if console is None else BenchDisplay(
+            console, total=len(plan.runs), done=preview.done, left=preview.left
+        )  # fmt: skip
+        try:
+            work = Work(
+                plan, bench, preview.estimate, jobs=preview.jobs, threads=preview.threads,
+                shown=shown, describe=_in_short,
+            )  # fmt: skip
+            failures = work.train()
+        finally:
+            shown.close()
+        return _concluded(plan, bench, failures, reference, title)
+    finally:
+        bench.close()
+
+
+def _concluded(
+    plan: Plan,
+    bench: BenchFolder,
+    failures: Mapping[str, Failure],
+    reference: str | None,
+    title: str | None,
+) -> Bench:
+    """Read everything that is complete, and write the report."""
+    by_method = collect(plan, bench)
+    runs = [run for group in by_method.values() for run in group]
+    if not runs:
+        name, first = next(iter(failures.items()))
+        error = PeerdgError(f"No run was finished. {name}: {first.message}", hint=first.hint)
+        error.exit_code = first.code
+        raise error
+    failed = {
+        member.method: sum(group.run(seed).name in failures for seed in plan.seeds)
+        for group in plan.groups
+        for member in group.members
+    }
+    table = bench_table(by_method, reference=reference, failed=failed)
+    page = write_bench(
+        table, runs, bench.path, title=title or f"Bench: {table.data}", failures=failures
+    )
+    return Bench(table, page, failures)
+
+
+def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
+    """The finished runs of each method, in the order of the methods."""
+    found: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
+    for run in plan.runs:
+        if bench.is_done(run):
+            for method, view in views(run, read_run(bench.run_folder(run))).items():
+                found[method].append(view)
+    return found
+
+
+def _in_short(path: Path) -> str:
+    """A finished run in a few words."""
+    run = read_run(path)
+    score = run.score(run.deployed)
+    accuracy = "" if score is None else f", {run.deployed} {score:.1f} %"
+    seconds = next((e["seconds"] for e in reversed(run.events) if e["event"] == "done"), 0.0)
+    return f"done in {duration(seconds)}{accuracy}"

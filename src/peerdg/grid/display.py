@@ -1,0 +1,207 @@
+"""What a person sees of a bench: a line for each run that is under way, and one for all of them."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from peerdg.run.display import shorten
+from peerdg.run.forecast import duration
+from peerdg.terminal import is_live
+from peerdg.text import abridge, visible
+
+REFRESH_SECONDS = 0.5  # of the lines
+LINE_SECONDS = 30.0  # between lines about one run where there is no terminal
+LEAST_BAR, LONGEST_BAR = 6, 30
+LEAST_LABEL, LONGEST_LABEL = 8, 36
+TIME = 16  # cells of the time left, so that bars keep their length
+RATE = 14  # cells of the rate
+WIDE = 96  # columns; below, the rate is not shown
+
+
+class Shown(Protocol):
+    """Receives what happens in a bench."""
+
+    def started(self, name: str) -> None:
+        """A run begins, or goes on."""
+        ...
+
+    def progressed(self, name: str, message: Mapping[str, Any]) -> None:
+        """A run has come further, see `peerdg.grid.worker.PipeProgress`."""
+        ...
+
+    def ended(self, name: str, text: str, *, left: float | None) -> None:
+        """A run is over, be it done or failed; all others take `left` seconds more."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        ...
+
+    def close(self) -> None:
+        """The bench is over, or was given up."""
+        ...
+
+
+class Silence:
+    """Shows nothing."""
+
+    def started(self, name: str) -> None:
+        """Show nothing."""
+
+    def progressed(self, name: str, message: Mapping[str, Any]) -> None:
+        """Show nothing."""
+
+    def ended(self, name: str, text: str, *, left: float | None) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Show nothing."""
+
+
+@dataclass
+class RunLine:
+    """One line: name, phase, bar, share, rate and time left of a run, whatever the width."""
+
+    name: str
+    phase: str = ""
+    epoch: int = 0
+    epochs: int = 0
+    activity: str = ""
+    share: float = 0.0
+    left: float | None = None
+    rate: float | None = None
+
+    def update(self, message: Mapping[str, Any]) -> None:
+        """Take over what a message says."""
+        for key in ("phase", "epoch", "epochs", "activity", "share", "left", "rate"):
+            if key in message:
+                setattr(self, key, message[key])
+
+    @property
+    def where(self) -> str:
+        """Phase and epoch, and what is done if that is not training."""
+        place = f"{self.phase} {self.epoch}/{self.epochs}" if self.phase else "starting"
+        return f"{place}, {self.activity}" if self.activity else place
+
+    def text(self) -> str:
+        """For a log."""
+        rate = "" if self.rate is None else f", {self.rate:,.0f} images/s"
+        left = "" if self.left is None else f", {duration(self.left)} left"
+        return f"{self.name}: {self.where}, {int(100 * self.share)} %{rate}{left}"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render in one line of the console's width."""
+        width = max(1, options.max_width)
+        left = "" if self.left is None else f"{duration(self.left)} left"
+        right = f"{int(100 * self.share):3d} %"
+        if width >= WIDE:
+            rate = "" if self.rate is None else f"{self.rate:,.0f} images/s"
+            right += f"  {rate:>{RATE}}"
+        right += f"  {left:<{TIME}}"
+        place = f"{self.phase} {self.epoch}/{self.epochs}" if self.phase else "starting"
+        room = width - cell_len(place) - cell_len(right) - LEAST_BAR - 6
+        if room < LEAST_LABEL:
+            yield Text(shorten(f"{visible(self.name)}  {right.strip()}", width))
+            return
+        name = abridge(visible(self.name), min(room, LONGEST_LABEL))
+        cells = min(LONGEST_BAR, width - cell_len(name) - cell_len(place) - cell_len(right) - 6)
+        done = round(cells * self.share)
+        full, rest = ("#", "-") if options.ascii_only else ("━", "─")
+        bar = (full * done, "bar.complete"), (rest * (cells - done), "bar.back")
+        yield Text.assemble(f"{name}  {place}  ", *bar, f"  {right.rstrip()}")
+
+
+class BenchDisplay:
+    """Lines that are updated in place on a terminal; in a log, a line now and then.
+
+    Args:
+        console: Where to write; standard error by convention.
+        total: Runs of the bench.
+        done: Those that are complete already.
+        left: Seconds that the others take; None if not known.
+        clock: Seconds; only differences count.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        total: int,
+        done: int,
+        left: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.console = console
+        self.total, self.ended_runs = total, done
+        self.clock = clock
+        self.lines: dict[str, RunLine] = {}
+        self._left, self._left_at = left, clock()
+        self._shown_at: dict[str, float] = {}
+        self._notes: set[str] = set()
+        self._live: Live | None = None
+        if is_live(console):
+            self._live = Live(
+                console=console, get_renderable=lambda: self, transient=True,
+                refresh_per_second=1 / REFRESH_SECONDS, vertical_overflow="crop",
+            )  # fmt: skip
+            self._live.start(refresh=True)
+
+    def started(self, name: str) -> None:
+        """Show a line for it."""
+        self.lines[name] = RunLine(name)
+        self._shown_at[name] = self.clock()
+        if self._live is None:
+            self._say(f"{name}: started")
+
+    def progressed(self, name: str, message: Mapping[str, Any]) -> None:
+        """Update its line; in a log, one now and then."""
+        line = self.lines[name]
+        line.update(message)
+        now = self.clock()
+        if self._live is None and now - self._shown_at[name] >= LINE_SECONDS:
+            self._shown_at[name] = now
+            self._say(line.text())
+
+    def ended(self, name: str, text: str, *, left: float | None) -> None:
+        """Leave a line about it, and forget it."""
+        self.lines.pop(name, None)
+        self.ended_runs += 1
+        self._left, self._left_at = left, self.clock()
+        self._say(f"[{self.ended_runs}/{self.total}] {name}: {text}")
+
+    def note(self, text: str) -> None:
+        """One line; the same is not said twice."""
+        if text not in self._notes:
+            self._notes.add(text)
+            self._say(text)
+
+    def close(self) -> None:
+        """Take the lines away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the line for all runs, and one for each that is under way."""
+        yield Text(shorten(self.summary(), options.max_width), "dim")
+        yield from list(self.lines.values())
+
+    def summary(self) -> str:
+        """How far the bench is."""
+        left = ""
+        if self._left is not None:
+            seconds = max(0.0, self._left - (self.clock() - self._left_at))
+            left = f", about {duration(seconds)} left"
+        return f"{self.ended_runs} of {self.total} runs{left}"
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,161 @@
+"""How long a bench takes: by the runs that are finished, else by trying out a few steps.
+
+A run that takes its pre-training from another one is that much shorter.
+"""
+
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peerdg.errors import PeerdgError
+from peerdg.grid.folder import BenchFolder
+from peerdg.grid.plan import Group, Plan, PlannedRun
+from peerdg.report.result import RunResult
+from peerdg.report.runs import read_run
+from peerdg.run.forecast import Costs, PhaseCosts, RunPlan
+from peerdg.run.settings import RunConfig
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """Seconds of one run.
+
+    Args:
+        pretraining: Of the first phase.
+        rest: Of everything else.
+        measured: Whether that is what finished runs took; otherwise a few steps were tried.
+    """
+
+    pretraining: float
+    rest: float
+    measured: bool
+
+    @classmethod
+    def of_costs(cls, plan: RunPlan, costs: Costs) -> "RunTime":
+        """From what its parts cost."""
+        phases = {phase.name: costs.of_phase(phase) for phase in plan.phases}
+        pretraining = phases.pop("pretrain", 0.0)
+        return cls(pretraining, sum(phases.values()) + costs.finish, measured=False)
+
+    @classmethod
+    def of_runs(cls, runs: Sequence[RunResult]) -> "RunTime | None":
+        """From finished runs that nobody interrupted; None if there are none."""
+        found = [times for run in runs if (times := _times(run)) is not None]
+        if not found:
+            return None
+        pretraining, rest = (sum(part) / len(found) for part in zip(*found, strict=True))
+        return cls(pretraining, rest, measured=True)
+
+
+def _times(run: RunResult) -> tuple[float, float] | None:
+    """Seconds of pre-training and of everything else; None if they are not those of one process."""
+    kinds = [event["event"] for event in run.events]
+    if run.status != "done" or "resume" in kinds or "done" not in kinds:
+        return None
+    whole = float(next(e for e in run.events if e["event"] == "done").get("seconds", 0.0))
+    epochs = [e for e in run.events if e["event"] == "epoch" and e.get("phase") == "pretrain"]
+    pretraining = sum(float(e["seconds"]) for e in epochs)
+    trained_here = "shared_pretraining" not in kinds
+    return pretraining, max(0.0, whole - (pretraining if trained_here else 0.0))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far each run of a bench is.
+
+    Args:
+        results: The runs that were begun.
+    """
+
+    results: Mapping[str, RunResult]
+
+    @classmethod
+    def read(cls, bench: BenchFolder, plan: Plan, before: "Progress | None" = None) -> "Progress":
+        """From the run folders; a run that cannot be read counts as not begun.
+
+        Args:
+            bench: Where they are.
+            plan: Which they are.
+            before: An earlier reading, so that runs that were complete then are not read again.
+        """
+        results = {}
+        for run in plan.runs:
+            if before is not None and before.is_done(run):
+                results[run.name] = before.results[run.name]
+                continue
+            try:
+                results[run.name] = read_run(bench.run_folder(run))
+            except PeerdgError:
+                continue
+        return cls(results)
+
+    def is_done(self, run: PlannedRun) -> bool:
+        """Whether a run is complete."""
+        return run.name in self.results and self.results[run.name].status == "done"
+
+    def share(self, run: PlannedRun) -> float:
+        """The part of its main phase's epochs that is done."""
+        found = self.results.get(run.name)
+        if found is None:
+            return 0.0
+        epochs = [r["epoch"] for r in found.records if r.get("phase") == "train"]
+        return min(1.0, max(epochs, default=0) / max(1, run.config.train.epochs))
+
+    def of_group(self, group: Group) -> list[RunResult]:
+        """What was begun of a group, whatever the seed."""
+        return [r for name, r in self.results.items() if name.rpartition("-")[0] == group.name]
+
+
+def time_left(
+    plan: Plan,
+    progress: Progress,
+    times: Mapping[str, RunTime],
+    *,
+    jobs: int,
+    without: Container[str] = (),
+) -> float | None:
+    """Seconds until all runs are complete; None if nothing is known about one of them.
+
+    Runs at once share the cores, so this is a bound rather than a promise: it is what is left of
+    all runs, divided by their number at once.
+
+    Args:
+        plan: All runs.
+        progress: How far they are.
+        times: Of a run, by the name of its group.
+        jobs: Runs at once.
+        without: Names of runs that are given up.
+    """
+    to_do = [r for r in plan.runs if not progress.is_done(r) and r.name not in without]
+    if any(run.group.name not in times for run in to_do):
+        return None
+    pretrained = {_pretraining_of(run.config) for run in plan.runs if progress.is_done(run)}
+    seconds = []
+    for run in to_do:
+        time, share, key = times[run.group.name], progress.share(run), _pretraining_of(run.config)
+        first = key not in pretrained and not share
+        pretrained.add(key)
+        seconds.append((time.pretraining if first else 0.0) + (1 - share) * time.rest)
+    return max(sum(seconds) / jobs, max(seconds, default=0.0))
+
+
+def count_pretrainings(runs: Iterable[PlannedRun]) -> int:
+    """How many different pre-trainings runs begin with."""
+    return len({_pretraining_of(run.config) for run in runs if run.config.pretrain.epochs})
+
+
+def _pretraining_of(config: RunConfig) -> str:
+    """What decides a pre-training, of runs on the same data; all of its own if it is not shared."""
+    tables = config.tables()
+    names = ("pretrain", "transform", "backbone", "weights", "seed", "precision", "compile")
+    parts: list[Any] = [tables.get(name) for name in names]
+    if config.method_settings.adapts_before == "pretrain" or not config.share_pretraining:
+        parts.append(tables)
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def costs_from_json(value: Mapping[str, Any]) -> Costs:
+    """Costs as `dataclasses.asdict` wrote them."""
+    phases = {name: PhaseCosts(**costs) for name, costs in value["phases"].items()}
+    return Costs(phases, evaluation=value["evaluation"], finish=value["finish"])

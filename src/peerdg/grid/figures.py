@@ -1,0 +1,196 @@
+"""A bench as pictures: differences to the reference, and accuracy against fluctuation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peerdg.grid.table import BenchTable, Row
+from peerdg.report.figures import COLORS, pyplot, save_figure
+from peerdg.text import visible
+
+# Okabe-Ito: above, below, not told apart. Marks differ too, for those who see no colors.
+ABOVE, BELOW, OPEN = "#0072B2", "#D55E00", "#595959"
+_ROW_INCHES = 0.36
+_LOGARITHMIC = 10.0  # ratio of the largest to the smallest value
+# Places of a label around its point, in points, the nearest first; the first that is free is taken.
+_PLACES = [
+    (
+        side * (6 + far // 4),
+        up * far,
+        "left" if side > 0 else "right",
+        "bottom" if up > 0 else "top",
+    )
+    for far in range(4, 200, 12)
+    for up in (1, -1)
+    for side in (1, -1)
+]
+
+
+def differences_figure(table: BenchTable, path: Path) -> bool:
+    """A forest plot: each method's difference to the reference, the best on top.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    rows = [row for row in table.rows if row.difference is not None]
+    rows.sort(key=lambda row: (row.difference.mean if row.difference else 0.0, row.method))
+    if not rows:
+        return False
+    reference = next(row for row in table.rows if row.method == table.reference)
+    plot = pyplot()
+    figure, axis = plot.subplots(figsize=(7.6, 1.5 + _ROW_INCHES * len(rows)), layout="constrained")
+    axis.axvline(0, color="#000000", lw=1)
+    for place, row in enumerate(rows):
+        _draw_difference(axis, place, row, reference)
+    axis.set_yticks(range(len(rows)), [visible(row.label) for row in rows])
+    for tick in axis.get_yticklabels():
+        tick.set_parse_math(False)
+    axis.set_ylim(-0.7, len(rows) - 0.3)
+    axis.grid(axis="x", alpha=0.25)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    axis.set_xlabel(f"{table.score}: points above or below {visible(table.reference)}")
+    seeds = f"{table.pairs} seeds" if table.pairs > 1 else "one seed"
+    axis.set_title(
+        f"{visible(table.data)}: difference to {visible(table.reference)}, mean of {seeds}\n"
+        "line: 95 % bootstrap interval; dots: single seeds; filled: interval without 0",
+        loc="left", fontsize=9.5, parse_math=False,
+    )  # fmt: skip
+    save_figure(figure, path, dpi=160)
+    return True
+
+
+def _draw_difference(axis: Any, place: int, row: Row, reference: Row) -> None:
+    found = row.difference
+    if found is None:
+        return
+    color, is_clear = OPEN, False
+    if found.low is not None and found.high is not None:
+        is_clear = found.low > 0 or found.high < 0
+        color = OPEN if not is_clear else ABOVE if found.mean > 0 else BELOW
+        axis.plot([found.low, found.high], [place, place], color=color, lw=2, zorder=2)
+    common = row.by_seed.keys() & reference.by_seed.keys()
+    single = [row.by_seed[seed] - reference.by_seed[seed] for seed in sorted(common)]
+    axis.plot(single, [place - 0.22] * len(single), ".", color=color, alpha=0.5, ms=4, zorder=1)
+    axis.plot(
+        [found.mean], [place], "D", color=color, ms=6.5, mew=1.5, zorder=3,
+        markerfacecolor=color if is_clear else "white",
+    )  # fmt: skip
+    axis.annotate(
+        f"{found.mean:+.1f}", (1.01, place), xycoords=("axes fraction", "data"),
+        va="center", fontsize=9, color=color, annotation_clip=False,
+    )  # fmt: skip
+
+
+def steadiness_figure(table: BenchTable, path: Path) -> bool:
+    """Accuracy against fluctuation, a point for each method: up and left is better.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    rows = [row for row in table.rows if row.fluctuation is not None and row.score is not None]
+    if not rows:
+        return False
+    plot = pyplot()
+    figure, axis = plot.subplots(figsize=(7.6, 4.6), layout="constrained")
+    points = [(_mean(row.fluctuation), _mean(row.score)) for row in rows]
+    for number, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
+        axis.errorbar(
+            x, y, xerr=_std(row.fluctuation, x), yerr=_std(row.score), fmt="o",
+            color=_color(number), ecolor=_color(number, alpha=0.45), ms=6, elinewidth=0.9,
+        )  # fmt: skip
+    if min(x for x, _ in points) > 0 and _ratio(points) > _LOGARITHMIC:
+        axis.set_xscale("log")
+    axis.margins(0.12)
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("fluctuation: variance of target accuracy over training, lower is steadier")
+    axis.set_ylabel(f"{table.score}, %")
+    axis.set_title(
+        f"{visible(table.data)}: accuracy against fluctuation of the deployed network\n"
+        "mean over seeds, lines: standard deviation; best is up and to the left",
+        loc="left", fontsize=9.5, parse_math=False,
+    )  # fmt: skip
+    name_points(figure, axis, [row.label for row in rows], points)
+    save_figure(figure, path, dpi=160)
+    return True
+
+
+def name_points(
+    figure: Any, axis: Any, labels: Sequence[str], points: Sequence[tuple[float, float]]
+) -> list[Any]:
+    """Write a name beside each point, where it covers no other name and no other point.
+
+    Returns:
+        The labels' boxes, in pixels.
+    """
+    from matplotlib.text import Text
+
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    marks = [_around(axis.transData.transform(point)) for point in points]
+    inside = axis.get_window_extent(renderer)
+    taken: list[Any] = []
+    for number, (label, point) in enumerate(zip(labels, points, strict=True)):
+        others = [*taken, *(mark for n, mark in enumerate(marks) if n != number)]
+        tried = []
+        for dx, dy, horizontal, vertical in _PLACES:
+            text = axis.annotate(
+                visible(label), point, xytext=(dx, dy), textcoords="offset points",
+                ha=horizontal, va=vertical, fontsize=9, color=_color(number), parse_math=False,
+                arrowprops=_line(number) if abs(dy) > 8 else None, annotation_clip=False,
+            )  # fmt: skip
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer)  # without its line to the point
+            cover = sum(_overlap(box, other) for other in others) + _outside(box, inside)
+            tried.append((cover, text, box))
+            if cover == 0:
+                break
+        best = min(range(len(tried)), key=lambda n: tried[n][0])
+        for n, (_, text, _) in enumerate(tried):
+            if n != best:
+                text.remove()
+        taken.append(tried[best][2])
+    return taken
+
+
+def _around(point: Any) -> Any:
+    from matplotlib.transforms import Bbox
+
+    x, y = point
+    return Bbox.from_extents(x - 5, y - 5, x + 5, y + 5)
+
+
+def _overlap(a: Any, b: Any) -> float:
+    """The area that two boxes share."""
+    width = min(a.x1, b.x1) - max(a.x0, b.x0)
+    height = min(a.y1, b.y1) - max(a.y0, b.y0)
+    return float(width * height) if width > 0 and height > 0 else 0.0
+
+
+def _outside(box: Any, room: Any) -> float:
+    """The area of a box that is not in the room."""
+    return float(box.width * box.height) - _overlap(box, room)
+
+
+def _line(number: int) -> dict[str, Any]:
+    return {"arrowstyle": "-", "color": _color(number), "lw": 0.6, "shrinkA": 0, "shrinkB": 3}
+
+
+def _color(number: int, *, alpha: float = 1.0) -> str:
+    return f"{COLORS[number % len(COLORS)]}{round(255 * alpha):02x}"
+
+
+def _mean(found: Any) -> float:
+    return float(found.mean)
+
+
+def _std(found: Any, most: float | None = None) -> float:
+    """The length of an error bar; on a logarithmic axis it must not reach 0."""
+    std = float(found.std or 0.0)
+    return std if most is None else min(std, 0.9 * most)
+
+
+def _ratio(points: Sequence[tuple[float, float]]) -> float:
+    values = [x for x, _ in points]
+    return max(values) / min(values)

@@ -1,0 +1,212 @@
+"""The folder of a bench.
+
+    bench.toml       methods, seeds and the options of all runs
+    runs/            a run folder for each group of methods and seed
+    logs/            what the process of each run wrote to standard error
+    report.md        table, figures, records: made anew at the end of each call
+
+One process works in it at a time; the runs are what is finished and what is not, nothing else
+remembers it.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from peerdg.config import read_toml
+from peerdg.errors import ConfigError, DamagedError, OutputError
+from peerdg.files import (
+    TEMPORARY,
+    refuse_entry,
+    refuse_hard_link,
+    remove,
+    replace_atomically,
+    require_real_folder,
+    writing,
+)
+from peerdg.grid.plan import Plan, PlannedRun, make_plan, plan_changes
+from peerdg.run.folder import RunFolder, read_run_config
+from peerdg.run.lock import LOCK, OWNER, FolderLock
+from peerdg.run.settings import refuse_difference, resolve
+from peerdg.schema import conform
+
+FORMAT = 1
+_LOCK = "bench"
+_OURS = (f"{_LOCK}{LOCK}", f"{_LOCK}{OWNER}", TEMPORARY)
+_HINT = "Restore it, or start anew with --overwrite."
+
+Existing = Literal["resume", "overwrite"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """What `bench.toml` must have besides options."""
+
+    format: int
+    methods: list[str]
+    seeds: list[int]
+
+
+class BenchFolder:
+    """The folder of a bench; `open` takes it for this process, until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.options_file = path / "bench.toml"
+        self.runs = path / "runs"
+        self.logs = path / "logs"
+        self._lock = FolderLock(path, _LOCK)
+
+    @classmethod
+    def open(cls, path: Path, plan: Plan, *, existing: Existing = "resume") -> "BenchFolder":
+        """Take the folder for a bench with `plan`; go on with the one that is there.
+
+        Raises:
+            OutputError: If it cannot be written, or holds something else.
+            RunInUseError: If another bench works in it.
+            ConfigError: If it was made with other options, with the difference.
+            DamagedError: If it holds links where files belong, or `bench.toml` is damaged.
+        """
+        bench = cls(path)
+        bench._refuse_links()
+        bench._require_bench_or_nothing()
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        bench._lock.acquire()
+        try:
+            if existing == "overwrite":
+                bench._clear()
+            bench._begin(plan)
+        except BaseException:
+            bench.close()
+            raise
+        return bench
+
+    def close(self) -> None:
+        """Let other processes have it; a folder in which nothing was begun is left as found."""
+        keep = self.holds_bench
+        self._lock.release(keep_file=keep)
+        if not keep:
+            with contextlib.suppress(OSError):  # it was there before, with something in it
+                self.path.rmdir()
+
+    @property
+    def holds_bench(self) -> bool:
+        """Whether a bench was started here."""
+        return os.path.lexists(self.options_file)
+
+    def run_folder(self, run: PlannedRun) -> Path:
+        """Where a run is."""
+        return self.runs / run.name
+
+    def log_file(self, run: PlannedRun) -> Path:
+        """Where its process writes what is wrong."""
+        return self.logs / f"{run.name}.log"
+
+    def check(self, plan: Plan) -> None:
+        """Refuse to go on with a bench that has other options, or runs that have.
+
+        Raises:
+            ConfigError: With the difference.
+            DamagedError: If `bench.toml` or a run is damaged.
+        """
+        self._refuse_links()
+        if self.holds_bench:
+            self._refuse_other_options(plan)
+            for run in plan.runs:
+                self._refuse_other_run(run)
+
+    def require_free(self) -> None:
+        """Refuse a folder that another bench works in, before anything is prepared.
+
+        Raises:
+            RunInUseError: If there is one.
+        """
+        if self.holds_bench and self._lock.is_held:
+            self._lock.acquire()  # raises, with the name of the process
+            self._lock.release()  # it has ended in between
+
+    def is_done(self, run: PlannedRun) -> bool:
+        """Whether a run is complete."""
+        return RunFolder(self.run_folder(run)).done
+
+    def is_complete(self, plan: Plan) -> bool:
+        """Whether all runs are."""
+        return self.holds_bench and all(map(self.is_done, plan.runs))
+
+    def _refuse_links(self) -> None:
+        with writing(self.path):  # its name may be too long even to look at it
+            for name in (*_OURS, self.options_file.name):
+                refuse_entry(self.path / name)
+            refuse_hard_link(self._lock.file)
+            for folder in (self.runs, self.logs):
+                require_real_folder(folder)
+
+    def _require_bench_or_nothing(self) -> None:
+        with writing(self.path):
+            if self.holds_bench or not os.path.lexists(self.path):
+                return
+            foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(_OURS)]
+        if foreign:
+            raise OutputError(
+                f"{self.path} is not empty and holds no bench (it has '{sorted(foreign)[0]}').",
+                hint="Choose a new or empty folder with --out.",
+            )
+
+    def _begin(self, plan: Plan) -> None:
+        if self.holds_bench:
+            self.check(plan)
+            return
+        tables: dict[str, Any] = {"format": FORMAT, "methods": plan.methods, "seeds": plan.seeds}
+        with replace_atomically(self.options_file) as temporary:
+            temporary.write_text(tomli_w.dumps({**tables, **_storable(plan.options)}), "utf-8")
+
+    def _refuse_other_options(self, plan: Plan) -> None:
+        old = self._stored_plan()
+        if changes := plan_changes(old, plan):
+            raise ConfigError(
+                f"{self.path} holds a bench with other options:\n  "
+                + "\n  ".join(map(str, changes)),
+                hint="Repeat the command that it was started with, choose another --out folder, "
+                "or start anew with --overwrite.",
+            )
+
+    def _stored_plan(self) -> Plan:
+        try:
+            tables = read_toml(self.options_file, follow_links=False)
+        except ConfigError as error:
+            raise DamagedError(error.message, hint=_HINT) from error
+        stored = conform(_Stored, tables, self.options_file, hint=_HINT)
+        if stored.format != FORMAT:
+            raise DamagedError(
+                f"{self.options_file} has format {stored.format}; this version of peerdg reads "
+                f"{FORMAT}.",
+                hint=_HINT,
+            )
+        options = {k: v for k, v in tables.items() if k not in ("format", "methods", "seeds")}
+        return make_plan(options, methods=stored.methods, seeds=stored.seeds)
+
+    def _refuse_other_run(self, run: PlannedRun) -> None:
+        """A run whose options are not the plan's would end, or has ended, as another one."""
+        folder = self.run_folder(run)
+        if RunFolder(folder).holds_run:
+            refuse_difference(resolve(read_run_config(folder)), run.config)
+
+    def _clear(self) -> None:
+        """Remove everything that a bench makes."""
+        for folder in (self.runs, self.logs):
+            remove(folder)
+        remove(self.options_file)  # last: until here the folder still says that it holds a bench
+
+
+def _storable(options: Any) -> Any:
+    """Options as TOML can hold them."""
+    if isinstance(options, dict):
+        return {k: _storable(v) for k, v in options.items() if v is not None}
+    is_sequence = isinstance(options, Sequence) and not isinstance(options, str)
+    return [_storable(value) for value in options] if is_sequence else options

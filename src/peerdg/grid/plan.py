@@ -1,0 +1,304 @@
+"""What a bench trains: which runs there are, and from which of them each method has its row.
+
+Averages only watch a training, so methods that differ in nothing but the average they deploy come
+from one run that is watched by all of them; the network of that run is the method without an
+average. Free of torch, so that a misspelt method is answered at once.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from peerdg.averages.settings import KINDS, OPTIONS_OF
+from peerdg.config import Change, did_you_mean, difference
+from peerdg.data.registry import BENCHMARKS, OWN_DATA
+from peerdg.errors import ConfigError
+from peerdg.methods.recipes import RECIPES
+from peerdg.methods.registry import method_names, settings_of
+from peerdg.run.settings import MAY_CHANGE, RunConfig, resolve
+
+_DECIDED_BY_BENCH = {
+    "method": "--methods", "recipe": "--methods", "seed": "--seeds", "train_seed": "--seeds",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Member:
+    """A method of a bench.
+
+    Args:
+        method: Its name, as it was asked for.
+        config: What `peerdg train --method` runs for it; the seed is that of any run.
+    """
+
+    method: str
+    config: RunConfig
+
+    @property
+    def average(self) -> str | None:
+        """The average that it deploys, if one was asked for."""
+        return next(iter(self.config.average.kind), None)
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """All averages that watch its training, as they are observed."""
+        return (*self.config.average.kind, *self.config.average.also)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training.
+
+    Args:
+        name: Of its folder.
+        config: All its options.
+        group: The methods that have their rows from it.
+    """
+
+    name: str
+    config: RunConfig
+    group: "Group"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Methods that come from the same run of each seed.
+
+    Args:
+        members: One, or several that differ only in the average they deploy.
+    """
+
+    members: tuple[Member, ...]
+
+    @property
+    def name(self) -> str:
+        """Their names, the one without an average first."""
+        return "+".join(member.method for member in self.members)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one run is several methods."""
+        return len(self.members) > 1
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The run: the method's own, or one that all averages watch."""
+        first = self.members[0].config
+        if not self.is_shared:
+            return first
+        averages = [member.config.average for member in self.members]
+        together: dict[str, Any] = {
+            "kind": tuple(dict.fromkeys(kind for a in averages for kind in a.kind)),
+            "also": tuple(dict.fromkeys(window for a in averages for window in a.also)),
+        }
+        for average in averages:
+            names = [name for kind in average.kind for name in OPTIONS_OF[kind]]
+            together |= {name: getattr(average, name) for name in names}
+        return replace(first, recipe=None, average=replace(first.average, **together))
+
+    def run(self, seed: int) -> PlannedRun:
+        """Its run with this seed."""
+        return PlannedRun(f"{self.name}-{seed}", replace(self.config, seed=seed), self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A grid of methods and seeds.
+
+    Args:
+        methods: In the order of the table.
+        seeds: Each method is trained with all of them.
+        options: What all runs are given, nested as in a config file.
+        members: The methods with their options.
+        notes: What was chosen for images of one's own, and why.
+    """
+
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    options: Mapping[str, Any]
+    members: Mapping[str, Member]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Methods by the run they come from, in the order of the first of each."""
+        found: dict[tuple[str, int], list[Member]] = {}
+        for member in self.members.values():
+            text, copy = _training_of(member.config), 0
+            # Of two methods with one kind of average, and other options of it, each has its run.
+            while member.average in {m.average for m in found.get((text, copy), ())}:
+                copy += 1
+            found.setdefault((text, copy), []).append(member)
+        return tuple(Group(tuple(sorted(group, key=_place))) for group in found.values())
+
+    @cached_property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """Every training, all groups of a seed before the next seed."""
+        return tuple(group.run(seed) for seed in self.seeds for group in self.groups)
+
+    @property
+    def data(self) -> str:
+        """Name of the data set."""
+        return next(iter(self.members.values())).config.benchmark
+
+
+def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequence[int]) -> Plan:
+    """The plan of a bench; everything that can be refused without looking at data is refused here.
+
+    Args:
+        options: What all runs are given, nested as in a config file: data, budget, sections. The
+            section of a method is for the methods that train by it.
+        methods: Objectives and recipes.
+        seeds: Which seeds.
+
+    Raises:
+        ConfigError: For an unknown method (with the nearest name), one that is named twice, or
+            options that do not fit.
+    """
+    _check_methods(methods)
+    _check_seeds(seeds)
+    _check_options(options, methods)
+    members, notes = {}, {}
+    for method in methods:
+        config, chosen = _resolve({**_options_of(method, options), "method": method})
+        if config.name != method:
+            raise ConfigError(
+                f"With these options, '{method}' is not what its name stands for: its average or "
+                "augmentation is given.",
+                hint=f"Leave them out, or leave '{method}' out of --methods.",
+            )
+        members[method] = Member(method, config)
+        notes.update(dict.fromkeys(chosen))
+    return Plan(tuple(methods), tuple(seeds), dict(options), members, tuple(notes))
+
+
+def plan_changes(old: Plan, new: Plan) -> list[Change]:
+    """What differs between two plans and decides results; the order of methods does not."""
+    changes = []
+    if sorted(old.methods) != sorted(new.methods):
+        changes.append(Change("methods", ",".join(old.methods), ",".join(new.methods)))
+    if old.seeds != new.seeds:
+        changes.append(Change("seeds", _numbers(old.seeds), _numbers(new.seeds)))
+    found: dict[str, Change] = {}
+    for method in old.members.keys() & new.members.keys():
+        before, now = (plan.members[method].config.tables() for plan in (old, new))
+        found |= {c.key: c for c in difference(before, now) if c.key not in MAY_CHANGE}
+    return [*changes, *(found[key] for key in sorted(found))]
+
+
+def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
+    """The config of one method, and what its images decided in it."""
+    if options.get("benchmark") == OWN_DATA:
+        from peerdg.run.own import resolve_own  # looks at images, so it imports torch
+
+        config, choices = resolve_own(options)
+        return config, choices.explain(config.tables())
+    config = resolve(options)
+    BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
+    return config, []
+
+
+def _training_of(config: RunConfig) -> str:
+    """All that decides what is trained; averages that only watch do not.
+
+    A method with an average of its own learns from it, so its kind stays part of the text.
+    """
+    tables = config.tables(unset=True)
+    del tables["recipe"]
+    if config.method_settings.own_average is None:
+        del tables["average"]
+    return json.dumps(tables, sort_keys=True, default=str)
+
+
+def _place(member: Member) -> int:
+    """In a group: the network itself, then averages in the order of their list."""
+    return -1 if member.average is None else list(KINDS).index(member.average)
+
+
+def _objective(method: str) -> str:
+    return RECIPES[method].method if method in RECIPES else method
+
+
+def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the options is for this method: not the sections of others."""
+    others = {*method_names()} - {_objective(method)}
+    own = {key: value for key, value in options.items() if key not in others}
+    if isinstance(own.get("average"), Mapping):
+        own["average"] = _average_options(method, own["average"])
+    return own
+
+
+def _average_of(method: str) -> str | None:
+    """The kind of average that a method deploys, if it does."""
+    recipe = RECIPES.get(method)
+    asked = None if recipe is None else recipe.average
+    return asked or settings_of(_objective(method)).own_average
+
+
+def _average_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the options of averages is for the one that this method has, if it has one."""
+    kind = _average_of(method)
+    if kind is None:
+        return {}
+    others = {name for other, names in OPTIONS_OF.items() if other != kind for name in names}
+    return {name: value for name, value in options.items() if name not in others}
+
+
+def _check_methods(methods: Sequence[str]) -> None:
+    known = (*method_names(), *RECIPES)
+    if not methods:
+        raise ConfigError("No method is given.", hint="Name some with --methods a,b,c.")
+    for method in methods:
+        if method not in known:
+            raise ConfigError(f"Unknown method '{method}'.", hint=did_you_mean(method, known))
+    if twice := _repeated(methods):
+        raise ConfigError(f"The method '{twice}' is named twice.", hint="Name each of them once.")
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds or min(seeds) < 0:
+        raise ConfigError("A bench needs at least one seed, and no seed below 0.")
+    if (twice := _repeated(seeds)) is not None:
+        raise ConfigError(f"The seed {twice} is named twice.")
+
+
+def _check_options(options: Mapping[str, Any], methods: Sequence[str]) -> None:
+    for key, flag in _DECIDED_BY_BENCH.items():
+        if key in options:
+            raise ConfigError(f"'{key}' is decided by {flag}.")
+    if options.get("average", {}).get("kind"):
+        raise ConfigError(
+            "'average.kind' is decided by --methods.",
+            hint="Name the methods that deploy an average; `peerdg methods` lists them.",
+        )
+    kinds = set(map(_average_of, methods))
+    for kind, names in OPTIONS_OF.items():
+        for name in {*names} & {*options.get("average", {})} if kind not in kinds else ():
+            raise ConfigError(
+                f"average.{name} is an option of the average '{kind}', which no method of the "
+                "bench has.",
+                hint=f"Leave average.{name} out, or name a method with that average.",
+            )
+    used = {_objective(method) for method in methods}
+    unused = [key for key in options if key in method_names() and key not in used]
+    if unused:
+        raise ConfigError(
+            f"Options of '{unused[0]}' are given, but no method of the bench trains by it.",
+            hint=f"Remove them, or add it: --methods {','.join((*methods, unused[0]))}",
+        )
+
+
+def _repeated(values: Iterable[Any]) -> Any:
+    """The first value that was there before; None if there is none."""
+    seen = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ",".join(map(str, values))

@@ -1,0 +1,106 @@
+"""Write the results of a bench: page, table as LaTeX and CSV, figures, and the records behind."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.evaluate.paired import RESAMPLES
+from peerdg.files import remove, replace_atomically
+from peerdg.grid.children import Failure
+from peerdg.grid.figures import differences_figure, steadiness_figure
+from peerdg.grid.table import BenchTable
+from peerdg.report.comparison import PAGE, details, opening, write_records
+from peerdg.report.result import RunResult
+from peerdg.report.tables import targets_table
+from peerdg.text import markdown_text
+
+DIFFERENCES, STEADINESS = "differences.png", "steadiness.png"
+LATEX, CSV = "table.tex", "table.csv"
+
+
+def write_bench(
+    table: BenchTable,
+    runs: Sequence[RunResult],
+    folder: Path,
+    *,
+    title: str,
+    failures: Mapping[str, Failure] | None = None,
+) -> Path:
+    """Write `report.md` and everything beside it; returns the page.
+
+    Args:
+        table: The numbers.
+        runs: The run of each method and seed.
+        folder: Where to.
+        title: Of the page.
+        failures: Why runs failed, by their names.
+
+    Raises:
+        ConfigError: If the runs cannot stand side by side.
+    """
+    write_records(runs, folder, title=title)
+    figures = {
+        DIFFERENCES: differences_figure(table, folder / DIFFERENCES),
+        STEADINESS: steadiness_figure(table, folder / STEADINESS),
+    }
+    for name, is_drawn in figures.items():
+        if not is_drawn:
+            remove(folder / name)  # of an earlier call that had something to draw
+    page = bench_page(
+        table, runs, title=title, failures=failures, figures=[n for n in figures if figures[n]]
+    )
+    for name, text in {LATEX: table.latex(), CSV: table.csv(), PAGE: page}.items():
+        with replace_atomically(folder / name) as temporary:
+            temporary.write_text(text, "utf-8")
+    return folder / PAGE
+
+
+def bench_page(
+    table: BenchTable,
+    runs: Sequence[RunResult],
+    *,
+    title: str,
+    failures: Mapping[str, Failure] | None = None,
+    figures: Sequence[str] = (),
+) -> str:
+    """The page as Markdown."""
+    captions = {
+        DIFFERENCES: f"Difference of each method to {table.reference}, with its interval",
+        STEADINESS: "Accuracy against fluctuation, a point for each method",
+    }
+    pictures = [f"![{markdown_text(captions[name])}]({name})\n" for name in figures]
+    notes = [f"- {markdown_text(note)}" for note in table.notes()]
+    failed = [
+        f"- {markdown_text(f'The run {name} failed: {failure.message}')}"
+        for name, failure in (failures or {}).items()
+    ]
+    return "\n".join([
+        *opening(runs, title=title),
+        *pictures[:1],
+        table.table().markdown(),
+        *([*notes, *failed, ""] if notes or failed else []),
+        markdown_text(explanation(table)),
+        "",
+        *pictures[1:],
+        *([targets_table(runs).markdown()] if any(run.targets for run in runs) else []),
+        *details(runs),
+    ])  # fmt: skip
+
+
+def explanation(table: BenchTable) -> str:
+    """What the columns of the table mean."""
+    costs = (
+        ""
+        if table.plain is None
+        else f" The columns with × are per-step time and memory relative to {table.plain}."
+    )
+    return (
+        "Accuracy in percent of the deployed network after the last epoch: mean ± standard "
+        f"deviation over seeds. The difference to {table.reference} is of runs with the same seed, "
+        f"with a 95 % bootstrap interval over seeds (BCa, {RESAMPLES:,} resamples). Fluctuation is "
+        "the variance of the deployed network's target accuracy over training, the first "
+        f"{BURN_IN_PERIODS} periods left out, mean over targets. 'by source-val' is the target "
+        "mean of the epoch that is best on the source's validation images, and regret how far it "
+        "stays behind the best epoch, which only the targets would show. Seconds are those of "
+        f"training epochs, MB the peak memory of the run's process.{costs}"
+    )

@@ -1,0 +1,248 @@
+"""Train the runs of a bench, some at once, each in a process of its own.
+
+What one of them does, be it a NaN or a process that is killed, is reported and stops no other. A
+signal stops all of them; each saves its state, and the next call goes on from there.
+"""
+
+import os
+import queue
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from peerdg.errors import PeerdgError, Stopped
+from peerdg.grid.children import Child, Children, Failure
+from peerdg.grid.display import Shown
+from peerdg.grid.estimate import Progress, RunTime, time_left
+from peerdg.grid.folder import BenchFolder
+from peerdg.grid.plan import Group, Plan, PlannedRun
+from peerdg.run.forecast import duration
+from peerdg.train.signals import StopRequest, stop_on_signals
+
+LOOK_SECONDS = 0.2  # between two looks at the stop request
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is known about the time of each group's runs.
+
+    Args:
+        times: By the group's name.
+        costs: Of the parts of its runs, where they were measured, as JSON has them.
+    """
+
+    times: Mapping[str, RunTime] = field(default_factory=dict)
+    costs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def cores() -> int:
+    """How many this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def threads_each(jobs: int, given: int | None = None) -> int | None:
+    """CPU threads of each of so many runs at once; None leaves it to torch, for one."""
+    if given is not None or jobs == 1:
+        return given
+    return max(1, cores() // jobs)
+
+
+def estimate(
+    plan: Plan, progress: Progress, *, threads: int | None, note: Callable[[str], None]
+) -> Estimate:
+    """How long the runs of each group take: as finished ones took, else by trying a few steps.
+
+    Raises:
+        PeerdgError: If the data or a network cannot be used; nothing was trained then.
+    """
+    to_do = [g for g in plan.groups if not all(progress.is_done(g.run(s)) for s in plan.seeds)]
+    times = {g.name: t for g in to_do if (t := RunTime.of_runs(progress.of_group(g))) is not None}
+    unknown = [group for group in to_do if group.name not in times]
+    costs: dict[str, Any] = {}
+    if unknown:
+        found = _measured(unknown, plan.seeds[0], threads, note)
+        for group, answer in zip(unknown, found, strict=True):
+            costs[group.name] = answer["costs"]
+            if answer["costs"] is not None:
+                times[group.name] = RunTime(**answer["time"])
+    return Estimate(times, costs)
+
+
+def _measured(
+    groups: Sequence[Group], seed: int, threads: int | None, note: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """What a process of its own measures for each group; memory it takes is free again."""
+    configs = [replace(group.run(seed).config, threads=threads).tables() for group in groups]
+    children = Children(threads)
+    answers: list[dict[str, Any]] = []
+    with stop_on_signals() as stop:
+        child = children.start("measure", {"job": "measure", "configs": configs})
+        try:
+            for message in _messages(children, stop):
+                if message is None or message["kind"] == "end":
+                    break
+                if message["kind"] == "costs":
+                    answers.append(message)
+                elif message["kind"] == "failed":
+                    child.failure = _failure(message)
+                elif message["kind"] == "note":
+                    note(message["text"])
+            if stop:
+                child.kill()
+                _raise_stopped(stop, "Stopped before anything was trained.")
+            failure = child.outcome()
+        finally:
+            child.kill()
+    if failure is not None:
+        raise error_of(failure)
+    return answers
+
+
+def _messages(children: Children, stop: StopRequest) -> Any:
+    """Messages of all processes; None once a signal asks to stop."""
+    while not stop:
+        try:
+            yield children.messages.get(timeout=LOOK_SECONDS)[1]
+        except queue.Empty:
+            continue
+    yield None
+
+
+def error_of(failure: Failure) -> PeerdgError:
+    """The error that a process ended with, to be raised in this one."""
+    error = PeerdgError(failure.message, hint=failure.hint)
+    error.exit_code = failure.code
+    return error
+
+
+@dataclass
+class Work:
+    """Trains what is not finished.
+
+    Args:
+        plan: What to train.
+        bench: The folder, held by this process.
+        estimate: The time of each run.
+        jobs: Runs at once.
+        threads: CPU threads of each; None leaves it to torch.
+        shown: Receives what happens.
+        describe: A finished run in a few words, e.g. its accuracy.
+    """
+
+    plan: Plan
+    bench: BenchFolder
+    estimate: Estimate
+    jobs: int
+    threads: int | None
+    shown: Shown
+    describe: Callable[[Path], str]
+    failures: dict[str, Failure] = field(default_factory=dict)
+    _running: dict[str, tuple[PlannedRun, Child]] = field(default_factory=dict)
+    _progress: Progress | None = None
+
+    def train(self) -> dict[str, Failure]:
+        """Train all runs that are not complete.
+
+        Returns:
+            Why each run that failed has failed.
+
+        Raises:
+            Stopped: If a signal asked for it; all runs under way have saved their state.
+        """
+        self._children = Children(self.threads)
+        pending = deque(run for run in self.plan.runs if not self.bench.is_done(run))
+        with stop_on_signals() as stop:
+            try:
+                while pending or self._running:
+                    while pending and len(self._running) < self.jobs:
+                        self._start(pending.popleft())
+                    self._listen()
+                    if stop:
+                        self._stop_all(stop)
+            finally:
+                for _, child in self._running.values():
+                    child.kill()
+        return self.failures
+
+    def _start(self, run: PlannedRun) -> None:
+        job = {
+            "job": "train",
+            "config": replace(run.config, threads=self.threads or run.config.threads).tables(),
+            "out": str(self.bench.run_folder(run)),
+            "costs": self.estimate.costs.get(run.group.name),
+        }
+        child = self._children.start(run.name, job, self.bench.log_file(run))
+        self._running[run.name] = (run, child)
+        self.shown.started(run.name)
+
+    def _listen(self) -> None:
+        """Handle one message, if there is one."""
+        try:
+            name, message = self._children.messages.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            return
+        run, child = self._running[name]
+        match message.get("kind"):
+            case "progress":
+                self.shown.progressed(name, message)
+            case "note":
+                self.shown.note(str(message["text"]))
+            case "failed":
+                child.failure = _failure(message)
+            case "end":
+                self._end(run, child)
+
+    def _end(self, run: PlannedRun, child: Child) -> None:
+        del self._running[run.name]
+        failure = child.outcome()
+        if failure is not None:
+            self.failures[run.name] = failure
+            text = f"failed: {failure.message}"
+        else:
+            text = self.describe(self.bench.run_folder(run))
+        self.shown.ended(run.name, text, left=self._time_left())
+
+    def _time_left(self) -> float | None:
+        self._progress = Progress.read(self.bench, self.plan, self._progress)
+        return time_left(
+            self.plan, self._progress, self.estimate.times, jobs=self.jobs, without=self.failures
+        )
+
+    def _stop_all(self, stop: StopRequest) -> None:
+        """Let every run save its state.
+
+        Raises:
+            Stopped: Always, with how to go on.
+        """
+        self.shown.note(f"Stopping: {len(self._running)} runs save their state.")
+        for _, child in self._running.values():
+            child.stop()
+        while self._running:  # a second Ctrl-C raises KeyboardInterrupt here
+            try:
+                name, message = self._children.messages.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                continue
+            if message.get("kind") == "end":
+                self._running.pop(name)[1].close()
+        done = sum(map(self.bench.is_done, self.plan.runs))
+        _raise_stopped(
+            stop,
+            f"Stopped with {done} of {len(self.plan.runs)} runs complete, the others saved. "
+            "Go on by giving the same command again.",
+        )
+
+
+def _failure(message: Mapping[str, Any]) -> Failure:
+    return Failure(str(message["message"]), message.get("hint"), int(message.get("code", 1)))
+
+
+def _raise_stopped(stop: StopRequest, message: str) -> None:
+    raise Stopped(message, signal_number=stop.signal_number or 2)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A duration, or that it is not known."""
+    return "unknown" if seconds is None else duration(seconds)

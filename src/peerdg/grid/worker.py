@@ -1,0 +1,225 @@
+"""The process of one run: `python -m peerdg.grid.worker`, started by a bench.
+
+A job comes as one line of JSON on standard input, messages go to standard output as lines of JSON,
+tracebacks to standard error. The bench keeps standard input open as long as it lives: when it
+ends, however that happens, the run saves its state and ends, too. So a run that crashes, or is
+killed for want of memory, takes nothing else with it.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peerdg.errors import PeerdgError, PeerdgWarning, RunInUseError, Stopped, is_out_of_memory
+from peerdg.grid.estimate import RunTime, costs_from_json
+from peerdg.run.folder import RunFolder
+from peerdg.run.forecast import Costs, Forecast, RunPlan
+from peerdg.run.hardware import keep_memory
+from peerdg.run.settings import RunConfig, resolve
+from peerdg.stages import Activity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Send = Callable[[Mapping[str, Any]], None]
+
+MESSAGE_SECONDS = 0.5  # between two messages about progress
+PATIENCE = 60.0  # seconds for the run of a killed bench to save its state
+WAITING_SECONDS = 0.2  # between two looks at its lock
+
+
+class PipeProgress:
+    """Sends what happens in a run to the bench that started it.
+
+    Args:
+        send: Takes a message.
+        costs: Measured in advance, if they were.
+        clock: Seconds; only differences count.
+    """
+
+    shows_time = False  # costs are measured once for all seeds, by the bench
+
+    def __init__(
+        self, send: Send, costs: Costs | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.send = send
+        self.costs = costs
+        self.clock = clock
+        self._forecast: Forecast | None = None
+        self._position: dict[str, Any] = {}
+        self._images = 0
+        self._share = 0.0
+        self._sent_at = 0.0
+
+    def note(self, text: str) -> None:
+        """One message."""
+        self.send({"kind": "note", "text": text})
+
+    def reading(self, what: str, done: int, total: int) -> None:
+        """Now and then."""
+        self._report(activity=f"reading {what}")
+
+    def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
+        """Remember the plan."""
+        self._forecast = Forecast(plan, self.costs, self.clock)
+
+    def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
+        """One message."""
+        self._position = {"phase": name, "epoch": min(done + 1, epochs), "epochs": epochs}
+        if self._forecast is not None:
+            self._forecast.start_phase(name, epochs=done, steps=step)
+        self._report(now=True)
+
+    def enter(self, activity: Activity) -> None:
+        """Now and then."""
+        if self._forecast is not None:
+            self._forecast.enter(activity)
+        if activity in ("evaluation", "finish"):
+            self._report(activity=activity)
+
+    def working(self, what: str, share: float) -> None:
+        """Now and then."""
+        if what:
+            self._report(activity=f"{what} {int(100 * share)} %")
+
+    def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, "Tensor"]) -> None:
+        """Count the step; a message now and then."""
+        if self._forecast is not None:
+            self._forecast.step(epoch, step)
+        self._position["epoch"], self._images = epoch + 1, images
+        self._report()
+
+    def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
+        """Nothing: the bench reads the records."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _report(self, *, activity: str = "", now: bool = False) -> None:
+        """Where the run is; not more often than a person can see."""
+        at = self.clock()
+        if at - self._sent_at < MESSAGE_SECONDS and not now:
+            return
+        self._sent_at = at
+        left = rate = None
+        if self._forecast is not None and self._position:
+            left = self._forecast.left()
+            self._share = max(self._share, self._forecast.share())
+            seconds = self._forecast.step_seconds
+            rate = self._images / seconds if seconds else None
+        self.send(
+            {
+                "kind": "progress",
+                **self._position,
+                "activity": activity,
+                "share": self._share,
+                "left": left,
+                "rate": rate,
+            }
+        )
+
+
+def train(job: Mapping[str, Any], send: Send) -> None:
+    """Train one run, or go on with it."""
+    config = resolve(job["config"])
+    run = _open(Path(job["out"]), config, send)
+    try:
+        from peerdg.run.runner import execute
+
+        costs = None if job["costs"] is None else costs_from_json(job["costs"])
+        execute(config, run, PipeProgress(send, costs))
+    finally:
+        run.close()
+
+
+def measure(job: Mapping[str, Any], send: Send) -> None:
+    """Find out what runs cost, one for each group of a bench."""
+    from peerdg.run.runner import preview
+
+    configs = [resolve(config) for config in job["configs"]]
+    for plan, costs in preview(configs, PipeProgress(send, None)):
+        if costs is None:
+            send({"kind": "costs", "costs": None})
+        else:
+            seconds = asdict(RunTime.of_costs(plan, costs))
+            send({"kind": "costs", "costs": asdict(costs), "time": seconds})
+
+
+def _open(path: Path, config: RunConfig, send: Send) -> RunFolder:
+    """Take the run folder; the process of a bench that was killed may still save its state."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return RunFolder.open(path, config, existing="resume")
+        except RunInUseError:
+            if time.monotonic() > deadline:
+                raise
+            send({"kind": "progress", "activity": "waiting for the process that holds the folder"})
+            time.sleep(WAITING_SECONDS)
+
+
+def _send(message: Mapping[str, Any]) -> None:
+    """Write a message; a bench that has ended reads none, and its run is about to end."""
+    try:
+        os.write(1, json.dumps(message).encode() + b"\n")
+    except OSError:
+        return
+
+
+def _stop_with_the_bench() -> None:
+    """Wait until the bench has ended; then ask this process to stop."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> int:
+    """Do one job; the exit code is that of the command line."""
+    with open(0, "rb", buffering=0, closefd=False) as jobs:
+        job = json.loads(jobs.readline())
+    threading.Thread(target=_stop_with_the_bench, daemon=True).start()
+    warnings.showwarning = _show_warning
+    warnings.simplefilter("always", PeerdgWarning)
+    keep_memory()
+    try:
+        {"train": train, "measure": measure}[job["job"]](job, _send)
+        return 0
+    except Stopped as stopped:
+        return stopped.exit_code
+    except PeerdgError as error:
+        return _failed(error.message, error.hint, error.exit_code)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception as error:
+        traceback.print_exc()
+        if is_out_of_memory(error):
+            return _failed("There is not enough memory for this.", None, 1)
+        text = f"{type(error).__name__}: {error}"
+        return _failed(f"This is a bug in peerdg ({text}).", "Its traceback is in the log.", 1)
+
+
+def _failed(message: str, hint: str | None, code: int) -> int:
+    _send({"kind": "failed", "message": message, "hint": hint, "code": code})
+    return code
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], *_: object, **__: object
+) -> None:
+    if issubclass(category, PeerdgWarning):
+        _send({"kind": "note", "text": f"Warning: {message}"})
+    else:
+        sys.stderr.write(f"{category.__name__}: {message}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

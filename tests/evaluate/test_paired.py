@@ -1,0 +1,73 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from peerdg.evaluate.paired import Difference, bootstrap_interval, paired_difference
+
+VALUES = [1.0, 2.5, 0.5, 4.0, 3.0]
+
+
+def test_only_seeds_of_both_are_paired():
+    a = {0: 60.0, 1: 62.0, 2: 70.0, 7: 10.0}
+    b = {0: 58.0, 1: 61.0, 2: 64.0, 8: 90.0}
+    found = paired_difference(a, b)
+    assert found is not None
+    assert (found.n, found.mean) == (3, 3.0)
+    assert found.std == pytest.approx(np.std([2.0, 1.0, 6.0], ddof=1))
+    assert found.low is not None and found.high is not None
+    assert 1.0 <= found.low < 3.0 < found.high <= 6.0
+
+
+def test_the_pairing_takes_what_seeds_have_in_common_out_of_the_interval():
+    seeds = {n: 10.0 * n for n in range(6)}
+    better = {n: value + 1 + 0.1 * (n % 2) for n, value in seeds.items()}
+    found = paired_difference(better, seeds)
+    assert found is not None and found.low is not None and found.high is not None
+    assert 1.0 <= found.low < found.high <= 1.1  # the seeds themselves differ by 50
+
+
+def test_is_the_exact_bca_interval_over_all_resamples():
+    """Efron's formulas, with every one of the n^n resamples in place of some at random."""
+    n, mean = len(VALUES), np.mean(VALUES)
+    means = np.array([np.mean(s) for s in itertools.product(VALUES, repeat=n)])
+    below = (np.mean(means < mean) + np.mean(means <= mean)) / 2
+    z0 = stats.norm.ppf(below)
+    left_out = np.array([np.mean(np.delete(VALUES, i)) for i in range(n)])
+    apart = left_out.mean() - left_out
+    a = (apart**3).sum() / (6 * (apart**2).sum() ** 1.5)
+    ends = [z0 + (z0 + z) / (1 - a * (z0 + z)) for z in stats.norm.ppf([0.025, 0.975])]
+    exact = np.quantile(means, stats.norm.cdf(ends))
+    assert bootstrap_interval(VALUES) == pytest.approx(tuple(exact), abs=0.06)
+
+
+def test_the_same_values_have_the_same_interval():
+    assert bootstrap_interval(VALUES) == bootstrap_interval(VALUES)
+
+
+def test_turns_with_the_sign_and_scales():
+    low, high = bootstrap_interval(VALUES)
+    assert bootstrap_interval([-v for v in VALUES]) == pytest.approx((-high, -low), abs=0.05)
+    assert bootstrap_interval([3 * v for v in VALUES]) == pytest.approx((3 * low, 3 * high))
+
+
+def test_an_interval_never_leaves_the_seeds_that_there_are():
+    assert bootstrap_interval([1.0, 3.0]) == (1.0, 3.0)
+    low, high = bootstrap_interval([1.0, 3.0, 4.0])
+    assert 1.0 <= low < 8 / 3 < high <= 4.0
+
+
+def test_where_there_can_be_no_interval_it_says_why():
+    assert paired_difference({0: 3.0}, {0: 1.0}) == Difference(1, 2.0, reason="one seed")
+    equal = paired_difference({0: 3.0, 1: 4.0}, {0: 1.0, 1: 2.0})
+    assert equal is not None
+    assert (equal.n, equal.mean, equal.low, equal.reason) == (2, 2.0, None, "equal in all seeds")
+    assert paired_difference({0: 3.0}, {1: 1.0}) is None
+
+
+def test_an_interval_is_finite_whatever_the_values():
+    for values in ([0.0, 0.0, 0.0, 1.0], [1e-12, 2e-12], [1e9, 1e9 + 1], [5.0] * 9 + [6.0]):
+        low, high = bootstrap_interval(values)
+        assert math.isfinite(low) and math.isfinite(high) and low <= high
