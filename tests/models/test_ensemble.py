@@ -1,16 +1,19 @@
 """An ensemble answers with the mean of its members, and is a classifier like any other."""
 
 import copy
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from torch import nn
 
-from peerdg.errors import ConfigError
+from peerdg.errors import ConfigError, DamagedError
 from peerdg.models.added import AddedLayer
+from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.ensemble import ensemble, is_ensemble
+from peerdg.models.stored import OWN, load_stored, save_model
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain
 
 IMAGES = tiny_domain(n=10).images
@@ -75,11 +78,19 @@ def test_normalisation_is_that_of_the_members():
     torch.testing.assert_close(ensemble(several)(IMAGES).softmax(1), expected)
 
 
+LAYERS = {
+    "gaussian-bottleneck": AddedLayer(
+        "gaussian-bottleneck", "features", inputs=8, outputs=4, noise=0.5
+    ),
+    "style-mixing": AddedLayer(
+        "style-mixing", "after conv", inputs=4, outputs=4, channel=1, p=0.5, alpha=0.1
+    ),
+}
+
+
 def test_every_kind_of_added_layer_is_part_of_its_member():
-    layers = {"gaussian-bottleneck": AddedLayer("gaussian-bottleneck", "features",
-                                                inputs=8, outputs=4, noise=0.5)}  # fmt: skip
-    assert set(layers) == set(get_args(get_type_hints(AddedLayer)["kind"]))
-    for layer in layers.values():
+    assert set(LAYERS) == set(get_args(get_type_hints(AddedLayer)["kind"]))
+    for layer in LAYERS.values():
         several = [member.with_layers([layer]).eval() for member in members(2)]
         expected = torch.stack([m(IMAGES) for m in several]).mean(0)
         torch.testing.assert_close(ensemble(several, outputs="logits").eval()(IMAGES), expected)
@@ -115,3 +126,49 @@ def test_members_that_read_images_otherwise_are_refused():
 def test_only_an_ensemble_is_one():
     assert is_ensemble(ensemble(members(2)))
     assert not is_ensemble(members(1)[0])
+
+
+def stored(folder: Path, model: Classifier, backbone: str = OWN) -> Path:
+    save_model(folder, model, backbone=backbone, image_size=12)
+    return folder
+
+
+def test_networks_of_one_run_are_stored_as_one_model(tmp_path: Path):
+    members = [build_classifier("digits-cnn-half", classes=("a", "b")) for _ in range(2)]
+    whole = ensemble(members).eval()
+    model, about = load_stored(stored(tmp_path / "model", whole, "digits-cnn-half"))
+    images = torch.rand(3, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), whole(images))
+        expected = sum(member.eval()(images).softmax(1) for member in members) / 2
+        torch.testing.assert_close(model(images).softmax(1), expected)
+    assert about["format"] == 3
+    assert [m["name"] for m in about["combined"]["members"]] == ["network 1", "network 2"]
+
+
+def test_networks_of_ones_own_load_into_one_of_them_or_into_all(tmp_path: Path):
+    whole = ensemble([tiny_classifier(seed=seed) for seed in (1, 2)]).eval()
+    folder, images = stored(tmp_path / "model", whole), torch.rand(4, 3, 12, 12)
+    others = [tiny_classifier(seed=seed) for seed in (3, 4, 5)]
+    for network in (others[0], ensemble(others[:2])):
+        with torch.no_grad():
+            torch.testing.assert_close(load_stored(folder, network)[0](images), whole(images))
+    with pytest.raises(DamagedError, match="it has 2 networks, not 3"):
+        load_stored(folder, ensemble(others))
+    with pytest.raises(DamagedError, match="it averages probabilities"):
+        load_stored(folder, ensemble(others[:2], outputs="logits"))
+    with pytest.raises(DamagedError, match="it has 1 networks, not 2"):
+        load_stored(stored(tmp_path / "one", others[0]), ensemble(others[:2]))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_added_to_each_network_are_stored_once(kind: str, tmp_path: Path):
+    layer = LAYERS[kind]
+    whole = ensemble([member.with_layers([layer]) for member in members(2)]).eval()
+    folder = stored(tmp_path / "model", whole)
+    for network in (tiny_classifier(seed=9), whole):
+        model, about = load_stored(folder, network)
+        (found,) = about["added_layers"]
+        assert AddedLayer(**found) == layer
+        with torch.no_grad():
+            torch.testing.assert_close(model(IMAGES), whole(IMAGES))

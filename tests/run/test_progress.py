@@ -116,6 +116,18 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch):
     ]
 
 
+def test_a_log_has_a_column_for_the_longest_name():
+    text = io.StringIO()
+    progress = ConsoleProgress(Console(file=text, force_terminal=False, width=80))
+    progress.start_phase("train", epochs=2, steps=3, done=0)
+    names = ("first", "snapshots")
+    progress.evaluated(2, [{"model": name, "domain": "a", "accuracy": 50.0} for name in names])
+    assert text.getvalue().splitlines()[1:] == [
+        "epoch    2/2  first     a 50.0",
+        "epoch    2/2  snapshots a 50.0",
+    ]
+
+
 def test_the_bar_never_goes_back_when_an_estimate_changes():
     now = 0.0
     progress = ConsoleProgress(Console(file=io.StringIO()), clock=lambda: now)

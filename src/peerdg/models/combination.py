@@ -1,4 +1,4 @@
-"""A model made of several runs, as the data that its folder keeps. Free of torch."""
+"""A model made of several networks, as the data that its folder keeps. Free of torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,11 +16,11 @@ MOST_MEMBERS = 100
 
 @dataclass(frozen=True)
 class Member:
-    """One run that went into a model.
+    """One run that went into a model, or one of several networks that a run deploys as one.
 
     Args:
         name: The name of its folder, without the path.
-        weights_sha256: Of its weights.
+        weights_sha256: Of its weights; None if it was never a model of its own.
         method: What it was trained with; None if its folder does not say.
         seed: Its seed; None likewise.
         train_seed: That of its main phase, if it had another.
@@ -30,7 +30,7 @@ class Member:
     """
 
     name: str
-    weights_sha256: str
+    weights_sha256: str | None = None
     method: str | None = None
     seed: int | None = None
     train_seed: int | None = None
@@ -45,7 +45,7 @@ class CombinedFrom:
 
     Args:
         rule: How.
-        members: The runs, in the order in which they were given.
+        members: The runs, in the order in which they were given, or the networks of one run.
         outputs: What an ensemble averages; None for a mean of weights.
     """
 

@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from peerdg.errors import ConfigError
+from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
-from peerdg.models.combination import Outputs
+from peerdg.models.combination import CombinedFrom, Member, Outputs
 
 
 def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities") -> Classifier:
@@ -37,7 +38,7 @@ def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities
                 hint="Combine runs of one data set and one --backbone.",
             )
     return Classifier(
-        SideBySide([member.body for member in members]),
+        SideBySide([member.body for member in members], added=first.added),
         MeanHead([member.head for member in members], outputs=outputs),
         classes=first.classes,
         mean=first.mean.flatten().tolist(),
@@ -51,13 +52,35 @@ def is_ensemble(model: Classifier) -> bool:
     return isinstance(model.head, MeanHead)
 
 
+def networks_of(model: Classifier) -> CombinedFrom | None:
+    """What `ensemble` made it of, as networks without names; None if it is no ensemble."""
+    if not isinstance(model.head, MeanHead):
+        return None
+    members = tuple(Member(f"network {number + 1}") for number in range(len(model.head.dims)))
+    return CombinedFrom("ensemble", members, model.head.outputs)
+
+
+def added_layers(model: Classifier) -> tuple[AddedLayer, ...]:
+    """The layers added to a network; of an ensemble, those that each member has."""
+    return model.encoder.added if isinstance(model.encoder, SideBySide) else model.added
+
+
 def _inputs(model: Classifier) -> tuple[object, ...]:
     numbers = (*model.mean.flatten().tolist(), *model.std.flatten().tolist())
     return (model.classes, numbers, model.image_size)
 
 
 class SideBySide(nn.ModuleList):
-    """The features of several encoders, concatenated."""
+    """The features of several encoders, concatenated.
+
+    Args:
+        encoders: H_1, ..., H_M.
+        added: The layers that a method added to each of them.
+    """
+
+    def __init__(self, encoders: Sequence[nn.Module], added: tuple[AddedLayer, ...] = ()) -> None:
+        super().__init__(encoders)
+        self.added = added
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch dims"]:
         """H(x) = [H_1(x), ..., H_M(x)]."""

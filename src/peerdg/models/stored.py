@@ -12,6 +12,7 @@ import copy
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from peerdg.models.description import (
     is_ensemble,
     read_description,
 )
-from peerdg.models.ensemble import ensemble
+from peerdg.models.ensemble import added_layers, ensemble, networks_of
 from peerdg.models.names import OWN as OWN
 from peerdg.models.places import check_layers
 from peerdg.text import visible
@@ -94,9 +95,11 @@ def describe_model(
         training: Where the model comes from and how good it is, as plain values, for its card.
         progress: How far it was trained, as `training_progress` gives it; None if that is over.
     """
+    added, combined = added_layers(model), networks_of(model)
     description = {
         "backbone": backbone,
-        **({"added_layers": [plain(layer) for layer in model.added]} if model.added else {}),
+        **({"added_layers": [plain(layer) for layer in added]} if added else {}),
+        **({"combined": asdict(combined)} if combined else {}),
         "classes": list(model.classes),
         "mean": model.mean.flatten().tolist(),
         "std": model.std.flatten().tolist(),
@@ -152,7 +155,8 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
     Args:
         folder: The model folder.
         model: The network to put the weights into, if it was the user's own: a `Classifier`, or
-            the module that one was made of; without or with the layers that a method added.
+            the module that one was made of; without or with the layers that a method added; one
+            member of an ensemble, or the whole of it.
 
     Raises:
         ConfigError: If the network was the user's own and `model` is not given.
@@ -187,10 +191,7 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
                 f"The network for {folder} has the classes {', '.join(model.classes)}; the weights "
                 f"were trained with {', '.join(description['classes'])}.",
             )
-        model = model.with_layers(_added_layers(description))
-        check_layers(model, description["image_size"])
-        _check_members(folder / WEIGHTS, model, description)
-        model = _several(model, description)
+        model = _complete(model, folder / WEIGHTS, description)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise DamagedError(f"The model in {folder} is damaged: {error}.", hint=HINT) from error
@@ -239,6 +240,20 @@ def _names_of_necks(description: dict[str, Any]) -> list[str]:
         return ["neck"]
     inside = any(layer.is_inside for layer in _added_layers(description))
     return [f"encoder.{n}.{'neck' if inside else 1}" for n in range(_members(description))]
+
+
+def _complete(network: Classifier, path: Path, description: dict[str, Any]) -> Classifier:
+    """`network` with the layers added to it, and as often as the folder holds it."""
+    if whole := networks_of(network):
+        if len(whole.members) != _members(description):
+            raise ValueError(f"it has {_members(description)} networks, not {len(whole.members)}")
+        if whole.outputs != description["combined"]["outputs"]:
+            raise ValueError(f"it averages {description['combined']['outputs']}")
+        return network
+    network = network.with_layers(_added_layers(description))
+    check_layers(network, description["image_size"])
+    _check_members(path, network, description)
+    return _several(network, description)
 
 
 def _check_members(path: Path, network: Classifier, description: dict[str, Any]) -> None:

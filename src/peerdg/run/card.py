@@ -69,7 +69,7 @@ def _card(
         _classes(description["classes"]),
         "",
         *_members(description.get("combined")),
-        *_training(training, combined="combined" in description),
+        *_training(training, combined=_is_of_runs(description.get("combined"))),
         *_results(training, how_far(description)),
         "## Limits",
         "",
@@ -132,9 +132,12 @@ def _classes(names: Sequence[str]) -> str:
 
 
 def _members(combined: Mapping[str, Any] | None) -> list[str]:
-    """The runs that a combined model was made of."""
+    """The runs that a combined model was made of, or how many networks one run trained for it."""
     if combined is None:
         return []
+    if not _is_of_runs(combined):
+        many, what = len(combined["members"]), combined.get("outputs")
+        return ["## Members", "", f"The output is the mean of the {what} of {many} networks.", ""]
     how = {
         "uniform": "The weights are the mean of these runs' weights.",
         "greedy": "The weights are the mean of those of these runs that are used: each was added, "
@@ -154,6 +157,11 @@ def _members(combined: Mapping[str, Any] | None) -> list[str]:
     ]
     header = ["run", "method", "seed", "validation %", "used"]
     return ["## Members", "", how[combined["rule"]], "", Table(header, rows).markdown()]
+
+
+def _is_of_runs(combined: Mapping[str, Any] | None) -> bool:
+    """Whether each member was a model of its own before."""
+    return combined is not None and all(m.get("weights_sha256") for m in combined["members"])
 
 
 def _seeds(member: Mapping[str, Any]) -> str:

@@ -233,8 +233,6 @@ class _Combination:
             stored_size=about["stored_size"],
             training=self._training(model),
         )
-        if about["added_layers"]:  # of an ensemble, each member has them
-            described["added_layers"] = about["added_layers"]
         described["combined"] = asdict(self._combined())
         return {**described, "format": format_of(described)}
 

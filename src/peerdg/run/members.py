@@ -103,7 +103,8 @@ def require_alike(members: Sequence[MemberFolder]) -> None:
     for member in members:
         if is_ensemble(member.description):
             raise ConfigError(
-                f"{member.given} is an ensemble of its own.", hint="Name its members instead."
+                f"{member.given} is an ensemble of its own.",
+                hint="Name its members instead, if they are runs; an ensemble is not combined.",
             )
         for what, value in _kind(member).items():
             if value != _kind(first)[what]:

@@ -204,11 +204,12 @@ class ConsoleProgress:
         self.block.accuracy, self.block.evaluated = accuracy, epoch
         if self._is_live:
             return
+        width = max([5, *map(len, accuracy)])
         for model, values in accuracy.items():
             shown = "  ".join(
                 f"{name} {value:.1f}" for (_, name), value in in_short(values).items()
             )
-            self._say(f"epoch {epoch:>4}/{self.block.epochs}  {model:<6}{shown}")
+            self._say(f"epoch {epoch:>4}/{self.block.epochs}  {model:<{width}} {shown}")
 
     def close(self) -> None:
         """Take the block away."""
