@@ -110,6 +110,50 @@ def test_how_often_a_run_is_evaluated_does_not_change_its_last_accuracy():
     assert "also differ" not in sentence
 
 
+def with_steps(result: RunResult, *steps: int) -> RunResult:
+    """`result` with an event for each epoch, the first of them twice, as a killed run has it."""
+    events = [
+        {"event": "epoch", "phase": "train", "epoch": number, "steps": count, "seconds": 1.0}
+        for number, count in enumerate(steps, 1)
+    ]
+    pretraining = {**events[0], "phase": "pretrain", "steps": 999}
+    return replace(result, events=[pretraining, events[0], *events])
+
+
+def test_unequal_numbers_of_training_steps_are_said():
+    runs = [with_steps(made(), 3, 6, 900), with_steps(made("erm", shift=-5), 3, 3, 3)]
+    assert [result.steps for result in runs] == [909, 9]
+    page = comparison_page(runs, title="t")
+    said = "Rows were trained for different numbers of optimizer steps (peer: 909; erm: 9)"
+    assert markdown_text(said) in page
+    assert points(*runs)[0].endswith("they also differ in training steps.")
+    equal = [with_steps(made(), 3, 3, 3), runs[1]]
+    assert "optimizer steps" not in comparison_page(equal, title="t")
+    assert "also differ" not in points(*equal)[0]
+    unknown = [made(), runs[1]]
+    assert unknown[0].steps is None
+    assert "optimizer steps" not in comparison_page(unknown, title="t")
+
+
+def test_where_an_option_explains_unequal_steps_it_is_named_alone():
+    more = with_steps(made("erm", train={"epochs": 4}), 3, 3, 3, 3)
+    (sentence,) = points(with_steps(made(), 3, 3, 3), more)
+    assert sentence.endswith("they also differ in train.epochs.")
+
+
+def test_the_length_of_epochs_is_an_option_of_methods_that_make_images_only():
+    def length(method: str, **train: Any) -> str:
+        return str(made(method, train=train).options["train.epoch_of"])
+
+    assert length("erm") == length("erm", epoch_of="pool") == "source"
+    assert length("ada", epoch_of="source") == "source"
+    assert length("ada", epoch_of="pool") == length("ada") == "pool"  # before there was a choice
+    assert length("ada", epoch_of="pool", steps_per_epoch=5) == "source"
+    assert length("m-ada", epoch_of="pool") == "source"
+    old, new = made("erm"), made("erm", train={"epoch_of": "source"})
+    assert old.variant == new.variant
+
+
 # PEER against P-ENS.
 
 

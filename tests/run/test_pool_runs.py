@@ -31,7 +31,7 @@ from peerdg.train.signals import stop_on_signals
 from peerdg.train.source import Source
 from tests.conftest import tiny_classifier, tiny_domain
 
-SETTINGS = PhaseSettings(epochs=5, batch_size=8, lr=0.01)
+SETTINGS = PhaseSettings(epochs=5, batch_size=8, lr=0.01, epoch_of="pool")
 RING = 2  # additions that stay
 PARTS = 3
 
@@ -109,6 +109,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture
+def rows_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the pool that batches were made of, in order."""
+    seen: list[int] = []
+    batch = Source.batch
+
+    def noted(self: Source, rows: Tensor, **rest: Any) -> Batch:
+        seen.extend(rows.tolist())
+        return batch(self, rows, **rest)
+
+    monkeypatch.setattr(Source, "batch", noted)
+    return seen
+
+
 def steps_of(out: Path) -> list[int]:
     events = RunFolder(out).events.read()
     return [event["steps"] for event in events if event["event"] == "epoch"]
@@ -119,20 +133,24 @@ def test_every_epoch_is_a_pass_over_the_pool_as_it_is_then(whole: Path):
     assert steps_of(whole) == [24 // 8, 36 // 8, 48 // 8, 48 // 8, 48 // 8]
 
 
-def test_a_fixed_number_of_steps_stays_and_reaches_the_new_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_by_default_an_epoch_has_the_steps_of_the_source_and_images_of_the_whole_pool(
+    tmp_path: Path, rows_seen: list[int]
 ):
-    seen: list[int] = []
-    batch = Source.batch
+    train(tmp_path / "run", settings=PhaseSettings(epochs=9, batch_size=8, lr=0.01))
+    assert steps_of(tmp_path / "run") == [24 // 8] * 9
+    later = rows_seen[2 * 24 :]  # seven epochs with 48 images
+    assert {*rows_seen[:24]} == {*range(24)}
+    assert {*later} == {*range(48)}
+    epochs = [later[start : start + 24] for start in range(0, len(later), 24)]
+    assert all(len({*epoch}) == 24 for epoch in epochs)
 
-    def noted(self: Source, rows: Tensor, **rest: Any) -> Batch:
-        seen.extend(rows.tolist())
-        return batch(self, rows, **rest)
 
-    monkeypatch.setattr(Source, "batch", noted)
+def test_a_fixed_number_of_steps_stays_and_reaches_the_new_images(
+    tmp_path: Path, rows_seen: list[int]
+):
     train(tmp_path / "run", settings=PhaseSettings(epochs=4, batch_size=8, steps_per_epoch=2))
     assert steps_of(tmp_path / "run") == [2, 2, 2, 2]
-    first, later = seen[:16], seen[16:]
+    first, later = rows_seen[:16], rows_seen[16:]
     assert max(first) < 24 <= max(later) < 48
 
 

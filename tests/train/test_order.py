@@ -1,5 +1,6 @@
 """Which images a step sees: all of them, in an order that is never the same again."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -50,6 +51,26 @@ def test_draws_with_replacement_come_from_all_images():
     assert len(order) == steps_per_epoch(DRAWN, IMAGES)
     assert {*rows(DRAWN)} == {*range(IMAGES)}
     assert any(len({*batch.tolist()}) < 4 for batch in order)
+
+
+def test_an_epoch_is_as_long_as_the_source_however_many_images_the_pool_has():
+    assert steps_per_epoch(ONE_PASS, IMAGES, 5 * IMAGES) == steps_per_epoch(ONE_PASS, IMAGES) == 2
+    whole = replace(ONE_PASS, epoch_of="pool")
+    assert steps_per_epoch(whole, IMAGES, 5 * IMAGES) == 5 * IMAGES // 4
+    assert steps_per_epoch(DRAWN, IMAGES, 5 * IMAGES) == 50
+
+
+def test_a_short_epoch_draws_every_image_of_the_pool_with_the_same_probability():
+    """Of 30 images 8 in each epoch: over 3000 epochs each comes 800 times, ± 24."""
+    counts = torch.zeros(30)
+    for epoch in range(3000):
+        order = epoch_order(ONE_PASS, 30, 0, "train", epoch, steps=2)
+        assert [len(batch) for batch in order] == [4, 4]
+        seen = torch.cat(order)
+        assert len(seen.unique()) == 8
+        counts[seen] += 1
+    spread = (3000 * 8 / 30 * (1 - 8 / 30)) ** 0.5
+    assert (counts - 800).abs().max() < 4.5 * spread
 
 
 def test_as_many_images_as_a_batch_are_enough():

@@ -102,6 +102,11 @@ class MethodSettings:
         return ()
 
     @property
+    def trains_on_pool(self) -> bool:
+        """Whether batches are drawn from a pool that grows by images that the method makes."""
+        return self.batches_from == "pool" and bool(self.pool_changes(1, 1))
+
+    @property
     def averages_start(self) -> bool:
         """Whether snapshots are taken at the start of a period, so that the first is the start."""
         return False

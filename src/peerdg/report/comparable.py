@@ -91,6 +91,7 @@ def comparison_notes(groups: Groups) -> list[str]:
     """Sentences about what keeps the rows of a comparison from being comparable."""
     return [
         *_training_note(groups),
+        *_steps_note(groups),
         *_start_notes(groups),
         *_validation_note(groups),
         *_period_notes(groups),
@@ -107,6 +108,28 @@ def _training_note(groups: Groups) -> list[str]:
         f"Rows were trained on different images ({rows}): a difference between them is not due to "
         "the method alone."
     ]
+
+
+def steps_differ(groups: Iterable[Sequence[RunResult]]) -> bool:
+    """Whether runs took different numbers of optimizer steps, as far as these are known."""
+    found = {run.steps for group in groups for run in group}
+    return len(found - {None}) > 1
+
+
+def _steps_note(groups: Groups) -> list[str]:
+    if not steps_differ(groups.values()):
+        return []
+    rows = "; ".join(f"{name}: {_steps_text(group)}" for name, group in groups.items())
+    return [
+        f"Rows were trained for different numbers of optimizer steps ({rows}): a difference "
+        "between them is not due to the method alone."
+    ]
+
+
+def _steps_text(group: Sequence[RunResult]) -> str:
+    """`480`, or `480 to 960` if runs of one row differ."""
+    found = sorted({run.steps for run in group if run.steps is not None})
+    return " to ".join(f"{steps:,}" for steps in dict.fromkeys(found[:1] + found[-1:])) or "unknown"
 
 
 def starts_of(group: Sequence[RunResult]) -> dict[int, str]:

@@ -14,13 +14,22 @@ import numpy as np
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.methods.metadata import OFF, components, parts_of
 from peerdg.methods.registry import title_of
-from peerdg.report.comparable import differing, shared_options, starts_of, training_images
+from peerdg.report.comparable import (
+    differing,
+    shared_options,
+    starts_of,
+    steps_differ,
+    training_images,
+)
 from peerdg.report.result import RunResult
 from peerdg.report.variants import Groups
 
 AUGMENTATION, AVERAGING, OBJECTIVE = "augmentation", "averaging", "objective"
 # What decides when and on what a run is evaluated, or names a preset: not the last accuracy.
 _WITHOUT_EFFECT_AT_THE_END = {"budget", "evaluate_every", "crafted", "crafted_images"}
+TRAINING_STEPS = "training steps"  # in a list of what differs
+# What decides the number of steps; where one of these differs, it says enough.
+_DECIDES_STEPS = {"train.epochs", "train.batch_size", "train.steps_per_epoch", "train.epoch_of"}
 
 
 def findings(groups: Groups) -> list[str]:
@@ -96,6 +105,8 @@ def _also(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[str]:
     starts, others = starts_of(a), starts_of(b)
     if any(starts[seed] != others[seed] for seed in starts.keys() & others.keys()):
         found.append("initial weights")
+    if steps_differ((a, b)) and not _DECIDES_STEPS.intersection(found):
+        found.append(TRAINING_STEPS)
     return found
 
 

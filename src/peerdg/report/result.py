@@ -170,7 +170,17 @@ class RunResult:
         if self.augments:
             options[OPERATIONS_REVISION] = self._operations_revision()
         options["batch_statistics"] = self.batch_statistics
+        options.pop("pretrain.epoch_of", None)  # there is no pool yet
+        options["train.epoch_of"] = self._epoch_of()
         return options
+
+    def _epoch_of(self) -> str:
+        """What its epochs were as long as; before there was a choice, the pool."""
+        train = self.config.get("train", {})
+        fixed = train.get("steps_per_epoch") is not None
+        if fixed or self.settings is None or not self.settings.trains_on_pool:
+            return "source"
+        return str(train.get("epoch_of", "pool"))
 
     def _operations_revision(self) -> int | str:
         """The revision of its operations; of those that mean the same, the latest."""
@@ -220,6 +230,17 @@ class RunResult:
         """The most bytes that a process of the run had at once; None if that was not recorded."""
         found = [e["peak_memory"] for e in self.events if e.get("peak_memory") is not None]
         return max(found, default=None)
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the main phase; None if the records do not have them."""
+        found = {  # an epoch that a resumed run did again counts once
+            e.get("epoch"): e.get("steps")
+            for e in self.events
+            if e.get("event") == "epoch" and e.get("phase") == "train"
+        }
+        known = [int(steps) for steps in found.values() if steps is not None]
+        return sum(known) if known and len(known) == len(found) else None
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def _phase_plan(phase: Phase, config: RunConfig, images: int) -> PhasePlan:
         steps=steps_per_epoch(settings, images),
         period=method.period if is_main else 1,
         evaluations=evaluation_epochs(phase),
-        epoch_steps=tuple(steps_per_epoch(settings, size) for size in sizes) if grows else (),
+        epoch_steps=tuple(steps_per_epoch(settings, images, n) for n in sizes) if grows else (),
         growth=tuple(change.added / images for change in changes),
     )
 

@@ -55,6 +55,8 @@ class _Event:
 @dataclass(frozen=True, kw_only=True)
 class _EpochEvent(_Event):
     seconds: float = within(at_least=0)
+    phase: str | None = None
+    epoch: int | None = within(at_least=0, default=None)
     steps: int | None = within(at_least=0, default=None)
 
 

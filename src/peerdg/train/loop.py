@@ -144,7 +144,7 @@ def run_phase(
     state = TrainState(phase.name, method, make_optimizers(method, settings), pool=source.pool)
     guard = Guard(state)
     services.checkpoints.restore(state)
-    steps = steps_per_epoch(settings, len(source))
+    steps = steps_per_epoch(settings, len(source.domain), len(source))
     _check_position(state, epochs=settings.epochs, steps=steps)
     services.progress.start_phase(
         phase.name, epochs=settings.epochs, steps=steps, done=state.epoch, step=state.step
@@ -194,8 +194,9 @@ class _Training:
         state, source, seed = self.state, self.source, self.seed
         set_learning_rate(state.method, state.optimizers, rate)
         settings = self.phase.settings
-        steps = steps_per_epoch(settings, len(source))  # the pool may have grown
-        order = epoch_order(settings, len(source), seed, state.phase, state.epoch)
+        images = len(source)  # the pool may have grown
+        steps = steps_per_epoch(settings, len(source.domain), images)
+        order = epoch_order(settings, images, seed, state.phase, state.epoch, steps=steps)
         key = (state.phase, state.epoch)
         self.services.progress.enter("training")
         for rows, batch in epoch_batches(

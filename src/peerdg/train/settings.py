@@ -17,6 +17,9 @@ class PhaseSettings:
     steps_per_epoch: int | None = option(
         None, "steps of an epoch, drawn with replacement; default: one pass", at_least=1
     )
+    epoch_of: Literal["source", "pool"] = option(
+        "source", "one pass is as long as the source, or as the pool with images that a method made"
+    )
     optimizer: Literal["adam", "sgd"] = option("adam", "which optimizer")
     lr: float = option(1e-4, "learning rate", above=0)
     momentum: float = option(0.9, "momentum of SGD", at_least=0, at_most=1)
