@@ -15,12 +15,15 @@ SOURCE = Path(__file__).parents[1] / "src/peerdg"
 NAMES = {*method_names(), *RECIPES, *COMBINATIONS} - {*KINDS}  # averages have names of their own
 
 AUGMENTATION = "an augmentation is meant here, not the method that trains on it"
+KINDS_OF_AUGMENTATION = {"randaugment", "randconv", "pro-randconv", "augmix", "l2d", "pden"}
 # Where a name may stand, and why. A reason that no longer holds must go, too.
 ALLOWED = {
     "augment/policy.py": ({"randaugment"}, AUGMENTATION),
     "augment/randaugment.py": ({"randaugment"}, AUGMENTATION),
-    "augment/factory.py": ({"randaugment", "l2d", "pden"}, AUGMENTATION),
-    "augment/settings.py": ({"randaugment", "l2d", "pden"}, AUGMENTATION),
+    "augment/augmix.py": ({"augmix"}, AUGMENTATION),
+    "augment/randconv.py": ({"randconv"}, AUGMENTATION),
+    "augment/factory.py": (KINDS_OF_AUGMENTATION, AUGMENTATION),
+    "augment/settings.py": (KINDS_OF_AUGMENTATION, AUGMENTATION),
     "crafted/families.py": ({"randaugment"}, AUGMENTATION),
     "report/selection.py": ({"randaugment"}, AUGMENTATION),
     "__init__.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),

@@ -75,6 +75,12 @@ RECIPES = {
     ),
     "peer-ema": Recipe("PEER whose task model is the proxy's EMA", "peer", "ema"),
     "peer-sma": Recipe("PEER whose task model is the proxy's mean over steps", "peer", "sma"),
+    "pro-randconv": Recipe(
+        "Cross-entropy on clean images and progressive random convolutions; a reconstruction",
+        method="randaugment",
+        options={"augment": {"kind": "pro-randconv"}},
+        reconstruction="everywhere",
+    ),
     "advst-me": Recipe(
         "AdvST whose maximisation also raises the entropy of predictions",
         method="advst",

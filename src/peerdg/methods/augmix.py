@@ -1,0 +1,56 @@
+"""AugMix: predictions for an image and two mixtures of augmented copies should agree."""
+
+from typing import Any, Self
+
+from peerdg.augment.augmix import AugMix
+from peerdg.augment.protocol import Augment
+from peerdg.methods.base import Batch, Method, RunContext, Terms
+from peerdg.methods.consistency import consistency_terms
+from peerdg.methods.settings.augmix import Settings
+from peerdg.methods.views import augmented_views, each_view
+from peerdg.models.classifier import Classifier
+
+
+class AugMixConsistency(Method):
+    """L = CE(F(x), y) + λ · JSD(F(x), F(x̄₁), F(x̄₂)) with two independent views x̄_i = G(x).
+
+    Hendrycks et al., "AugMix: A simple data processing method to improve robustness and
+    uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781, as in the released code. G is
+    `peerdg.augment.augmix.AugMix`; another augmentation may stand in its place. All three views go
+    through the network in one pass, so batch normalisation sees them as one batch.
+
+    Args:
+        model: F.
+        settings: λ.
+        augment: G.
+    """
+
+    if_diverged = ", or the divergence's weight (--augmix.lam)"
+
+    def __init__(
+        self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None
+    ) -> None:
+        super().__init__()
+        self.lam = (settings or Settings()).lam
+        self.model = model
+        self.augment = AugMix() if augment is None else augment
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the augmentation."""
+        return cls(model, settings, augment=context.augment)
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Re-draw what an augmentation other than AugMix draws for a period: every epoch."""
+        return {"policy": self.augment.redraw(epoch)}
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy of the clean view and the weighted divergence of all three."""
+        views = [batch.images, *augmented_views(batch, self.augment, 2)]
+        _, logits = each_view(self.model, views, joint=True)
+        return consistency_terms(logits, batch.labels, lam=self.lam, ce="ce_clean")
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
