@@ -146,7 +146,7 @@ def test_a_teacher_is_taken_from_a_model_folder(digits, tmp_path):
     run = peerdg.fit(
         splits, out=tmp_path / "run", backbone="digits-cnn-half", seed=2,
         pretrain={"epochs": 0, "batch_size": 8}, train={"epochs": 1, "batch_size": 8},
-        peer={"k": 1, "teacher": str(digits)},
+        method="teacher", teacher={"k": 1, "model": str(digits)},
     )  # fmt: skip
     assert run.accuracy == {}
 

@@ -43,8 +43,7 @@ from peerdg.grid.plan import make_plan
 from peerdg.methods.registry import method_names
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.combination import Outputs, Rule
-from peerdg.models.stored import OWN, how_far, load_stored
-from peerdg.run.build import model_folder
+from peerdg.models.stored import OWN, how_far, load_stored, model_folder
 from peerdg.run.combine import combine as combine_runs
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import find_device

@@ -30,6 +30,7 @@ def option(
     at_most: float | None = None,
     announced: bool = False,
     part_of: str | None = None,
+    names_model: bool = False,
 ) -> Any:
     """A dataclass field with its help text and the range it must lie in.
 
@@ -43,9 +44,12 @@ def option(
             depend on it.
         part_of: The option that chooses the component this one belongs to: where that is `"none"`,
             this one has no effect.
+        names_model: Whether its value says which trained network is used, so that a run keeps a
+            fingerprint of it.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "limits": limits, "announced": announced, "part_of": part_of}
+    metadata["names_model"] = names_model
     return field(default=default, metadata=metadata)
 
 

@@ -23,7 +23,6 @@ from peerdg.methods.settings.peer import Settings
 from peerdg.methods.settings.randaugment import Settings as RandAugSettings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.batch_statistics import recalibrate
-from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain(n=32)
@@ -32,7 +31,7 @@ CLEAN = SOURCE.images
 LARGE = tiny_domain(n=600)  # its clean images come in three chunks
 
 
-def make(seed=0, *, augment=None, clean=None, teacher=None, batch_norm=False, **settings):
+def make(seed=0, *, augment=None, clean=None, batch_norm=False, **settings):
     settings = {"k": 2, "head_dim": 4, "head_hidden": 6, **settings}
     torch.manual_seed(7)  # for R
     return PEER(
@@ -40,7 +39,6 @@ def make(seed=0, *, augment=None, clean=None, teacher=None, batch_norm=False, **
         Settings(**settings),
         augment=augment or Policy(seed=3),
         clean=clean,
-        teacher=teacher,
     )
 
 
@@ -382,40 +380,6 @@ def test_without_augmentation_both_views_are_the_clean_image():
 
 def test_without_augmentation_no_policy_is_recorded():
     assert PEER(tiny_classifier(), Settings(augment=False)).start_epoch(0) == {}
-
-
-def test_a_teacher_guides_in_place_of_the_task_model():
-    teacher = tiny_classifier(seed=9)
-    peer = make(teacher=teacher, clean=CLEAN, k=1)
-    peer.start_epoch(0)
-    torch.testing.assert_close(peer.table.lookup(ROWS), teacher.features(SOURCE.images))
-    before = weights(teacher)
-    train(peer, epochs=2)
-    assert torch.equal(weights(teacher), before)
-    assert peer.deployed is peer.task
-
-
-def test_a_teacher_says_the_same_each_time_and_is_not_trained():
-    teacher = tiny_classifier(seed=9, dropout=0.5).train()
-    peer = make(teacher=teacher, lam=0.01).train()
-    assert not any(module.training for module in teacher.modules())
-    assert not any(p.requires_grad for p in teacher.parameters())
-    batch = Batch(SOURCE.images[:8], SOURCE.labels[:8], seed=5)
-    peer.start_epoch(0)
-    x_bar = peer.augment(batch.images, batch.generator())
-    expected = barlow_twins(
-        peer.projection(teacher.eval().features(batch.images)),
-        peer.projection(peer.proxy.features(x_bar)),
-        lam=0.01,
-    )
-    for _ in range(2):
-        torch.testing.assert_close(peer.loss(batch)["regulariser"], expected.detach())
-
-
-def test_a_teacher_of_another_width_is_refused():
-    teacher = Classifier(nn.Flatten(), nn.Linear(432, 3), classes=("a", "b", "c"))
-    with pytest.raises(ConfigError, match="432 features"):
-        make(teacher=teacher)
 
 
 def test_views_are_normalised_separately_with_batch_normalisation_unless_joined():

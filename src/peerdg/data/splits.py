@@ -92,6 +92,30 @@ class Splits:
         return {name: domain.fingerprint for name, domain in self.parts.items()}
 
 
+def with_targets(splits: Splits) -> Splits:
+    """The same parts, with the images of all targets among those to learn from: for an oracle.
+
+    Raises:
+        ConfigError: If there are no targets.
+    """
+    if not splits.targets:
+        raise ConfigError(
+            "An oracle learns from the targets, and there are none.", hint="Give some: --target."
+        )
+    domains = [splits.train, *splits.targets.values()]
+    with_files = all(domain.paths and domain.hashes for domain in domains)
+    train = Domain(
+        "+".join(domain.name for domain in domains),
+        splits.train.classes,
+        torch.cat([domain.images for domain in domains]),
+        torch.cat([domain.labels for domain in domains]),
+        paths=tuple(p for d in domains for p in d.paths or ()) if with_files else None,
+        hashes=tuple(h for d in domains for h in d.hashes or ()) if with_files else None,
+        skipped=tuple(bad for domain in domains for bad in domain.skipped),
+    )
+    return Splits(train, splits.validation, splits.targets)
+
+
 def hold_out(domain: Domain, fraction: float, seed: int = 0) -> tuple[Domain, Domain | None]:
     """Split `fraction` of each class off; the second part is None if it is empty."""
     kept, held_out = stratified(domain.labels, fraction, seed)

@@ -58,6 +58,7 @@ def evaluate_models(
     size: int | None = None,
     before_chunk: Callable[[], None] = lambda: None,
     batch_statistics: str | None = None,
+    oracle: bool = False,
 ) -> list[dict[str, Any]]:
     """One record for each model on each domain.
 
@@ -68,11 +69,14 @@ def evaluate_models(
         before_chunk: Called before each chunk of images; may raise to stop.
         batch_statistics: Where the statistics of batch normalisation come from; recorded for the
             models that have any.
+        oracle: Whether they, or a network that guides them, learnt from targets; recorded if so.
     """
     records = []
     for name, model in models.items():
         known = batch_statistics is not None and has_batch_statistics(model)
-        rule = {"batch_statistics": batch_statistics} if known else {}
+        rule: dict[str, Any] = {"batch_statistics": batch_statistics} if known else {}
+        if oracle:
+            rule["oracle"] = True
         for domain, images in domains.items():
             result = evaluate_domain(model, images, size=size, before_chunk=before_chunk)
             records.append({"model": name, "domain": domain, **result, **rule})

@@ -25,7 +25,7 @@ RECONSTRUCTION, ORACLE = "reconstruction", "oracle"
 MARKS = {RECONSTRUCTION: "†", ORACLE: "‡"}
 EXPLAINED = {
     RECONSTRUCTION: "reconstruction: neither code nor values were published for this data",
-    ORACLE: "is given a network that was trained elsewhere",
+    ORACLE: "oracle: learnt from targets, or is given a network that was trained elsewhere",
 }
 SELECTION: Rule = "source-val"  # the rule that any run can follow: its own validation images
 _MB = 1e6
@@ -310,7 +310,8 @@ def _marks(run: RunResult) -> tuple[str, ...]:
     data, called = str(run.config["benchmark"]), str(run.config.get("recipe") or "")
     names = (called, str(run.config["method"]))
     found = [RECONSTRUCTION] if any(is_reconstruction(name, data) for name in names) else []
-    return (*found, ORACLE) if run.settings is not None and run.settings.is_oracle else (*found,)
+    given = run.settings is not None and run.settings.is_oracle
+    return (*found, ORACLE) if given or run.saw_targets else (*found,)
 
 
 def _relative(row: Row, reference: Row | None, plain: Row | None) -> Row:

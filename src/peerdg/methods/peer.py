@@ -9,7 +9,7 @@ from typing import Any, Self, TypeGuard
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
@@ -17,17 +17,14 @@ from peerdg.averages.base import Average
 from peerdg.averages.settings import SnapshotRule
 from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import ConfigError
-from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.losses.info_nce import info_nce
 from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
 from peerdg.methods.clean import Clean, CleanBatches, CleanImages, as_clean
+from peerdg.methods.comparison import compare_with_frozen, frozen_features, projection_of
 from peerdg.methods.features import FeatureTable
 from peerdg.methods.gradients import gradient_norms, probe_batch, unchanged_buffers
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier, has_batch_statistics
-from peerdg.models.projection import projection_head
-from peerdg.stages import stage
 
 
 class PEER(Method):
@@ -58,7 +55,6 @@ class PEER(Method):
             one tensor `[N, 3, H, W]`, a `DataLoader` that shuffles or a list of batches. Only for a
             tensor: if a `Batch` gives its `index`, the task model's features are looked up in a
             table that is computed once per period, from the first such batch on.
-        teacher: A frozen classifier that guides the proxy in place of the task model.
         trained_statistics: Evaluate and deploy F with the mean of its snapshots' batch statistics.
             F still guides the proxy with recalibrated ones, so training is unchanged and a second
             copy of F is kept.
@@ -66,8 +62,7 @@ class PEER(Method):
             measured at the start of each period and recorded; `scale="gradient"` needs it.
 
     Raises:
-        ConfigError: If the settings ask for something that the given `average` does not do, or the
-            teacher has features of another width.
+        ConfigError: If the settings ask for something that the given `average` does not do.
     """
 
     pull: Tensor
@@ -85,7 +80,6 @@ class PEER(Method):
         augment: Augment | None = None,
         average: Average | None = None,
         clean: Clean | None = None,
-        teacher: Classifier | None = None,
         trained_statistics: bool = False,
         probe: Batch | None = None,
     ) -> None:
@@ -100,8 +94,7 @@ class PEER(Method):
         self.twin: Snapshots | None = None  # of the average, with other batch statistics
         if trained_statistics and has_batch_statistics(model) and _recalibrates(self.average):
             self.twin = self.average.twin(model, bn="average")
-        self.projection = _projection(self.settings, model.feature_dim)
-        self.teacher = _frozen(teacher, model.feature_dim) if teacher else None
+        self.projection = projection_of(self.settings, model.feature_dim)
         self.table = FeatureTable()
         self.probe = probe
         if probe is None and self.settings.scale == "gradient":
@@ -168,30 +161,16 @@ class PEER(Method):
         """F with the batch statistics that guide the proxy; see `networks` for the deployed one."""
         return self.average.model
 
-    @property
-    def regulator(self) -> Classifier:
-        """What guides the proxy: the task model, unless a teacher was given."""
-        return self.teacher or self.task
-
-    @stage("regulariser")
     def _regulariser(self, batch: Batch, x_bar: Tensor, h: Tensor, h_bar: Tensor) -> Tensor:
-        """BT or InfoNCE between the regulator's and the proxy's projected features."""
-        match self.settings.views:
-            case "clean_aug":
-                return self._compare(self._clean_features(batch), h_bar)
-            case "aug_clean":
-                return self._compare(self._regulator_features(x_bar), h)
-            case "both_same":
-                clean = self._compare(self._clean_features(batch), h)
-                return clean + self._compare(self._regulator_features(x_bar), h_bar)
-
-    def _compare(self, h_f: Tensor, h_p: Tensor) -> Tensor:
-        with torch.set_grad_enabled(self.settings.head_grad_target):
-            z_f = self.projection(h_f)
-        z_p = self.projection(h_p)
-        if self.settings.regulariser == "info-nce":
-            return info_nce(z_p, z_f, tau=self.settings.tau)
-        return barlow_twins(z_f, z_p, lam=self.settings.lam)
+        """BT or InfoNCE between the task model's and the proxy's projected features."""
+        return compare_with_frozen(
+            self.settings,
+            self.projection,
+            h,
+            h_bar,
+            clean=lambda: self._clean_features(batch),
+            augmented=lambda: self._task_features(x_bar),
+        )
 
     def _scaled(self, regulariser: Tensor) -> Tensor:
         """The regulariser as `settings.scale` asks for it, still without its weight w."""
@@ -229,33 +208,27 @@ class PEER(Method):
     def _clean_features(self, batch: Batch) -> Tensor:
         """H_f(x), looked up if it was computed for this period."""
         known = self.table.lookup(batch.index)
-        return self._regulator_features(batch.images) if known is None else known
+        return self._task_features(batch.images) if known is None else known
 
-    @stage("regulator features")
-    @torch.no_grad()
-    def _regulator_features(self, images: Tensor) -> Tensor:
-        # In float32 under autocast too: a table is computed between epochs, where there is none.
-        with torch.autocast(images.device.type, enabled=False):
-            return self.regulator.features(images)
+    def _task_features(self, images: Tensor) -> Tensor:
+        return frozen_features(self.task, images)
 
     def _refresh_features(self) -> None:
         """Between two updates H_f(x) does not change: it is computed once for all clean images."""
         wanted = self.settings.cache_features and self.settings.views != "aug_clean"
         if not wanted or self.settings.regulariser == "none":
             return
-        if self.teacher is None and self.average.follows_steps:
+        if self.average.follows_steps:
             return
         if isinstance(self.clean, CleanImages):  # of other batches the rows are not known
-            version = 0 if self.teacher else self.average.version
-            self.table.refresh(version, self.clean, self._regulator_features)
+            self.table.refresh(self.average.version, self.clean, self._task_features)
 
     def _forget_features(self, _: Any) -> None:
         self.table.forget()  # the loaded weights have other features
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the augmentation, the clean images, and the teacher if one is named."""
-        teacher = context.load_model(settings.teacher) if settings.teacher else None
+        """Needs the augmentation and the clean images."""
         kind = context.average.kind[0] if context.average.kind else settings.own_average
         average: Average
         if (rule := context.snapshots_of(kind)) is None:
@@ -270,7 +243,6 @@ class PEER(Method):
             augment=context.augment,
             average=average,
             clean=context.clean,
-            teacher=teacher,
             trained_statistics=context.batch_statistics == "trained",
             probe=probe_batch(context, settings.gradient_images)
             if settings.gradient_images > 1
@@ -303,13 +275,6 @@ class PEER(Method):
         """`"task"`, once it has a snapshot and if its recalibrated average is evaluated."""
         done = _recalibrates(self.deployed_average) and self.clean is not None
         return frozenset({"task"} if done and self.average.count else ())
-
-    def train(self, mode: bool = True) -> "PEER":
-        """Keep the teacher in eval mode; `Average.train` does so for the task model."""
-        super().train(mode)
-        if self.teacher is not None:
-            self.teacher.eval()
-        return self
 
     @property
     def _own_averages(self) -> list[Average]:
@@ -359,26 +324,3 @@ def _require_agreement(settings: Settings, average: Average) -> None:
 def _recalibrates(average: Average) -> TypeGuard[Snapshots]:
     """Whether each update recomputes the average's batch statistics."""
     return isinstance(average, Snapshots) and average.bn == "recalibrate"
-
-
-def _projection(settings: Settings, feature_dim: int) -> nn.Module:
-    """R, trained or frozen; the identity if there is none."""
-    if settings.head == "none":
-        return nn.Identity()
-    head = projection_head(
-        feature_dim,
-        settings.head_dim,
-        layers=settings.head_layers,
-        hidden_dim=settings.head_hidden,
-        norm=settings.head_norm,
-    )
-    return head.requires_grad_(settings.head == "trained")
-
-
-def _frozen(teacher: Classifier, feature_dim: int) -> Classifier:
-    if teacher.feature_dim != feature_dim:
-        raise ConfigError(
-            f"The teacher has {teacher.feature_dim} features, the model {feature_dim}.",
-            hint="End the teacher's encoder with a linear layer that maps to the model's width.",
-        )
-    return teacher.requires_grad_(False).eval()

@@ -22,14 +22,14 @@ class Recipe:
         summary: One line for people.
         method: The objective.
         average: What averages the network it trains; None leaves that to the objective.
-        options: Sections of a config file, e.g. `{"augment": {"kind": "randconv"}}`.
+        options: As in a config file, e.g. `{"augment": {"kind": "randconv"}}`.
         reconstruction: Where there is neither released code nor published values for it.
     """
 
     summary: str
     method: str
     average: str | None = None
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     reconstruction: Reconstruction = "no"
 
     @property
@@ -42,11 +42,11 @@ class Recipe:
     def flags(self) -> str:
         """What it is short for on the command line."""
         average = [] if self.average is None else [f"--average {self.average}"]
-        rest = [
-            _flag(section, name, value)
-            for section, values in self.options.items()
-            for name, value in values.items()
-        ]
+        rest = []
+        for key, value in self.options.items():
+            inside = value.items() if isinstance(value, Mapping) else ()
+            rest += [_flag(f"{key}.", name, inner) for name, inner in inside]
+            rest += [] if isinstance(value, Mapping) else [_flag("", key, value)]
         return " ".join([f"--method {self.method}", *average, *rest])
 
     def describes(self, tables: Mapping[str, Any]) -> bool:
@@ -67,6 +67,11 @@ RECIPES = {
         "RandAugment with SWAD: the mean over the flat part of the validation loss",
         method="randaugment",
         average="swad",
+    ),
+    "oracle-erm": Recipe(
+        "ERM on source and targets: an oracle, e.g. to guide a student; never a fair baseline",
+        method="erm",
+        options={"oracle": True},
     ),
     "peer-no-average": Recipe(
         "PEER without averaging: the task model is the proxy's latest snapshot",
@@ -172,11 +177,11 @@ COMBINATIONS = {
 
 
 def _flag(section: str, name: str, value: Any) -> str:
-    """An option as one types it: `--augment.num-ops 2`, `--peer.no-average`."""
+    """An option as one types it: `--augment.num-ops 2`, `--peer.no-average`, `--oracle`."""
     name = name.replace("_", "-")
     if isinstance(value, bool):
-        return f"--{section}.{name if value else f'no-{name}'}"
-    return f"--{section}.{name} {value}"
+        return f"--{section}{name if value else f'no-{name}'}"
+    return f"--{section}{name} {value}"
 
 
 def _contains(tables: Mapping[str, Any], part: Mapping[str, Any]) -> bool:

@@ -67,6 +67,12 @@ def aliases_of(name: str) -> dict[str, str]:
     return dict(getattr(_module(name), "ALIASES", {}))
 
 
+def model_options_of(name: str) -> tuple[str, ...]:
+    """The options of a method that name a trained network."""
+    known = fields(settings_of(name)) if name in method_names() else ()
+    return tuple(f.name for f in known if f.metadata.get("names_model"))
+
+
 def tiny_options_of(name: str) -> dict[str, Any]:
     """Options of a method for a run of a few seconds."""
     return dict(getattr(_module(name), "TINY", {}))

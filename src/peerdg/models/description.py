@@ -71,6 +71,7 @@ class Training:
     settings: dict[str, Any]
     selection: str
     train_seed: int | None = None
+    oracle: bool = False
     batch_statistics: str | None = None
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     calibration: Calibration | None = None

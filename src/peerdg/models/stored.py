@@ -23,7 +23,13 @@ from torch import Tensor, nn
 
 from peerdg.config import plain
 from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
-from peerdg.files import open_regular, replace_atomically, sha256, usual_mode
+from peerdg.files import (
+    open_regular,
+    replace_atomically,
+    require_own_files,
+    sha256,
+    usual_mode,
+)
 from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
@@ -197,6 +203,17 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
         raise DamagedError(f"The model in {folder} is damaged: {error}.", hint=HINT) from error
     _require_finite(model, folder)
     return model.eval(), description
+
+
+def model_folder(path: Path) -> Path:
+    """The model of a run folder, or the folder itself if it is a model folder.
+
+    Raises:
+        DamagedError: If the folder holds a link, pipe or device.
+    """
+    if any(os.path.lexists(path / part) for part in ("model", DESCRIPTION)):
+        require_own_files(path)
+    return path / "model" if (path / "model").is_dir() else path
 
 
 def _require_finite(model: nn.Module, folder: Path) -> None:

@@ -105,7 +105,13 @@ class RunResult:
         called = self.config.get("recipe")
         usual = own_augment_of(called or method)
         other = self.augments and usual not in (None, self.augment_kind)
-        return f"{called or name}+{self.augment_kind}" if other else str(called or name)
+        name = f"{called or name}+{self.augment_kind}" if other else str(called or name)
+        return f"{name} (oracle)" if self.saw_targets and "oracle" not in name else name
+
+    @property
+    def saw_targets(self) -> bool:
+        """Whether it, or a network that it was given, learnt from targets: it is an oracle."""
+        return self.inputs.oracle or bool(self.config.get("oracle"))
 
     @property
     def augment_kind(self) -> str:
@@ -165,6 +171,9 @@ class RunResult:
         if self.inputs.weights_sha256 is not None:
             name = Path(self.config["weights"]).name
             options["weights"] = f"{name}@{self.inputs.weights_sha256[:_SHORT_HASH]}"
+        for option, digest in self.inputs.models.items():
+            name = Path(str(options.get(option))).name
+            options[option] = f"{name}@{digest[:_SHORT_HASH]}"
         if self.config["backbone"] == OWN:
             options[NETWORK] = self.inputs.network or UNKNOWN
         if self.augments:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_type_hints
 from peerdg.data.registry import OWN_DATA
 from peerdg.errors import DamagedError, DataError, PeerdgError, PeerdgWarning
 from peerdg.files import read_text, replace_atomically, sha256
-from peerdg.methods.registry import method_names, settings_of
+from peerdg.methods.registry import method_names, model_options_of, settings_of
 from peerdg.models.names import is_weights_file
 from peerdg.report.result import RunResult
 from peerdg.run.folder import RunFolder, read_run_config
@@ -269,6 +269,11 @@ def _without_places(config: dict[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in config.items() if k not in MAY_CHANGE}
     if kept.get("weights"):
         kept["weights"] = Path(kept["weights"]).name
+    own = dict(kept.get(kept["method"], {}))
+    for name in model_options_of(kept["method"]):
+        if isinstance(own.get(name), str):
+            own[name] = Path(own[name]).name
+            kept[kept["method"]] = own
     return kept
 
 

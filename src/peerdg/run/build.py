@@ -1,6 +1,5 @@
 """Make the parts of a run from its options: data, network, method."""
 
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,13 +18,12 @@ from peerdg.data.benchmarks.disk import check_root
 from peerdg.data.classes import check_class_map
 from peerdg.data.domain import Domain
 from peerdg.data.registry import benchmark
-from peerdg.data.splits import Splits
+from peerdg.data.splits import Splits, with_targets
 from peerdg.errors import (
     ConfigError,
     PeerdgWarning,
 )
 from peerdg.evaluate.accuracy import evaluate_domain
-from peerdg.files import require_own_files
 from peerdg.methods.base import Method, RunContext
 from peerdg.methods.registry import implementation_of
 from peerdg.models.backbones import build_classifier
@@ -35,12 +33,8 @@ from peerdg.models.classifier import (
 )
 from peerdg.models.names import check_backbone, has_normalisation
 from peerdg.models.pretrained import initialise
-from peerdg.models.stored import (
-    DESCRIPTION,
-    how_far,
-    load_stored,
-)
 from peerdg.rng import seeded
+from peerdg.run.given_models import load_given
 from peerdg.run.settings import RunConfig
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.source import Source
@@ -49,7 +43,8 @@ from peerdg.train.source import Source
 def load_splits(config: RunConfig, classes: tuple[str, ...] | None = None) -> Splits:
     """The configured data, with all labels in the order of `classes`; default: the source's."""
     data, root = benchmark(config.benchmark), data_root(config)
-    return match_classes(data.load(config.data, root=root, targets=config.targets), classes)
+    splits = match_classes(data.load(config.data, root=root, targets=config.targets), classes)
+    return with_targets(splits) if config.oracle else splits
 
 
 def data_root(config: RunConfig) -> Path | None:
@@ -193,7 +188,7 @@ def _context(
         steps=steps,
         image_size=source.size,
         validation_loss=_validation_loss(validation, source.size),
-        load_model=load_teacher,
+        load_model=load_given,
     )
 
 
@@ -233,22 +228,3 @@ def _validation_loss(validation: Domain | None, size: int) -> ValidationLoss | N
     if validation is None:
         return None
     return lambda model: float(evaluate_domain(model, validation, size=size)["loss"])
-
-
-def load_teacher(path: str) -> Classifier:
-    """The model of a run or model folder; warns if it comes from an unfinished run."""
-    teacher, description = load_stored(model_folder(Path(path)))
-    if far := how_far(description):
-        warnings.warn(f"The teacher in {path} was {far}.", PeerdgWarning, stacklevel=2)
-    return teacher
-
-
-def model_folder(path: Path) -> Path:
-    """The model of a run folder, or the folder itself if it is a model folder.
-
-    Raises:
-        DamagedError: If the folder holds a link, pipe or device.
-    """
-    if any(os.path.lexists(path / part) for part in ("model", DESCRIPTION)):
-        require_own_files(path)
-    return path / "model" if (path / "model").is_dir() else path

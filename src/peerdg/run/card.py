@@ -111,7 +111,13 @@ def _what_it_is(
     if stored != size:
         pixels = markdown_text(f"{stored} x {stored} pixels")
         text += f" Files are first decoded to {pixels}, as in training."
-    if training:
+    if training.get("oracle"):
+        text += (
+            " **It is an oracle:** it, or a network that guided it, learnt from domains that it is "
+            "judged on. Its accuracy on them says nothing about unseen domains, and no method may "
+            "be compared with it."
+        )
+    elif training:
         source = markdown_text(training["source"])
         text += (
             f" It was trained on one domain ({source}) to hold up on domains that it has not seen."
@@ -204,7 +210,7 @@ def _results(training: Mapping[str, Any], far: str | None) -> list[str]:
     if not measured:
         return ["## Accuracy", "", "None is recorded.", ""]
     rows = [
-        [name, _accuracy(result), f"{result['n']:,}", _meaning(name)]
+        [name, _accuracy(result), f"{result['n']:,}", _meaning(name, training)]
         for name, result in measured.items()
     ]
     parts = [
@@ -230,11 +236,13 @@ def _accuracy(result: Mapping[str, Any]) -> str:
     return accuracy_text(result["accuracy"], result["n"], digits=2, with_n=False)
 
 
-def _meaning(domain: str) -> str:
+def _meaning(domain: str, training: Mapping[str, Any]) -> str:
     if domain == VALIDATION:
         return "images like those it learnt from, but unseen"
     if domain.startswith(CRAFTED):
         return "distorted copies of validation images: a guess at unseen domains"
+    if training.get("oracle"):
+        return "oracle: a domain that it, or a network that guided it, learnt from"
     return "a domain it never saw; never used to choose anything"
 
 

@@ -14,8 +14,7 @@ from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
 from peerdg.models.combination import MOST_MEMBERS
 from peerdg.models.description import is_ensemble, read_description
-from peerdg.models.stored import DESCRIPTION, how_far, load_stored
-from peerdg.run.build import model_folder
+from peerdg.models.stored import DESCRIPTION, how_far, load_stored, model_folder
 from peerdg.run.started import read_inputs
 from peerdg.text import storable
 

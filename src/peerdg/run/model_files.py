@@ -29,6 +29,7 @@ from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import peak_memory
 from peerdg.run.record import training_record
 from peerdg.run.settings import RunConfig
+from peerdg.run.started import read_inputs
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 
@@ -66,7 +67,14 @@ def model_writer(
         backbone=config.backbone,
         image_size=source.size,
         stored_size=splits.train.image_size[0],
-        training=training_record(config, splits, own, None, batch_norm=has_batch_statistics(model)),
+        training=training_record(
+            config,
+            splits,
+            own,
+            None,
+            batch_norm=has_batch_statistics(model),
+            oracle=read_inputs(run.manifest_file).oracle,
+        ),
         progress=progress,
     )
     as_stored = nullcontext() if records is not None else _as_stored(config, source.clean, method)
@@ -122,7 +130,12 @@ def finish(
         image_size=size,
         stored_size=splits.train.image_size[0],
         training=training_record(
-            config, splits, mine, detail, batch_norm=has_batch_statistics(model)
+            config,
+            splits,
+            mine,
+            detail,
+            batch_norm=has_batch_statistics(model),
+            oracle=read_inputs(run.manifest_file).oracle,
         ),
         progress=training_progress(
             epoch=method.learnt_epochs(config.train.epochs),

@@ -20,6 +20,7 @@ def training_record(
     validation: Detail | None,
     *,
     batch_norm: bool,
+    oracle: bool = False,
 ) -> dict[str, Any]:
     """Data, method, settings and results of a run, for the model's card.
 
@@ -29,6 +30,7 @@ def training_record(
         records: The last evaluations of the deployed model, one for each domain.
         validation: Its results on the source's validation images in detail, if there are any.
         batch_norm: Whether it has batch normalisation; if so, the rule of its statistics is named.
+        oracle: Whether it, or a network that guided it, learnt from targets.
     """
     tables = config.tables()
     settings = {
@@ -52,6 +54,7 @@ def training_record(
         **({} if config.train_seed is None else {"train_seed": config.train_seed}),
         "settings": settings,
         **({"batch_statistics": config.batch_statistics} if batch_norm else {}),
+        **({"oracle": True} if oracle else {}),
         "selection": SELECTION,
         "accuracy": {r["domain"]: {"accuracy": r["accuracy"], "n": r["n"]} for r in records},
         "calibration": validation

@@ -16,7 +16,7 @@ from peerdg.data.classes import parse_class_map
 from peerdg.data.domain import Domain
 from peerdg.data.progress import showing
 from peerdg.data.registry import benchmark
-from peerdg.data.splits import Splits
+from peerdg.data.splits import Splits, with_targets
 from peerdg.errors import (
     NumericalError,
     PeerdgWarning,
@@ -50,6 +50,7 @@ from peerdg.run.checkpointer import Checkpointer
 from peerdg.run.checks import check_batches, check_fit, space_needed
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, RunPlan
+from peerdg.run.given_models import given_record, require_same_models
 from peerdg.run.hardware import find_device, has_bf16, peak_memory
 from peerdg.run.manifest import (
     added_record,
@@ -102,6 +103,7 @@ def execute(
     if splits is not None:
         class_map = parse_class_map(config.data.class_map)
         splits = match_classes(splits, classes, class_map=class_map)
+        splits = with_targets(splits) if config.oracle else splits
     if run.done:
         splits = _check_finished(config, run, splits, classes)
     if run.done:  # still: new data may have started it anew
@@ -198,6 +200,7 @@ def _assemble(
     """The network for data that is loaded, and everything that must fit together."""
     device = find_device(config.device)
     inputs = _fingerprints(config, model)  # before anything changes the network
+    inputs |= given_record(config)
     check_batches(config, len(splits.train))
     config.average.check_validation(available=splits.validation is not None)
     source = Source(
@@ -274,6 +277,7 @@ def _begin(config: RunConfig, run: RunFolder, parts: _Parts) -> None:
     run.begin()
     check_manifest(config, run, parts.splits, device, parts.inputs)
     require_same_layers(run, parts.adapted.added)
+    require_same_models(run, parts.inputs.get("models", {}))
     require_same_augmentation(config, run)
     run.failure_file.unlink(missing_ok=True)
 
@@ -331,6 +335,7 @@ def _train(
                 domains=parts.domains,
                 size=source.size,
                 batch_statistics=config.batch_statistics,
+                oracle=bool(parts.inputs.get("oracle")),
             ),
             as_evaluated=partial(_as_evaluated, config, source.clean),
             checkpoints=checkpointer,

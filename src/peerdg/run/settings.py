@@ -74,6 +74,9 @@ class RunConfig:
     share_pretraining: bool = option(
         True, "start from the stored pre-training of an equal run, or store it for others"
     )
+    oracle: bool | None = option(
+        None, "learn from the targets as well: an oracle, which is never a fair baseline"
+    )
     keep_snapshots: bool = option(False, "keep the trained network's weights at every evaluation")
     data: Any = None
     pretrain: PhaseSettings = field(default_factory=PhaseSettings)
@@ -281,6 +284,11 @@ def _refuse_two_budgets(layers: tuple[Mapping[str, Any], ...]) -> None:
 def notes(config: RunConfig) -> list[str]:
     """What a person should know about a legal but surprising configuration."""
     said = list(config.method_settings.notes(config.train.epochs))
+    if config.oracle:
+        said.append(
+            "An oracle: it learns from the targets that it is judged on. Records, tables and its "
+            "card say so."
+        )
     return said if config.method_settings.averages_start else [*said, *_snapshot_notes(config)]
 
 

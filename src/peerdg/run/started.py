@@ -6,7 +6,7 @@ Free of torch, like the run folder: a changed config is refused before anything 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Started:
         hardware: Where it was started; manifests of the first version do not have it.
         augmentation: `peerdg.augment.REVISION`; manifests of the first version do not have it.
         added_layers: What the method adds to the network.
+        models: SHA-256 of the weights of networks that the method is given, by option.
     """
 
     data: dict[str, str]
@@ -67,6 +68,7 @@ class Started:
     hardware: Hardware | None = None
     augmentation: int = 1
     added_layers: tuple[AddedLayer, ...] = ()
+    models: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,8 @@ class Inputs:
         trained: The observed network that learns; None if the run is older than the record, or
             has not come to its main phase.
         deployed: The observed network that ships; None likewise.
+        models: SHA-256 of the weights of networks that the method is given, by option.
+        oracle: Whether the run, or a network that it is given, learnt from targets.
     """
 
     network: str | None = None
@@ -90,6 +94,8 @@ class Inputs:
     augmentation: int | None = within(at_least=1, default=1)
     trained: str | None = None
     deployed: str | None = None
+    models: dict[str, str] = field(default_factory=dict)
+    oracle: bool = False
 
 
 def read_inputs(manifest: Path) -> Inputs:
@@ -147,6 +153,8 @@ def identity(manifest: Path) -> str | None:
     inputs = read_inputs(manifest)
     network: list[Any] = [inputs.network, inputs.network_weights, inputs.weights_sha256]
     network += map(plain, started.added_layers)
+    if started.models:
+        network.append(started.models)
     text = json.dumps([started.config_hash, started.data, network], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -25,7 +25,9 @@ class Settings(MethodSettings):
         None, "modules whose outputs are compared; default: stem and every stage"
     )
     oracle: str | None = option(
-        None, "run or model folder of the frozen network; default: what the main phase starts from"
+        None,
+        "run or model folder of the frozen network; default: what the main phase starts from",
+        names_model=True,
     )
     rate: float = option(10.0, "learning rate of the variances, times the network's", above=0)
     variance: float = option(0.1, "where each variance starts", above=1e-5)

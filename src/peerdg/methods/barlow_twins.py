@@ -1,0 +1,75 @@
+"""Barlow Twins on two views of one network, beside cross-entropy: PEER without a second model."""
+
+from typing import Any, Self
+
+import torch.nn.functional as F
+
+from peerdg.augment.policy import Policy
+from peerdg.augment.protocol import Augment
+from peerdg.methods.base import Batch, Method, RunContext, Terms
+from peerdg.methods.comparison import compare, projection_of, summed
+from peerdg.methods.settings.barlow_twins import Settings
+from peerdg.methods.views import augment_ahead, augmented_view, both_views
+from peerdg.models.classifier import Classifier
+
+
+class BarlowTwins(Method):
+    """Train P = C∘H to answer both views, with features that agree on them.
+
+    With x̄ = G(x), minimise over P and the projection head R
+
+        L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H(x)), R(H(x̄)))
+
+    where gradients flow through both views, as in Zbontar et al., "Barlow Twins", ICML 2021,
+    https://arxiv.org/abs/2103.03230. It is Eq. (3) of PEER, https://arxiv.org/abs/2505.12745, with
+    the proxy in the place of the task model, and shows what the task model adds.
+
+    Args:
+        model: The network P.
+        settings: Every switch of the method.
+        augment: G, re-drawn by `start_epoch`.
+    """
+
+    if_diverged = ", or the regulariser's weight (--barlow-twins.w)"
+
+    def __init__(
+        self,
+        model: Classifier,
+        settings: Settings | None = None,
+        *,
+        augment: Augment | None = None,
+    ) -> None:
+        super().__init__()
+        self.settings = settings or Settings()
+        self.augment = augment or Policy()
+        self.model = model
+        self.projection = projection_of(self.settings, model.feature_dim)
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the augmentation."""
+        return cls(model, settings, augment=context.augment)
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Use the policy of period `epoch // k`."""
+        return {"policy": self.augment.redraw(epoch // self.settings.k)}
+
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        """x̄ for a few steps ahead."""
+        return augment_ahead(batches, self.augment)
+
+    def loss(self, batch: Batch) -> Terms:
+        """Cross-entropy on both views and the weighted regulariser."""
+        x, x_bar, y = batch.images, augmented_view(batch, self.augment), batch.labels
+        joint = self.settings.joint_views
+        (h, h_bar), (logits, logits_bar) = both_views(self.model, x, x_bar, joint=joint)
+        ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
+        if self.settings.regulariser == "none":
+            return summed(ce, ce_bar)
+        regulariser = compare(self.settings, self.projection, h, h_bar)
+        return summed(ce, ce_bar, regulariser, w=self.settings.w)
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
