@@ -173,4 +173,4 @@ def test_a_recipe_is_a_reconstruction_if_it_or_its_objective_is(mirage, monkeypa
 def test_a_network_from_elsewhere_makes_an_oracle():
     assert not any(settings_of(name)().is_oracle for name in method_names())
     assert settings_of("miro")(oracle="runs/large").is_oracle
-    assert settings_of("peer")(teacher="runs/large").is_oracle
+    assert settings_of("teacher")(model="runs/large").is_oracle
