@@ -152,10 +152,16 @@ def test_the_table_says_what_is_shared_failed_or_a_reconstruction(table):
 
 
 def test_a_network_from_elsewhere_is_marked():
-    teacher = {"peer": {"k": 1, "teacher": "runs/large"}}
-    marked = bench_table({"peer": [run("peer", 0, options=teacher)]})
-    assert marked.rows[0].marks == ("oracle",) and marked.rows[0].label == "peer ‡"
+    teacher = {"teacher": {"k": 1, "model": "runs/large"}}
+    marked = bench_table({"teacher": [run("teacher", 0, options=teacher)]})
+    assert marked.rows[0].marks == ("oracle",) and marked.rows[0].label == "teacher ‡"
     assert "trained elsewhere" in marked.notes()[0]
+
+
+def test_a_run_that_learnt_from_targets_is_marked():
+    marked = bench_table({"erm": [run("erm", 0, options={"oracle": True})]})
+    assert marked.rows[0].marks == ("oracle",)
+    assert "oracle: learnt from targets" in marked.notes()[0]
 
 
 def test_a_method_without_a_finished_run_keeps_its_row():
