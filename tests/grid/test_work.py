@@ -89,7 +89,7 @@ def test_a_nan_and_a_killed_process_stop_no_other_run(tmp_path: Path):
     }  # fmt: skip
     assert (bench.runs / "erm-0/model/model.safetensors").stat().st_mtime_ns == weights
     assert "The run peer-0 failed" in again.page.read_text()
-    alone = trained_run(found.groups[2].run(0), tmp_path / "alone")
+    alone = trained_run(found.groups[2].runs(0)[0], tmp_path / "alone")
     assert RunFolder(bench.runs / "randaugment-0").metrics.read() == alone.records
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -13,10 +14,10 @@ from peerdg.grid.children import Failure
 from peerdg.grid.display import BenchDisplay, Silence
 from peerdg.grid.estimate import Progress, count_pretrainings, time_left
 from peerdg.grid.folder import BenchFolder, Existing
-from peerdg.grid.plan import Plan
+from peerdg.grid.plan import Group, Plan
 from peerdg.grid.report import write_bench
 from peerdg.grid.table import BenchTable, bench_table
-from peerdg.grid.views import views
+from peerdg.grid.views import combined_view, views
 from peerdg.grid.work import Estimate, Work, cores, estimate, threads_each
 from peerdg.report.figures import pyplot
 from peerdg.report.result import RunResult
@@ -72,11 +73,12 @@ class Preview:
         """One row for each group of methods that come from the same runs."""
         rows = []
         for group in self.plan.groups:
-            done = sum(self.progress.is_done(group.run(seed)) for seed in self.plan.seeds)
+            runs = self.plan.runs_of(group)
+            done = sum(map(self.progress.is_done, runs))
             time = self.estimate.times.get(group.name)
             each = "-" if time is None else duration(time.pretraining + time.rest)
             members = ", ".join(member.method for member in group.members)
-            rows.append([members, str(len(self.plan.seeds)), str(done), each])
+            rows.append([members, str(len(runs)), str(done), each])
         return Table(["methods from one run", "runs", "finished", "about each"], rows)
 
     def sentences(self) -> list[str]:
@@ -85,7 +87,7 @@ class Preview:
 
     def _shared(self) -> list[str]:
         plan, found = self.plan, []
-        alone = len(plan.methods) * len(plan.seeds)
+        alone = sum(len(group.members) * len(plan.runs_of(group)) for group in plan.groups)
         if len(plan.runs) < alone:
             found.append(
                 f"Shared: {len(plan.runs)} runs in place of {alone}, since averages only watch."
@@ -97,6 +99,10 @@ class Preview:
                 f"Pre-training: {different} different ones for {len(pretrained)} runs; equal ones "
                 "are trained once and kept in the cache."
             )
+        for group in plan.groups:
+            if group.combination is not None:
+                count = group.combination.members
+                found.append(f"Combined: {group.name} makes one model of {count} runs per seed.")
         return found
 
     def _time(self) -> str:
@@ -202,8 +208,14 @@ def run_bench(
     plan = preview.plan
     bench = BenchFolder.open(out, plan, existing=existing)
     try:
+        combined = [
+            bench.has_result(group, seed)
+            for seed, group in product(plan.seeds, plan.groups)
+            if group.combination is not None
+        ]
         shown = Silence() if console is None else BenchDisplay(
-            console, total=len(plan.runs), done=preview.done, left=preview.left
+            console, total=len(plan.runs) + len(combined), done=preview.done + sum(combined),
+            left=preview.left,
         )  # fmt: skip
         try:
             work = Work(
@@ -234,7 +246,7 @@ def _concluded(
         error.exit_code = first.code
         raise error
     failed = {
-        member.method: sum(group.run(seed).name in failures for seed in plan.seeds)
+        member.method: sum(_has_failed(group, seed, failures) for seed in plan.seeds)
         for group in plan.groups
         for member in group.members
     }
@@ -245,13 +257,25 @@ def _concluded(
     return Bench(table, page, failures)
 
 
+def _has_failed(group: Group, seed: int, failures: Mapping[str, Failure]) -> bool:
+    names = {group.result(seed), *(run.name for run in group.runs(seed))}
+    return not names.isdisjoint(failures)
+
+
 def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
-    """The finished runs of each method, in the order of the methods."""
+    """The finished runs and combinations of each method, in the order of the methods."""
     found: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
-    for run in plan.runs:
-        if bench.is_done(run):
-            for method, view in views(run, read_run(bench.run_folder(run))).items():
-                found[method].append(view)
+    for seed, group in product(plan.seeds, plan.groups):
+        if not bench.has_result(group, seed):
+            continue
+        runs = group.runs(seed)
+        results = [read_run(bench.run_folder(run)) for run in runs]
+        if group.combination is not None:
+            folder = bench.combined_folder(group, seed)
+            found[group.name].append(combined_view(group, seed, folder, results))
+            continue
+        for method, view in views(runs[0], results[0]).items():
+            found[method].append(view)
     return found
 
 

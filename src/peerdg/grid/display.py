@@ -125,7 +125,7 @@ class BenchDisplay:
 
     Args:
         console: Where to write; standard error by convention.
-        total: Runs of the bench.
+        total: Runs and combinations of the bench.
         done: Those that are complete already.
         left: Seconds that the others take; None if not known.
         clock: Seconds; only differences count.

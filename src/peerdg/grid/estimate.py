@@ -10,7 +10,7 @@ from typing import Any
 
 from peerdg.errors import PeerdgError
 from peerdg.grid.folder import BenchFolder
-from peerdg.grid.plan import Group, Plan, PlannedRun
+from peerdg.grid.plan import Plan, PlannedRun
 from peerdg.report.result import RunResult
 from peerdg.report.runs import read_run
 from peerdg.run.forecast import Costs, PhaseCosts, RunPlan
@@ -102,9 +102,9 @@ class Progress:
         epochs = [r["epoch"] for r in found.records if r.get("phase") == "train"]
         return min(1.0, max(epochs, default=0) / max(1, run.config.train.epochs))
 
-    def of_group(self, group: Group) -> list[RunResult]:
-        """What was begun of a group, whatever the seed."""
-        return [r for name, r in self.results.items() if name.rpartition("-")[0] == group.name]
+    def of(self, runs: Iterable[PlannedRun]) -> list[RunResult]:
+        """Those of the runs that were begun."""
+        return [self.results[run.name] for run in runs if run.name in self.results]
 
 
 def time_left(

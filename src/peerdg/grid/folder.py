@@ -2,6 +2,7 @@
 
     bench.toml       methods, seeds and the options of all runs
     runs/            a run folder for each group of methods and seed
+    combined/        the models that are made of several runs
     logs/            what the process of each run wrote to standard error
     report.md        table, figures, records: made anew at the end of each call
 
@@ -29,7 +30,7 @@ from peerdg.files import (
     require_real_folder,
     writing,
 )
-from peerdg.grid.plan import Plan, PlannedRun, make_plan, plan_changes
+from peerdg.grid.plan import Group, Plan, PlannedRun, make_plan, plan_changes
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.lock import LOCK, OWNER, FolderLock
 from peerdg.run.settings import refuse_difference, resolve
@@ -59,6 +60,7 @@ class BenchFolder:
         self.path = path
         self.options_file = path / "bench.toml"
         self.runs = path / "runs"
+        self.combined = path / "combined"
         self.logs = path / "logs"
         self._lock = FolderLock(path, _LOCK)
 
@@ -104,9 +106,13 @@ class BenchFolder:
         """Where a run is."""
         return self.runs / run.name
 
-    def log_file(self, run: PlannedRun) -> Path:
-        """Where its process writes what is wrong."""
-        return self.logs / f"{run.name}.log"
+    def combined_folder(self, group: Group, seed: int) -> Path:
+        """Where the model is that the runs of a seed are combined to."""
+        return self.combined / group.result(seed)
+
+    def log_file(self, name: str) -> Path:
+        """Where the process of a run, or of a combination, writes what is wrong."""
+        return self.logs / f"{name}.log"
 
     def check(self, plan: Plan) -> None:
         """Refuse to go on with a bench that has other options, or runs that have.
@@ -136,15 +142,23 @@ class BenchFolder:
         return RunFolder(self.run_folder(run)).done
 
     def is_complete(self, plan: Plan) -> bool:
-        """Whether all runs are."""
-        return self.holds_bench and all(map(self.is_done, plan.runs))
+        """Whether everything is."""
+        return self.holds_bench and all(
+            self.has_result(group, seed) for group in plan.groups for seed in plan.seeds
+        )
+
+    def has_result(self, group: Group, seed: int) -> bool:
+        """Whether the run of a seed is complete, or the model that its runs are combined to."""
+        if group.combination is None:
+            return all(map(self.is_done, group.runs(seed)))
+        return self.combined_folder(group, seed).is_dir()
 
     def _refuse_links(self) -> None:
         with writing(self.path):  # its name may be too long even to look at it
             for name in (*_OURS, self.options_file.name):
                 refuse_entry(self.path / name)
             refuse_hard_link(self._lock.file)
-            for folder in (self.runs, self.logs):
+            for folder in (self.runs, self.combined, self.logs):
                 require_real_folder(folder)
 
     def _require_bench_or_nothing(self) -> None:
@@ -199,7 +213,7 @@ class BenchFolder:
 
     def _clear(self) -> None:
         """Remove everything that a bench makes."""
-        for folder in (self.runs, self.logs):
+        for folder in (self.runs, self.combined, self.logs):
             remove(folder)
         remove(self.options_file)  # last: until here the folder still says that it holds a bench
 

@@ -2,7 +2,8 @@
 
 Averages only watch a training, so methods that differ in nothing but the average they deploy come
 from one run that is watched by all of them; the network of that run is the method without an
-average. Free of torch, so that a misspelt method is answered at once.
+average. A combination has several runs of each seed. Free of torch, so that a misspelt method is
+answered at once.
 """
 
 import json
@@ -15,7 +16,7 @@ from peerdg.averages.settings import KINDS, OPTIONS_OF
 from peerdg.config import Change, did_you_mean, difference
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
-from peerdg.methods.recipes import RECIPES
+from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.run.settings import MAY_CHANGE, RunConfig, resolve
 
@@ -30,11 +31,14 @@ class Member:
 
     Args:
         method: Its name, as it was asked for.
-        config: What `peerdg train --method` runs for it; the seed is that of any run.
+        config: What `peerdg train --method` runs for it, or for a run of a combination; the seed
+            is that of any run.
+        combination: What its runs are combined to, if it is one.
     """
 
     method: str
     config: RunConfig
+    combination: Combination | None = None
 
     @property
     def average(self) -> str | None:
@@ -64,7 +68,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Group:
-    """Methods that come from the same run of each seed.
+    """Methods that come from the same run of each seed, or one method that is several runs.
 
     Args:
         members: One, or several that differ only in the average they deploy.
@@ -98,9 +102,34 @@ class Group:
             together |= {name: getattr(average, name) for name in names}
         return replace(first, recipe=None, average=replace(first.average, **together))
 
-    def run(self, seed: int) -> PlannedRun:
-        """Its run with this seed."""
-        return PlannedRun(f"{self.name}-{seed}", replace(self.config, seed=seed), self)
+    @property
+    def combination(self) -> Combination | None:
+        """What its runs are combined to, if it is one."""
+        return self.members[0].combination
+
+    def runs(self, seed: int) -> tuple[PlannedRun, ...]:
+        """Its runs with this seed: one, or those of a combination."""
+        if self.combination is None:
+            return (PlannedRun(self.result(seed), replace(self.config, seed=seed), self),)
+        return tuple(
+            PlannedRun(f"{self.result(seed)}-{number}", self._combined_config(number, seed), self)
+            for number in range(self.combination.members)
+        )
+
+    def result(self, seed: int) -> str:
+        """The name of what comes out of a seed: the run's, or that of the combined model."""
+        return f"{self.name}-{seed}"
+
+    def _combined_config(self, number: int, seed: int) -> RunConfig:
+        combination, config = self.combination, self.config
+        assert combination is not None  # noqa: S101  (narrows the type)
+        options = combination.options(number, seed=seed, lr=config.train.lr)
+        return replace(
+            config,
+            seed=options["seed"],
+            train_seed=options.get("train_seed"),
+            train=replace(config.train, **options.get("train", {})),
+        )
 
 
 @dataclass(frozen=True)
@@ -126,7 +155,7 @@ class Plan:
         """Methods by the run they come from, in the order of the first of each."""
         found: dict[tuple[str, int], list[Member]] = {}
         for member in self.members.values():
-            text, copy = _training_of(member.config), 0
+            text, copy = _training_of(member), 0
             # Of two methods with one kind of average, and other options of it, each has its run.
             while member.average in {m.average for m in found.get((text, copy), ())}:
                 copy += 1
@@ -136,7 +165,13 @@ class Plan:
     @cached_property
     def runs(self) -> tuple[PlannedRun, ...]:
         """Every training, all groups of a seed before the next seed."""
-        return tuple(group.run(seed) for seed in self.seeds for group in self.groups)
+        return tuple(
+            run for seed in self.seeds for group in self.groups for run in group.runs(seed)
+        )
+
+    def runs_of(self, group: Group) -> list[PlannedRun]:
+        """Every training of a group."""
+        return [run for seed in self.seeds for run in group.runs(seed)]
 
     @property
     def data(self) -> str:
@@ -162,14 +197,16 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
     _check_options(options, methods)
     members, notes = {}, {}
     for method in methods:
-        config, chosen = _resolve({**_options_of(method, options), "method": method})
-        if config.name != method:
+        combination = COMBINATIONS.get(method)
+        trained = method if combination is None else combination.member
+        config, chosen = _resolve({**_options_of(trained, options), "method": trained})
+        if config.name != trained:
             raise ConfigError(
                 f"With these options, '{method}' is not what its name stands for: its average or "
                 "augmentation is given.",
                 hint=f"Leave them out, or leave '{method}' out of --methods.",
             )
-        members[method] = Member(method, config)
+        members[method] = Member(method, config, combination)
         notes.update(dict.fromkeys(chosen))
     return Plan(tuple(methods), tuple(seeds), dict(options), members, tuple(notes))
 
@@ -200,11 +237,15 @@ def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
     return config, []
 
 
-def _training_of(config: RunConfig) -> str:
+def _training_of(member: Member) -> str:
     """All that decides what is trained; averages that only watch do not.
 
-    A method with an average of its own learns from it, so its kind stays part of the text.
+    A method with an average of its own learns from it, so its kind stays part of the text. A
+    combination needs the deployed models of its runs, so it shares none.
     """
+    config = member.config
+    if member.combination is not None:
+        return member.method
     tables = config.tables(unset=True)
     del tables["recipe"]
     if config.method_settings.own_average is None:
@@ -218,6 +259,7 @@ def _place(member: Member) -> int:
 
 
 def _objective(method: str) -> str:
+    method = COMBINATIONS[method].member if method in COMBINATIONS else method
     return RECIPES[method].method if method in RECIPES else method
 
 
@@ -232,7 +274,7 @@ def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _average_of(method: str) -> str | None:
     """The kind of average that a method deploys, if it does."""
-    recipe = RECIPES.get(method)
+    recipe = RECIPES.get(COMBINATIONS[method].member if method in COMBINATIONS else method)
     asked = None if recipe is None else recipe.average
     return asked or settings_of(_objective(method)).own_average
 
@@ -247,7 +289,7 @@ def _average_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_methods(methods: Sequence[str]) -> None:
-    known = (*method_names(), *RECIPES)
+    known = (*method_names(), *RECIPES, *COMBINATIONS)
     if not methods:
         raise ConfigError("No method is given.", hint="Name some with --methods a,b,c.")
     for method in methods:

@@ -1,16 +1,21 @@
-"""The run of each method, out of a run that several methods share.
+"""The run of each method: out of one that several methods share, or of several that it combines.
 
 What a shared run observed of one average, and of its own network, is bit for bit what the run of
 that method alone would have: averages only watch. So its view has the options, the records and the
 deployed network of that run, and every table and figure takes it for one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from peerdg.grid.plan import Member, PlannedRun
+from peerdg.errors import ConfigError
+from peerdg.grid.plan import Group, Member, PlannedRun
+from peerdg.models.description import read_description
 from peerdg.report.result import RunResult
+
+COMBINED = "combined"  # the name under which the model was evaluated
 
 
 def views(run: PlannedRun, result: RunResult) -> dict[str, RunResult]:
@@ -18,6 +23,48 @@ def views(run: PlannedRun, result: RunResult) -> dict[str, RunResult]:
     if not run.group.is_shared:
         return {run.group.members[0].method: result}
     return {member.method: _view(member, run, result) for member in run.group.members}
+
+
+def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunResult]) -> RunResult:
+    """A model that was made of several runs, as a run that was evaluated once, at its end.
+
+    Its time is that of all of them, its memory that of the one which needed most.
+
+    Args:
+        group: The combination.
+        seed: Of the whole.
+        folder: The model folder.
+        members: The runs it was made of.
+
+    Raises:
+        ConfigError: If the model was not evaluated, because the data is not there.
+        DamagedError: If its description is damaged.
+    """
+    config = replace(group.config, seed=seed, recipe=group.name)
+    training = read_description(folder / "model.json")["training"]
+    if not training.get("accuracy"):
+        raise ConfigError(
+            f"{folder} was not evaluated, since its data was not there.",
+            hint="Remove it, and give the same command again.",
+        )
+    rule = {key: training[key] for key in ("batch_statistics",) if key in training}
+    records = [
+        {"kind": "evaluation", "phase": "train", "epoch": config.train.epochs, "model": COMBINED,
+         "domain": domain, **found, **rule}
+        for domain, found in training["accuracy"].items()
+    ]  # fmt: skip
+    events = [e for m in members for e in m.events if e["event"] == "epoch" or "peak_memory" in e]
+    return RunResult(
+        path=folder,
+        config=config.tables(),
+        status="done",
+        records=records,
+        events=events,
+        folder=members[0].folder,
+        fingerprints=members[0].fingerprints,
+        inputs=replace(members[0].inputs, trained=COMBINED, deployed=COMBINED),
+        combined_from=tuple(member.path.name for member in members),
+    )
 
 
 def _view(member: Member, run: PlannedRun, result: RunResult) -> RunResult:

@@ -7,8 +7,9 @@ signal stops all of them; each saves its state, and the next call goes on from t
 import os
 import queue
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from peerdg.grid.display import Shown
 from peerdg.grid.estimate import Progress, RunTime, time_left
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import Group, Plan, PlannedRun
-from peerdg.run.forecast import duration
 from peerdg.train.signals import StopRequest, stop_on_signals
 
 LOOK_SECONDS = 0.2  # between two looks at the stop request
@@ -58,8 +58,12 @@ def estimate(
     Raises:
         PeerdgError: If the data or a network cannot be used; nothing was trained then.
     """
-    to_do = [g for g in plan.groups if not all(progress.is_done(g.run(s)) for s in plan.seeds)]
-    times = {g.name: t for g in to_do if (t := RunTime.of_runs(progress.of_group(g))) is not None}
+    to_do = [g for g in plan.groups if not all(map(progress.is_done, plan.runs_of(g)))]
+    times = {
+        group.name: time
+        for group in to_do
+        if (time := RunTime.of_runs(progress.of(plan.runs_of(group)))) is not None
+    }
     unknown = [group for group in to_do if group.name not in times]
     costs: dict[str, Any] = {}
     if unknown:
@@ -75,7 +79,8 @@ def _measured(
     groups: Sequence[Group], seed: int, threads: int | None, note: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """What a process of its own measures for each group; memory it takes is free again."""
-    configs = [replace(group.run(seed).config, threads=threads).tables() for group in groups]
+    first = [group.runs(seed)[0].config for group in groups]
+    configs = [replace(config, threads=threads).tables() for config in first]
     children = Children(threads)
     answers: list[dict[str, Any]] = []
     with stop_on_signals() as stop:
@@ -118,9 +123,24 @@ def error_of(failure: Failure) -> PeerdgError:
     return error
 
 
+@dataclass(frozen=True)
+class Task:
+    """Something that a process does.
+
+    Args:
+        name: Of the run or the combined model.
+        job: See `peerdg.grid.worker`.
+        describe: What came out of it, in a few words.
+    """
+
+    name: str
+    job: Mapping[str, Any]
+    describe: Callable[[], str]
+
+
 @dataclass
 class Work:
-    """Trains what is not finished.
+    """Trains what is not finished, and combines what is to be combined.
 
     Args:
         plan: What to train.
@@ -140,43 +160,71 @@ class Work:
     shown: Shown
     describe: Callable[[Path], str]
     failures: dict[str, Failure] = field(default_factory=dict)
-    _running: dict[str, tuple[PlannedRun, Child]] = field(default_factory=dict)
+    _running: dict[str, tuple[Task, Child]] = field(default_factory=dict)
     _progress: Progress | None = None
 
     def train(self) -> dict[str, Failure]:
-        """Train all runs that are not complete.
+        """Train all runs that are not complete, then combine those of a combination.
 
         Returns:
-            Why each run that failed has failed.
+            Why each run, or combination, that failed has failed.
 
         Raises:
             Stopped: If a signal asked for it; all runs under way have saved their state.
         """
         self._children = Children(self.threads)
-        pending = deque(run for run in self.plan.runs if not self.bench.is_done(run))
         with stop_on_signals() as stop:
             try:
-                while pending or self._running:
-                    while pending and len(self._running) < self.jobs:
-                        self._start(pending.popleft())
-                    self._listen()
-                    if stop:
-                        self._stop_all(stop)
+                self._do(map(self._training, self.plan.runs), stop)
+                self._do(self._combinations(), stop)
             finally:
                 for _, child in self._running.values():
                     child.kill()
         return self.failures
 
-    def _start(self, run: PlannedRun) -> None:
+    def _do(self, tasks: Iterable[Task | None], stop: StopRequest) -> None:
+        """Work off tasks, so many at once."""
+        pending = deque(task for task in tasks if task is not None)
+        while pending or self._running:
+            while pending and len(self._running) < self.jobs:
+                self._start(pending.popleft())
+            self._listen()
+            if stop:
+                self._stop_all(stop)
+
+    def _training(self, run: PlannedRun) -> Task | None:
+        """Train a run; None if it is complete."""
+        if self.bench.is_done(run):
+            return None
+        folder = self.bench.run_folder(run)
         job = {
             "job": "train",
             "config": replace(run.config, threads=self.threads or run.config.threads).tables(),
-            "out": str(self.bench.run_folder(run)),
+            "out": str(folder),
             "costs": self.estimate.costs.get(run.group.name),
         }
-        child = self._children.start(run.name, job, self.bench.log_file(run))
-        self._running[run.name] = (run, child)
-        self.shown.started(run.name)
+        return Task(run.name, job, lambda: self.describe(folder))
+
+    def _combinations(self) -> Iterator[Task]:
+        """Combine the runs of each seed that are complete."""
+        for seed, group in product(self.plan.seeds, self.plan.groups):
+            made, runs = group.combination, group.runs(seed)
+            if made is None or self.bench.has_result(group, seed):
+                continue
+            if all(map(self.bench.is_done, runs)):
+                job = {
+                    "job": "combine",
+                    "runs": [str(self.bench.run_folder(run)) for run in runs],
+                    "out": str(self.bench.combined_folder(group, seed)),
+                    "rule": made.rule,
+                    "outputs": made.outputs,
+                }
+                yield Task(group.result(seed), job, lambda: "combined")
+
+    def _start(self, task: Task) -> None:
+        child = self._children.start(task.name, task.job, self.bench.log_file(task.name))
+        self._running[task.name] = (task, child)
+        self.shown.started(task.name)
 
     def _listen(self) -> None:
         """Handle one message, if there is one."""
@@ -184,7 +232,7 @@ class Work:
             name, message = self._children.messages.get(timeout=LOOK_SECONDS)
         except queue.Empty:
             return
-        run, child = self._running[name]
+        task, child = self._running[name]
         match message.get("kind"):
             case "progress":
                 self.shown.progressed(name, message)
@@ -193,17 +241,15 @@ class Work:
             case "failed":
                 child.failure = _failure(message)
             case "end":
-                self._end(run, child)
+                self._end(task, child)
 
-    def _end(self, run: PlannedRun, child: Child) -> None:
-        del self._running[run.name]
+    def _end(self, task: Task, child: Child) -> None:
+        del self._running[task.name]
         failure = child.outcome()
         if failure is not None:
-            self.failures[run.name] = failure
-            text = f"failed: {failure.message}"
-        else:
-            text = self.describe(self.bench.run_folder(run))
-        self.shown.ended(run.name, text, left=self._time_left())
+            self.failures[task.name] = failure
+        text = task.describe() if failure is None else f"failed: {failure.message}"
+        self.shown.ended(task.name, text, left=self._time_left())
 
     def _time_left(self) -> float | None:
         self._progress = Progress.read(self.bench, self.plan, self._progress)
@@ -241,8 +287,3 @@ def _failure(message: Mapping[str, Any]) -> Failure:
 
 def _raise_stopped(stop: StopRequest, message: str) -> None:
     raise Stopped(message, signal_number=stop.signal_number or 2)
-
-
-def seconds_text(seconds: float | None) -> str:
-    """A duration, or that it is not known."""
-    return "unknown" if seconds is None else duration(seconds)

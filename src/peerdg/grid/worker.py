@@ -154,6 +154,18 @@ def measure(job: Mapping[str, Any], send: Send) -> None:
             send({"kind": "costs", "costs": asdict(costs), "time": seconds})
 
 
+def combine(job: Mapping[str, Any], send: Send) -> None:
+    """Make one model of several runs."""
+    from peerdg.run.combine import combine as combine_runs
+
+    combine_runs(
+        [Path(run) for run in job["runs"]],
+        Path(job["out"]),
+        rule=job["rule"],
+        outputs=job["outputs"],
+    )
+
+
 def _open(path: Path, config: RunConfig, send: Send) -> RunFolder:
     """Take the run folder; the process of a bench that was killed may still save its state."""
     deadline = time.monotonic() + PATIENCE
@@ -191,7 +203,7 @@ def main() -> int:
     warnings.simplefilter("always", PeerdgWarning)
     keep_memory()
     try:
-        {"train": train, "measure": measure}[job["job"]](job, _send)
+        {"train": train, "measure": measure, "combine": combine}[job["job"]](job, _send)
         return 0
     except Stopped as stopped:
         return stopped.exit_code

@@ -44,7 +44,11 @@ def findings(groups: Groups) -> list[str]:
         for a, b, also in _pairs(groups)
         if a in mean and b in mean
     ]
-    steady = [_steadiness(name, group) for name, group in groups.items() if group[0].averages]
+    steady = [
+        _steadiness(name, group)
+        for name, group in groups.items()
+        if group[0].averages and not group[0].combined_from
+    ]
     return messages + steady
 
 

@@ -61,6 +61,8 @@ class RunResult:
         inputs: What its manifest says about what the options only name.
         shared_with: Other methods that came from the same run, so that its time and memory are
             those of all of them.
+        combined_from: The runs that were combined to this result, if it is no single run; it has
+            one evaluation, at the end.
     """
 
     path: Path
@@ -73,6 +75,7 @@ class RunResult:
     fingerprints: dict[str, str] = field(default_factory=dict)
     inputs: Inputs = field(default_factory=Inputs)
     shared_with: tuple[str, ...] = ()
+    combined_from: tuple[str, ...] = ()
 
     @property
     def data(self) -> str:
@@ -137,7 +140,7 @@ class RunResult:
     @property
     def averages(self) -> bool:
         """Whether it deploys another network than the one that is trained."""
-        return self.deployed != self.trained
+        return self.deployed != self.trained or bool(self.combined_from)
 
     @property
     def average(self) -> dict[str, Any]:
@@ -181,6 +184,8 @@ class RunResult:
         options["batch_statistics"] = self.batch_statistics
         options.pop("pretrain.epoch_of", None)  # there is no pool yet
         options["train.epoch_of"] = self._epoch_of()
+        if self.combined_from:
+            options["combination"] = self.config.get("recipe")
         return options
 
     def _epoch_of(self) -> str:

@@ -170,6 +170,7 @@ class _Saved:
     fingerprints: dict[str, str] = field(default_factory=dict)
     inputs: Inputs = field(default_factory=Inputs)
     shared_with: tuple[str, ...] = ()
+    combined_from: tuple[str, ...] = ()
 
 
 def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[str, str]]]:
@@ -240,6 +241,7 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
             "fingerprints": run.fingerprints,
             "inputs": asdict(_with_weights(run)),
             **({"shared_with": run.shared_with} if run.shared_with else {}),
+            **({"combined_from": run.combined_from} if run.combined_from else {}),
         }
         for run in runs
     ]
@@ -309,4 +311,5 @@ def _loaded(saved: _Saved, path: Path) -> RunResult:
         fingerprints=saved.fingerprints,
         inputs=saved.inputs,
         shared_with=saved.shared_with,
+        combined_from=saved.combined_from,
     )

@@ -114,7 +114,9 @@ def settings_findings(runs: Sequence[RunResult]) -> list[str]:
 
 
 def choices(run: RunResult) -> dict[Rule, Choice]:
-    """What each rule chooses for the deployed model of a run."""
+    """What each rule chooses for the deployed model of a run; combined runs have one epoch only."""
+    if run.combined_from:
+        return {}
     return select(run.records, model=run.deployed)
 
 
