@@ -20,7 +20,7 @@ def epoch_batches(
     seed: int,
     key: tuple[str | int, ...],
 ) -> Iterator[tuple[Tensor, Batch]]:
-    """The rows and the batch of every step from `start` on.
+    """Yield the rows and the batch of every step from `start` on.
 
     What a batch holds does not depend on which others are prepared with it: a run that starts in
     the middle of an epoch gets the same.

@@ -8,7 +8,7 @@ from torch import Tensor
 from peerdg.errors import NumericalError
 from peerdg.train.state import TrainState
 
-EVERY = 50  # steps between two looks at a device that runs ahead of the program
+EVERY = 50  # steps between two checks on a device that runs asynchronously
 
 
 class _Seen(NamedTuple):
@@ -19,16 +19,16 @@ class _Seen(NamedTuple):
 
 
 class Guard:
-    """Refuses every update from the first loss or gradient on that is not finite.
+    """Refuses every update from the first non-finite loss or gradient on.
 
-    On a CPU each step is looked at before its update. Elsewhere reading a value would stop the
-    device, so it refuses by itself: fused optimizers skip their update while `found_inf` is 1, and
-    once set it stays. So the weights are those before the first bad step whenever it is noticed,
-    which is every `EVERY` steps, before every checkpoint and at the end of the epoch.
+    On a CPU each step is checked before its update. Elsewhere reading a value would synchronise the
+    device, which therefore refuses by itself: fused optimizers skip their update while `found_inf`
+    is 1, and once set it stays. The values are read every `EVERY` steps, before every checkpoint
+    and at the end of the epoch; the weights are then still those before the first bad step.
 
     Args:
-        state: What is trained.
-        every: Steps between two looks.
+        state: The state of the phase.
+        every: Steps between two checks.
     """
 
     def __init__(self, state: TrainState, *, every: int | None = None) -> None:
@@ -41,10 +41,10 @@ class Guard:
     def inspect(
         self, optimizer: torch.optim.Optimizer, rows: Tensor, terms: dict[str, Tensor]
     ) -> None:
-        """Look at a loss and the gradients of what `optimizer` trains, before its update.
+        """Check a loss and the gradients of the parameters of `optimizer`, before its update.
 
         Raises:
-            NumericalError: If this update or one since the last look was not finite.
+            NumericalError: If this update or one since the last check was not finite.
         """
         probe = self._probe(_gradients(optimizer))
         self._bad = torch.maximum(self._bad, (~_finite(terms, probe)).float())
@@ -55,17 +55,17 @@ class Guard:
             self.check()
 
     def check(self) -> None:
-        """Wait for the device and see whether all steps so far were finite.
+        """Synchronise the device and check that all steps so far were finite.
 
         Raises:
-            NumericalError: If not; it tells of the first that was not.
+            NumericalError: If not; it describes the first non-finite step.
         """
         seen, self._seen = self._seen, []
         if self._bad:
             raise self._error(next(s for s in seen if not _finite(s.terms, s.probe)))
 
     def check_weights(self) -> None:
-        """Check the weights too: a step can overflow, and after the last one no loss would tell.
+        """Check the weights too: the last step can overflow, and no later loss would reveal it.
 
         Raises:
             NumericalError: If a step so far or a weight is not finite.
@@ -89,9 +89,10 @@ class Guard:
         )
 
     def _probe(self, gradients: list[Tensor]) -> Tensor:
-        """Tells whether the gradient is finite: its norm, or where each step is looked at, its sum.
+        """Reduce the gradients to one value that is finite only if they are.
 
-        A GPU has one kernel for the norm of all weights; a CPU takes a third of the time to add.
+        That is their norm, or their sum if every step is checked: a GPU has one kernel for the norm
+        of all weights, and a CPU needs a third of the time for the sum.
         """
         if self.every > 1:
             return torch.nn.utils.get_total_norm(gradients)

@@ -1,4 +1,4 @@
-"""The training loop, all of it."""
+"""The training loop: epochs, evaluation and checkpoints of one phase (one step: `step.py`)."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,7 @@ class Checkpoints(Protocol):
     """Saves and restores states."""
 
     def restore(self, state: TrainState) -> None:
-        """Put `state` where a run to be resumed was in this phase."""
+        """Set `state` to the phase's last checkpoint, if there is one."""
 
     @property
     def is_due(self) -> bool:
@@ -50,17 +50,20 @@ class Checkpoints(Protocol):
         ...
 
     def save(self, state: TrainState, *, wait: bool = False) -> None:
-        """Take the state as it is now; with `wait` return when it is safe."""
+        """Save a copy of the state; with `wait`, return only when it is on disk."""
 
 
 class Records(Protocol):
-    """Receives what a phase has found."""
+    """Receives the losses and evaluations of a phase."""
 
     def epoch(self, state: TrainState, values: dict[str, Any], seconds: float) -> None:
         """An epoch ended."""
 
     def evaluation(self, state: TrainState, records: list[dict[str, Any]]) -> None:
-        """The observed models were evaluated, and still are as they were evaluated."""
+        """The observed models were evaluated.
+
+        Called while they still have the batch statistics used for evaluation.
+        """
 
     def stopped(self, state: TrainState, signal_number: int) -> NoReturn:
         """The state is saved; raise `Stopped`."""
@@ -73,10 +76,10 @@ class PhaseProgress(Protocol):
         """A phase begins, or goes on after `done` epochs and `step` steps."""
 
     def enter(self, activity: Activity) -> None:
-        """Something else is done from now on."""
+        """The run turns to another activity."""
 
     def working(self, what: str, share: float) -> None:
-        """Between two epochs, this share of some long work is done."""
+        """This share of long work at the start or end of an epoch is done."""
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
         """A step is complete."""
@@ -87,12 +90,13 @@ class PhaseProgress(Protocol):
 
 @dataclass(frozen=True)
 class Services:
-    """What a run offers to the phases it trains.
+    """The services of a run that its phases use.
 
     Args:
-        evaluate: Judges the observed models; its records are kept as they are.
-        as_evaluated: Given the method and what to call every few images, a context in which the
-            observed models are as they are to be evaluated; training goes on with what they were.
+        evaluate: Evaluates the observed models; its records are kept as they are.
+        as_evaluated: Given the method and a function to call every few images, returns a context
+            manager that swaps in the batch statistics used for evaluation and restores the
+            training ones on exit.
         checkpoints: Saves and restores states.
         records: Receives losses and evaluations.
         progress: Shows where training is.
@@ -109,10 +113,10 @@ class Services:
 
 @dataclass(frozen=True)
 class Phase:
-    """Pre-training or main training.
+    """One phase of a run: pre-training or main training.
 
     Args:
-        name: `"pretrain"` or `"train"`; its random streams carry it.
+        name: `"pretrain"` or `"train"`; part of every random seed of the phase.
         settings: Schedule and optimizer.
         evaluate_every: Epochs between evaluations; None for a phase that is not evaluated.
         bf16: Whether the loss is computed in bfloat16 where that is safe.
@@ -127,7 +131,7 @@ class Phase:
 def run_phase(
     phase: Phase, method: Method, source: Source, *, seed: int, services: Services
 ) -> None:
-    """Train `method` through one phase, from wherever its checkpoint says it was.
+    """Train `method` through one phase, resuming from its checkpoint if there is one.
 
     Args:
         phase: What to run.
@@ -138,7 +142,7 @@ def run_phase(
 
     Raises:
         Stopped: After saving, if asked to stop.
-        NumericalError: Before anything not finite reaches a weight.
+        NumericalError: If a loss or gradient is not finite, before it reaches a weight.
     """
     settings = phase.settings
     state = TrainState(phase.name, method, make_optimizers(method, settings), pool=source.pool)
@@ -184,7 +188,7 @@ class _Training:
         state.method.train()
         with (
             stage("start of epoch"),
-            _between_steps(self.source, state, self.services),
+            _interruptible(self.source, state, self.services),
             seeded(self.seed, "start", state.phase, state.epoch),
         ):
             return state.method.start_epoch(state.epoch)
@@ -203,7 +207,7 @@ class _Training:
             state.method, source, order, start=state.step, seed=seed, key=key
         ):
             self._take_step(batch, rows, key)
-            if state.step < steps:  # a finished epoch is concluded before it is saved
+            if state.step < steps:  # after the last step, `end_epoch` runs before the checkpoint
                 _save_if_due(state, self.guard, self.services)
 
     def _take_step(self, batch: Batch, rows: Tensor, key: tuple[str | int, ...]) -> None:
@@ -230,7 +234,7 @@ class _Training:
         self.guard.check_weights()
         with (
             stage("end of epoch"),
-            _between_steps(self.source, state, self.services),
+            _interruptible(self.source, state, self.services),
             seeded(self.seed, "end", state.phase, state.epoch),
         ):
             if state.followed is None:  # once, though a stop may interrupt what comes next
@@ -265,7 +269,8 @@ def _evaluate_if_due(phase: Phase, state: TrainState, services: Services) -> Non
             services.records.evaluation(state, records)
             services.progress.evaluated(state.epoch, records)
     except _GivenUp:
-        _stop_if_asked(state, services)  # only here: the models are again as they are trained
+        # Outside the `with`: the training batch statistics are restored.
+        _stop_if_asked(state, services)
         raise
 
 
@@ -307,8 +312,8 @@ def _stop_if_asked(state: TrainState, services: Services) -> None:
 
 
 @contextmanager
-def _between_steps(source: Source, state: TrainState, services: Services) -> Iterator[None]:
-    """Let the long work of a method be given up between its parts; a resumed run does it again.
+def _interruptible(source: Source, state: TrainState, services: Services) -> Iterator[None]:
+    """Allow a stop between the parts of a method's long work; a resumed run repeats the work.
 
     Raises:
         Stopped: After saving, if asked to stop before one of the parts.

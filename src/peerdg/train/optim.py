@@ -9,27 +9,31 @@ Optimizers = dict[str, torch.optim.Optimizer]
 
 
 def make_optimizers(method: Method, settings: PhaseSettings) -> Optimizers:
-    """The optimizers of `method` by name, with the phase's settings unless they have their own."""
+    """Make the optimizers of `method`, by name; a plan without a kind uses the phase's settings."""
     return {name: _make(plan, settings) for name, plan in method.optimizers().items()}
 
 
 def _make(plan: OptimizerPlan, settings: PhaseSettings) -> torch.optim.Optimizer:
-    own = plan if plan.kind is not None else settings
+    options = plan if plan.kind is not None else settings
     # torch keeps further keys of a group: `rate` scales the phase's rate in every epoch.
     groups = [
-        {"params": group.parameters, "lr": own.lr * group.rate, "rate": group.rate}
+        {"params": group.parameters, "lr": options.lr * group.rate, "rate": group.rate}
         for group in plan.groups
     ]
     kind = plan.kind or settings.optimizer
     if kind == "adam":
-        return torch.optim.Adam(groups, weight_decay=own.weight_decay, fused=True)
+        return torch.optim.Adam(groups, weight_decay=options.weight_decay, fused=True)
     return torch.optim.SGD(
-        groups, lr=own.lr, momentum=own.momentum, weight_decay=own.weight_decay, fused=True
+        groups,
+        lr=options.lr,
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+        fused=True,
     )
 
 
 def learning_rate(settings: PhaseSettings, epoch: int) -> float:
-    """Constant, or multiplied by `lr_gamma` every `lr_step` epochs."""
+    """The learning rate of an epoch: constant, or times `lr_gamma` every `lr_step` epochs."""
     if settings.lr_step is None:
         return settings.lr
     return settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)

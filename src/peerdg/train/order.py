@@ -9,10 +9,10 @@ from peerdg.train.settings import PhaseSettings
 
 
 def steps_per_epoch(settings: PhaseSettings, images: int, pool: int | None = None) -> int:
-    """Full batches in one pass (the incomplete last one is dropped), or what the settings say.
+    """Full batches in one pass (the incomplete last one is dropped), or `steps_per_epoch` if set.
 
     Args:
-        settings: Says how long a pass is.
+        settings: Options of the phase.
         images: Images of the source.
         pool: Images of the training pool, if a method has made some: with `epoch_of = "source"`
             an epoch is no longer for them, so that methods take the same number of steps.

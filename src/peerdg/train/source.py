@@ -54,7 +54,7 @@ class Source:
         self.pool = self._new_pool()
 
     def __len__(self) -> int:
-        """Images that batches are drawn from, with those that a method added unless it says so."""
+        """The number of images that batches are drawn from: the pool's or the domain's."""
         return len(self.pool) if self.batches_from == "pool" else len(self.domain)
 
     @property
@@ -77,7 +77,7 @@ class Source:
         )
 
     def change_pool(self, outcome: Outcome) -> None:
-        """Learn from the images that the end of an epoch brought, and not from those it dropped.
+        """Apply an epoch's additions and removals to the pool.
 
         Raises:
             ConfigError: If all additions together would leave the memory that images may take.

@@ -16,7 +16,7 @@ from peerdg.methods.pool import PoolImages, TrainingPool
 
 @dataclass
 class TrainState:
-    """Where training is, and what it has learnt.
+    """Position and weights of a phase in training.
 
     Args:
         phase: `"pretrain"` or `"train"`.
@@ -27,7 +27,7 @@ class TrainState:
         sums: Sum of each loss term over these steps.
         evaluated: Whether the evaluation that is due after `epoch` epochs was recorded.
         followed: What watched averages record of the end of the epoch; None before they followed.
-        pool: What it learns from, if that can change.
+        pool: The training images, if a method may add to them.
     """
 
     phase: str
@@ -59,7 +59,7 @@ class TrainState:
         return means
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the state, by a name that says where it belongs."""
+        """Every tensor of the state, keyed by `method.*`, `optimizer.*`, `sums.*`."""
         result = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         for name, optimizer in self.optimizers.items():
             for index, slots in optimizer.state_dict()["state"].items():
