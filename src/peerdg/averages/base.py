@@ -1,4 +1,4 @@
-"""What every average offers, and the arithmetic they share."""
+"""The interface of weight averages, and the arithmetic they share."""
 
 import abc
 import copy
@@ -17,8 +17,8 @@ ValidationLoss = Callable[[Classifier], float]
 class Average(nn.Module, abc.ABC):
     """A frozen classifier that follows a trained one.
 
-    All state is in parameters, buffers and extra state, so that a checkpoint holds it. `model`
-    serves a copy of the network at the start until the average has something of its own.
+    All state is in parameters, buffers and extra state, so that a checkpoint holds it. `model` is a
+    copy of the initial network until the first update.
     """
 
     follows_steps: ClassVar[bool] = False
@@ -26,7 +26,7 @@ class Average(nn.Module, abc.ABC):
 
     @property
     def follows_starts(self) -> bool:
-        """Whether it has to see the network before each epoch."""
+        """Whether `before_epoch` must be called before each epoch."""
         return False
 
     def missing(self, end_of_epoch: str) -> str:
@@ -38,7 +38,7 @@ class Average(nn.Module, abc.ABC):
         return "Call `follow_step` after each optimizer step."
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
-        """See the network before epoch `epoch`, counted from 0; may be called again on a resume."""
+        """Hook called before epoch `epoch`, counted from 0; called again if a run is resumed."""
         return
 
     def after_step(self, model: Classifier) -> None:
@@ -57,7 +57,7 @@ class Average(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def count(self) -> int:
-        """The number of networks in the average; 0 while it still serves the start."""
+        """The number of networks in the average; 0 while it is the initial network."""
 
     @property
     def version(self) -> int:
@@ -69,7 +69,7 @@ class Average(nn.Module, abc.ABC):
         return epoch
 
     def train(self, mode: bool = True) -> "Average":
-        """The average is never in train mode, whatever its owner is."""
+        """Stay in eval mode, even when the parent module is set to train mode."""
         return super().train(False)
 
 
@@ -102,7 +102,7 @@ def blend(average: nn.Module, model: nn.Module, weight: float) -> None:
 
 
 def require_finite(model: nn.Module) -> None:
-    """Refuse to average a network that is not finite: one NaN would stay for ever.
+    """Refuse to average a network that is not finite: one NaN would never leave the mean.
 
     Raises:
         NumericalError: If a weight or a batch statistic is not finite.

@@ -12,7 +12,7 @@ from peerdg.models.classifier import Classifier
 class _Moving(Average):
     """A copy that is blended with the network after every step.
 
-    The number of steps is no buffer: reading one from a GPU would wait for it in each step.
+    The step count is a Python int, not a buffer, to avoid a device sync per step.
     """
 
     follows_steps = True
@@ -33,10 +33,11 @@ class _Moving(Average):
         return self.steps
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """See that no step since the last epoch has left it not finite.
+        """Check that the average is finite.
 
         Raises:
-            NumericalError: If so. Looking after each step would make a device wait.
+            NumericalError: If it is not. Not checked after each step, which would cost a device
+                sync.
         """
         require_finite(self)
         return {}
@@ -55,7 +56,7 @@ class EMA(_Moving):
 
     With warm-up d is min(d, (1 + t) / (10 + t)) at step t, counted from 0, so that a short run does
     not average its random start (Tarvainen and Valpola, "Mean teachers", NeurIPS 2017,
-    https://arxiv.org/abs/1703.01780, use the same device with other constants; these are
+    https://arxiv.org/abs/1703.01780, use the same trick with other constants; these are
     TensorFlow's). Batch statistics are averaged with the same d.
 
     Args:

@@ -20,13 +20,13 @@ def make_average(
     steps: int,
     validation_loss: ValidationLoss | None,
 ) -> Average:
-    """The average `kind` of `model`.
+    """Make the average `kind` of `model`.
 
     Args:
         kind: A key of `KINDS`, or the name of a window of snapshots (`window_of`).
         model: The network to follow.
         settings: Options of all kinds.
-        k: Epochs between two snapshots, unless the settings say otherwise.
+        k: Epochs between two snapshots, unless `settings.k` is set.
         epochs: Epochs of the whole training.
         steps: Steps of an epoch.
         validation_loss: Loss of a network on the source's validation images, if there are any.

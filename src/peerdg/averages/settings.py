@@ -74,7 +74,7 @@ class AverageSettings:
 
         Args:
             kind: A key of `KINDS`, or one of `also`.
-            k: Epochs between two snapshots, unless the settings say otherwise.
+            k: Epochs between two snapshots, unless `self.k` is set.
             epochs: Epochs of the whole training.
         """
         if kind in self.also:

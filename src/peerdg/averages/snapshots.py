@@ -127,7 +127,7 @@ class Snapshots(Average):
         return {"snapshots": self.count}
 
     def learnt_epochs(self, epoch: int) -> int:
-        """Up to the last snapshot; before the first, the average is as it was given."""
+        """Epochs up to the last snapshot; before the first, the average is the initial network."""
         return max(0, int(self.epoch))
 
     @torch.no_grad()

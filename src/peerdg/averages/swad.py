@@ -11,7 +11,7 @@ from peerdg.models.classifier import Classifier
 
 
 class Valley(NamedTuple):
-    """Segments from `start` up to, but not including, `end`; None before convergence."""
+    """Segments from `start` up to, but not including, `end`."""
 
     start: int
     end: int
@@ -26,7 +26,8 @@ def valley(
     which it is the first. The threshold is their mean times 1 + `ratio`. The valley begins at c, or
     earlier: it takes in the segments right before c under the threshold, as far back as a queue of
     `tolerance` segments reaches at that moment. It goes on after c for as long as the smallest loss
-    of the next `tolerance` segments (of those there are, at the end) is under the threshold.
+    of the next `tolerance` segments (of those there are, at the end) is under the threshold. None
+    before convergence.
     """
     for c in range(len(losses) - converge + 1):
         row = losses[c : c + converge]
@@ -113,8 +114,8 @@ class SWAD(Average):
         return len(self.losses)
 
     def after_step(self, model: Classifier) -> None:
-        """Add the network to the segment; close it after the first and every f-th step."""
-        # The first segment has one step, as the authors' has; from then on each has f.
+        """Add the network to the segment; close it after the first, then every `every` steps."""
+        # The first segment has one step, as the authors' has.
         blend(self.segment, model, 1 / (self._open + 1))
         self.steps += 1
         if self._open == 0:
@@ -135,7 +136,7 @@ class SWAD(Average):
         return {"swad": list(found) if found else None}
 
     def learnt_epochs(self, epoch: int) -> int:
-        """Up to the last closed segment."""
+        """Epochs up to the last closed segment."""
         if epoch == self.epochs or not self.steps:
             return epoch
         return epoch * (self.steps - self._open) // self.steps
@@ -146,7 +147,10 @@ class SWAD(Average):
         return (self.steps - 1) % self.every if self.steps else 0
 
     def _close(self, loss: float) -> None:
-        """End the segment; the oldest one leaves the queue for the mean, or for ever."""
+        """Close the segment and queue it.
+
+        The oldest one moves from the queue into `mean` if it is in the valley, else is discarded.
+        """
         number, found = len(self.losses), self.valley
         leaving = number - self.tolerance
         if found is not None and found.start <= leaving < found.end:
