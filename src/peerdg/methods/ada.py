@@ -36,7 +36,7 @@ class ADA(Method):
       result does not depend on how many are computed at once.
     - `perturb`: the released code takes as many images as the source has from the shuffled pool of
       all images so far (`"sample"`); re-implementations take the whole pool, which doubles each
-      time (`"pool"`).
+      time (`"pool"`). `"source"` takes the images of the source.
     - `clip`: the released code does not clip. The pool holds 8-bit images, so z is clipped to
       [0, 1] and rounded when it is stored (`"end"`); re-implementations clip (`"steps"`).
     - `k`: 6 in the released code, 3 in M-ADA, ME-ADA and AdvST.
@@ -68,7 +68,7 @@ class ADA(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the training pool."""
+        """Build ADA with the run's training pool."""
         return cls(model, settings, pool=context.pool, chunks=context.chunks)
 
     def loss(self, batch: Batch) -> Terms:
@@ -77,14 +77,14 @@ class ADA(Method):
         return {"loss": loss, "ce": loss.detach()}
 
     def end_epoch(self, epoch: int) -> Outcome:
-        """Make images, if it is time to."""
+        """Generate adversarial images every `every` epochs, at most `k` times."""
         if not self.settings.makes_images(epoch):
             return Outcome()
         add, records = self.ascent.make(self.pool, self._rows())
         return Outcome(records, add=add)
 
     def bonus_for(self, x: Float[Tensor, "n 3 h w"]) -> Bonus | None:
-        """What images that start from x ascend besides: nothing, but for variants of ADA."""
+        """A further term of the objective of images that start from x, for variants; here none."""
         return None
 
     def _rows(self) -> Int64[Tensor, " n"]:

@@ -84,7 +84,7 @@ class AdvST(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the training pool."""
+        """Build AdvST with the run's training pool."""
         return cls(model, settings, pool=context.pool, chunks=context.chunks)
 
     def loss(self, batch: Batch) -> Terms:
@@ -103,7 +103,7 @@ class AdvST(Method):
         }
 
     def end_epoch(self, epoch: int) -> Outcome:
-        """Make a domain of the source, if it is time to; the oldest of more than k leaves."""
+        """Make a domain from the source when one is due; of more than k, drop the oldest."""
         if not self.settings.makes_images(epoch):
             return Outcome()
         # Shuffled, since images may be stored by class: a chain must not belong to a class.

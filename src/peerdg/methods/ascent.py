@@ -72,7 +72,7 @@ class Ascent:
         """The images after the ascent, clipped and rounded to 8 bits.
 
         Raises:
-            NumericalError: If the ascent leaves the finite numbers.
+            NumericalError: If an image becomes NaN or infinite.
         """
         z = self.ascend(images.float() / 255, labels)
         if not torch.isfinite(z).all():
@@ -105,7 +105,7 @@ class Ascent:
         labels: Int64[Tensor, " n"],
         bonus: Bonus | None,
     ) -> Float[Tensor, "n 3 h w"]:
-        """Of each image's own objective: the sum over images, whatever their number."""
+        """Per-image gradients; the objective is summed, so they do not depend on the batch size."""
         z = z.detach().requires_grad_()
         with torch.enable_grad():
             h = self.model.features(z)

@@ -49,7 +49,7 @@ class AscentSettings(MethodSettings, abc.ABC):
         return (epoch + 1) % self.every == 0 and (epoch + 1) // self.every <= self.k
 
     def pool_changes(self, images: int, epochs: int) -> tuple[PoolChange, ...]:
-        """As many images as the method says, k times."""
+        """Additions of `images_made` images, k times."""
         changes, size = [], images
         for epoch in range(epochs):
             made = 0

@@ -1,4 +1,4 @@
-"""What every method offers, to our loop or to yours."""
+"""The interface of a training method, for `train/loop.py` or a custom loop."""
 
 import abc
 import warnings
@@ -27,7 +27,7 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """Some training images and what may be known about them.
+    """A batch of training images with optional metadata.
 
     Args:
         images: Clean images, uint8 or floating point in [0, 1]; kept as uint8, to which the latter
@@ -106,11 +106,11 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the end of an epoch brings.
+    """What `end_epoch` returns to the loop.
 
     Args:
         records: What to record, as plain values.
-        reset: Names of optimizers that forget their state.
+        reset: Names of optimizers whose state is cleared.
         add: Images to add to the training pool; the next epoch learns from them, too.
         drop: How many of the earlier additions leave the pool, the oldest first.
     """
@@ -123,18 +123,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run offers to the method it builds; each takes what it needs.
+    """Data and options of a run from which `Method.build` makes the method.
 
     Args:
         seed: The run's seed.
         augment: The augmentation G of the run.
         average: Which averages follow the trained network, and their options.
-        clean: All clean images of the source, in shuffled chunks that know their rows and labels.
-        pool: What the run learns from: the images of the source, and those that a method added.
+        clean: All clean images of the source, in shuffled chunks with row indices and labels.
+        pool: The training images: those of the source, and those that a method added.
         batch_statistics: How batch-normalised networks are evaluated: with statistics of `clean`,
             or `"trained"`: with those that training left.
         passes: How often each clean image is seen in an epoch, on average; 0 if views are random.
-        period: The method's k: epochs between two snapshots, unless `average` says otherwise.
+        period: The method's k: epochs between two snapshots, unless `average.k` is set.
         epochs: Epochs of the main phase.
         steps: Steps of an epoch.
         image_size: Side of the images that the network sees.
@@ -174,7 +174,7 @@ class RunContext:
         return self.average.snapshots_of(kind, k=self.period, epochs=self.epochs)
 
     def make_average(self, kind: str, model: Classifier) -> Average:
-        """An average of one of the kinds that the run asks for."""
+        """Make an average of one of the kinds of `--average`."""
         return make_average(
             kind,
             model,
@@ -187,7 +187,7 @@ class RunContext:
 
 
 class Method(nn.Module, abc.ABC):
-    """What our loop, or yours, needs of a method.
+    """Base class of training methods.
 
     Most methods define a `loss` and leave `step` and `optimizers` as they are: then one optimizer
     trains all parameters that require a gradient. A method with several optimizers or several
@@ -198,7 +198,7 @@ class Method(nn.Module, abc.ABC):
     """
 
     averages_used: ClassVar[int] = 0
-    """How many of the averages that a run asks for are part of the method itself."""
+    """How many entries of `--average` the method consumes itself; the rest are watched."""
 
     own_deployed: ClassVar[str | None] = None
     """The key of `networks` to deploy even if averages are watched.
@@ -217,7 +217,7 @@ class Method(nn.Module, abc.ABC):
     @classmethod
     @abc.abstractmethod
     def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
-        """The method around `model`, with its `Settings` and what the run offers."""
+        """Build the method around `model` from its `Settings` and the context of the run."""
 
     @classmethod
     def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
@@ -234,10 +234,10 @@ class Method(nn.Module, abc.ABC):
         return model
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """Do at once, for a few steps of an epoch, what needs no weights.
+        """Precompute weight-independent work, such as augmentation, for several batches at once.
 
-        Only to save time: the loss of a batch is the same without it, and with any number of others
-        beside it. Your loop need not call it.
+        Only to save time: the loss of a batch does not depend on it, nor on the other batches. A
+        custom loop need not call it.
         """
         return batches
 
@@ -270,21 +270,21 @@ class Method(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def networks(self) -> dict[str, Classifier]:
-        """The method's networks that are worth evaluating, by name; what learns comes first."""
+        """The method's networks to evaluate, by name; the trained one comes first."""
 
     @property
     def trained(self) -> Classifier:
-        """The network that learns."""
+        """The trained network."""
         return next(iter(self.networks.values()))
 
     @property
     def averages(self) -> dict[str, Average]:
-        """Everything that averages the trained network, by the name under which it is observed."""
+        """All averages of the trained network, by their key in `observed`."""
         return {name: _as_average(module) for name, module in self.watched.items()}
 
     @property
     def observed(self) -> dict[str, Classifier]:
-        """What is worth evaluating during training, by name; what learns comes first."""
+        """The networks to evaluate during training, by name; the trained one comes first."""
         watched = {name: average.model for name, average in self.averages.items()}
         return {**self.networks, **watched}
 
@@ -295,12 +295,12 @@ class Method(nn.Module, abc.ABC):
 
     @property
     def deployed_name(self) -> str:
-        """The key of `observed` under which the deployed network stands."""
+        """The key of the deployed network in `observed`."""
         return self.own_deployed or next(iter(self.averages), None) or next(iter(self.networks))
 
     @property
     def deployed(self) -> Classifier:
-        """What a user ships; warns once if it is an average that has averaged nothing yet."""
+        """The network to deploy; warns once if it is an average of nothing yet."""
         average = self.averages.get(self.deployed_name)
         if average and average.count == 0 and not self._warned and self._has_learnt(average):
             self._warned = True
@@ -363,7 +363,7 @@ class Method(nn.Module, abc.ABC):
 
     @property
     def _end_of_epoch(self) -> str:
-        """What lets the deployed average follow the end of an epoch."""
+        """The function that calls `after_epoch` of the deployed average."""
         return "follow_epoch" if self.deployed_name in self.watched else "end_epoch"
 
     def _has_learnt(self, average: Average) -> bool:

@@ -21,7 +21,7 @@ class ERM(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
-        """Needs nothing but the network."""
+        """Build ERM; it uses nothing else of the run."""
         return cls(model)
 
     def loss(self, batch: Batch) -> Terms:

@@ -78,7 +78,7 @@ class L2D(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the size of the images."""
+        """Build L2D for the run's image size."""
         return cls(model, settings, size=context.image_size)
 
     @classmethod

@@ -82,7 +82,7 @@ class MADA(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the training pool."""
+        """Build M-ADA with the run's training pool."""
         return cls(model, settings, pool=context.pool, chunks=context.chunks)
 
     def loss(self, batch: Batch) -> Terms:

@@ -43,10 +43,10 @@ class MethodSettings:
     """The option that sets the period; None for a method that does the same in every epoch."""
 
     own_average: ClassVar[str | None] = None
-    """The kind of average that is part of the method, unless the run asks for another."""
+    """The kind of average that is part of the method, unless `--average` names another."""
 
     own_augment: ClassVar[str] = "randaugment"
-    """The kind of augmentation, if the method uses any, unless the run asks for another."""
+    """The kind of augmentation, if the method uses any, unless `--augment` names another."""
 
     batches_from: ClassVar[Literal["pool", "source"]] = "pool"
     """Which images batches are drawn from; with `"source"` the method takes images that it added

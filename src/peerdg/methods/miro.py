@@ -85,7 +85,7 @@ class MIRO(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the image size, the augmentation, and the oracle if one is named."""
+        """Build MIRO with the run's image size and augmentation, and the named oracle if any."""
         return cls(
             model,
             settings,
@@ -102,7 +102,7 @@ class MIRO(Method):
         return {"main": OptimizerPlan(groups)}
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """x̄ for a few steps ahead."""
+        """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment) if self.settings.augments else batches
 
     def loss(self, batch: Batch) -> Terms:

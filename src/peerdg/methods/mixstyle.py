@@ -46,7 +46,7 @@ class MixStyle(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs nothing but the network."""
+        """Build MixStyle; it uses nothing else of the run."""
         return cls(model)
 
     @classmethod

@@ -89,7 +89,7 @@ class PDEN(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs nothing of the run."""
+        """Build PDEN; it uses nothing else of the run."""
         return cls(model, settings)
 
     def optimizers(self) -> dict[str, OptimizerPlan]:

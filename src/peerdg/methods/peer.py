@@ -37,7 +37,7 @@ class PEER(Method):
         L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H_f(x)), R(H_p(x̄)))                       (Eq. 3)
 
     and every k epochs re-draw the policy of G, add P's weights to the snapshots Θ and set
-    θ_f = mean(Θ). P goes on from where it is. F is what gets deployed.
+    θ_f = mean(Θ). P itself is not reset. F is deployed.
 
     What the paper leaves open is a field of `Settings`, with our reading as the default: R is
     trained with P and gets gradients from both branches; Θ excludes the initial weights and
@@ -173,7 +173,7 @@ class PEER(Method):
         )
 
     def _scaled(self, regulariser: Tensor) -> Tensor:
-        """The regulariser as `settings.scale` asks for it, still without its weight w."""
+        """Scale the regulariser by `settings.scale`, without its weight w."""
         match self.settings.scale:
             case "sum":
                 return regulariser
@@ -214,13 +214,13 @@ class PEER(Method):
         return frozen_features(self.task, images)
 
     def _refresh_features(self) -> None:
-        """Between two updates H_f(x) does not change: it is computed once for all clean images."""
+        """Compute H_f(x) of all clean images once per update of F, between which it is constant."""
         wanted = self.settings.cache_features and self.settings.views != "aug_clean"
         if not wanted or self.settings.regulariser == "none":
             return
         if self.average.follows_steps:
             return
-        if isinstance(self.clean, CleanImages):  # of other batches the rows are not known
+        if isinstance(self.clean, CleanImages):  # only `CleanImages` has row indices
             self.table.refresh(self.average.version, self.clean, self._task_features)
 
     def _forget_features(self, _: Any) -> None:
@@ -228,7 +228,7 @@ class PEER(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the augmentation and the clean images."""
+        """Build PEER with the run's augmentation and clean images."""
         kind = context.average.kind[0] if context.average.kind else settings.own_average
         average: Average
         if (rule := context.snapshots_of(kind)) is None:
@@ -252,7 +252,7 @@ class PEER(Method):
         return method
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """x̄ for a few steps ahead."""
+        """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment) if self.settings.augment else batches
 
     @property
@@ -278,7 +278,7 @@ class PEER(Method):
 
     @property
     def _own_averages(self) -> list[Average]:
-        """What guides, and its twin if there is one."""
+        """The average that guides the proxy, and its twin if there is one."""
         return [average for average in (self.average, self.twin) if average is not None]
 
 
@@ -288,7 +288,7 @@ def _snapshots(
     clean: CleanImages | CleanBatches | None,
     rule: SnapshotRule | None = None,
 ) -> Snapshots:
-    """Θ as the settings ask for it; by default a snapshot every k epochs, all of them averaged."""
+    """Build the snapshot average from the settings; by default all snapshots, every k epochs."""
     rule = rule or SnapshotRule(settings.k)
     return Snapshots(
         model,

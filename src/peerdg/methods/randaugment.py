@@ -34,11 +34,11 @@ class AugmentedERM(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the augmentation."""
+        """Build the baseline with the run's augmentation."""
         return cls(model, settings, augment=context.augment)
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """x̄ for a few steps ahead."""
+        """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment)
 
     def loss(self, batch: Batch) -> Terms:

@@ -79,7 +79,7 @@ def tiny_options_of(name: str) -> dict[str, Any]:
 
 
 def is_reconstruction(name: str, data: str) -> bool:
-    """Whether nothing published says how a method or recipe is to be built for a data set.
+    """Whether no published code or paper specifies the method or recipe for this data set.
 
     A recipe is one if it or its objective is, and so is a combination of runs. Methods of other
     versions or plugins are none.

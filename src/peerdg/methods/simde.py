@@ -68,7 +68,7 @@ class SimDE(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs nothing of the run."""
+        """Build SimDE; it uses nothing else of the run."""
         return cls(model, settings)
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
@@ -82,7 +82,7 @@ class SimDE(Method):
         }
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Find out who guides whom in this epoch."""
+        """Set which classifier guides which generator in this epoch."""
         if self.settings.guidance == "alternating":
             self.switched = epoch % 2 == 0
         return {"switched": self.switched}

@@ -56,7 +56,7 @@ class Settings(MethodSettings):
 
     @property
     def adapts_before(self) -> Literal["pretrain", "train"]:
-        """The bottleneck comes as `bottleneck` says."""
+        """The phase given by `bottleneck`."""
         return self.bottleneck
 
     def check_images(self, side: int) -> None:

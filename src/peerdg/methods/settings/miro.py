@@ -36,10 +36,10 @@ class Settings(MethodSettings):
 
     @property
     def is_oracle(self) -> bool:
-        """With a frozen network that it did not start from."""
+        """True with a frozen network other than the initial one."""
         return self.oracle is not None
 
     @property
     def augments(self) -> bool:
-        """Only with both views."""
+        """True if both views are used."""
         return self.views == "both"

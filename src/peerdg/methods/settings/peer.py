@@ -64,16 +64,16 @@ class Settings(GuidedSettings):
 
     @property
     def augments(self) -> bool:
-        """Unless it is switched off."""
+        """Whether the proxy trains on augmented images."""
         return self.augment
 
     @property
     def averages_start(self) -> bool:
-        """Algorithm 1 to the letter does."""
+        """True with `include_init`, as in Algorithm 1 to the letter."""
         return self.include_init
 
     def check_average(self, kind: str, *, last: int | None = None) -> None:
-        """Refuse options of snapshots with another average, and a window of the one that counts.
+        """Refuse snapshot options with another average, and a window of snapshots without a mean.
 
         Snapshots may begin with the start, be one at a time, have a rule for batch statistics, or
         reset the proxy; others do not.
