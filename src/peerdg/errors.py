@@ -93,7 +93,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch on the CPU or an accelerator could not get memory."""
     if isinstance(error, MemoryError):
         return True
-    said = str(error)
+    message = str(error)
     return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator" in said or "out of memory" in said.lower()
+        "DefaultCPUAllocator" in message or "out of memory" in message.lower()
     )

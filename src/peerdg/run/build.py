@@ -72,8 +72,8 @@ def match_classes(
         class_map: For classes that targets call otherwise, the source's names.
 
     Raises:
-        ConfigError: If source and network do not have the same classes, or the map has a name that
-            nobody has.
+        ConfigError: If source and network do not have the same classes, or the map has an unknown
+            class name.
         DataError: If a target has a class that the source lacks.
     """
     source = splits.train.classes
@@ -96,13 +96,13 @@ def match_classes(
 
 
 def evaluated_domains(splits: Splits) -> dict[str, Domain]:
-    """What the observed models are judged on: the source's validation images, and the targets."""
+    """The natural domains of an evaluation: the source's validation images, and the targets."""
     validation = {} if splits.validation is None else {VALIDATION: splits.validation}
     return {**validation, **splits.targets}
 
 
 def judged_on(config: RunConfig, splits: Splits) -> dict[str, Domain]:
-    """`evaluated_domains`, and distorted copies of validation images if the run wants them."""
+    """`evaluated_domains`, and distorted copies of validation images unless `crafted` is off."""
     domains = evaluated_domains(splits)
     if config.crafted == "off" or splits.validation is None:
         return domains
@@ -121,7 +121,7 @@ def build_model(
     Args:
         config: The run's description.
         classes: Class names in label order.
-        note: Is told in a sentence which weights were loaded.
+        note: Called with a sentence describing the loaded weights.
     """
     check_backbone(config.backbone, config.weights)
     mean, std = None, None  # the backbone's: its weights expect no other
@@ -172,7 +172,7 @@ def adapt_network(config: RunConfig, network: Classifier, phase: str, size: int)
 def _context(
     config: RunConfig, source: Source, *, images: int, validation: Domain | None
 ) -> RunContext:
-    """What the run offers to its method; `images` of the source in all."""
+    """Make the `RunContext` of the method; `images` of the source in all."""
     steps = steps_per_epoch(config.train, images)
     seen = steps * config.train.batch_size
     return RunContext(

@@ -93,7 +93,7 @@ def calibrate(
                     models = len(method.observed)
                     to_recalibrate = models - len(method.recalibrated)
     except (RuntimeError, TypeError, NumericalError):
-        return None  # what else is wrong is met again by the run, which says so
+        return None  # other errors recur in the run itself and are reported there
     one_pass = per_image / models  # of one network, per image
     recalibration = one_pass * recalibrated_images * to_recalibrate
     finish = one_pass * (finish_images + recalibrated_images)

@@ -48,7 +48,7 @@ def model_card(
         return _card(description, load, remarks, normalises)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError(
-            f"What the model's folder says about its training is damaged: {error!r}.",
+            f"The training record of the model is damaged: {error!r}.",
             hint="Copy it again from its origin.",
         ) from error
 
@@ -219,7 +219,7 @@ def _results(training: Mapping[str, Any], far: str | None) -> list[str]:
         f"{when} ({markdown_text(training['selection'])}). Accuracies on fewer than "
         f"{FEW} images have their 95 % interval (Wilson) beside them.",
         "",
-        Table(["domain", "accuracy %", "images", "what it says"], rows).markdown(),
+        Table(["domain", "accuracy %", "images", "meaning"], rows).markdown(),
     ]
     calibration = training.get("calibration")
     if calibration:

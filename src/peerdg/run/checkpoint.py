@@ -101,7 +101,7 @@ def save_checkpoint(
         remove(gone)
     try:
         named = {digest for path in checkpoints(folder) for digest in _named_images(path)}
-    except DamagedError:  # nobody knows what a damaged checkpoint named
+    except DamagedError:  # unknown which images a damaged checkpoint needs: keep all
         return
     remove_unnamed(folder, named)
 
@@ -150,7 +150,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read and verify one checkpoint folder.
 
     Raises:
-        DamagedError: If a file is missing, changed, or not what its name says.
+        DamagedError: If a file is missing, or does not match its checksum or type.
     """
     try:
         manifest = conform(dict[str, _File], read_json(path / MANIFEST), path / MANIFEST)

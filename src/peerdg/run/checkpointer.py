@@ -1,4 +1,4 @@
-"""When a run is saved, by which thread, and where it goes on; `checkpoint` has the files."""
+"""Save and resume a run: when, by which thread, from where; `checkpoint` has the file format."""
 
 import time
 from typing import Any
@@ -28,7 +28,7 @@ from peerdg.train.state import TrainState
 
 
 class Checkpointer:
-    """Saves the states of a run, and knows where it goes on.
+    """Saves the states of a run, and restores the newest.
 
     Args:
         run: The run folder, held by this process.
@@ -76,7 +76,7 @@ class Checkpointer:
         return PHASES.index(self._pending.state["phase"]) > PHASES.index(phase)
 
     def restore(self, state: TrainState) -> None:
-        """Put `state` where the newest checkpoint was, if that was in the same phase."""
+        """Restore `state` from the newest checkpoint, if that is of the same phase."""
         if self._pending is not None and self._pending.state["phase"] == state.phase:
             pending = self._pending
             state.restore(pending.tensors, pending.state, pending.additions)
@@ -92,7 +92,7 @@ class Checkpointer:
 
     @stage("checkpoint")
     def save(self, state: TrainState, *, wait: bool = False) -> None:
-        """Take the state as it is now; it is written while training goes on.
+        """Save a copy of the state; it is written while training goes on.
 
         Args:
             state: What to save.
@@ -169,11 +169,11 @@ def _position(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _refuse_foreign(checkpoint: Checkpoint | None, run: str | None) -> None:
-    """Right checksums only say that nothing was changed, not that this run wrote it.
+    """Refuse a checkpoint that this run did not write: checksums only show that it is unchanged.
 
     Raises:
-        DamagedError: If it is of another run, of another position than its name says, or not
-            written by peerdg at all.
+        DamagedError: If it is of another run, its position does not match its name, or peerdg did
+            not write it.
     """
     if checkpoint is None:
         return

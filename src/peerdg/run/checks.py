@@ -1,4 +1,4 @@
-"""What is looked at before a run begins: that its parts fit each other, the memory and the disk."""
+"""Checks before a run begins: that its parts fit each other, the memory and the disk."""
 
 import copy
 import warnings
@@ -29,7 +29,7 @@ MODELS = 2  # the one that is there, and the one that takes its place
 
 
 def check_fit(model: Classifier, splits: Splits, size: int) -> None:
-    """Show the model one image of each domain before any work is done.
+    """Run one image of each domain through the model, before any work is done.
 
     Raises:
         DataError: If it cannot take it.

@@ -1,6 +1,6 @@
-"""What the number and size of a user's own images decide, each choice with its reason.
+"""Options chosen by the number and size of a user's own images, each with its reason.
 
-The choices fill in what the user did not say. They are kept in the run's config like anything else,
+The choices fill in what the user did not set. They are kept in the run's config like anything else,
 so a repeated or resumed run does not choose again.
 """
 
@@ -24,7 +24,8 @@ class Choices:
 
     Args:
         preset: The preset they start from.
-        options: Nested as in a config file; wins over the preset, loses to what the user says.
+        options: Nested as in a config file; they override the preset, and are overridden by the
+            user's options.
         reasons: A sentence for each chosen option, by its dotted name.
     """
 

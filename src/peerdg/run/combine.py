@@ -81,7 +81,7 @@ def combine(
         note: Receives sentences about what was done.
 
     Returns:
-        What the folder says beside the weights, with the accuracies.
+        The description of the model, with the accuracies.
 
     Raises:
         ConfigError: If the runs cannot be combined, or a greedy choice has no validation images.
@@ -180,17 +180,17 @@ class _Combination:
         return self._calibrated(mean) if count > 1 else mean
 
     def notes(self, model: Classifier) -> list[str]:
-        """What a person should know about how the model was made."""
-        said = []
+        """Sentences about how the model was made."""
+        notes = []
         if self.rule == "greedy":
             chosen = [m.name for m, used in zip(self.members, self.used, strict=True) if used]
-            said.append(
+            notes.append(
                 f"{len(chosen)} of {len(self.members)} runs are in the mean: {', '.join(chosen)}."
             )
         if self._recalibrates(model):
             count = len(self._require_data().source)
-            said.append(f"Batch statistics were recomputed on {count:,} clean source images.")
-        return said
+            notes.append(f"Batch statistics were recomputed on {count:,} clean source images.")
+        return notes
 
     def _recalibrates(self, mean: Classifier) -> bool:
         clean = self.batch_statistics != "trained" and has_batch_statistics(mean)
@@ -224,7 +224,7 @@ class _Combination:
         return mean
 
     def description(self, model: Classifier) -> dict[str, Any]:
-        """What the folder says beside the weights."""
+        """The description of the model, stored beside the weights."""
         about = self.members[0].description
         described = describe_model(
             model,
@@ -310,7 +310,7 @@ def _images(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _require_free(out: Path) -> None:
-    """Before anything is read: nothing that is there may be replaced."""
+    """Refuse to replace an existing file or folder, before anything is read."""
     if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
         return
     if os.path.lexists(out):
@@ -348,7 +348,7 @@ def _load_data(
 ) -> _Data:
     fingerprints = {member.training.get("fingerprint") for member in members}
     if len(fingerprints) > 1 or None in fingerprints:
-        raise ConfigError("The runs were trained on different images, or do not say on which.")
+        raise ConfigError("The runs were trained on different images, or did not record which.")
     classes = tuple(members[0].description["classes"])
     place = next(filter(None, (member.run for member in members)), None)
     config = None if place is None else resolve(read_run_config(place))

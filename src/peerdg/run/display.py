@@ -112,9 +112,9 @@ def in_short(accuracy: Mapping[str, float]) -> dict[Column, float]:
 def accuracy_lines(block: Block, width: int) -> list[Text]:
     """A small table: a row for each observed model, a column for each domain.
 
-    Where there is no room, names are shortened; then columns are left out, and how many is said:
-    targets from the last on, then crafted validation, then validation. The mean of the targets
-    stays.
+    Where there is no room, names are shortened; then columns are hidden: targets from the last on,
+    then crafted validation, then validation. The mean of the targets stays, and the number of
+    hidden columns is shown.
     """
     if not block.accuracy:
         return []

@@ -1,4 +1,4 @@
-"""The run folder: the one place where a training leaves things.
+"""The run folder: all files of a run.
 
     config.toml      everything that decides the run; `peerdg train --config` repeats it
     manifest.json    what it was started with: options, versions, data fingerprints, command
@@ -149,7 +149,7 @@ class RunFolder:
         return self.done_file.exists() and self._config is None
 
     def status(self) -> Status:
-        """What the folder's files say about the run."""
+        """The status of the run, from the folder's files."""
         if self.done:
             return "done"
         if self._lock.is_held:
@@ -222,7 +222,7 @@ class RunFolder:
             refuse_edited(started, stored, complete, file=self.config_file)
         elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             raise DamagedError(
-                f"{self.manifest_file} is missing: nothing says what the run was started with.",
+                f"{self.manifest_file} is missing: the options of the run are unknown.",
                 hint="Restore it, or start anew with --overwrite.",
             )
         refuse_difference(complete, config)
@@ -255,7 +255,7 @@ class RunFolder:
             self.profile_file, self.path / "report.md",
         ):  # fmt: skip
             remove(part)
-        remove(self.config_file)  # last: until here the folder still says that it holds a run
+        remove(self.config_file)  # last: until here the folder is still recognised as a run
 
     def _progress(self) -> str:
         return "finished" if self.done else "unfinished"

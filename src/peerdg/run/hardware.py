@@ -1,4 +1,4 @@
-"""What peerdg asks of the machine: memory, a device, and whether it knows bfloat16."""
+"""The machine: memory, the device, and whether it computes in bfloat16."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ def keep_memory() -> None:
     The activations of a step are large, so glibc would map them anew in every step, and the kernel
     clear each page again: 40,000 page faults a step for the Digits CNN at batch 128, and up to a
     third of the time of a SqueezeNet at 224 px. The process keeps what it needed at its peak. Does
-    nothing where the environment already says something about it, or with another C library.
+    nothing if the environment variable is already set, or with another C library.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return

@@ -225,5 +225,5 @@ def _changes(old: Mapping[str, str], run: RunFolder, splits: Splits) -> str:
         files = describe_changes(before, file_hashes(splits))
     except DamagedError:  # then the parts are all that can be named
         files = []
-    told = f"The data has changed since the run was started: {', '.join(changed)}."
-    return told + "".join(f"\n  {line}" for line in files)
+    message = f"The data has changed since the run was started: {', '.join(changed)}."
+    return message + "".join(f"\n  {line}" for line in files)

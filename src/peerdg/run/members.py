@@ -1,4 +1,4 @@
-"""The models that are to become one: what their folders say, and whether they fit together."""
+"""The models to combine: their descriptions, and whether they fit together."""
 
 import copy
 import os
@@ -26,7 +26,7 @@ class MemberFolder(NamedTuple):
         name: The name of the folder, for records.
         given: The path as it was given, for messages.
         folder: The model folder.
-        description: What it says beside the weights.
+        description: The content of its `model.json`.
     """
 
     name: str
@@ -57,7 +57,7 @@ class MemberFolder(NamedTuple):
 
 
 def read_members(runs: Sequence[Path]) -> list[MemberFolder]:
-    """What each folder says about its model, before any weights are loaded.
+    """Read the description of each model, before any weights are loaded.
 
     Raises:
         ConfigError: With fewer than two, too many, or one of them twice.

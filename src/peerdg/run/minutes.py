@@ -16,7 +16,7 @@ from peerdg.train.settings import PhaseSettings
 FEW_PERIODS = 5  # of the method; with less time its period is shorter
 LEAST_PERIODS = 3  # of one epoch: the shortest run
 EVALUATION_SHARE = 0.2  # of the training's time; costly evaluations are several periods apart
-MOST_PERIODS = 2**16  # nobody waits for more; it bounds the search where a step takes no time
+MOST_PERIODS = 2**16  # upper bound of the search, for steps too fast to measure
 NEARLY = 0.95  # of the most epochs that any period allows
 AIM = 0.97  # of the time; what is not measured in advance takes the rest
 
@@ -47,7 +47,7 @@ class TimeBudget:
         """The budget beside options given by the user, nested as in a config file.
 
         Raises:
-            ConfigError: If they say the number of epochs.
+            ConfigError: If they set the number of epochs.
         """
         if "epochs" in given.get("train", {}):
             raise ConfigError(

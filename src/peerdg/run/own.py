@@ -1,4 +1,4 @@
-"""The config of a run on a user's own images: what they do not say, their images decide."""
+"""The config of a run on a user's own images; options not given are chosen from the images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +23,9 @@ def resolve_own(
     """The complete config for the images under `given["root"]`, or for `splits` in memory.
 
     Args:
-        given: What the user said, nested as in a config file.
+        given: Options given by the user, nested as in a config file.
         splits: Domains from Python; their images are not looked for.
-        file: What a config file says; `given` wins over it.
+        file: Options from a config file; `given` wins over them.
 
     Returns:
         The config, and what was chosen in it and why.

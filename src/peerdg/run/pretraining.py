@@ -63,7 +63,7 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _About:
-    """What an entry says besides its weights.
+    """Metadata of an entry.
 
     Args:
         key: All that decides the weights, as JSON.
@@ -382,7 +382,7 @@ def _after_first_step(phase: Phase, network: Classifier, source: Source, seed: i
         batch = source.batch(rows.to(source.device), seed=seed, key=key)
         train_step(state, batch, rows, guard=Guard(state), seed=seed, key=key, bf16=phase.bf16)
     except (RuntimeError, TypeError, NumericalError):
-        return None  # what else is wrong is met again by the run, which says so
+        return None  # other errors recur in the run itself and are reported there
     return network_fingerprint(method.model)[1]
 
 

@@ -26,7 +26,7 @@ class Progress(Protocol):
     """Whether the time left is wanted; if so, `start_run` gets costs measured in advance."""
 
     def note(self, text: str) -> None:
-        """Something was found or decided that a person may want to know."""
+        """A message for the user."""
         ...
 
     def reading(self, what: str, done: int, total: int) -> None:
@@ -42,11 +42,11 @@ class Progress(Protocol):
         ...
 
     def enter(self, activity: Activity) -> None:
-        """Something else is done from now on."""
+        """The run turns to another activity."""
         ...
 
     def working(self, what: str, share: float) -> None:
-        """Between two epochs, this share of some long work is done."""
+        """This share of long work at the start or end of an epoch is done."""
         ...
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
@@ -250,7 +250,7 @@ def announcement(forecast: Forecast, *, spent: float) -> str:
 def choose_progress(
     progress: Progress | bool | None = None, *, console: Console | None = None
 ) -> Progress:
-    """What was asked for; by default a display where a person is looking, else silence.
+    """The requested display; by default a display on a terminal, else none.
 
     Args:
         progress: A display; True for one on standard error, False for none; None decides by

@@ -1,4 +1,4 @@
-"""What a model's folder says about its training, in plain values that a repeated run repeats."""
+"""The training record stored with a model; deterministic for equal runs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -63,5 +63,5 @@ def training_record(
 
 
 def _without_folder(value: Any) -> Any:
-    """A path is nobody's business but its owner's: models are given away."""
+    """Keep only the file name: a shared model must not reveal local paths."""
     return Path(value).name if isinstance(value, str) and Path(value).name != value else value

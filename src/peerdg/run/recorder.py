@@ -1,4 +1,4 @@
-"""Write what a run has found so far: records, snapshots of weights, and the model to deploy."""
+"""Write the results of a run as it trains: records, snapshots of weights, the deployed model."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -55,7 +55,7 @@ class Recorder:
         """Keep the model so far if none was kept yet; then stop.
 
         Raises:
-            Stopped: With what to tell the person who asked for it.
+            Stopped: With a message on how to resume or use the model.
         """
         self._background.wait()  # for the model of an evaluation, which must not be replaced
         if not self.run.model.exists():

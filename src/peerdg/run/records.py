@@ -153,7 +153,7 @@ class JsonLines:
             raise DamagedError(f"{visible(str(self.path))} cannot be read: {error}.") from error
 
     def _whole_lines(self, content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Each line before the first one that is torn, merged or not ours, and what it says."""
+        """Each line and its parsed record, up to the first invalid line."""
         for line in content.split(b"\n")[:-1]:
             try:
                 record = json.loads(line.decode())

@@ -137,7 +137,7 @@ def execute(
 def _check_finished(
     config: RunConfig, run: RunFolder, splits: Splits | None, classes: tuple[str, ...] | None
 ) -> Splits | None:
-    """See whether a finished run learnt from this data, as far as it is at hand; return the data.
+    """Check that a finished run was trained on this data, if the data is available; return it.
 
     A run that may be renewed is started anew if it did not.
     """
@@ -150,15 +150,16 @@ def _check_finished(
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a run is made of.
+    """Data and network of a run.
 
     Args:
         splits: The data, in the class order of the network.
-        domains: What observed models are judged on.
+        domains: The domains that observed models are evaluated on.
         source: The training images, on the run's device.
-        network: What is trained, as pre-training begins with it.
-        adapted: The same with the layers of the main phase, to know them; its weights come later.
-        inputs: Fingerprints of what the config only names.
+        network: The initial network, with the layers that pre-training needs.
+        adapted: The same with the layers of the main phase; used for its layer structure only, the
+            weights are set after pre-training.
+        inputs: Fingerprints of inputs that the config refers to by name.
         about_weights: Sentences about the weights that were loaded.
     """
 
@@ -178,7 +179,7 @@ def _make_parts(
     model: nn.Module | None,
     classes: tuple[str, ...] | None,
 ) -> _Parts:
-    """Data and network, checked against each other before any work is done."""
+    """Load data and network and check that they fit together, before any work is done."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     find_device(config.device)
@@ -197,7 +198,7 @@ def _make_parts(
 def _assemble(
     config: RunConfig, splits: Splits, domains: Mapping[str, Domain], model: nn.Module | None
 ) -> _Parts:
-    """The network for data that is loaded, and everything that must fit together."""
+    """Make source and network for loaded data, and check that everything fits together."""
     device = find_device(config.device)
     inputs = _fingerprints(config, model)  # before anything changes the network
     inputs |= given_record(config)
@@ -225,7 +226,7 @@ def _assemble(
 
 
 def preview(configs: Sequence[RunConfig], progress: Progress) -> list[tuple[RunPlan, Costs | None]]:
-    """What runs on the same data are going to do, and what their parts cost on this machine.
+    """Plan runs on the same data, and measure what their parts cost on this machine.
 
     The data is loaded once. Nothing is trained, but everything that a run would refuse at its
     start is refused here.
@@ -270,7 +271,7 @@ def _schedule(
 
 
 def _begin(config: RunConfig, run: RunFolder, parts: _Parts) -> None:
-    """Write what the run is, or see that it is still the same."""
+    """Write the manifest, or verify it when resuming."""
     device = parts.source.device
     for note in (*notes(config), *_precision_notes(config, device)):
         warnings.warn(note, PeerdgWarning, stacklevel=3)
@@ -325,7 +326,7 @@ def _train(
     parts: _Parts,
     progress: Progress,
 ) -> Method:
-    """Pre-training, then the method; a resumed run enters where it left."""
+    """Run pre-training, then the method; a resumed run continues in the phase where it stopped."""
     source = parts.source
     method: Method
     with stop_on_signals() as stop:
@@ -385,7 +386,7 @@ def _pretrain(
 def _as_evaluated(
     config: RunConfig, clean: CleanImages, method: Method, before_chunk: Callable[[], None]
 ) -> AbstractContextManager[None]:
-    """Observed networks with the batch statistics that `config.batch_statistics` asks for."""
+    """Give observed networks the batch statistics of `config.batch_statistics` inside the block."""
     if config.batch_statistics == "trained":
         return nullcontext()
     models = [m for name, m in method.observed.items() if name not in method.recalibrated]
@@ -393,7 +394,7 @@ def _as_evaluated(
 
 
 def _fingerprints(config: RunConfig, given: nn.Module | None) -> dict[str, Any]:
-    """What the manifest keeps of inputs that the config only names, see `Inputs`."""
+    """Fingerprints of inputs that the config refers to by name, for the manifest; see `Inputs`."""
     if isinstance(given, nn.Module):
         structure, values = network_fingerprint(given)
         return {"network": structure, "network_weights": values}
@@ -403,18 +404,20 @@ def _fingerprints(config: RunConfig, given: nn.Module | None) -> dict[str, Any]:
 
 
 def _describe(config: RunConfig, splits: Splits) -> list[str]:
-    """What a person should know about data that no paper describes."""
+    """Sentences about the training images, for a user's own data."""
     if config.benchmark != "own-data" or config.root is None:
         return []
     classes, held_out = splits.train.classes, splits.validation
     names = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-    said = [f"{len(splits.train):,} images of {len(classes)} classes to learn: {names}."]
+    sentences = [f"{len(splits.train):,} images of {len(classes)} classes to learn: {names}."]
     if held_out is not None:
         option = "--own-data.validation-fraction or --own-data.validation-folder"
-        said.append(f"{len(held_out):,} images for validation ({option}).")
+        sentences.append(f"{len(held_out):,} images for validation ({option}).")
     if not splits.targets:
-        said.append("No target: judged on validation images and their distorted copies (--target).")
-    return said
+        sentences.append(
+            "No target: evaluated on validation images and their distorted copies (--target)."
+        )
+    return sentences
 
 
 def _precision_notes(config: RunConfig, device: torch.device) -> list[str]:

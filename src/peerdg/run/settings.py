@@ -123,7 +123,7 @@ class RunConfig:
 
     @property
     def augments(self) -> bool:
-        """Whether the method trains on augmented images, as its options say."""
+        """Whether the method trains on augmented images."""
         return bool(self.method_settings.augments)
 
     def toml(self) -> str:
@@ -240,14 +240,14 @@ def _augment_options(
 
 
 def _with_recipe(config: RunConfig) -> RunConfig:
-    """`config` without its recipe's name if the options are not what that stands for any more."""
+    """`config` without its recipe's name if the options differ from the recipe's."""
     recipe = RECIPES.get(config.recipe or "")
     still = recipe is not None and recipe.describes(config.tables())
     return config if still else replace(config, recipe=None)
 
 
 def _needs_several_runs(name: str, layers: tuple[Mapping[str, Any], ...]) -> ConfigError:
-    """What to say of a method that one run cannot be."""
+    """The error for a method that consists of several runs."""
     combination = COMBINATIONS[name]
     config = resolve(*layers, {"method": combination.member})
     data = config.root or config.benchmark
@@ -272,7 +272,7 @@ def _evaluation_period(layers: tuple[Mapping[str, Any], ...], method: str) -> di
 
 
 def _refuse_two_budgets(layers: tuple[Mapping[str, Any], ...]) -> None:
-    """A file with every value of one budget would keep them under the name of the other."""
+    """Refuse a budget beside a config file of another: the file's values would override it."""
     budgets = list(dict.fromkeys(layer["budget"] for layer in layers if "budget" in layer))
     if len(budgets) > 1:
         raise ConfigError(
@@ -282,14 +282,16 @@ def _refuse_two_budgets(layers: tuple[Mapping[str, Any], ...]) -> None:
 
 
 def notes(config: RunConfig) -> list[str]:
-    """What a person should know about a legal but surprising configuration."""
-    said = list(config.method_settings.notes(config.train.epochs))
+    """Messages about a legal but surprising configuration."""
+    messages = list(config.method_settings.notes(config.train.epochs))
     if config.oracle:
-        said.append(
+        messages.append(
             "An oracle: it learns from the targets that it is judged on. Records, tables and its "
             "card say so."
         )
-    return said if config.method_settings.averages_start else [*said, *_snapshot_notes(config)]
+    if config.method_settings.averages_start:
+        return messages
+    return [*messages, *_snapshot_notes(config)]
 
 
 def _snapshot_notes(config: RunConfig) -> list[str]:

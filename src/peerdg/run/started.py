@@ -73,7 +73,7 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What `manifest.json` says about what the config only names.
+    """Fingerprints of inputs that the config refers to by name, from `manifest.json`.
 
     Args:
         network: What the user's own network is, see `network_fingerprint`; None if there was
@@ -162,7 +162,7 @@ def identity(manifest: Path) -> str | None:
 def refuse_edited(
     started: Started, stored: Mapping[str, Any], config: RunConfig, *, file: Path
 ) -> None:
-    """Refuse to go on if `config.toml` was changed by hand: half the run would be another one.
+    """Refuse to resume if `config.toml` was edited: half the run would have other options.
 
     Args:
         started: What the run was started with.
@@ -177,7 +177,7 @@ def refuse_edited(
         # Over what the file has: options that came later were not part of the hash.
         if started.config_hash in (hash_of(stored), config.hash):
             return
-        told = " The version of peerdg that started it did not record which option was changed."
+        detail = " The version of peerdg that started it did not record which option was changed."
     else:
         now = config.tables(unset=True)
         known = set(_names(started.config))
@@ -188,9 +188,9 @@ def refuse_edited(
         ]
         if not changes:
             return
-        told = "".join(f"\n  {change}" for change in changes)
+        detail = "".join(f"\n  {change}" for change in changes)
     raise ConfigError(
-        f"{file} was changed after the run was started:{told}",
+        f"{file} was changed after the run was started:{detail}",
         hint="Undo that, or start anew with the changed options: "
         f"peerdg train --config {file} --out {file.parent} --overwrite",
     )
