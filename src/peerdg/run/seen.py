@@ -1,4 +1,4 @@
-"""`images.json`: which images a run has learnt from, so that no evaluation on them goes unnoticed.
+"""`images.json`: the images that a run was trained on, to detect evaluations on them.
 
 It holds a hash of the decoded pixels of each image, which finds it under another file name and in
 another lossless format. Runs that were started before there was such a file have the hashes of
