@@ -83,7 +83,7 @@ def test_hostile_names_are_text_in_a_card(tmp_path: Path):
 def test_a_description_that_peerdg_did_not_write_is_refused(training: object, tmp_path: Path):
     folder = save_small_model(tmp_path / "model")
     described = json.loads((folder / "model.json").read_text())
-    with pytest.raises(DamagedError, match="its training"):
+    with pytest.raises(DamagedError, match="training record"):
         model_card({**described, "training": training})
 
 
