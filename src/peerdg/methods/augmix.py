@@ -37,7 +37,7 @@ class AugMixConsistency(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the augmentation."""
+        """Build the method with the run's augmentation."""
         return cls(model, settings, augment=context.augment)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:

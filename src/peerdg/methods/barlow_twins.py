@@ -47,7 +47,7 @@ class BarlowTwins(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the augmentation."""
+        """Build the method with the run's augmentation."""
         return cls(model, settings, augment=context.augment)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class BarlowTwins(Method):
         return {"policy": self.augment.redraw(epoch // self.settings.k)}
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """x̄ for a few steps ahead."""
+        """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment)
 
     def loss(self, batch: Batch) -> Terms:

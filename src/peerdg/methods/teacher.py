@@ -89,7 +89,7 @@ class Teacher(Method):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the augmentation, the clean images, and the teacher if one is named."""
+        """Build the method with the run's augmentation, its clean images, and the named teacher."""
         teacher = context.load_model(settings.model) if settings.model else None
         if teacher is not None and teacher.image_size not in (None, context.image_size):
             raise ConfigError(
@@ -113,7 +113,7 @@ class Teacher(Method):
         return {"policy": self.augment.redraw(epoch // self.settings.k)}
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """x̄ for a few steps ahead."""
+        """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment)
 
     def loss(self, batch: Batch) -> Terms:
