@@ -61,6 +61,21 @@ def test_two_rules_are_not_compared():
     require_comparable([run("erm", rule="clean"), run("peer", rule=None, backbone="alexnet")])
 
 
+@pytest.mark.parametrize("rule", ["clean", "trained"])
+def test_frozen_statistics_stand_beside_any_rule_and_are_named(rule):
+    runs = [run("erm", rule=rule), run("advst", rule="frozen")]
+    require_comparable(runs)
+    assert [row[-1] for row in comparison(runs).rows] == [rule, "frozen"]
+    page = comparison_page(runs, title="t")
+    assert "Batch statistics of advst: frozen while the network was trained." in page
+    assert "Batch statistics of every other network: " in page
+    with pytest.raises(ConfigError, match="different batch statistics"):
+        require_comparable([run("erm", rule="clean"), run("peer", rule="trained"), runs[1]])
+    alone = comparison_page(runs[1:], title="t")
+    assert "of advst: frozen" in alone
+    assert "every" not in alone.partition("Batch statistics")[2].partition("Model selection")[0]
+
+
 def test_runs_of_one_method_under_two_rules_are_not_one_variant():
     groups = by_variant([run(rule="clean"), run(rule="trained", seed=1)])
     assert list(groups) == ["erm batch_statistics=clean", "erm batch_statistics=trained"]

@@ -15,6 +15,7 @@ import peerdg
 from peerdg.api import Run
 from peerdg.errors import ConfigError, PeerdgWarning, Stopped
 from peerdg.methods.clean import CleanImages
+from peerdg.methods.settings.advst import TINY as ADVST
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints
 from peerdg.run.settings import hash_of
@@ -50,8 +51,12 @@ def fit(
         model=model or tiny_classifier(batch_norm=batch_norm, dropout=0.3),
         existing=existing,
         pretrain={"epochs": pretrain, "batch_size": 8},
-        train={"epochs": 3, "batch_size": 8, "lr": 0.02},
-        **{"evaluate_every": 1, **METHODS[name], **options},
+        **{
+            "evaluate_every": 1,
+            "train": {"epochs": 3, "batch_size": 8, "lr": 0.02},
+            **METHODS[name],
+            **options,
+        },
     )
 
 
@@ -175,6 +180,28 @@ def test_networks_without_batch_normalisation_have_no_rule(tmp_path):
     run = fit(tmp_path / "run", "erm", batch_norm=False)
     assert not any("batch_statistics" in record for record in records(run, "evaluation"))
     assert "batch_statistics" not in (run.path / "model/model.json").read_text()
+
+
+FROZEN: dict[str, Any] = {"method": "advst", "advst": ADVST}
+
+
+@pytest.mark.parametrize("rule", ["clean", "trained"])
+def test_a_network_trained_with_frozen_statistics_is_stored_with_these_and_says_so(tmp_path, rule):
+    """They are those of pre-training, which a run of ERM with the same seed has as well."""
+    run = fit(tmp_path / "run", "erm", batch_statistics=rule, **FROZEN)
+    short = fit(tmp_path / "erm", "erm", batch_statistics="trained", train={"epochs": 0})
+    for statistic in STATISTICS:
+        key = f"encoder.norm.{statistic}"
+        assert torch.equal(stored(run)[key], stored(short)[key])
+    assert {r["batch_statistics"] for r in records(run, "evaluation")} == {"frozen"}
+    training = json.loads((run.path / "model/model.json").read_text())["training"]
+    assert training["batch_statistics"] == "frozen"
+
+
+def test_statistics_that_are_not_frozen_follow_the_rule(tmp_path):
+    options = {**FROZEN, "advst": {**ADVST, "frozen_statistics": False}}
+    run = fit(tmp_path / "run", "erm", **options)
+    assert {r["batch_statistics"] for r in records(run, "evaluation")} == {"clean"}
 
 
 @pytest.mark.parametrize("inside", ["recalibration", "evaluation"])

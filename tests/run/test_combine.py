@@ -13,6 +13,7 @@ import peerdg
 from peerdg.cli.main import run as command
 from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, PeerdgWarning
 from peerdg.files import sha256
+from peerdg.methods.settings.advst import TINY
 from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
@@ -138,6 +139,18 @@ def test_statistics_that_training_left_are_averaged_like_weights(made, tmp_path)
         rtol=0,
     )
     assert about(tmp_path / "u")["training"]["batch_statistics"] == "trained"
+
+
+def test_frozen_statistics_are_kept_like_weights_and_without_a_warning(tmp_path, recwarn):
+    for seed in range(2):
+        fit(tmp_path / f"frozen-{seed}", train_seed=seed, method="advst", advst=TINY)
+    model = combined(runs(tmp_path, "frozen", 2), tmp_path / "u")
+    name = "encoder.norm.running_var"
+    expected = mean_of(runs(tmp_path, "frozen", 2))[name]
+    found = model.classifier.state_dict()[name].double()
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert about(tmp_path / "u")["training"]["batch_statistics"] == "frozen"
+    assert not [w for w in recwarn if "batch statistics" in str(w.message)]
 
 
 @pytest.mark.parametrize("outputs", ["probabilities", "logits"])

@@ -79,7 +79,7 @@ def train(
     saves, records = Checkpointer(run, minutes=0.0), Recorder(run)
     with closing(saves), closing(records), stop_on_signals() as stop:
         services = Services(
-            evaluate=lambda models, *, before_chunk: [],
+            evaluate=lambda method, *, before_chunk: [],
             as_evaluated=lambda method, before_chunk: nullcontext(),
             checkpoints=saves,
             records=records,

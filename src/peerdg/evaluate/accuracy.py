@@ -57,7 +57,7 @@ def evaluate_models(
     *,
     size: int | None = None,
     before_chunk: Callable[[], None] = lambda: None,
-    batch_statistics: str | None = None,
+    batch_statistics: Mapping[str, str] | None = None,
     oracle: bool = False,
 ) -> list[dict[str, Any]]:
     """One record for each model on each domain.
@@ -67,14 +67,15 @@ def evaluate_models(
         domains: Images with labels in the models' class order, by name.
         size: Side to which images are resized; None leaves them as they are.
         before_chunk: Called before each chunk of images; may raise to stop.
-        batch_statistics: Where the statistics of batch normalisation come from; recorded for the
-            models that have any.
+        batch_statistics: Where the statistics of batch normalisation come from, by the name of the
+            model; recorded for the models that have any.
         oracle: Whether they, or a network that guides them, learnt from targets; recorded if so.
     """
     records = []
     for name, model in models.items():
-        known = batch_statistics is not None and has_batch_statistics(model)
-        rule: dict[str, Any] = {"batch_statistics": batch_statistics} if known else {}
+        rule: dict[str, Any] = {}
+        if batch_statistics is not None and has_batch_statistics(model):
+            rule["batch_statistics"] = batch_statistics[name]
         if oracle:
             rule["oracle"] = True
         for domain, images in domains.items():

@@ -193,7 +193,7 @@ class AdvST(Method):
         return {"model": self.model}
 
     @property
-    def recalibrated(self) -> frozenset[str]:
+    def frozen(self) -> frozenset[str]:
         """All, if statistics are frozen: weights were trained for these, and for no others."""
         is_frozen = self.settings.frozen_statistics and has_batch_statistics(self.model)
         return frozenset(self.observed) if is_frozen else frozenset()

@@ -21,6 +21,9 @@ from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.work import Part
 from peerdg.models.classifier import Classifier
 
+StatisticsRule = Literal["clean", "trained"]
+"""Batch statistics of evaluated networks: of the clean training images, or what training left."""
+
 Terms = dict[str, Tensor]
 """`"loss"` and the named parts of it."""
 
@@ -147,7 +150,7 @@ class RunContext:
     average: AverageSettings
     clean: CleanImages
     pool: TrainingPool
-    batch_statistics: Literal["clean", "trained"]
+    batch_statistics: StatisticsRule
     passes: float
     period: int
     epochs: int
@@ -292,6 +295,24 @@ class Method(nn.Module, abc.ABC):
     def recalibrated(self) -> frozenset[str]:
         """The keys of `observed` whose batch statistics are those of the clean images already."""
         return frozenset()
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The keys of `observed` that were trained with fixed batch statistics.
+
+        They are evaluated and stored with these, whatever the rule of the run.
+        """
+        return frozenset()
+
+    @property
+    def to_recalibrate(self) -> dict[str, Classifier]:
+        """Observed networks that need other batch statistics to be evaluated with clean ones."""
+        done = self.recalibrated | self.frozen
+        return {name: model for name, model in self.observed.items() if name not in done}
+
+    def statistics_of(self, name: str, rule: StatisticsRule) -> StatisticsRule | Literal["frozen"]:
+        """By which rule the observed network `name` is evaluated in a run with this rule."""
+        return "frozen" if name in self.frozen else rule
 
     @property
     def deployed_name(self) -> str:

@@ -7,7 +7,7 @@ from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.methods.registry import method_names
-from peerdg.report.result import RunResult
+from peerdg.report.result import FROZEN, RunResult
 from peerdg.report.variants import Groups, data_names, differs
 
 TRAINING_IMAGES = "training images"  # in a list of what differs
@@ -51,8 +51,11 @@ def _with_other_images(fingerprints: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def _require_one_rule(runs: Sequence[RunResult]) -> None:
-    """Refuse runs that were evaluated with different batch statistics."""
-    ruled = [run for run in runs if run.batch_statistics]
+    """Refuse runs that were evaluated with different batch statistics.
+
+    Networks that were trained with frozen ones are the same under every rule.
+    """
+    ruled = [run for run in runs if run.batch_statistics not in (None, FROZEN)]
     rules = sorted({str(run.batch_statistics) for run in ruled})
     # Runs that are older than the rule stay comparable to each other; the table says what they are.
     if len(rules) > 1 and any(run.has_statistics_rule for run in ruled):

@@ -1,6 +1,6 @@
 """A Markdown page that compares finished runs: table, curves, fluctuation, what it shows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from peerdg.methods.metadata import OFF
 from peerdg.report.comparable import comparison_notes, differences, require_comparable
 from peerdg.report.figures import accuracy_figure, overview_figure
 from peerdg.report.findings import findings
-from peerdg.report.result import RunResult
+from peerdg.report.result import FROZEN, RunResult
 from peerdg.report.runs import save_runs
 from peerdg.report.selection import selection_section
 from peerdg.report.tables import (
@@ -113,13 +113,22 @@ def _figures(groups: Groups) -> list[str]:
 
 def _batch_statistics(groups: Groups) -> str:
     """How batch-normalised networks were evaluated; empty if there are none."""
-    rules = {str(g[0].batch_statistics) for g in groups.values() if g[0].batch_statistics}
+    found = {name: g[0].batch_statistics for name, g in groups.items() if g[0].batch_statistics}
+    frozen = [name for name, rule in found.items() if rule == FROZEN]
+    rules = {rule for rule in found.values() if rule != FROZEN}
+    fixed = f"Batch statistics of {', '.join(frozen)}: frozen while the network was trained. "
+    return _shared_rule(rules, groups, others=bool(frozen)) + (fixed if frozen else "")
+
+
+def _shared_rule(rules: Collection[str], groups: Groups, *, others: bool) -> str:
+    """The rule of all networks that are not frozen; `others` says whether some are."""
     if not rules:
         return ""
+    networks = "every other network" if others else "every network"
     if rules == {"clean"}:
-        return "Batch statistics of every network: recomputed on the clean training images. "
+        return f"Batch statistics of {networks}: recomputed on the clean training images. "
     if rules == {"trained"}:
-        return "Batch statistics of every network: as training left them. "
+        return f"Batch statistics of {networks}: as training left them. "
     averages = dict.fromkeys(g[0].deployed for g in groups.values() if g[0].averages)
     return (
         "Batch statistics: as training left them; those of the deployed average "

@@ -42,6 +42,7 @@ WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statis
 # Inputs that are no options, as options in names of variants and lists of differences.
 NETWORK, OPERATIONS_REVISION = "network", "operations revision"
 UNKNOWN = "unknown"
+FROZEN = "frozen"  # the rule of networks that were trained with fixed batch statistics
 _SHORT_HASH = 12  # characters of the hash of a file of weights
 
 

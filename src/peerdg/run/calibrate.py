@@ -91,7 +91,7 @@ def calibrate(
                 if trial.plan.evaluations:
                     per_image = _per_image(method, evaluate)
                     models = len(method.observed)
-                    to_recalibrate = models - len(method.recalibrated)
+                    to_recalibrate = len(method.to_recalibrate)
     except (RuntimeError, TypeError, NumericalError):
         return None  # other errors recur in the run itself and are reported there
     one_pass = per_image / models  # of one network, per image

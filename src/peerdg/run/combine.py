@@ -43,6 +43,10 @@ from peerdg.run.settings import resolve
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
 
+LEARNT = (
+    "trained",
+    "frozen",
+)  # batch statistics that belong to weights, and are averaged like them
 GREEDY = "runs were chosen by their accuracy on the source's validation images"
 
 
@@ -193,7 +197,7 @@ class _Combination:
         return notes
 
     def _recalibrates(self, mean: Classifier) -> bool:
-        clean = self.batch_statistics != "trained" and has_batch_statistics(mean)
+        clean = self.batch_statistics not in LEARNT and has_batch_statistics(mean)
         return clean and self.rule != "ensemble" and self.data is not None
 
     def _load(self, number: int) -> Classifier:
@@ -213,7 +217,7 @@ class _Combination:
         """Give a mean of weights the batch statistics that belong to it, if it has any."""
         if self._recalibrates(mean):
             recalibrate(mean, self._require_data().source.clean)
-        elif has_batch_statistics(mean) and self.batch_statistics != "trained":
+        elif has_batch_statistics(mean) and self.batch_statistics not in LEARNT:
             self.batch_statistics = "mean of the members'"
             warnings.warn(
                 "The images that the runs were trained on are not there: the batch statistics of "

@@ -72,7 +72,7 @@ def model_writer(
             splits,
             own,
             None,
-            batch_norm=has_batch_statistics(model),
+            batch_statistics=_statistics_rule(config, method),
             oracle=read_inputs(run.manifest_file).oracle,
         ),
         progress=progress,
@@ -83,6 +83,13 @@ def model_writer(
     return partial(_write_with_card, run.model, tensors, description)
 
 
+def _statistics_rule(config: RunConfig, method: Method) -> str | None:
+    """By which rule the deployed network is evaluated; None without batch normalisation."""
+    if not has_batch_statistics(method.observed[method.deployed_name]):
+        return None
+    return method.statistics_of(method.deployed_name, config.batch_statistics)
+
+
 def _as_stored(
     config: RunConfig, clean: CleanImages, method: Method
 ) -> AbstractContextManager[None]:
@@ -91,7 +98,7 @@ def _as_stored(
     What does not fit into `STOP_RECALIBRATION` is left out: the chunks are shuffled, so the first
     ones are a sample of all images.
     """
-    if config.batch_statistics == "trained" or method.deployed_name in method.recalibrated:
+    if config.batch_statistics == "trained" or method.deployed_name not in method.to_recalibrate:
         return nullcontext()
     deployed = method.observed[method.deployed_name]
     return recalibrated([deployed], _for_seconds(clean, STOP_RECALIBRATION))
@@ -134,7 +141,7 @@ def finish(
             splits,
             mine,
             detail,
-            batch_norm=has_batch_statistics(model),
+            batch_statistics=_statistics_rule(config, method),
             oracle=read_inputs(run.manifest_file).oracle,
         ),
         progress=training_progress(

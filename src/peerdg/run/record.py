@@ -19,7 +19,7 @@ def training_record(
     records: Iterable[Mapping[str, Any]],
     validation: Detail | None,
     *,
-    batch_norm: bool,
+    batch_statistics: str | None,
     oracle: bool = False,
 ) -> dict[str, Any]:
     """Data, method, settings and results of a run, for the model's card.
@@ -29,7 +29,7 @@ def training_record(
         splits: Its data.
         records: The last evaluations of the deployed model, one for each domain.
         validation: Its results on the source's validation images in detail, if there are any.
-        batch_norm: Whether it has batch normalisation; if so, the rule of its statistics is named.
+        batch_statistics: The rule of its batch statistics; None without batch normalisation.
         oracle: Whether it, or a network that guided it, learnt from targets.
     """
     tables = config.tables()
@@ -53,7 +53,7 @@ def training_record(
         "seed": config.seed,
         **({} if config.train_seed is None else {"train_seed": config.train_seed}),
         "settings": settings,
-        **({"batch_statistics": config.batch_statistics} if batch_norm else {}),
+        **({} if batch_statistics is None else {"batch_statistics": batch_statistics}),
         **({"oracle": True} if oracle else {}),
         "selection": SELECTION,
         "accuracy": {r["domain"]: {"accuracy": r["accuracy"], "n": r["n"]} for r in records},

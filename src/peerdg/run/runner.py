@@ -128,7 +128,7 @@ def execute(
             method = _train(config, checkpointer, recorder, parts, progress)
     progress.enter("finish")
     deployed = method.observed[method.deployed_name]
-    if config.batch_statistics == "clean" and method.deployed_name not in method.recalibrated:
+    if config.batch_statistics == "clean" and method.deployed_name in method.to_recalibrate:
         recalibrate(deployed, parts.source.clean)  # as it was evaluated; training is over
     finish(config, run, method, parts.splits, parts.source.size, time.perf_counter() - began)
     return deployed
@@ -331,13 +331,7 @@ def _train(
     method: Method
     with stop_on_signals() as stop:
         services = Services(
-            evaluate=partial(
-                evaluate_models,
-                domains=parts.domains,
-                size=source.size,
-                batch_statistics=config.batch_statistics,
-                oracle=bool(parts.inputs.get("oracle")),
-            ),
+            evaluate=partial(_evaluate, config, parts),
             as_evaluated=partial(_as_evaluated, config, source.clean),
             checkpoints=checkpointer,
             records=recorder,
@@ -389,8 +383,22 @@ def _as_evaluated(
     """Give observed networks the batch statistics of `config.batch_statistics` inside the block."""
     if config.batch_statistics == "trained":
         return nullcontext()
-    models = [m for name, m in method.observed.items() if name not in method.recalibrated]
-    return recalibrated(models, clean, before_batch=before_chunk)
+    return recalibrated(method.to_recalibrate.values(), clean, before_batch=before_chunk)
+
+
+def _evaluate(
+    config: RunConfig, parts: _Parts, method: Method, *, before_chunk: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """Judge the observed networks; records name the rule of each one's batch statistics."""
+    rule = config.batch_statistics
+    return evaluate_models(
+        method.observed,
+        parts.domains,
+        size=parts.source.size,
+        before_chunk=before_chunk,
+        batch_statistics={name: method.statistics_of(name, rule) for name in method.observed},
+        oracle=bool(parts.inputs.get("oracle")),
+    )
 
 
 def _fingerprints(config: RunConfig, given: nn.Module | None) -> dict[str, Any]:

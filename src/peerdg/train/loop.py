@@ -11,7 +11,6 @@ from torch import Tensor
 
 from peerdg.errors import DamagedError
 from peerdg.methods.base import Batch, Method
-from peerdg.models.classifier import Classifier
 from peerdg.rng import seeded
 from peerdg.stages import Activity, stage
 from peerdg.train.batches import epoch_batches
@@ -26,11 +25,9 @@ from peerdg.train.step import train_step
 
 
 class Evaluate(Protocol):
-    """Evaluates models and gives one record for each of them on each domain."""
+    """Evaluates what a method observes: one record for each network on each domain."""
 
-    def __call__(
-        self, models: Mapping[str, Classifier], *, before_chunk: Callable[[], None]
-    ) -> list[dict[str, Any]]:
+    def __call__(self, method: Method, *, before_chunk: Callable[[], None]) -> list[dict[str, Any]]:
         """Call `before_chunk` every few images: it raises if a signal asked to stop."""
         ...
 
@@ -264,7 +261,7 @@ def _evaluate_if_due(phase: Phase, state: TrainState, services: Services) -> Non
     before_chunk = partial(_give_up_if_asked, services.stop)
     try:
         with stage("evaluation"), services.as_evaluated(state.method, before_chunk):
-            records = services.evaluate(state.method.observed, before_chunk=before_chunk)
+            records = services.evaluate(state.method, before_chunk=before_chunk)
             state.evaluated = True
             services.records.evaluation(state, records)
             services.progress.evaluated(state.epoch, records)
