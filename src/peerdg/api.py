@@ -49,6 +49,7 @@ from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import find_device
 from peerdg.run.minutes import TimeBudget, keep_schedule
 from peerdg.run.own import resolve_own
+from peerdg.run.plugin import plugin_method
 from peerdg.run.progress import Progress, choose_progress
 from peerdg.run.runner import execute
 from peerdg.run.seen import KnownImages, read_known_images
@@ -70,6 +71,7 @@ def fit(
     class_map: Mapping[str, str] | None = None,
     profile: bool = False,
     minutes: float | None = None,
+    plugin: str | Path | None = None,
     **options: Any,
 ) -> "Run":
     """Train on one domain and watch the others.
@@ -91,6 +93,8 @@ def fit(
             `{"Dog": "dog"}`.
         profile: Measure where the time goes, and leave it in `profile.json`.
         minutes: Choose the number of epochs (and k) so that a new run takes about this long.
+        plugin: Python file with a method of your own, which is executed; its method is trained
+            unless `method` names another.
         options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
             `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
             `peer={"k": 1}`, `m_ada={...}` for `m-ada`. With data in memory, `targets` is a
@@ -103,6 +107,19 @@ def fit(
         >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
         >>> run.model.predict("digit.png")
     """
+    if plugin is not None:
+        with plugin_method(Path(plugin)) as loaded:
+            return fit(
+                data,
+                out=out,
+                existing=existing,
+                progress=progress,
+                model=model,
+                class_map=class_map,
+                profile=profile,
+                minutes=minutes,
+                **{"method": loaded.name, **options},
+            )
     began, splits = time.monotonic(), None
     options = {_section_name(key): value for key, value in options.items()}
     if not isinstance(data, str | Path):

@@ -68,11 +68,9 @@ def mirage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "mirage.py").write_text(METHOD)
     monkeypatch.setattr(settings, "__path__", [*settings.__path__, str(tmp_path)])
     method_names.cache_clear()
-    _all_aliases.cache_clear()
     yield
     monkeypatch.undo()
     method_names.cache_clear()
-    _all_aliases.cache_clear()
 
 
 def compared(method: str, own: dict[str, object], *, shift: float = 0.0) -> RunResult:

@@ -54,6 +54,7 @@ def options() -> dict[str, Any]:
                 "data",
                 "method_settings",
                 "recipe",  # follows from the method and the averages
+                "plugin",  # of methods that are not in the package; tests/cli/test_plugin.py
             ):
                 found[prefix + name] = hint
     others = {f.name for f in fields(AugmentSettings)} - {"kind", *DEFAULTS[config.augment.kind]}

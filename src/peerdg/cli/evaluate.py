@@ -110,7 +110,7 @@ def _named_domains(
     """
     from peerdg.run import build
     from peerdg.run.folder import read_run_config
-    from peerdg.run.settings import resolve
+    from peerdg.run.settings import resolve, without_method
 
     chosen: list[Mapping[str, Any]] = [which_data(name) for name in data]
     if not data:
@@ -118,7 +118,7 @@ def _named_domains(
             raise ConfigError(
                 f"{run} is a model folder.", hint="Name the images to evaluate it on."
             )
-        chosen = [resolve(read_run_config(run)).tables()]
+        chosen = [resolve(without_method(read_run_config(run))).tables()]
     given: dict[str, Any] = {"root": root, "targets": list(target) if target else None}
     given = {key: value for key, value in given.items() if value is not None}
     found: dict[str, Domain] = {}

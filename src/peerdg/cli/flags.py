@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter, Token, UnknownOptionError
@@ -11,7 +12,8 @@ from cyclopts import Group, Parameter, Token, UnknownOptionError
 from peerdg.config import merge, nearest, read_toml
 from peerdg.data.registry import BENCHMARKS, OWN_DATA, no_such_data
 from peerdg.errors import ConfigError
-from peerdg.methods.registry import aliases_of, method_names, settings_of
+from peerdg.methods.plugins import Plugin
+from peerdg.methods.registry import aliases_of, method_names, plugin_of, settings_of
 from peerdg.run.choices import Choices
 from peerdg.run.settings import SECTIONS, RunConfig, resolve
 
@@ -20,10 +22,10 @@ COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "
 _COMPLETE = {"benchmark", "backbone", "budget", "pretrain", "train"}
 
 
-def _sections() -> dict[str, type[Any]]:
+def _sections(methods: tuple[str, ...]) -> dict[str, type[Any]]:
     """Every section a config may have, by name."""
-    methods = {name: settings_of(name) for name in method_names()}
-    return {**SECTIONS, **methods, **{b.name: b.settings for b in BENCHMARKS.values()}}
+    own = {name: settings_of(name) for name in methods}
+    return {**SECTIONS, **own, **{b.name: b.settings for b in BENCHMARKS.values()}}
 
 
 def _optional(cls: type[Any], name: str) -> type[Any]:
@@ -78,8 +80,13 @@ def _shown(default: Any) -> str:
 
 
 @cache
-def _options(*, without: tuple[str, ...] = ()) -> type[Any]:
-    """All options as flags, but for those at the top that are left out."""
+def _options(methods: tuple[str, ...], *, without: tuple[str, ...] = ()) -> type[Any]:
+    """All options as flags, with those of the named methods.
+
+    Args:
+        methods: The methods whose options are flags.
+        without: Options at the top that are left out.
+    """
     hints = get_type_hints(RunConfig)
     known = {f.name: f for f in fields(RunConfig)}
     common = Group("Common options", sort_key=1)
@@ -90,7 +97,7 @@ def _options(*, without: tuple[str, ...] = ()) -> type[Any]:
             continue
         group = common if name in COMMON else rest
         made.append(_flag(name, hints[name], f.metadata["help"], group))
-    for name, cls in _sections().items():
+    for name, cls in _sections(methods).items():
         if fields(cls):
             flags: Any = Annotated[_optional(cls, name) | None, Parameter(name=f"--{name}")]
             made.append((name.replace("-", "_"), flags, field(default=None)))
@@ -101,8 +108,25 @@ if TYPE_CHECKING:
     Options = Any
     BenchOptions = Any
 else:
-    Options = _options()
-    BenchOptions = _options(without=("method", "seed", "train_seed"))
+    _of_the_package = tuple(name for name in method_names() if plugin_of(name) is None)
+    Options = _options(_of_the_package)
+    BenchOptions = _options(_of_the_package, without=("method", "seed", "train_seed"))
+
+
+def with_method_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A copy of a command that has the flags of all methods that are known now.
+
+    The flags of a plugin are not known before it is loaded, and the command was defined before.
+    """
+    copied = FunctionType(command.__code__, command.__globals__, command.__name__)
+    copied.__doc__, copied.__module__ = command.__doc__, command.__module__
+    copied.__defaults__, copied.__kwdefaults__ = command.__defaults__, command.__kwdefaults__
+    flags = _options(method_names())
+    copied.__annotations__ = {**command.__annotations__, "options": flags | None}
+    return copied
+
+
+PLUGIN = Parameter(help="Python file with a method of your own, which is executed")
 
 
 @Parameter(name="*")
@@ -136,6 +160,7 @@ class DataFlags:
 class CommonFlags(DataFlags):
     """Shorthands of commands about one run."""
 
+    plugin: Annotated[Path | None, PLUGIN] = None
     config: Annotated[
         Path | None,
         Parameter(help="TOML file with options; flags win over it", name=("--config", "-c")),
@@ -169,6 +194,8 @@ def resolve_flags(
     """The config of `config_from_flags`, and what the images of a folder or list decided in it."""
     file = read_toml(common.config) if common.config else {}
     given = all_given(data, common, options, file)
+    if common.plugin is not None:
+        file, given = with_plugin(common.plugin, file, given)
     if _COMPLETE <= file.keys() or not _names_own_images(merge(file, given)):
         config = resolve(file, given)
         BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
@@ -204,6 +231,25 @@ def all_given(
             )
         given.setdefault(OWN_DATA, {})["class_map"] = list(common.class_map)
     return given
+
+
+def with_plugin(
+    plugin: Path, file: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A config file and flags, where the method is the plugin's unless they name another.
+
+    The run keeps what the plugin is now, not what a config file says it was.
+    """
+    loaded = require_plugin(plugin)
+    return {"method": loaded.name, **file}, {**given, "plugin": loaded.identity}
+
+
+def require_plugin(path: Path) -> Plugin:
+    """The plugin that `peerdg.cli.main.run` has loaded, before flags were known."""
+    plugin = plugin_of(path.stem.replace("_", "-"))
+    if plugin is None:
+        raise RuntimeError(f"The plugin {path} was not loaded.")
+    return plugin
 
 
 def _names_own_images(wanted: Mapping[str, Any]) -> bool:
@@ -258,7 +304,6 @@ _ALIASES = {
 }  # fmt: skip
 
 
-@cache
 def _all_aliases() -> dict[str, str]:
     """`_ALIASES`, and those of the methods, with and without the section in front.
 

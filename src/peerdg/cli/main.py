@@ -7,16 +7,23 @@ import re
 import sys
 import traceback
 import warnings
-from typing import NoReturn, TypeGuard
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 from rich.text import Text
 
 from peerdg.cli.console import console, error_console, say_problem
 from peerdg.cli.help import HelpFormatter
-from peerdg.errors import PeerdgError, PeerdgWarning, Stopped, is_out_of_memory
+from peerdg.errors import ConfigError, PeerdgError, PeerdgWarning, Stopped, is_out_of_memory
 from peerdg.run.hardware import keep_memory
 from peerdg.version import __version__
+
+if TYPE_CHECKING:
+    from peerdg.methods.plugins import Plugin
 
 # Each command: where it lives, what it does in a line, and how it is used.
 COMMANDS = {
@@ -30,6 +37,7 @@ COMMANDS = {
             "peerdg train digits-mini --method peer --budget quick --out runs/first",
             "peerdg train digits --root ~/data/digits --target usps --target mnist-m --peer.k 5",
             "peerdg train --config runs/first/config.toml --seed 1 --out runs/second",
+            "peerdg train digits-mini --plugin my_method.py --my-method.weight 2",
             "peerdg config digits --budget quick   # values in brackets above are only defaults",
         ),
     ),
@@ -41,7 +49,10 @@ COMMANDS = {
             "peerdg bench digits-mini --methods erm,peer --out runs/plan --dry-run",
         ),
     ),
-    "resume": ("Go on with an interrupted run.", ("peerdg resume runs/first",)),
+    "resume": (
+        "Go on with an interrupted run.",
+        ("peerdg resume runs/first", "peerdg resume runs/mine --plugin my_method.py"),
+    ),
     "evaluate": (
         "How good a trained model is on other images, in detail.",
         (
@@ -118,8 +129,16 @@ DATA_COMMANDS = {
 }
 
 
-def make_app() -> App:
-    """All commands, each imported only when it is used."""
+# Those that take --plugin; the value says whether the flags of its method are theirs.
+WITH_PLUGIN = {"train": True, "config": True, "resume": False, "methods": False}
+
+
+def make_app(*, plugin_flags: bool = False) -> App:
+    """All commands, each imported only when it is used.
+
+    Args:
+        plugin_flags: Whether a plugin was loaded, whose options become flags.
+    """
     app = App(
         name="peerdg",
         help="Single-source domain generalization: train on one domain, hold up on unseen ones.",
@@ -133,7 +152,8 @@ def make_app() -> App:
     )
     for name, (summary, lines) in COMMANDS.items():
         path = f"peerdg.cli.{name}:{name}"
-        app.command(path, name=name, help=summary, help_epilogue=_examples(lines))
+        command = _with_plugin_flags(name) if plugin_flags and WITH_PLUGIN.get(name) else path
+        app.command(command, name=name, help=summary, help_epilogue=_examples(lines))
     data = App(
         name="data",
         help="List, show, verify and prepare data sets.",
@@ -145,6 +165,12 @@ def make_app() -> App:
         data.command(path, name=name, help=summary, help_epilogue=_examples(lines))
     app.command(data)
     return app
+
+
+def _with_plugin_flags(name: str) -> Callable[..., None]:
+    from peerdg.cli.flags import with_method_flags
+
+    return with_method_flags(getattr(import_module(f"peerdg.cli.{name}"), name))
 
 
 def _examples(lines: tuple[str, ...]) -> str:
@@ -176,16 +202,16 @@ def run(arguments: list[str], *, debug: bool) -> int:
     if any("\0" in argument for argument in arguments):
         say_problem("An argument has a NUL character, which no path or name may have.")
         return 2
+    plugin = None
     try:
-        make_app()(_written_out(arguments), exit_on_error=False, print_error=False)
+        with ExitStack() as stack:
+            if file := _plugin_file(arguments):
+                from peerdg.run.plugin import plugin_method
+
+                plugin = stack.enter_context(plugin_method(file))
+            _call(arguments, plugin)
         sys.stdout.flush()  # a full disk may show only now
         return 0
-    except CycloptsError as error:
-        if debug:
-            _show_traceback()
-        message, hint = _explain(error)
-        say_problem(message, hint=hint or "See `peerdg --help`.")
-        return 2
     except Stopped as stopped:
         error_console.print(stopped.message, markup=False, soft_wrap=True)
         return stopped.exit_code
@@ -217,8 +243,39 @@ def run(arguments: list[str], *, debug: bool) -> int:
             say_problem(reason, hint="Free some space, or send the output elsewhere.")
             return 4
         _show_traceback()
-        say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
+        if plugin is not None and plugin.failed_in(error):
+            say_problem(f"The plugin {plugin.path} failed.", hint="The text above says where.")
+        else:
+            say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
         return 1
+
+
+def _plugin_file(arguments: list[str]) -> Path | None:
+    """The file after `--plugin`: its method has flags, so it is loaded before they are parsed."""
+    if not arguments or arguments[0] not in WITH_PLUGIN:
+        return None
+    found = [
+        argument.partition("=")[2] if "=" in argument else following
+        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True)
+        if argument.partition("=")[0] == "--plugin"
+    ]
+    if len(found) > 1:
+        raise ConfigError("--plugin is given twice; a run has one method.")
+    return Path(found[0]) if found and found[0] else None
+
+
+def _call(arguments: list[str], plugin: "Plugin | None") -> None:
+    """Parse the arguments and run their command.
+
+    Raises:
+        ConfigError: If they cannot be parsed.
+    """
+    try:
+        app = make_app(plugin_flags=plugin is not None)
+        app(_written_out(arguments), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        message, hint = _explain(error)
+        raise ConfigError(message, hint=hint or "See `peerdg --help`.") from error
 
 
 def _is_full_output(error: Exception) -> TypeGuard[OSError]:

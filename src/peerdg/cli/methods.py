@@ -1,9 +1,13 @@
 """`peerdg methods`: what can be trained."""
 
+from pathlib import Path
+from typing import Annotated
+
 from peerdg.cli.console import console
+from peerdg.cli.flags import PLUGIN
 
 
-def methods(name: str | None = None, /) -> None:
+def methods(name: str | None = None, /, *, plugin: Annotated[Path | None, PLUGIN] = None) -> None:
     """List the methods, or one method's options.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.cli.flags import whole_number
+from peerdg.cli.flags import PLUGIN, require_plugin, whole_number
 from peerdg.run.folder import read_run_config
 from peerdg.run.settings import resolve
 
@@ -19,6 +19,7 @@ def resume(
     threads: Annotated[int | None, Parameter(help="CPU threads", converter=whole_number)] = None,
     accept_new_data: Annotated[bool, Parameter(help="start anew if the data has changed")] = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")] = False,
+    plugin: Annotated[Path | None, PLUGIN] = None,
 ) -> None:
     """Go on with a run that was stopped or killed; it ends as if it had not been.
 
@@ -29,5 +30,7 @@ def resume(
 
     moved = {"root": root, "device": device, "threads": threads}
     given = {name: value for name, value in moved.items() if value is not None}
+    if plugin is not None:
+        given["plugin"] = require_plugin(plugin).identity
     config = resolve(read_run_config(run), given)
     run_and_report(config, run, "renew" if accept_new_data else "resume", quiet=quiet)

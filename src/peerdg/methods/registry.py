@@ -3,7 +3,8 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -12,14 +13,47 @@ from peerdg.config import build, did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
 from peerdg.methods.metadata import MethodSettings, reconstructed_on
+from peerdg.methods.plugins import Plugin
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
+
+_plugins: dict[str, Plugin] = {}  # by the name of their method; filled by `registered` only
 
 
 @cache
 def method_names() -> tuple[str, ...]:
-    """Every method there is: one file under `methods/settings` each, `m_ada.py` for `m-ada`."""
+    """Every method there is: one file under `methods/settings` each, `m_ada.py` for `m-ada`.
+
+    Besides them, those of plugins that are `registered`.
+    """
     modules = pkgutil.iter_modules(settings.__path__)
-    return tuple(sorted(module.name.replace("_", "-") for module in modules))
+    return tuple(sorted([*(module.name.replace("_", "-") for module in modules), *_plugins]))
+
+
+@contextmanager
+def registered(plugin: Plugin) -> Iterator[None]:
+    """Inside the block, the method of a plugin is known like any other.
+
+    Raises:
+        ConfigError: If a method or recipe has its name already.
+    """
+    if plugin.name in (*method_names(), *RECIPES, *COMBINATIONS):
+        raise ConfigError(
+            f"There is a method '{plugin.name}' already, so the plugin {plugin.path} cannot be "
+            "one of this name.",
+            hint="Rename the file: a method is named as its file.",
+        )
+    _plugins[plugin.name] = plugin
+    method_names.cache_clear()
+    try:
+        yield
+    finally:
+        del _plugins[plugin.name]
+        method_names.cache_clear()
+
+
+def plugin_of(name: str) -> Plugin | None:
+    """The plugin whose method has this name; None for methods of the package."""
+    return _plugins.get(name)
 
 
 def settings_of(name: str) -> type[MethodSettings]:
@@ -105,6 +139,8 @@ def own_augment_of(name: str) -> str | None:
 
 def implementation_of(name: str) -> type[Any]:
     """The class that implements a method."""
+    if plugin := plugin_of(name):
+        return plugin.implementation
     module, _, attribute = _module(name).IMPLEMENTED_BY.partition(":")
     kind: type[Any] = getattr(importlib.import_module(module), attribute)
     return kind
@@ -119,4 +155,6 @@ def _module(name: str) -> Any:
     if name not in method_names():
         known = (*method_names(), *RECIPES, *COMBINATIONS)
         raise ConfigError(f"Unknown method '{name}'.", hint=did_you_mean(name, known))
+    if plugin := plugin_of(name):
+        return plugin.module
     return importlib.import_module(f"{settings.__name__}.{name.replace('-', '_')}")

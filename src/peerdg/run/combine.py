@@ -39,7 +39,7 @@ from peerdg.run.members import (
     warn_of_other_starts,
 )
 from peerdg.run.record import SELECTION
-from peerdg.run.settings import resolve
+from peerdg.run.settings import resolve, without_method
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
 
@@ -355,7 +355,7 @@ def _load_data(
         raise ConfigError("The runs were trained on different images, or did not record which.")
     classes = tuple(members[0].description["classes"])
     place = next(filter(None, (member.run for member in members)), None)
-    config = None if place is None else resolve(read_run_config(place))
+    config = None if place is None else resolve(without_method(read_run_config(place)))
     if splits is not None:
         splits = match_classes(splits, classes)
     elif config is not None:

@@ -26,13 +26,14 @@ from peerdg.config import (
 from peerdg.data.registry import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.metadata import MethodSettings
+from peerdg.methods.plugins import file_of
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, expand
-from peerdg.methods.registry import aliases_of, method_names, settings_of
+from peerdg.methods.registry import aliases_of, method_names, plugin_of, settings_of
 from peerdg.models.names import OWN, check_backbone
 from peerdg.run.choices import Choices
 from peerdg.run.hardware import DEVICES
 from peerdg.run.presets import BUDGETS, preset
-from peerdg.text import storable
+from peerdg.text import storable, visible
 from peerdg.train.settings import PhaseSettings, TransformSettings
 
 
@@ -45,6 +46,7 @@ class RunConfig:
     targets: tuple[str, ...] | None = option(None, "target domains; default: all that are there")
     method: str = option("peer", "training method")
     recipe: str | None = None  # the name under which `method` and `average` were asked for
+    plugin: str | None = None  # the file that defines `method`, and its SHA-256
     backbone: str = option("digits-cnn", "network")
     weights: str = option("none", "initial weights: none, imagenet, or a .safetensors or .pth file")
     budget: str = option("standard", "preset: quick, standard or paper")
@@ -169,7 +171,7 @@ SECTIONS: dict[str, type[Any]] = {
     "augment": AugmentSettings,
     "average": AverageSettings,
 }
-_SCALARS = {f.name for f in fields(RunConfig)} - {*SECTIONS, "data", "method_settings"}
+SCALARS = {f.name for f in fields(RunConfig)} - {*SECTIONS, "data", "method_settings"}
 # Names from papers and other projects that people type; checked before similar spelling.
 _ALIASES = {
     "learning_rate": "train.lr", "epochs": "train.epochs", "batch_size": "train.batch_size",
@@ -195,6 +197,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     method = _text(given, "method", RunConfig.method)
     if method in COMBINATIONS:
         raise _needs_several_runs(method, layers)
+    _require_plugin(given, method)
     method_kind = settings_of(method)
     budget = _text(given, "budget", RunConfig.budget)
     if budget not in BUDGETS:
@@ -206,6 +209,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     values = merge({k: v for k, v in base.items() if k not in others}, given)
     values["augment"] = _augment_options(base, given, default=method_kind.own_augment)
     values.update(_evaluation_period(layers, method))
+    values["plugin"] = _plugin(values, method)
     parts: dict[str, Any] = {}
     for key, kind in sections.items():
         parts[key] = build(kind, values.pop(key, {}), where=key)
@@ -215,6 +219,34 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
         check_backbone(config.backbone, config.weights)
     _check_averages(parts["average"], parts["method_settings"])
     return _with_recipe(replace(config, **parts))
+
+
+def _require_plugin(given: Mapping[str, Any], method: str) -> None:
+    """Refuse a method that only a plugin has, which nobody but the user can give.
+
+    Raises:
+        ConfigError: With the plugin's name.
+    """
+    if method in method_names() or "plugin" not in given:
+        return
+    file = visible(file_of(_text(given, "plugin", "")))
+    raise ConfigError(
+        f"The method '{visible(method)}' is that of a plugin, {file}, which was not given.",
+        hint=f"Give the file: --plugin {file}, or plugin='{file}' in Python. It is executed, so "
+        "look at it first if it is not yours.",
+    )
+
+
+def _plugin(given: Mapping[str, Any], method: str) -> Any:
+    """What the run keeps of its plugin: as a run to be resumed has it, or else as it is now."""
+    plugin = plugin_of(method)
+    return None if plugin is None else given.get("plugin", plugin.identity)
+
+
+def without_method(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run that its data depends on: its method may be that of a plugin."""
+    left_out = {"method", "recipe", "plugin", "average", "augment", str(tables.get("method"))}
+    return {key: value for key, value in tables.items() if key not in left_out}
 
 
 def _check_averages(average: AverageSettings, method: MethodSettings) -> None:
@@ -320,6 +352,12 @@ def refuse_difference(old: RunConfig, new: RunConfig) -> None:
         ConfigError: With every differing key, its old and its new value.
     """
     changes = [c for c in difference(old.tables(), new.tables()) if c.key not in MAY_CHANGE]
+    for change in changes:
+        if change.key == "plugin" and change.old and change.new:
+            raise ConfigError(
+                f"The plugin is not the one that the run was started with:\n  {change}",
+                hint="Give that file with --plugin, or start a new run in another --out folder.",
+            )
     if changes:
         raise ConfigError(
             "This run was started with other options:\n  " + "\n  ".join(map(str, changes)),
@@ -350,7 +388,7 @@ def _check_keys(
             )
         if key in sections and not isinstance(value, Mapping):
             raise ConfigError(f"'{key}' is a section with options, not a value.")
-        if key not in sections and (key not in _SCALARS or isinstance(value, Mapping)):
+        if key not in sections and (key not in SCALARS or isinstance(value, Mapping)):
             raise ConfigError(f"Unknown option '{key}'.", hint=suggest_key(key, sections))
 
 
@@ -360,7 +398,7 @@ def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
     own = {a: f"{name}.{to}" for name in methods for a, to in aliases_of(name).items()}
     if meant := {**own, **_ALIASES}.get(key):
         return f"Did you mean '{meant}'?"
-    top = [*sorted(_SCALARS), *sections]
+    top = [*sorted(SCALARS), *sections]
     if nearest(key, top):
         return suggest(key, top, "")
     inside = {f.name: f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind)}

@@ -1,0 +1,45 @@
+"""Let a run use the method of a plugin: a file that the user named, never one that a file names."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from peerdg.data.registry import BENCHMARKS
+from peerdg.errors import ConfigError
+from peerdg.methods.plugins import Plugin, load_plugin
+from peerdg.methods.registry import registered
+from peerdg.run.settings import SCALARS, SECTIONS
+
+
+@contextmanager
+def plugin_method(path: Path) -> Iterator[Plugin]:
+    """Inside the block, the method of a plugin can be trained like any other.
+
+    Args:
+        path: The file, which is executed.
+
+    Raises:
+        ConfigError: If it is no plugin, or its name is taken.
+    """
+    plugin = load_plugin(path)
+    try:
+        _check_name(plugin)
+        with registered(plugin):
+            yield plugin
+    finally:
+        plugin.forget()
+
+
+def _check_name(plugin: Plugin) -> None:
+    """Refuse a name that options of every run have, or sections of a data set.
+
+    Raises:
+        ConfigError: If it has one.
+    """
+    key = plugin.name.replace("-", "_")
+    taken = {*SECTIONS, *SCALARS, *(name.replace("-", "_") for name in BENCHMARKS)}
+    if key in taken:
+        raise ConfigError(
+            f"'{plugin.name}' is an option of every run, so no method can have this name.",
+            hint=f"Rename {plugin.path.name}: a method is named as its file.",
+        )
