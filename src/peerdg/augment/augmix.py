@@ -117,7 +117,7 @@ class AugMix(Augment):
         return Drawn(
             m=uniform((batch,)),
             w=exponential / exponential.sum(dim=1, keepdim=True),
-            depth=whole(1, depth + 1, chains) if self.depth is None else torch.full(chains, depth),
+            depth=whole(self.depth or 1, depth + 1, chains),
             link=whole(0, len(LINKS), links),
             level=WEAKEST + (self.severity - WEAKEST) * uniform(links),
             sign=2 * whole(0, 2, links) - 1,

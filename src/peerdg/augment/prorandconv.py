@@ -142,9 +142,10 @@ def deformable_convolution(
 def sampled_pixels(offsets: Float[Tensor, "9 2 h w"]) -> Taps:
     """The pixels around p + k + Δ_k(p) for each pixel p and tap k, with offsets Δ as (y, x)."""
     height, width = offsets.shape[-2:]
-    tap = torch.arange(3) - 1
-    y = torch.arange(height).view(1, 1, -1, 1) + tap.view(3, 1, 1, 1)
-    x = torch.arange(width).view(1, 1, 1, -1) + tap.view(1, 3, 1, 1)
+    arange = partial(torch.arange, device=offsets.device)
+    tap = arange(3) - 1
+    y = arange(height).view(1, 1, -1, 1) + tap.view(3, 1, 1, 1)
+    x = arange(width).view(1, 1, 1, -1) + tap.view(1, 3, 1, 1)
     at = torch.stack(torch.broadcast_tensors(y, x)).flatten(1, 2)  # (2, 9, h, w)
     y, x = at + offsets.transpose(0, 1)
     top, left = y.floor(), x.floor()
