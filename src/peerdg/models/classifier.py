@@ -240,7 +240,7 @@ def as_classifier(
     Args:
         network: A `Classifier`, or a module as `Classifier.from_module` takes it.
         classes: Class names in the order of the logits.
-        mean: Per-channel mean to subtract, on the scale 0..1; None if nobody stated one.
+        mean: Per-channel mean to subtract, on the scale 0..1; None if not given.
         std: Per-channel scale to divide by; None likewise.
         image_size: Side of the images it will be shown.
 
@@ -276,7 +276,7 @@ def has_batch_statistics(module: nn.Module) -> bool:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside the block, a network is in eval mode; afterwards each of its parts is as it was."""
+    """Put a network in eval mode inside the block; restore the mode of each module afterwards."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:

@@ -21,7 +21,7 @@ class Member:
     Args:
         name: The name of its folder, without the path.
         weights_sha256: Of its weights; None if it was never a model of its own.
-        method: What it was trained with; None if its folder does not say.
+        method: What it was trained with; None if that is not recorded.
         seed: Its seed; None likewise.
         train_seed: That of its main phase, if it had another.
         validation: Its accuracy in percent on the source's validation images, where it was used.
@@ -55,7 +55,7 @@ class CombinedFrom:
 
     @property
     def problem(self) -> str | None:
-        """What types and limits cannot say; None if nothing is wrong."""
+        """The first error that types and limits do not express; None if nothing is wrong."""
         used = sum(member.used for member in self.members)
         if not 2 <= len(self.members) <= MOST_MEMBERS:
             return f"'combined.members' must be 2 to {MOST_MEMBERS}, not {len(self.members)}"

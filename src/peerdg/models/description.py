@@ -1,4 +1,4 @@
-"""`model.json`: what a model folder says about its weights, checked whole before it is used."""
+"""`model.json`: the description stored with the weights, checked whole before it is used."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ HINT = "Copy it again from its origin."
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the model was trained; `peerdg.models.stored.how_far` says it in words.
+    """How far the model was trained; `peerdg.models.stored.how_far` describes it in words.
 
     The epochs are needed if it is not complete.
     """
@@ -123,7 +123,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 
 def format_of(description: Mapping[str, Any]) -> int:
-    """The first format that has all that a description says, so that older versions read more."""
+    """The oldest format that can store a description, so that older versions can read it."""
     if is_ensemble(description):
         return ENSEMBLE
     return ADAPTED if description.get("added_layers") else FORMAT
@@ -136,7 +136,7 @@ def is_ensemble(description: Mapping[str, Any]) -> bool:
 
 
 def _problems(about: Description) -> list[str]:
-    """What types and limits cannot say."""
+    """Errors that types and limits do not express."""
     wrong = []
     if not about.classes or len(set(about.classes)) < len(about.classes):
         wrong.append("'classes' must be different names")
@@ -152,6 +152,6 @@ def _problems(about: Description) -> list[str]:
 
 
 def checksum(description: Mapping[str, Any]) -> str:
-    """SHA-256 of all that a description says besides it: a class name is as vital as a weight."""
-    said = {name: value for name, value in description.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    """SHA-256 of the rest of the description: a class name is as vital as a weight."""
+    content = {name: value for name, value in description.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""torchvision's ImageNet weights: in torch's cache, or from the network, and never a long wait."""
+"""torchvision's ImageNet weights, from torch's cache or the network, with short timeouts."""
 
 import hashlib
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ def imagenet_file(backbone: str) -> Path:
     """The file with torchvision's weights for `backbone`, verified by the hash in its name.
 
     Raises:
-        ConfigError: If there are none, or they are neither here nor to be had.
-        DamagedError: If the file is not what its name says.
+        ConfigError: If there are none, or they are neither cached nor downloadable.
+        DamagedError: If the file does not match its checksum.
     """
     from peerdg._vision import models  # late, as in `backbones`
 
@@ -59,14 +59,14 @@ def download(url: str, path: Path) -> None:
 
 
 def reach(url: str, *, place: str) -> HTTPResponse:
-    """An open connection to `url` within a few seconds.
+    """Open a connection to `url` within a few seconds.
 
     Args:
         url: What to read.
         place: What a person can do instead, for the error's hint.
 
     Raises:
-        ConfigError: If nobody answers in time.
+        ConfigError: If the server does not respond in time.
     """
     answer: Future[HTTPResponse] = Future()
 

@@ -177,7 +177,7 @@ def _last_of_each_resolution(calls: Calls) -> list[str]:
 
 
 def _last_of_each_quarter(calls: Calls) -> list[str]:
-    """Of the largest group of like modules whose outputs are tokens."""
+    """The last module of each quarter of the largest group of like modules that output tokens."""
     groups: dict[tuple[str, type[nn.Module]], list[str]] = {}
     for name, call in calls.items():
         if name != OUTPUT and len(call.output) == 3 and not _is_inside_block(name, calls):

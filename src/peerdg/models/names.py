@@ -114,7 +114,7 @@ def has_normalisation(name: str) -> bool:
 
 
 def may_have_batch_norm(name: str) -> bool:
-    """Whether the backbone has batch normalisation; true where its name does not say."""
+    """Whether the backbone has batch normalisation; true if its name does not determine it."""
     return name not in BACKBONES or BACKBONES[name].batch_norm
 
 

@@ -44,7 +44,7 @@ def stage_places(model: Classifier, size: int) -> Places:
 
 
 def named_places(model: Classifier, size: int, names: Sequence[str]) -> Places:
-    """Behind the modules called `names`.
+    """The places behind the modules called `names`.
 
     Raises:
         ConfigError: If the encoder has no such module, or it does not give one tensor per pass.
@@ -89,7 +89,7 @@ def choose_places(
 
 
 def check_layers(model: Classifier, size: int) -> None:
-    """See that each layer inside the encoder is met by the maps it was made for.
+    """Check that each layer inside the encoder receives the maps it was made for.
 
     Raises:
         ValueError: If a layer is never called, or the maps at its place are of another kind.
@@ -139,7 +139,7 @@ def _behind(name: str, calls: Calls) -> tuple[str, FeatureMap]:
 
 
 def _in_front_of(learning: str, last: str, calls: Calls) -> tuple[str, FeatureMap]:
-    """Behind `last`, unless a function that is no module pools what the next layer is given."""
+    """The place behind `last`, unless a function that is no module pools before the next layer."""
     given = calls[learning].given
     behind = f"after {last}", as_map(last, calls[last].output)
     if given is None or not 1 < side_of(given) < side_of(calls[last].output):

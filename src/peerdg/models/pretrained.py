@@ -1,4 +1,4 @@
-"""Initial weights from a file: what fits is loaded, and the report says what did not.
+"""Initial weights from a file: matching tensors are loaded, the report lists the rest.
 
 A file may hold the whole network as torchvision, timm or the CaffeNet conversions store it, a part
 of it (`features.*`), or a model that peerdg saved. The last layer of a foreign file belongs to
@@ -109,7 +109,7 @@ def _load(
     tensors: Mapping[str, Tensor],
     places: Mapping[str, str],
 ) -> LoadReport:
-    """Put `tensors[name]` to `places[name]` of the model's state."""
+    """Load `tensors[name]` into entry `places[name]` of the model's state dict."""
     own = model.state_dict()
     fitting = {place: tensors[name] for name, place in places.items() if place in own}
     _check_shapes(fitting, own, backbone, path)
@@ -134,14 +134,14 @@ def _load(
 
 
 def _own_places(tensors: Mapping[str, Tensor], model: Classifier) -> dict[str, str]:
-    """As they are; the head only if it is for as many classes."""
+    """Map weights that peerdg saved: names stay, the head only if the class counts match."""
     head = tensors.get("head.weight")
     keep_head = head is not None and head.shape == model.head.weight.shape
     return {name: name for name in tensors if keep_head or not name.startswith("head.")}
 
 
 def _foreign_places(tensors: Mapping[str, Tensor], last_layer: tuple[str, ...]) -> dict[str, str]:
-    """Into the encoder, under the names the file's network has today."""
+    """Map weights of other libraries into the encoder, with outdated names renewed."""
     # DataParallel and its kin put the network one level deeper.
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     places = {}

@@ -90,7 +90,7 @@ def describe_model(
     training: Mapping[str, Any] | None = None,
     progress: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What is stored beside the weights of `model`, without checksums.
+    """Describe `model` for `model.json`, without checksums.
 
     Args:
         model: The network with its class names and normalisation.
@@ -120,7 +120,7 @@ def describe_model(
 def training_progress(
     *, epoch: int, epochs: int, pretrain_epoch: int, pretrain_epochs: int, complete: bool
 ) -> dict[str, Any]:
-    """How far a model was trained, as plain values for its description."""
+    """The progress of a model's training, as plain values for its description."""
     return {
         "complete": complete,
         "epoch": epoch,
@@ -167,7 +167,7 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
     Raises:
         ConfigError: If the network was the user's own and `model` is not given.
         DataError: If there is no model in `folder`.
-        DamagedError: If a file was changed or is not what its name says.
+        DamagedError: If a file does not match its checksum or type.
         NumericalError: If a weight is NaN or infinite.
     """
     if not os.path.lexists(folder / DESCRIPTION):
@@ -351,7 +351,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         DataError: If the file is missing or of another kind.
-        DamagedError: If it is not what its name says, or holds anything but plain tensors.
+        DamagedError: If it does not match its type, or holds anything but plain tensors.
     """
     if not path.is_file():
         raise DataError(f"There is no weights file {path}.", hint="Check --weights.")
@@ -387,7 +387,7 @@ _SHARED = 4  # times that all tensors together may be larger than their file: ti
 
 
 def _require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse tensors that no network has, before anything is computed with them.
+    """Refuse tensors of unusual kinds, before anything is computed with them.
 
     Raises:
         DamagedError: For a sparse, nested, quantized or empty shell of a tensor, a type that

@@ -23,7 +23,7 @@ def build_timm(name: str) -> tuple[nn.Module, int, Backbone]:
 
 
 def described(encoder: Any) -> Backbone:
-    """What a model of timm says about itself."""
+    """Metadata of a timm model."""
     settings: dict[str, Any] = encoder.default_cfg
     last = settings.get("classifier") or ()
     return Backbone(
