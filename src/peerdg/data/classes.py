@@ -88,7 +88,7 @@ def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
 def check_class_map(
     mapping: Mapping[str, str], *, theirs: Iterable[str], ours: Sequence[str]
 ) -> None:
-    """Refuse a map with names that nobody has.
+    """Refuse a map with an unknown class name.
 
     Args:
         mapping: From names in the targets to names of classes.

@@ -116,7 +116,7 @@ class TerraSettings:
 class OwnDataSettings:
     """How a folder or list of your own images is read.
 
-    Of data given from Python it says which share is held out, and the names of classes.
+    For in-memory data, only the held-out fraction and class names apply.
     """
 
     domain: str | None = option(None, "domain to learn on, if the folder or list has several")

@@ -43,7 +43,7 @@ def load(
             of `root` and, if there is one, its test split.
 
     Raises:
-        ConfigError: If nothing says which domain to learn on, or a target is not known.
+        ConfigError: If the source domain is not given, or a target is not known.
         DataError: If the images cannot be used as they are.
     """
     if root is None:
@@ -85,7 +85,7 @@ def read_targets(
         also_known: Class names of other data that the class map is for.
 
     Raises:
-        ConfigError: If the class map has a name that nobody has.
+        ConfigError: If the class map has an unknown class name.
         DataError: If they have a class that the model does not know, or cannot be read.
     """
     found = _targets(paths, {}, settings.layout)
@@ -109,7 +109,7 @@ def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
     Reads some headers and decodes nothing.
 
     Raises:
-        ConfigError: If nothing says which domain to learn on.
+        ConfigError: If the source domain is not given.
         DataError: If there are no images, or they cannot be used as they are.
     """
     listing = find_images(root, layout=settings.layout)

@@ -164,7 +164,8 @@ def read_entry(path: Path, *, key: str, budget: int) -> CacheEntry:
 
 def _tensor_of(images: NDArray[np.uint8]) -> Tensor:
     with warnings.catch_warnings():
-        # torch has no read-only tensors and warns that writing to one would fail: nobody does.
+        # torch has no read-only tensors and warns that writing would fail; the tensor is never
+        # written.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
         return torch.from_numpy(images)
 

@@ -79,7 +79,7 @@ def decode_image(
 def decode(
     source: Path | bytes | Image.Image, *, name: str | None = None, pixel_limit: int = PIXEL_LIMIT
 ) -> Decoded:
-    """Decode an image, and tell whether the file has more than its first frame."""
+    """Decode an image; also return whether the file has more than its first frame."""
     name = name or (str(source) if isinstance(source, Path) else "the image")
     if isinstance(source, Image.Image):
         return Decoded(_to_rgb(source, name, pixel_limit), False)
@@ -172,7 +172,7 @@ def _check_size(image: Image.Image, name: str, pixel_limit: int) -> None:
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """Find what makes the image upright, if its EXIF data says that it is not."""
     orientation: object = None
-    with contextlib.suppress(Exception):  # broken EXIF beside sound pixels: then nothing says how
+    with contextlib.suppress(Exception):  # broken EXIF: orientation unknown, leave as is
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
 

@@ -37,7 +37,7 @@ def image_files(folder: Path) -> Iterator[Path]:
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: decoding it says so
+    except OSError:  # a link to itself: decoding reports it
         return False
 
 

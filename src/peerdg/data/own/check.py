@@ -93,7 +93,7 @@ def check_folders(
     """Decode everything in some folders or lists, and compare all images with each other.
 
     Raises:
-        DataError: If a path has no images, or nothing says which class they belong to.
+        DataError: If a path has no images, or their class is not given.
     """
     parts: dict[str, Domain] = {}
     counts: dict[str, int] = {}

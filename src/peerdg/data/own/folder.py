@@ -44,7 +44,7 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
         raise _no_images(root, found)
     if not any(parts for parts, _ in found.images):
         raise DataError(
-            f"The images lie directly in {root}; nothing says which class each belongs to.",
+            f"The images lie directly in {root}; the class of each is not given.",
             hint="Put the images of each class in a folder of its own, or give a list (CSV).",
         )
     depth = 1 if _first_level(root, found, layout) == "classes" else 2
