@@ -1,4 +1,4 @@
-"""Whether a model's probabilities mean what they say."""
+"""Calibration: how well a model's probabilities match its accuracy."""
 
 from dataclasses import dataclass
 

@@ -74,9 +74,9 @@ class Mistake:
         row: Its position in the domain.
         path: Its file, if it came from one.
         true: Its class.
-        predicted: What the model says.
-        probability: How sure it is of that.
-        true_probability: What it gives to the true class.
+        predicted: The predicted class.
+        probability: The probability of the predicted class.
+        true_probability: The probability of the true class.
     """
 
     row: int

@@ -43,7 +43,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
     The interval is a bootstrap over seeds: bias-corrected and accelerated (BCa; Efron, "Better
     Bootstrap Confidence Intervals", JASA 82, 1987), by `scipy.stats.bootstrap`. Where BCa does not
     exist the percentiles of the resampled means stand in for it. Equal differences have no
-    interval: resampling them tells nothing.
+    interval: resampling them gives no information.
 
     Args:
         a: A number for each seed.

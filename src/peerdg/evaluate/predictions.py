@@ -30,7 +30,7 @@ _MOST_WAITING = 4  # times a pass of good images: so many bad ones are not held 
 
 
 class Answers(NamedTuple):
-    """What a model says of several images.
+    """Predictions for a batch.
 
     Args:
         labels: The most probable class of each, int64 `[n]`.
@@ -44,7 +44,7 @@ class Answers(NamedTuple):
 
 
 class FilePrediction(NamedTuple):
-    """What a model says of a file, or why it cannot say anything.
+    """Prediction for a file, or the error.
 
     Args:
         path: The file.
