@@ -57,7 +57,7 @@ def _require_one_rule(runs: Sequence[RunResult]) -> None:
     """
     ruled = [run for run in runs if run.batch_statistics not in (None, FROZEN)]
     rules = sorted({str(run.batch_statistics) for run in ruled})
-    # Runs that are older than the rule stay comparable to each other; the table says what they are.
+    # Runs that are older than the rule stay comparable to each other; the table labels them.
     if len(rules) > 1 and any(run.has_statistics_rule for run in ruled):
         raise ConfigError(
             f"These runs were evaluated with different batch statistics ({'; '.join(rules)}).",

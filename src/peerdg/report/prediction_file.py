@@ -42,7 +42,7 @@ class PredictionWriter:
 
     Attributes:
         rows: How many were written.
-        bad: How many of them say that the image cannot be used.
+        bad: How many of them are errors: the image cannot be used.
         bad_examples: The first of these, with the reason.
     """
 

@@ -59,7 +59,7 @@ class RunResult:
         profile: Seconds by stage, if they were measured.
         folder: The name of the folder or list, of a run on own images.
         fingerprints: The fingerprint of each part of the data, as far as it is known.
-        inputs: What its manifest says about what the options only name.
+        inputs: Fingerprints of inputs that the config refers to by name.
         shared_with: Other methods that came from the same run, so that its time and memory are
             those of all of them.
         combined_from: The runs that were combined to this result, if it is no single run; it has
@@ -235,7 +235,7 @@ class RunResult:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds of the main phase per step; None if the records do not say."""
+        """Seconds of the main phase per step; None if they were not recorded."""
         epochs = [e for e in self.events if e.get("event") == "epoch" and e.get("phase") == "train"]
         steps = sum(e.get("steps") or 0 for e in epochs)
         return sum(float(e["seconds"]) for e in epochs) / steps if steps else None
@@ -280,13 +280,13 @@ class RunResult:
 
     @property
     def trained(self) -> str:
-        """Name of the network that learns; records that do not say list it first."""
+        """Name of the trained network; records without this list it first."""
         known = self.models or ["model"]
         return self.inputs.trained if self.inputs.trained in known else known[0]
 
     @property
     def deployed(self) -> str:
-        """Name of the network that ships; records that do not say list it last."""
+        """Name of the deployed network; records without this list it last."""
         known = self.models or ["model"]
         return self.inputs.deployed if self.inputs.deployed in known else known[-1]
 
@@ -316,7 +316,7 @@ class RunResult:
         return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
 
     def images(self, *domains: str) -> int | None:
-        """Images of the smallest of these evaluated domains; None if the records do not say."""
+        """Images of the smallest of these evaluated domains; None if they were not recorded."""
         found = {r["domain"]: r.get("n") for r in self.evaluations if r["domain"] in domains}
         return min((n for n in found.values() if n is not None), default=None)
 

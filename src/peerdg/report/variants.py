@@ -69,7 +69,7 @@ def _with_several_starts(runs: Sequence[RunResult]) -> set[str]:
     """Variants in which one seed has several initial weights of the user's own network.
 
     A network that is made anew for each seed has other weights with each; that is what a mean over
-    seeds is for, and `comparison_notes` says it. Other weights under the same seed are another
+    seeds is for, and `comparison_notes` reports it. Other weights under the same seed are another
     start, such as weights that have been trained.
     """
     starts: dict[tuple[str, int], set[str | None]] = {}
