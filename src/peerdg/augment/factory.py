@@ -1,4 +1,4 @@
-"""Make the augmentation that the options ask for: the one place that knows all kinds."""
+"""Make the configured augmentation: the one place that knows all kinds."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from peerdg.augment.settings import DEFAULTS, AugmentSettings
 
 
 def make_augment(settings: AugmentSettings, *, seed: int, size: int) -> Augment:
-    """The configured augmentation.
+    """Make the configured augmentation.
 
     Args:
         settings: Kind and options.

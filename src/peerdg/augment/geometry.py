@@ -102,7 +102,7 @@ def move_pixels(
     numbers: Int64[Tensor, " b"],
     out: UInt8[Tensor, "b 3 h w"],
 ) -> UInt8[Tensor, "b 3 h w"]:
-    """Fill each image from its own pixels: image i as row `numbers[i]` of `sources` says."""
+    """Fill each image from its own pixels: image i uses row `numbers[i]` of `sources`."""
     for pixels, number, moved in portions(images.flatten(2), numbers, out.flatten(2)):
         # Pixel number 0 is the black one that stands for everything outside the image.
         numbered = pad(pixels, (1, 0))
@@ -119,7 +119,7 @@ def row_starts(
     Rows are laid out as by `move_rows`, and copied several times as fast as single pixels.
 
     Returns:
-        The beginnings, and for which of the maps they say everything.
+        The beginnings, and for which of the maps they are a complete description.
     """
     source = source.view(-1, height, width)
     outside = source == 0
@@ -139,7 +139,7 @@ def move_rows(
     numbers: Int64[Tensor, " b"],
     out: UInt8[Tensor, "b 3 h w"],
 ) -> UInt8[Tensor, "b 3 h w"]:
-    """Fill each image from its own rows: image i as row `numbers[i]` of `starts` says."""
+    """Fill each image from its own rows: image i uses row `numbers[i]` of `starts`."""
     height, width = images.shape[-2:]
     for own, number, moved in portions(images, numbers, out):
         # Between any two rows lies a black one, which is outside for both of them.

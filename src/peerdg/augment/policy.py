@@ -109,7 +109,7 @@ class Policy(Augment):
         )
 
     def redraw(self, period: int) -> dict[str, Any]:
-        """Draw the policy of a period, to be used from now on, and say what was drawn."""
+        """Draw the policy of a period, to be used from now on; return it as plain values."""
         generator = generator_for(self.seed, "policy", period)
         num_ops = _between(self.num_ops, generator)
         magnitude = _between(self.magnitude, generator)

@@ -20,7 +20,7 @@ class Augment(Protocol):
     """
 
     def redraw(self, period: int) -> dict[str, Any]:
-        """Draw what stays the same for a period of epochs, and say what was drawn.
+        """Draw what stays the same for a period of epochs; return it for the records.
 
         It must be a function of the period: a resumed run calls it again. By default there is
         nothing to draw.

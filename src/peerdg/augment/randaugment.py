@@ -1,7 +1,7 @@
 """RandAugment on a whole batch: every image draws its own operations.
 
 Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
-NeurIPS 2020, https://arxiv.org/abs/1909.13719. `table` says all there is to choose.
+NeurIPS 2020, https://arxiv.org/abs/1909.13719. `table` lists the operations and ranges.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class RandAugment:
     For every image, `num_ops` times, one operation is drawn uniformly with replacement, and its
     sign is flipped with probability 1/2 if it has one. Images that drew the same operation are
     processed together, on the device they are on. Each operation equals torchvision's v2 function
-    on the single image bit for bit, where torchvision has it (`pixels.multiply_add` tells of the
+    on the single image bit for bit, where torchvision has it (`pixels.multiply_add` describes the
     values that torchvision itself rounds in two ways).
 
     Example:
