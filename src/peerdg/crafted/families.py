@@ -1,7 +1,7 @@
 """The families of distortions by name, and which of them a training has already seen.
 
-A family that was trained on says nothing about the unseen, so it has no vote in a choice. Free of
-torch.
+A family that was trained on is not evidence about unseen domains, so it is excluded from model
+selection. Free of torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ def require_family(name: str) -> None:
 
 @dataclass(frozen=True)
 class Fold:
-    """For a method that trains on families: those it may train on, those it is judged on."""
+    """A split of the families into those to train on and those to validate on."""
 
     train: tuple[str, ...]
     validate: tuple[str, ...]

@@ -66,7 +66,7 @@ def mean_shift(image: Picture, rng: Random, *, radius: float, color: float) -> P
 def similar_mean(image: Picture, radius: float, weight: Callable[[Tensor], Tensor]) -> Picture:
     """Mean over a disc, weighted by the squared distance of the colors.
 
-    Large discs are sampled on a grid of every second or third pixel: nobody sees the difference.
+    Large discs are sampled on a grid of every second or third pixel: the difference is not visible.
     """
     reach = max(1, round(radius))
     step = max(1, round(reach / 3))
