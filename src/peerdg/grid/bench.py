@@ -28,7 +28,7 @@ from peerdg.tables import Table
 
 @dataclass(frozen=True)
 class Bench:
-    """What came out of a bench.
+    """The results of a bench.
 
     Attributes:
         table: A row for each method.
@@ -43,7 +43,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a bench is going to do.
+    """The plan of a bench and its estimated time.
 
     Attributes:
         plan: All runs.
@@ -153,7 +153,7 @@ def look_ahead(
         jobs: Runs at once.
         overwrite: Whether it is going to start anew.
         only_look: Look at a bench that another process works in, too.
-        console: Where to say what is found; default: nowhere.
+        console: Where to print messages; default: nowhere.
 
     Raises:
         RunInUseError: If another bench works in the folder.

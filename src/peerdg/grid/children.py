@@ -20,7 +20,7 @@ _PACKAGES = Path(__file__).resolve().parents[2]  # where this peerdg is imported
 LAST_MESSAGES = 10.0  # seconds to read what a process that has ended left in its pipe
 
 Message = tuple[str, dict[str, Any]]
-"""The name of a job, and what its process has to say; `{"kind": "end"}` after the last."""
+"""The name of a job, and a message of its process; `{"kind": "end"}` after the last."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Children:
         return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)}
 
     def _listen(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """Pass on each message; what else is printed there is nobody's."""
+        """Pass on each message; ignore other output."""
         assert process.stdout is not None  # noqa: S101  (narrows the type)
         for line in process.stdout:
             try:

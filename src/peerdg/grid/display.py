@@ -1,4 +1,4 @@
-"""What a person sees of a bench: a line for each run that is under way, and one for all of them."""
+"""The display of a bench: a line for each run that is under way, and one for all of them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -81,7 +81,7 @@ class RunLine:
     rate: float | None = None
 
     def update(self, message: Mapping[str, Any]) -> None:
-        """Take over what a message says."""
+        """Update the fields from a message."""
         for key in ("phase", "epoch", "epochs", "activity", "share", "left", "rate"):
             if key in message:
                 setattr(self, key, message[key])
@@ -179,7 +179,7 @@ class BenchDisplay:
         self._say(f"[{self.ended_runs}/{self.total}] {name}: {text}")
 
     def note(self, text: str) -> None:
-        """One line; the same is not said twice."""
+        """Print one line, unless it was printed before."""
         if text not in self._notes:
             self._notes.add(text)
             self._say(text)

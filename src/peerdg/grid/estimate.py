@@ -40,7 +40,7 @@ class RunTime:
 
     @classmethod
     def of_runs(cls, runs: Sequence[RunResult]) -> "RunTime | None":
-        """From finished runs that nobody interrupted; None if there are none."""
+        """The mean time of finished, uninterrupted runs; None if there are none."""
         found = [times for run in runs if (times := _times(run)) is not None]
         if not found:
             return None

@@ -215,7 +215,7 @@ class BenchFolder:
         """Remove everything that a bench makes."""
         for folder in (self.runs, self.combined, self.logs):
             remove(folder)
-        remove(self.options_file)  # last: until here the folder still says that it holds a bench
+        remove(self.options_file)  # last: until here the folder is still recognised as a bench
 
 
 def _storable(options: Any) -> Any:

@@ -264,7 +264,7 @@ def _objective(method: str) -> str:
 
 
 def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the options is for this method: not the sections of others."""
+    """Filter the options of this method: all but the sections of others."""
     others = {*method_names()} - {_objective(method)}
     own = {key: value for key, value in options.items() if key not in others}
     if isinstance(own.get("average"), Mapping):
@@ -280,7 +280,7 @@ def _average_of(method: str) -> str | None:
 
 
 def _average_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the options of averages is for the one that this method has, if it has one."""
+    """Filter the options of the average that this method deploys; empty if it has none."""
     kind = _average_of(method)
     if kind is None:
         return {}

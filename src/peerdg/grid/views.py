@@ -89,5 +89,5 @@ def _kept(records: Iterable[Mapping[str, Any]], others: set[str]) -> Iterable[Ma
 
 
 def _without(record: Mapping[str, Any], others: set[str]) -> dict[str, Any]:
-    """A record without what other averages had to say at the end of an epoch."""
+    """A record without the values of other methods' averages."""
     return {key: value for key, value in record.items() if key not in others}

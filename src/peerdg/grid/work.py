@@ -78,7 +78,7 @@ def estimate(
 def _measured(
     groups: Sequence[Group], seed: int, threads: int | None, note: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """What a process of its own measures for each group; memory it takes is free again."""
+    """Measure the costs of each group in a separate process, which frees its memory."""
     first = [group.runs(seed)[0].config for group in groups]
     configs = [replace(config, threads=threads).tables() for config in first]
     children = Children(threads)
