@@ -7,7 +7,7 @@ error_console = Terminal(stderr=True, highlight=False)
 
 
 def say_problem(message: str, *, hint: str | None = None) -> None:
-    """What is wrong, then what to do."""
+    """Print an error, then the hint."""
     error_console.print(f"Error: {message}", style="red", markup=False, soft_wrap=True)
     if hint:
         error_console.print(hint, markup=False, soft_wrap=True)

@@ -18,7 +18,7 @@ from peerdg.run.choices import Choices
 from peerdg.run.settings import SECTIONS, RunConfig, resolve
 
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
-# A file with these is the config of a run: it says everything, and nothing is chosen beside it.
+# A file with these is the config of a run: it is complete; no defaults are derived.
 _COMPLETE = {"benchmark", "backbone", "budget", "pretrain", "train"}
 
 
@@ -57,7 +57,7 @@ def _flag(name: str, kind: Any, help: str, group: Group) -> tuple[str, Any, Any]
 
 
 def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
-    """An integer as written; cyclopts would round 1.5 to 2 and say nothing."""
+    """Read an integer strictly; cyclopts would silently round 1.5 to 2."""
     try:
         return int(tokens[0].value)
     except ValueError:
@@ -214,7 +214,7 @@ def all_given(
         data: Name of a data set, or a folder or list of images.
         common: Shorthands.
         options: All other flags.
-        file: What a config file says, which may name the data set, too.
+        file: Options from a config file, which may name the data set, too.
     """
     given = given_options(options)
     if data is not None:

@@ -148,7 +148,7 @@ def make_app(*, plugin_flags: bool = False) -> App:
         result_action="return_value",
         console=console,
         help_formatter=HelpFormatter(),
-        suppress_keyboard_interrupt=False,  # run() says what became of the state
+        suppress_keyboard_interrupt=False,  # run() reports whether the state was saved
     )
     for name, (summary, lines) in COMMANDS.items():
         path = f"peerdg.cli.{name}:{name}"
