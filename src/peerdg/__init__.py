@@ -1,4 +1,4 @@
-"""Single-source domain generalization: train on one domain, hold up on those nobody has seen."""
+"""Single-source domain generalization: train on one domain, generalize to unseen domains."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

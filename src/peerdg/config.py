@@ -106,7 +106,7 @@ def suggest(key: str, known: Iterable[str], where: str) -> str:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """`value` as `kind`, where TOML's type already says the same thing.
+    """`value` as `kind`, if its TOML type is already equivalent.
 
     Raises:
         ConfigError: If it does not, or no option could have this value: a number of more than 64

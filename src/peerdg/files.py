@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and every failure to write says what to do."""
+"""Files appear whole or not at all; write errors carry a hint."""
 
 import contextlib
 import errno
@@ -89,7 +89,7 @@ def writing(path: Path) -> Iterator[None]:
 def usual_mode(path: Path) -> Iterator[None]:
     """Give the file that the block writes at `path` the mode of any new file.
 
-    safetensors makes its files 0600, which nobody else in a shared folder could read.
+    safetensors makes its files 0600, which other users of a shared folder could not read.
     """
     path.touch()
     mode = path.stat().st_mode

@@ -32,7 +32,7 @@ def visible_lines(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What a library's error says, on one line and without its full stop, to end a message with.
+    """The message of a library's error, on one line and without its full stop, to end a text with.
 
     Libraries break their texts where they like; `visible_message` would write these breaks out.
     """

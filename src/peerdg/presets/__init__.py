@@ -1,1 +1,1 @@
-"""One TOML file per benchmark; every value says whether it is from the paper, code or assumed."""
+"""One TOML file per benchmark; each value is annotated with its origin: paper, code or assumed."""
