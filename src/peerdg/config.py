@@ -142,7 +142,7 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """For a message: not longer than a line, whatever it is."""
+    """Abridge a value to a line, for a message."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits

@@ -135,7 +135,7 @@ class Snapshots(Average):
         """Θ <- Θ ∪ {θ}, θ_f <- mean(Θ); an error or interruption leaves both as they were.
 
         Raises:
-            NumericalError: If θ is not finite; one NaN would stay in the mean for ever.
+            NumericalError: If θ is not finite; one NaN would never leave the mean.
         """
         require_finite(model)
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}

@@ -170,7 +170,7 @@ class Teacher(Method):
             NumericalError: If the fit diverges.
         """
         clean = self.clean
-        assert isinstance(clean, CleanImages)  # noqa: S101  (the constructor has seen to it)
+        assert isinstance(clean, CleanImages)  # noqa: S101  (the constructor ensures it)
         pairs = [(self._teacher_features(x), y) for x, y in clean.labelled()]
         features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         classes = len(self.student.classes)

@@ -332,7 +332,7 @@ class RunResult:
         return [domain for domain in self.crafted if domain.removeprefix(CRAFTED) in DISJOINT]
 
     def score(self, model: str) -> float | None:
-        """What a run is judged by: its target mean, or without targets its crafted mean."""
+        """The score of a run: its target mean, or without targets its crafted mean."""
         return self.target_mean(model) if self.targets else self.crafted_mean(model)
 
     def target_mean(self, model: str) -> float:

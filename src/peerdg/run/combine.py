@@ -123,7 +123,7 @@ class _Data:
     Args:
         splits: Its parts.
         source: The training images, as the network sees them.
-        domains: What models are judged on.
+        domains: The domains that models are evaluated on.
     """
 
     splits: Splits
@@ -206,11 +206,11 @@ class _Combination:
     def _accuracy(self, model: Classifier) -> float:
         data = self._require_data()
         validation = data.splits.validation
-        assert validation is not None  # noqa: S101  (`_find_data` has seen to it)
+        assert validation is not None  # noqa: S101  (`_find_data` ensures it)
         return float(evaluate_domain(model, validation, size=data.source.size)["accuracy"])
 
     def _require_data(self) -> _Data:
-        assert self.data is not None  # noqa: S101  (`_find_data` has seen to it)
+        assert self.data is not None  # noqa: S101  (`_find_data` ensures it)
         return self.data
 
     def _calibrated(self, mean: Classifier) -> Classifier:
