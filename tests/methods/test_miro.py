@@ -18,7 +18,7 @@ from peerdg.methods.randaugment import AugmentedERM
 from peerdg.methods.settings import randaugment
 from peerdg.methods.settings.miro import Settings
 from peerdg.models.backbones import build_classifier
-from peerdg.models.feature_maps import FeatureMap
+from peerdg.models.feature_maps import FeatureMap, recorded
 from peerdg.models.stored import save_model
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers, set_learning_rate
@@ -141,6 +141,20 @@ def test_the_oracle_is_in_eval_mode_and_its_statistics_do_not_move():
         method.model.encoder.norm.running_mean, before["encoder.norm.running_mean"]
     )
     assert not any(p.requires_grad for p in method.oracle.parameters())
+
+
+@pytest.mark.parametrize("backbone", ["alexnet", "digits-cnn-half"])
+def test_where_the_network_is_its_oracle_nothing_differs_even_in_train_mode(backbone):
+    torch.manual_seed(0)
+    size = 64 if backbone == "alexnet" else 32
+    method = MIRO(build_classifier(backbone, classes=("a", "b")), size=size).train()
+    x = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
+    with torch.no_grad(), recorded(method.model, method.layers) as ours:
+        method.model.features(x)
+    with torch.no_grad(), recorded(method.oracle, method.layers) as theirs:
+        method.oracle.features(x)
+    for name in method.layers:
+        assert torch.equal(ours[name][0], theirs[name][0]), name
 
 
 def test_variances_learn_at_ten_times_the_rate_of_the_schedule():

@@ -20,7 +20,8 @@ def stages(backbone: str, size: int) -> list[str]:
     ("backbone", "size", "names"),
     [
         ("digits-cnn-half", 32, ["conv1", "conv2", OUTPUT]),
-        ("alexnet", 224, ["features.1", "features.4", "features.11", "avgpool", OUTPUT]),
+        ("alexnet", 224, ["features.1", "features.4", "features.11", "avgpool"]),
+        ("caffenet", 227, ["features.relu1", "features.relu2", "features.relu5", "features"]),
         ("squeezenet1_1", 224, ["features.1", "features.4", "features.7", "features"]),
         ("resnet18", 64, ["relu", "layer1", "layer2", "layer3", "layer4"]),
         ("resnet50", 64, ["relu", "layer1", "layer2", "layer3", "layer4"]),
@@ -48,6 +49,11 @@ def test_a_transformer_is_cut_into_four_groups_of_blocks():
     found = find_stages(model, 224)
     assert [each.name for each in found] == expected
     assert found[1] == FeatureMap("blocks.2", (197, 192), channel=1)
+
+
+@pytest.mark.parametrize(("dropout", "last"), [(0.0, OUTPUT), (0.5, "norm")])
+def test_features_behind_dropout_are_no_stage(dropout, last):
+    assert find_stages(tiny_classifier(dropout=dropout), 12)[-1].name == last
 
 
 def test_the_channels_of_a_map_are_found_in_both_layouts():

@@ -43,7 +43,8 @@ class MIRO(Method):
       x̄ = G(x) to those of x, which with λ = 0 is the RandAugment baseline.
     - `layers`: stem and every stage, as `models.feature_maps.find_stages` finds them in any
       network; its docstring lists them for each backbone. If layers with parameters follow the
-      last map, fully connected ones, the features H(x) are compared too.
+      last map, fully connected ones, the features H(x) are compared too, unless dropout makes them
+      random (AlexNet, CaffeNet): F⁰ has none, and F would differ from it where it is the same.
     - `oracle`: F as the main phase starts, that is after pre-training on the source. The paper's
       oracle has seen other data only: use `--pretrain.epochs 0` with published weights.
 

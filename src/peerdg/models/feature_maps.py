@@ -56,7 +56,9 @@ def find_stages(model: Classifier, size: int) -> list[FeatureMap]:
     - Of a transformer, the end of each quarter of its blocks: `encoder.layers.encoder_layer_2`,
       `_5`, `_8` and `_11` of ViT-B/16, besides its `conv_proj`.
     - H(x) itself, if layers with parameters follow the last of these: fully connected ones, or the
-      layer norm of a transformer. The features of a ResNet are only the mean of its last map.
+      layer norm of a transformer. The features of a ResNet are only the mean of its last map. Not
+      behind dropout: those of AlexNet and CaffeNet are random in training, and differ from those of
+      the same network in eval mode.
 
     Args:
         model: The network; left as it is.
@@ -65,7 +67,7 @@ def find_stages(model: Classifier, size: int) -> list[FeatureMap]:
     calls = watch_pass(model, size)
     ends = {*_last_of_each_resolution(calls), *_last_of_each_quarter(calls)}
     names = [name for name in calls if name in ends]
-    if not names or _learns_after(names[-1], calls):
+    if not names or (_learns_after(names[-1], calls) and not _drops_after(names[-1], calls)):
         names.append(OUTPUT)
     return [as_map(name, calls[name].output) for name in names]
 
@@ -211,9 +213,18 @@ def _is_inside_block(name: str, calls: Calls) -> bool:
 
 def _learns_after(name: str, calls: Calls) -> bool:
     """Whether a layer with parameters follows the module called `name`."""
+    return any(True for layer in _layers_after(name, calls) for _ in layer.parameters())
+
+
+def _drops_after(name: str, calls: Calls) -> bool:
+    """Whether dropout follows the module called `name`."""
+    dropout = nn.modules.dropout._DropoutNd
+    return any(isinstance(each, dropout) and each.p > 0 for each in _layers_after(name, calls))
+
+
+def _layers_after(name: str, calls: Calls) -> list[nn.Module]:
     later = list(calls)[list(calls).index(name) + 1 :]
-    layers = [calls[other].module for other in later if not any(calls[other].module.children())]
-    return any(True for layer in layers for _ in layer.parameters())
+    return [calls[other].module for other in later if not any(calls[other].module.children())]
 
 
 def side_of(shape: tuple[int, ...]) -> int:
