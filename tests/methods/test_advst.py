@@ -18,7 +18,7 @@ from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.plan import run_plan
 from peerdg.run.settings import resolve
-from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import assert_equal, epochs_of, interrupt_part, interrupt_step
 
 N = 24
@@ -85,6 +85,23 @@ def test_the_projection_is_linear_or_an_mlp_without_normalisation():
     layers = list(make(head_layers=2).projection)
     assert [type(part) for part in layers] == [torch.nn.Linear, torch.nn.ReLU, torch.nn.Linear]
     assert (layers[0].out_features, layers[2].out_features) == (6, 6)
+
+
+@pytest.mark.parametrize(("features", "layers"), [(4096, 2), (512, 1), (2048, 1)])
+def test_wide_features_of_fully_connected_layers_have_an_mlp(features: int, layers: int):
+    head = torch.nn.Linear(features, 3)
+    model = Classifier(TinyEncoder(dim=features), head, classes=("a", "b", "c"))
+    linear = [part for part in make(model).projection if isinstance(part, torch.nn.Linear)]
+    assert len(linear) == layers
+    chosen = make(model, head_layers=3).projection
+    assert sum(isinstance(part, torch.nn.Linear) for part in chosen) == 3
+
+
+@pytest.mark.parametrize("backbone", [None, "resnet18"])
+def test_presets_leave_the_projection_to_the_network(backbone: str | None):
+    given = {} if backbone is None else {"backbone": backbone}
+    config = resolve({"benchmark": "pacs", "method": "advst", **given})
+    assert config.method_settings.head_layers is None
 
 
 def test_a_batch_without_two_images_of_a_class_has_no_contrastive_loss():

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 import signal
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from peerdg.methods.settings.pden import Settings
 from peerdg.models.classifier import Classifier
 from peerdg.models.domain_generator import DomainGenerator, ImageGenerator
 from peerdg.run.presets import BUDGETS, preset
+from peerdg.run.settings import resolve
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
@@ -521,3 +523,19 @@ def test_presets_have_the_released_weights_and_the_epochs_that_their_domains_nee
         assert weights == (1.0, 2.0, 20.0, 0.1, 0.5)
         assert own.domains * own.k == tables["train"]["epochs"]
         assert own.domains == 20 or budget != "paper"
+
+
+def test_the_card_names_the_released_schedule_whole():
+    card = Path(__file__).parents[2] / "docs/methods/pden.md"
+    (command,) = re.findall(r"`(--pretrain\.epochs 50[^`]*)`", card.read_text())
+    flags = command.split()
+    given: dict[str, dict[str, float]] = {}
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        section, _, option = flag.removeprefix("--").partition(".")
+        given.setdefault(section, {})[option.replace("-", "_")] = (
+            int(value) if value.isdigit() else float(value)
+        )
+    config = resolve({"benchmark": "digits", "method": "pden", **given})
+    settings = config.method_settings
+    assert (settings.domains, settings.k, config.train.epochs) == (20, 30, 600)
+    assert settings.notes(config.train.epochs) == []

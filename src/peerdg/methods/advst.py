@@ -70,7 +70,7 @@ class AdvST(Method):
         self.projection = projection_head(
             model.feature_dim,
             self.settings.head_dim,
-            layers=self.settings.head_layers,
+            layers=self.settings.layers_for(model.feature_dim),
             hidden_dim=self.settings.head_dim,
             norm="none",
         )

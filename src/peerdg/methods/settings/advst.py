@@ -21,6 +21,7 @@ ALIASES = {
 }
 TINY = {"k": 2, "steps": 3, "batch_size": 10, "head_dim": 8, "eta_min": 0.1}
 HOLE = 16  # pixels of a side, in the released cutout
+WIDE = 4096  # features of AlexNet and CaffeNet, behind fully connected layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,11 @@ class Settings(MethodSettings):
         1.0, "weight of the supervised contrastive loss", at_least=0, announced=True
     )
     tau: float = option(0.07, "temperature of the contrastive loss", above=0)
-    head_layers: int = option(
-        1, "layers of the projection for the contrastive loss; released: 2 for AlexNet", at_least=1
+    head_layers: int | None = option(
+        None,
+        "layers of the projection for the contrastive loss; default: 2 for features that are as "
+        "wide as AlexNet's, 4096, and 1 for others, as released",
+        at_least=1,
     )
     head_dim: int = option(128, "width of the projection", at_least=1)
     length: int = option(3, "most operations in a chain", at_least=1, at_most=4)
@@ -73,6 +77,10 @@ class Settings(MethodSettings):
     def augments(self) -> bool:
         """Only by the images that it makes itself."""
         return False
+
+    def layers_for(self, features: int) -> int:
+        """Layers of the projection, for a network with so many features."""
+        return self.head_layers or (2 if features == WIDE else 1)
 
     @property
     def hole_pixels(self) -> int | None:
