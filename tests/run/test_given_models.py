@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import peerdg
 from peerdg.cli.main import run as command
 from peerdg.data.splits import with_targets
-from peerdg.errors import ConfigError, DataError, PeerdgError, PeerdgWarning
+from peerdg.errors import ConfigError, DataError, PeerdgError, PeerdgWarning, Stopped
 from peerdg.files import sha256
 from peerdg.models.backbones import build_classifier
 from peerdg.models.description import checksum
@@ -21,6 +22,7 @@ from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.variants import by_variant
 from peerdg.run import given_models
 from peerdg.run.settings import resolve
+from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 
 OPTIONS: dict[str, Any] = {
@@ -78,6 +80,28 @@ def test_the_manifest_has_the_hash_of_a_teachers_weights(tmp_path):
     assert "oracle" not in manifest(run)
     assert read_run(run).options["teacher.model"] == f"teacher@{digest[:12]}"
     assert "models" not in manifest(fit(tmp_path / "without", method="teacher"))
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_a_resumed_student_ends_bitwise_equal(step, tmp_path, monkeypatch):
+    """Stopped in pre-training, before the adapter is fitted, and in the main phase, after it."""
+    teacher = save_teacher(tmp_path / "teacher")
+    whole = guided(tmp_path / "whole", teacher)
+    seen, train_step = {"steps": 0}, loop.train_step
+
+    def stopping(*args, **kwargs):
+        seen["steps"] += 1
+        if seen["steps"] == step:
+            signal.raise_signal(signal.SIGTERM)
+        return train_step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train_step", stopping)
+        with pytest.raises(Stopped):
+            guided(tmp_path / "stopped", teacher)
+    resumed = guided(tmp_path / "stopped", teacher, existing="resume")
+    for name in ("model/model.safetensors", "metrics.jsonl"):
+        assert (resumed / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_two_teachers_of_one_path_are_told_apart(tmp_path):
