@@ -366,4 +366,17 @@ def test_the_best_image_of_the_card_is_the_minimum_of_the_objective():
 def test_the_card_of_the_model_says_that_it_is_two_networks_of_one_run(digits_run: Path):
     card = (digits_run / "model/MODEL_CARD.md").read_text()
     assert "The output is the mean of the probabilities of 2 networks." in card
+    assert "| deployed | the ensemble of two networks that were trained together |" in card
     assert re.search(r"\| seed +\|", card)
+
+
+def test_an_average_that_the_run_asks_for_is_deployed_in_its_place(tmp_path: Path):
+    out = peerdg.fit(
+        tiny_splits(), out=tmp_path / "run", model=tiny_classifier(), method="simde",
+        pretrain={"epochs": 0}, train={"epochs": 2, "batch_size": 8}, evaluate_every=2,
+        simde={"width": 4}, average={"kind": ["ema"]},
+    ).path  # fmt: skip
+    done = json.loads((out / "done.json").read_text())
+    assert done["deployed"] == "ema"
+    assert set(done["accuracy"]) == {"first", "second", "ensemble", "ema"}
+    assert "| deployed | ema |" in (out / "model/MODEL_CARD.md").read_text()

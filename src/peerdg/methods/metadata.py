@@ -55,6 +55,9 @@ class MethodSettings:
     reconstruction: ClassVar[Reconstruction] = "no"
     """Where there is neither released code nor published values; tables mark such rows."""
 
+    deploys: ClassVar[str] = "the trained network"
+    """What is deployed where no average is, for the card of the model."""
+
     def __post_init__(self) -> None:
         validate(self)
 

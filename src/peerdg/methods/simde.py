@@ -1,7 +1,7 @@
 """SimDE: simple domain expansion (CVPR workshops 2023), reconstructed from its abstract."""
 
 import copy
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,6 @@ class SimDE(Method):
         settings: Every switch of the method.
     """
 
-    own_deployed: ClassVar[str | None] = "ensemble"
     if_diverged = ", or the generators' (--simde.generator-lr)"
 
     def __init__(self, model: Classifier, settings: Settings | None = None) -> None:
@@ -142,6 +141,11 @@ class SimDE(Method):
     def guides(self) -> tuple[Classifier, Classifier]:
         """The classifiers that guide G₁ and G₂."""
         return (self.second, self.first) if self.switched else self.classifiers
+
+    @property
+    def deployed_name(self) -> str:
+        """The ensemble, unless the run asks for an average, which is that of F₁."""
+        return next(iter(self.averages), "ensemble")
 
     @property
     def networks(self) -> dict[str, Classifier]:

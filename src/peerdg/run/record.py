@@ -47,7 +47,7 @@ def training_record(
         "images": images,
         "fingerprint": splits.train.fingerprint,
         "method": config.name,
-        "deployed": config.deployed_average or "the trained network",
+        "deployed": config.deployed_average or config.method_settings.deploys,
         "weights": _without_folder(config.weights),
         "budget": config.budget,
         "seed": config.seed,

@@ -25,6 +25,8 @@ class Settings(MethodSettings):
     generator_lr: float = option(1e-4, "learning rate of the generators, by Adam", above=0)
     width: int = option(16, "channels of a generator's first convolution", at_least=1, at_most=1024)
 
+    deploys = "the ensemble of two networks that were trained together"
+
     @property
     def augments(self) -> bool:
         """Its images come from generators, not from the run's augmentation."""
