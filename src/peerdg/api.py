@@ -53,7 +53,7 @@ from peerdg.run.plugin import plugin_method
 from peerdg.run.progress import Progress, choose_progress
 from peerdg.run.runner import execute
 from peerdg.run.seen import KnownImages, read_known_images
-from peerdg.run.settings import RunConfig, resolve
+from peerdg.run.settings import RunConfig, refuse_unused_augmentation, resolve
 from peerdg.terminal import Terminal
 from peerdg.text import visible
 
@@ -137,6 +137,7 @@ def fit(
     else:
         root = {} if splits is not None else {"root": str(data)}
         config, _ = resolve_own({**root, **options}, splits)
+    refuse_unused_augmentation(config, options)
     budget = None
     if minutes is not None:
         budget = TimeBudget.of(minutes, options, config.method, began)

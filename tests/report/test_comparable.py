@@ -99,10 +99,19 @@ def test_every_option_that_differs_between_methods_is_named(option, value, calle
 
 def test_operations_matter_between_methods_that_augment_only():
     runs = [made(), made("erm", augment={"operations": "torchvision"})]
-    assert "Rows differ in augment.operations;" in comparison_page(runs, title="t")
+    assert "augment.operations" not in comparison_page(runs, title="t")
     assert "also differ" not in points(*runs)[0]
+    three = [*runs, made("randaugment", augment={"operations": "torchvision"})]
+    assert "Rows differ in augment.operations;" in comparison_page(three, title="t")
     both = [made(), made("randaugment", augment={"operations": "torchvision"})]
     assert points(*both)[0].endswith("they also differ in augment.operations.")
+
+
+def test_runs_that_do_not_augment_are_one_variant_whatever_their_augmentation():
+    runs = [made("erm", seed=0), made("erm", seed=1, augment={"operations": "sdg"})]
+    assert list(by_variant(runs)) == ["erm"]
+    unset = [made("randaugment"), made("randaugment", augment={"num_ops": 2})]
+    assert list(by_variant(unset)) == ["randaugment num_ops=unset", "randaugment num_ops=2"]
 
 
 def test_how_often_a_run_is_evaluated_does_not_change_its_last_accuracy():
@@ -374,7 +383,8 @@ def test_the_hash_of_the_weights_is_that_at_the_start_of_the_run(tmp_path: Path)
 def test_a_revision_that_changed_the_operations_of_a_run_makes_another_row(
     tmp_path: Path, method: str, operations: str, expected: dict[str, list[int]]
 ):
-    options = {**OPTIONS, "method": method, "augment": {"operations": operations}}
+    augment = {} if method == "erm" else {"augment": {"operations": operations}}
+    options = {**OPTIONS, "method": method, **augment}
     peerdg.fit(tiny_splits(), out=tmp_path / "run", model=tiny_classifier(), **options)
     manifest = tmp_path / "run" / "manifest.json"
     content = json.loads(manifest.read_text())

@@ -88,7 +88,6 @@ def test_a_run_from_before_and_one_of_today_are_one_variant(tmp_path: Path, befo
     [
         ({"method": "peer", "peer": {"k": 1}}, "peer+augmix"),
         ({"method": "p-ens", "randaugment": {"k": 1}}, "p-ens+augmix"),
-        ({"method": "erm"}, "erm"),
     ],
 )
 def test_reports_name_another_augmentation(tmp_path: Path, options: dict[str, Any], name: str):
@@ -125,7 +124,6 @@ def test_kernels_that_do_not_fit_are_refused_before_any_work(tmp_path: Path):
     augment = {"kind": "l2d-generator", "generator_kernels": [3, 13]}
     with pytest.raises(ConfigError, match="too large for images of 12 x 12"):
         fit(tmp_path / "run", method="peer", peer={"k": 1}, augment=augment)
-    fit(tmp_path / "erm", method="erm", augment=augment)  # augments nothing
 
 
 def test_flags_choose_a_kind_and_its_options(capsys: pytest.CaptureFixture[str]):
@@ -137,3 +135,24 @@ def test_flags_choose_a_kind_and_its_options(capsys: pytest.CaptureFixture[str])
     assert run(["train", "digits-mini", *flags, "--augment.policy", "mild"], debug=False) == 2
     error = capsys.readouterr().err
     assert "augment.policy belongs to the augmentation 'randaugment'" in " ".join(error.split())
+
+
+@pytest.mark.parametrize("method", ["erm", "ada", "miro"])
+def test_augmentation_of_a_method_that_does_not_augment_is_refused(tmp_path, method):
+    with pytest.raises(ConfigError, match=f"'{method}'.*augment.operations would have no effect"):
+        fit(tmp_path / "run", method=method, augment={"operations": "sdg"})
+    assert not (tmp_path / "run").exists()
+    command = ["train", "digits-mini", "--method", method, "--out", str(tmp_path / "other")]
+    assert run([*command, "--augment.policy", "mild"], debug=False) == 2
+    (tmp_path / "options.toml").write_text('[augment]\npolicy = "mild"\n')
+    assert run([*command, "--config", str(tmp_path / "options.toml")], debug=False) == 2
+
+
+def test_what_uses_both_views_may_choose_its_augmentation_and_a_whole_config_file_is_no_wish(
+    tmp_path, capsys
+):
+    both = ["config", "digits-mini", "--method", "miro", "--miro.views", "both"]
+    assert run([*both, "--augment.policy", "mild"], debug=False) == 0
+    capsys.readouterr()
+    (tmp_path / "whole.toml").write_text(resolve({"method": "erm"}).toml())
+    assert run(["config", "--config", str(tmp_path / "whole.toml")], debug=False) == 0

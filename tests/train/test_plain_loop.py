@@ -278,10 +278,10 @@ def test_a_run_equals_the_plain_loop(case: str, tmp_path: Path):
         pretrain={"batch_size": BATCH, **pretrain},
         train={"batch_size": BATCH, **main},
         transform=view,
-        augment={"operations": "torchvision", "policy": "default"},
         evaluate_every=K,
         crafted="off",
         keep_snapshots=True,
+        **({"augment": {"operations": "torchvision", "policy": "default"}} if own else {}),
         **({method: own} if own else {}),
     )
     plain = Plain(method, tiny_classifier(dropout=0.2))

@@ -15,7 +15,7 @@ from peerdg.errors import ConfigError
 from peerdg.methods.plugins import Plugin
 from peerdg.methods.registry import aliases_of, method_names, plugin_of, settings_of
 from peerdg.run.choices import Choices
-from peerdg.run.settings import SECTIONS, RunConfig, resolve
+from peerdg.run.settings import SECTIONS, RunConfig, refuse_unused_augmentation, resolve
 
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
 # A file with these is the config of a run: it is complete; no defaults are derived.
@@ -196,7 +196,16 @@ def resolve_flags(
     given = all_given(data, common, options, file)
     if common.plugin is not None:
         file, given = with_plugin(common.plugin, file, given)
-    if _COMPLETE <= file.keys() or not _names_own_images(merge(file, given)):
+    complete = _COMPLETE <= file.keys()
+    config, choices = _resolved(given, file, complete=complete)
+    refuse_unused_augmentation(config, given if complete else merge(file, given))
+    return config, choices
+
+
+def _resolved(
+    given: Mapping[str, Any], file: Mapping[str, Any], *, complete: bool
+) -> tuple[RunConfig, Choices | None]:
+    if complete or not _names_own_images(merge(file, given)):
         config = resolve(file, given)
         BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
         return config, None

@@ -75,7 +75,7 @@ def shared_options(run: RunResult) -> dict[str, Any]:
 def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of the options that do not have the same value everywhere."""
     names = dict.fromkeys(name for values in options for name in values)
-    return [name for name in names if differs(name, [values.get(name) for values in options])]
+    return [name for name in names if differs(name, options)]
 
 
 def training_images(groups: Iterable[Sequence[RunResult]]) -> set[str]:

@@ -42,6 +42,7 @@ WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statis
 # Inputs that are no options, as options in names of variants and lists of differences.
 NETWORK, OPERATIONS_REVISION = "network", "operations revision"
 UNKNOWN = "unknown"
+AUGMENT = "augment."  # begins the options of the augmentation, which not every run has
 FROZEN = "frozen"  # the rule of networks that were trained with fixed batch statistics
 _SHORT_HASH = 12  # characters of the hash of a file of weights
 
@@ -182,6 +183,8 @@ class RunResult:
             options[NETWORK] = self.inputs.network or UNKNOWN
         if self.augments:
             options[OPERATIONS_REVISION] = self._operations_revision()
+        else:
+            options = {k: v for k, v in options.items() if not k.startswith(AUGMENT)}
         options["batch_statistics"] = self.batch_statistics
         options.pop("pretrain.epoch_of", None)  # there is no pool yet
         options["train.epoch_of"] = self._epoch_of()

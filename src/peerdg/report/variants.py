@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from peerdg.report.result import OPERATIONS_REVISION, UNKNOWN, RunResult
+from peerdg.report.result import AUGMENT, OPERATIONS_REVISION, UNKNOWN, RunResult
 
 DATA = "data"  # as an option in a label: the images that were learnt from
 START = "initial_weights"  # likewise: of the user's own network
@@ -112,7 +112,7 @@ def _differing(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
         key=lambda key: (key != "budget", not key.startswith(f"{method}.")),
     )
     found: dict[str, list[Any]] = {key: [o.get(key) for o in flat] for key in keys}
-    found = {key: values for key, values in found.items() if differs(key, values)}
+    found = {key: values for key, values in found.items() if differs(key, flat)}
     if found.get("evaluate_every") == found.get(f"{method}.{runs[0].period_option}"):
         found.pop("evaluate_every", None)  # follows the period unless it is given
     if len({run.trained_on for run in runs}) > 1:
@@ -123,11 +123,11 @@ def _differing(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
     return found
 
 
-def differs(option: str, values: Sequence[Any]) -> bool:
-    """Whether an option has several values; runs without augmentation have no revision of it."""
-    if option == OPERATIONS_REVISION:
-        values = [value for value in values if value is not None]
-    return len(set(map(repr, values))) > 1
+def differs(name: str, options: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an option has several values; those of the augmentation only where there is one."""
+    if name == OPERATIONS_REVISION or name.startswith(AUGMENT):
+        options = [values for values in options if OPERATIONS_REVISION in values]
+    return len({repr(values.get(name)) for values in options}) > 1
 
 
 def data_names(runs: Sequence[RunResult]) -> list[str]:

@@ -262,6 +262,29 @@ def _check_averages(average: AverageSettings, method: MethodSettings) -> None:
         )
 
 
+def refuse_unused_augmentation(config: RunConfig, given: Mapping[str, Any]) -> None:
+    """Refuse options of the augmentation that a user gave to a method without one.
+
+    Presets have them for every method, and so has a run's own config file: these are no wish.
+
+    Args:
+        config: What the options were resolved to.
+        given: What the user said, nested as in a config file.
+
+    Raises:
+        ConfigError: If there are any.
+    """
+    section = given.get("augment", {})
+    if section and not config.augments:
+        names = ", ".join(f"augment.{name}" for name in section)
+        raise ConfigError(
+            f"'{config.name}' with these options does not augment images by the run's "
+            f"augmentation; {names} would have no effect.",
+            hint="Leave the options of the augmentation out, or choose a method that uses it: "
+            "see peerdg methods.",
+        )
+
+
 def _augment_options(
     base: Mapping[str, Any], given: Mapping[str, Any], *, default: str
 ) -> dict[str, Any]:
