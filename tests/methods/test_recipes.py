@@ -32,6 +32,15 @@ def test_another_average_is_no_longer_the_recipe():
     assert (config.recipe, config.average.kind) == (None, ("ema",))
 
 
+@pytest.mark.parametrize("window", [{"last": 1}, {"start": 2}])
+def test_a_mean_of_some_snapshots_is_no_longer_that_of_all(window: dict[str, int]):
+    """P-ENS is the mean of all snapshots; of the last alone it is RandAugment."""
+    config = named("p-ens", {"average": window})
+    assert (config.recipe, config.average.kind) == (None, ("snapshots",))
+    assert named("p-ens", {"average": {"k": 2}}).recipe == "p-ens"
+    assert named("p-ens", {"average": {"also": ["last-1"]}}).recipe == "p-ens"
+
+
 def test_options_of_a_recipe_can_be_overridden_and_end_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(recipes.RECIPES, "fixed", FIXED)
     assert named("fixed").recipe == "fixed"

@@ -23,6 +23,8 @@ class Recipe:
         method: The objective.
         average: What averages the network it trains; None leaves that to the objective.
         options: As in a config file, e.g. `{"augment": {"kind": "randconv"}}`.
+        unchanged: Further options that must stay what they are by default, None for unset: with
+            other values it is something else. Nothing has to be typed for them.
         reconstruction: Where there is neither released code nor published values for it.
     """
 
@@ -30,6 +32,7 @@ class Recipe:
     method: str
     average: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    unchanged: Mapping[str, Any] = field(default_factory=dict)
     reconstruction: Reconstruction = "no"
 
     @property
@@ -51,14 +54,17 @@ class Recipe:
 
     def describes(self, tables: Mapping[str, Any]) -> bool:
         """Whether a run with these options is still what the recipe stands for."""
-        return _contains(tables, self.tables)
+        return _contains(tables, self.tables) and _contains(tables, self.unchanged)
 
+
+ALL_SNAPSHOTS = {"average": {"start": 0, "last": None}}
 
 RECIPES = {
     "p-ens": Recipe(
         "RandAugment, deployed as the mean of its snapshots: PEER without its regulariser",
         method="randaugment",
         average="snapshots",
+        unchanged=ALL_SNAPSHOTS,
     ),
     "swa": Recipe("RandAugment with SWA: the mean over epochs", "randaugment", "swa"),
     "ema": Recipe("RandAugment with an exponential moving average", "randaugment", "ema"),
