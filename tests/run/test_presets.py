@@ -31,6 +31,29 @@ def test_every_value_of_a_preset_names_its_origin(data):
         assert re.search(r"# (paper|code|assumption)\b", line), line
 
 
+SOURCES = {  # training images of the usual source
+    "digits": 10_000, "digits-mini": 4000, "pacs": 1499, "vlcs": 2370, "office-home": 4357,
+    "terra": 4741, "own-photos": 1500,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["ada", "me-ada"])
+@pytest.mark.parametrize("data", SOURCES)
+def test_images_are_made_after_the_released_number_of_seen_images(data, method):
+    """100 steps of 32 images, in whole passes over the source and at least one."""
+    passes = max(1, round(100 * 32 / SOURCES[data]))
+    assert preset(data, "standard")[method]["every"] == passes
+    (line,) = [n for n in section(data, method) if n.startswith("every")]
+    if stated := re.search(r"([\d.]+) (?:of a pass|passes)", line):
+        assert float(stated.group(1)) == pytest.approx(100 * 32 / SOURCES[data], abs=0.06)
+
+
+def section(data: str, method: str) -> list[str]:
+    """The lines of the method's shared options."""
+    _, _, rest = preset_text(data).partition(f"[shared.{method}]\n")
+    return rest.partition("\n[")[0].splitlines()
+
+
 def test_the_paper_budget_of_digits_has_the_papers_values():
     config = resolve({"benchmark": "digits", "budget": "paper"})
     assert (config.pretrain.epochs, config.pretrain.batch_size) == (100, 256)

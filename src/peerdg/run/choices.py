@@ -70,7 +70,7 @@ def choose(*, images: int, side: int, budget: str, own_network: bool = False) ->
         raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
     base = preset(name, budget)
     batch = _batch(images)
-    period = base["evaluate_every"]  # equals each method's own in these presets
+    period = base["evaluate_every"]  # the k of these presets; some methods have another period
     epochs = {
         "train": period * max(3, round(base["train"]["epochs"] / period * _factor(images))),
         "pretrain": max(1, round(base["pretrain"]["epochs"] * _factor(images))),
