@@ -42,6 +42,12 @@ INSIDE: dict[str, Any] = {
 }  # fmt: skip
 
 
+META: dict[str, Any] = {
+    "kind": "meta-features", "place": "before conv2", "inputs": 32, "outputs": 32, "channel": 1,
+    "atoms": 16, "addressed": 4, "ridge": 0.01, "threshold": -1.0, "gradient": "closed-form",
+}  # fmt: skip
+
+
 def small_with(*layers: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     model = build_classifier("digits-cnn-half", classes=CLASSES, mean=(0.5,) * 3, std=(0.2,) * 3)
@@ -274,3 +280,32 @@ def test_an_ensemble_of_networks_with_layers_inside_answers_with_their_mean(
     torch.testing.assert_close(model(images).softmax(1), expected)
     copies = ensemble([copy.deepcopy(member).train() for member in members]).eval()
     assert torch.equal(copies(images), model(images))  # the mode reaches the layers
+
+
+def test_a_layer_with_weights_of_its_own_is_stored_and_forged_sizes_are_refused(tmp_path: Path):
+    model = small_with(META).eval()
+    save_model(tmp_path / "m", model, backbone="digits-cnn-half", image_size=32)
+    loaded, description = load_stored(tmp_path / "m")
+    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    assert description["added_layers"] == [META]
+    assert torch.equal(loaded.inside[0].atoms, model.inside[0].atoms)
+    assert torch.equal(loaded(images), model(images))
+    wrong: list[dict[str, Any]] = [
+        {"atoms": 17}, {"atoms": 4096}, {"atoms": 4097}, {"atoms": 3}, {"addressed": 17},
+        {"addressed": 0}, {"addressed": 257}, {"ridge": 0.0}, {"ridge": None}, {"threshold": 2.0},
+        {"gradient": "os.system"}, {"gradient": None}, {"inputs": 16, "outputs": 16},
+        {"outputs": 16}, {"place": "after conv2"}, {"p": 0.5},
+    ]  # fmt: skip
+    for change in wrong:
+        edit(tmp_path / "m", {"added_layers": [{**META, **change}]})
+        with pytest.raises(DamagedError):
+            load_stored(tmp_path / "m")
+
+
+def test_a_forged_dictionary_takes_no_memory_even_for_a_network_of_ones_own(tmp_path: Path):
+    layer = {**META, "place": "after conv", "inputs": 4, "outputs": 4}
+    model = tiny_classifier().with_layers([AddedLayer(**layer)])
+    save_model(tmp_path / "m", model, backbone=OWN, image_size=12)
+    edit(tmp_path / "m", {"added_layers": [{**layer, "atoms": 4000}]})
+    with pytest.raises(DamagedError, match=r"has the shape \[16, 4\] where it needs \[4000, 4\]"):
+        load_stored(tmp_path / "m", tiny_classifier())

@@ -2,13 +2,11 @@
 
 from typing import Any, Self
 
-import torch.nn.functional as F
-
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.methods.base import Batch, Method, RunContext, Terms
 from peerdg.methods.settings.randaugment import Settings
-from peerdg.methods.views import augment_ahead, augmented_view, both_views
+from peerdg.methods.views import augment_ahead, cross_entropy_of_both
 from peerdg.models.classifier import Classifier
 
 
@@ -43,11 +41,7 @@ class AugmentedERM(Method):
 
     def loss(self, batch: Batch) -> Terms:
         """Sum of the cross-entropies on both views."""
-        x, y = batch.images, batch.labels
-        x_bar = augmented_view(batch, self.augment)
-        _, (logits, logits_bar) = both_views(self.model, x, x_bar, joint=False)
-        ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
-        return {"loss": ce + ce_bar, "ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
+        return cross_entropy_of_both(self.model, batch, self.augment)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Use the policy of period `epoch // k`."""

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from peerdg.augment.protocol import Augment
-from peerdg.methods.base import Batch
+from peerdg.methods.base import Batch, Terms
 from peerdg.methods.images import as_view, joined
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.stages import stage
@@ -37,6 +38,14 @@ def both_views(
     """Features and logits of x and x̄: ((h, h̄), (logits, logits̄)); see `each_view`."""
     (h, h_bar), (logits, logits_bar) = each_view(model, (x, x_bar), joint=joint)
     return (h, h_bar), (logits, logits_bar)
+
+
+def cross_entropy_of_both(model: Classifier, batch: Batch, augment: Augment) -> Terms:
+    """CE(F(x), y) + CE(F(x̄), y), and both of its terms."""
+    x_bar = augmented_view(batch, augment)
+    _, (logits, logits_bar) = both_views(model, batch.images, x_bar, joint=False)
+    ce, ce_bar = (F.cross_entropy(each, batch.labels) for each in (logits, logits_bar))
+    return {"loss": ce + ce_bar, "ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
 
 
 @stage("forward")

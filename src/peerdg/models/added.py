@@ -8,6 +8,7 @@ from peerdg.errors import ConfigError
 from peerdg.schema import within
 
 LARGEST_WIDTH = 2**16
+MOST_ATOMS, MOST_ADDRESSED = 4096, 256
 FEATURES = "features"
 _INSIDE = re.compile(r"(after|before) (.{1,200})")
 
@@ -15,6 +16,7 @@ _INSIDE = re.compile(r"(after|before) (.{1,200})")
 _OPTIONS = {
     "gaussian-bottleneck": {"noise"},
     "style-mixing": {"channel", "p", "alpha"},
+    "meta-features": {"channel", "atoms", "addressed", "ridge", "threshold", "gradient"},
 }
 
 
@@ -24,7 +26,8 @@ class AddedLayer:
 
     Args:
         kind: `"gaussian-bottleneck"`: `peerdg.models.bottleneck.GaussianBottleneck`;
-            `"style-mixing"`: `peerdg.models.style_mixing.StyleMixing`.
+            `"style-mixing"`: `peerdg.models.style_mixing.StyleMixing`;
+            `"meta-features"`: `peerdg.models.meta_features.MetaFeatures`.
         place: `"features"`: between encoder and head, whose input it becomes, for the bottleneck;
             `"after NAME"` and `"before NAME"`: behind or in front of a module of the encoder, for
             all others.
@@ -34,12 +37,17 @@ class AddedLayer:
         channel: Which dimension of a batch of maps holds the channels.
         p: Probability that styles are mixed in a training pass.
         alpha: Of the Beta distribution that the shares of mixed styles are drawn from.
+        atoms: Size of the dictionary of meta-features.
+        addressed: How many of its atoms compose a feature.
+        ridge: Of the regression that composes it.
+        threshold: Smallest cosine of an addressed atom.
+        gradient: What a feature receives of the gradient of its composition.
 
     Raises:
-        ConfigError: If the place or the options are not those of the kind.
+        ConfigError: If the place or the options are not those of the kind, or do not go together.
     """
 
-    kind: Literal["gaussian-bottleneck", "style-mixing"]
+    kind: Literal["gaussian-bottleneck", "style-mixing", "meta-features"]
     place: str
     inputs: int = within(at_least=1, at_most=LARGEST_WIDTH)
     outputs: int = within(at_least=1, at_most=LARGEST_WIDTH)
@@ -47,6 +55,11 @@ class AddedLayer:
     channel: int | None = within(at_least=1, at_most=3, default=None)
     p: float | None = within(at_least=0, at_most=1, default=None)
     alpha: float | None = within(above=0, at_most=100, default=None)
+    atoms: int | None = within(at_least=1, at_most=MOST_ATOMS, default=None)
+    addressed: int | None = within(at_least=1, at_most=MOST_ADDRESSED, default=None)
+    ridge: float | None = within(above=0, at_most=1e6, default=None)
+    threshold: float | None = within(at_least=-1, at_most=1, default=None)
+    gradient: Literal["closed-form", "straight-through"] | None = None
 
     def __post_init__(self) -> None:
         at_features = self.kind == "gaussian-bottleneck"
@@ -57,6 +70,10 @@ class AddedLayer:
             if (getattr(self, name) is None) == (name in needed):
                 problem = "is missing" if name in needed else "has no meaning"
                 raise ConfigError(f"'{name}' {problem} in a {self.kind}.")
+        if self.is_inside and self.inputs != self.outputs:
+            raise ConfigError(f"'outputs' is {self.outputs}; a {self.kind} gives {self.inputs}.")
+        if self.atoms is not None and self.addressed is not None and self.addressed > self.atoms:
+            raise ConfigError(f"'addressed' is {self.addressed}, but there are {self.atoms} atoms.")
 
     def __repr__(self) -> str:
         """Code that makes it, without the options that it does not have."""

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from peerdg.models.added import AddedLayer
+from peerdg.models.meta_features import MetaFeatures
 from peerdg.models.style_mixing import StyleMixing
 
 _SHARED = ("_parameters", "_buffers")  # so that both copies always have the same values
@@ -14,7 +15,19 @@ _SHARED = ("_parameters", "_buffers")  # so that both copies always have the sam
 
 def make_layer(layer: AddedLayer) -> nn.Module:
     """The module that stands inside the encoder, with fresh weights."""
-    return StyleMixing(channel=_given(layer.channel), p=_given(layer.p), alpha=_given(layer.alpha))
+    if layer.kind == "style-mixing":
+        return StyleMixing(
+            channel=_given(layer.channel), p=_given(layer.p), alpha=_given(layer.alpha)
+        )
+    return MetaFeatures(
+        layer.inputs,
+        atoms=_given(layer.atoms),
+        addressed=_given(layer.addressed),
+        ridge=_given(layer.ridge),
+        threshold=_given(layer.threshold),
+        channel=_given(layer.channel),
+        gradient=_given(layer.gradient),
+    )
 
 
 def _given(value: Any) -> Any:

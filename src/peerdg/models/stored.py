@@ -41,6 +41,7 @@ from peerdg.models.description import (
     read_description,
 )
 from peerdg.models.ensemble import added_layers, ensemble, networks_of
+from peerdg.models.inserted import make_layer
 from peerdg.models.names import OWN as OWN
 from peerdg.models.places import check_layers
 from peerdg.text import visible
@@ -247,8 +248,28 @@ def _check_header(path: Path, description: dict[str, Any]) -> None:
                         f"its {layer.kind} has the shape {shape} for {layer.inputs} inputs and "
                         f"{layer.outputs} outputs"
                     )
+    _check_inside(path, description)
     if rows != classes:
         raise ValueError(f"its head has {rows} outputs for {classes} classes")
+
+
+def _check_inside(path: Path, description: dict[str, Any]) -> None:
+    """Compare the weights of layers inside the encoder with the description, likewise."""
+    stored = _stored_shapes(path)
+    inside = [layer for layer in _added_layers(description) if layer.is_inside]
+    members = range(_members(description))
+    places = [f"encoder.{n}." for n in members] if is_ensemble(description) else [""]
+    for number, layer in enumerate(inside):
+        with torch.device("meta"):
+            needed = make_layer(layer).state_dict()
+        for place in places:
+            for name, tensor in needed.items():
+                shape = stored.get(f"{place}inside.{number}.{name}")
+                if shape != list(tensor.shape):
+                    raise ValueError(
+                        f"its {layer.kind} has the shape {shape} where it needs "
+                        f"{list(tensor.shape)}"
+                    )
 
 
 def _names_of_necks(description: dict[str, Any]) -> list[str]:

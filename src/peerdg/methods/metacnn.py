@@ -1,0 +1,180 @@
+"""MetaCNN, a reconstruction: local features composed of a learnt dictionary of meta-features."""
+
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peerdg.augment.policy import Policy
+from peerdg.augment.protocol import Augment
+from peerdg.errors import ConfigError, NumericalError
+from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms, Update
+from peerdg.methods.settings.metacnn import Settings
+from peerdg.methods.views import augment_ahead, cross_entropy_of_both
+from peerdg.models.added import AddedLayer
+from peerdg.models.classifier import Classifier, in_eval_mode
+from peerdg.models.dictionary import CodeSums, OnlineDictionary, draw
+from peerdg.models.meta_features import MetaFeatures
+from peerdg.models.places import choose_places
+from peerdg.stages import stage
+
+FIRST_CHUNKS = 8  # of the clean images, that the dictionary starts from
+
+
+class MetaCNN(Method):
+    """Compose local features of a learnt dictionary, so that what is foreign to it is dropped.
+
+    A reconstruction of Wan et al., "Meta convolutional neural networks for single domain
+    generalization", CVPR 2022, from its abstract: there is no public code, and this is no faithful
+    reproduction. Behind an early stage of F stands a layer which replaces the feature at each place
+    of the map by a ridge regression on the atoms that are most like it
+    (`peerdg.models.meta_features.MetaFeatures`, with the equations). Each step
+
+    1. minimises CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x) over the weights of F;
+    2. updates the dictionary by the codes of both views (`peerdg.models.dictionary`).
+
+    At the end of an epoch, atoms that no feature addressed are replaced by features that the
+    dictionary composes badly. It starts from features of the pre-trained network on clean images.
+
+    What the abstract leaves open is a field of `Settings`: how atoms are addressed (`addressed`,
+    `threshold`), how the gradient passes (`gradient`), where the layer stands (`stage`, `layer`).
+
+    Args:
+        model: F with its layer, see `adapt`.
+        settings: Every switch of the method.
+        augment: G.
+
+    Raises:
+        ConfigError: If the network does not have one layer of meta-features.
+    """
+
+    if_diverged = ", or raise the ridge (--metacnn.ridge)"
+
+    def __init__(
+        self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None
+    ) -> None:
+        super().__init__()
+        self.settings = settings or Settings()
+        self.augment = augment or Policy()
+        self.model = model
+        count, dim = self.layer.atoms.shape
+        self.dictionary = OnlineDictionary(count, dim, decay=self.settings.decay)
+        self.dictionary.to(self.layer.atoms)
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Needs the augmentation, and clean images for the first dictionary."""
+        method = cls(model, settings, augment=context.augment)
+        chunks = (images for _, images in zip(range(FIRST_CHUNKS), context.clean, strict=False))
+        for number, images in enumerate(chunks):
+            method.start_from(images, afresh=number == 0)
+        return method
+
+    @classmethod
+    def adapt(cls, model: Classifier, settings: Settings, size: int) -> Classifier:
+        """Put the layer behind the chosen stage or module."""
+        names = None if settings.layer is None else (settings.layer,)
+        places = choose_places(
+            model, size, names=names, stages=(settings.stage,), option="--metacnn.layer"
+        )
+        ((place, each),) = places.items()
+        layer = AddedLayer(
+            kind="meta-features",
+            place=place,
+            inputs=each.channels,
+            outputs=each.channels,
+            channel=each.channel + 1,
+            atoms=settings.atoms,
+            addressed=settings.addressed,
+            ridge=settings.ridge,
+            threshold=settings.threshold,
+            gradient=settings.gradient,
+        )
+        return model.with_layers([layer])
+
+    @property
+    def layer(self) -> MetaFeatures:
+        """The layer of meta-features."""
+        found = [part for part in self.model.modules() if isinstance(part, MetaFeatures)]
+        if len(found) != 1:
+            raise ConfigError(
+                "MetaCNN needs one layer of meta-features inside the network.",
+                hint="Give it the network MetaCNN.adapt(model, settings, size).",
+            )
+        return found[0]
+
+    @torch.no_grad()
+    def start_from(self, images: Tensor, *, afresh: bool = True) -> None:
+        """Learn the dictionary from clean images, before the first step.
+
+        Args:
+            images: Some of them, uint8.
+            afresh: Take features of these images as atoms first; False goes on from those learnt.
+        """
+        layer = self.layer
+        with in_eval_mode(self.model):
+            if afresh:
+                f = _features(self.model, layer, images)
+                layer.atoms.copy_(F.normalize(draw(f, f.square().sum(1), len(layer.atoms)), dim=1))
+            with layer.collecting() as sums:
+                self.model.features(images)
+        self._learn(sums)
+
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        """x̄ for a few steps ahead."""
+        return augment_ahead(batches, self.augment)
+
+    def step(self, batch: Batch, update: Update) -> Terms:
+        """Update the network, then the dictionary by the codes of the batch."""
+        with self.layer.collecting() as sums:
+            terms = self.loss(batch)
+        update("main", terms["loss"], terms)
+        self._learn(sums)
+        return {name: value.detach() for name, value in terms.items()}
+
+    def loss(self, batch: Batch) -> Terms:
+        """Sum of the cross-entropies on both views."""
+        return cross_entropy_of_both(self.model, batch, self.augment)
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Use the policy of period `epoch // k`."""
+        return {"policy": self.augment.redraw(epoch // self.settings.k)}
+
+    def end_epoch(self, epoch: int) -> Outcome:
+        """Replace atoms that were not addressed in this epoch.
+
+        Raises:
+            NumericalError: If the dictionary is not finite.
+        """
+        self._require_finite()
+        return Outcome({"reseeded": self.dictionary.reseed(self.layer.atoms)})
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
+
+    @stage("dictionary")
+    def _learn(self, sums: CodeSums) -> None:
+        self.dictionary.learn(self.layer.atoms, sums)
+
+    def _require_finite(self) -> None:
+        """Not in each step, where it would wait for the device: the next loss is NaN, then."""
+        if not torch.isfinite(self.layer.atoms).all():
+            raise NumericalError(
+                "The dictionary is not finite.",
+                hint="Lower the learning rate, or raise the ridge (--metacnn.ridge).",
+            )
+
+
+def _features(model: Classifier, layer: MetaFeatures, images: Tensor) -> Tensor:
+    """What the layer is given at every place, one row each."""
+    given: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
+    try:
+        model.features(images)
+    finally:
+        hook.remove()
+    maps = given[0].movedim(layer.channel, -1)
+    return maps.reshape(-1, maps.shape[-1])

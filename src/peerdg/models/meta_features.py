@@ -1,0 +1,185 @@
+"""A layer that composes local features of the atoms of a dictionary, and drops what is left over.
+
+A reconstruction of the meta-features of MetaCNN: Wan et al., "Meta convolutional neural networks
+for single domain generalization", CVPR 2022, from what its abstract says; there is no public code.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from peerdg.models.dictionary import CodeSums
+
+Gradient = Literal["closed-form", "straight-through"]
+Features = Float[Tensor, "n dim"]
+_NUMBERS = 2**20  # of all systems that are solved at once: they stay in a CPU's cache
+
+
+class MetaFeatures(nn.Module):
+    """Replace the feature f at each place of a map by its composition of addressed atoms.
+
+    With the dictionary M ∈ R^{K x d}, in eval mode as in training:
+
+    - Addressing: S are the s atoms of the largest cosine with f, of those at or above a threshold.
+    - Composition: β = (M_S M_Sᵀ + ρI)⁻¹ M_S f, the ridge regression of f on them in closed form,
+      and f̂ = M_Sᵀ β goes on to the rest of the network.
+
+    The dictionary is no parameter: `peerdg.models.dictionary.OnlineDictionary` learns it, from what
+    `collecting` gives. Given S, f̂ = P f with the symmetric P = M_Sᵀ (M_S M_Sᵀ + ρI)⁻¹ M_S. So the
+    gradient of f is P times that of f̂, or with `"straight-through"` that of f̂ itself.
+
+    Args:
+        channels: d.
+        atoms: K.
+        addressed: s.
+        ridge: ρ.
+        threshold: Smallest cosine of an addressed atom; -1 addresses s of them in any case.
+        channel: Which dimension of a batch of maps holds the channels.
+        gradient: What f receives of the gradient of f̂.
+    """
+
+    atoms: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        atoms: int = 256,
+        addressed: int = 32,
+        ridge: float = 1e-2,
+        threshold: float = -1.0,
+        channel: int = 1,
+        gradient: Gradient = "closed-form",
+    ) -> None:
+        super().__init__()
+        self.register_buffer("atoms", F.normalize(torch.randn(atoms, channels), dim=1))
+        self.addressed = addressed
+        self.ridge = ridge
+        self.threshold = threshold
+        self.channel = channel
+        self.gradient = gradient
+        self._sums: CodeSums | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The maps, composed."""
+        f = x.movedim(self.channel, -1)  # (batch, ..., dim)
+        with torch.autocast(x.device.type, enabled=False):
+            wide = f.reshape(-1, f.shape[-1])
+            wide = wide.float() if x.dtype in (torch.bfloat16, torch.float16) else wide
+            composed: Tensor = self._composed(wide)
+        return composed.to(x.dtype).view(f.shape).movedim(-1, self.channel)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # its loop is over any number of chunks
+    def _composed(self, f: Features) -> Features:
+        if not (torch.is_grad_enabled() and f.requires_grad):
+            return self.compose(f)[0]
+        if self.gradient == "straight-through":
+            with torch.no_grad():
+                rest = self.compose(f)[0] - f
+            return f + rest
+        composed: Tensor = _Composition.apply(f, self)  # type: ignore[no-untyped-call]
+        return composed
+
+    @contextmanager
+    def collecting(self) -> Iterator[CodeSums]:
+        """Inside the block, sum up the codes of all passes, for the dictionary to learn from."""
+        self._sums = CodeSums(self.atoms)
+        try:
+            yield self._sums
+        finally:
+            self._sums = None
+
+    def compose(self, f: Features) -> tuple[Features, list["Addressed"]]:
+        """f̂ of each feature, and what was addressed for it, in chunks."""
+        outputs, addressed = [], []
+        for part in self._chunks(f):
+            chosen = self.address(part)
+            code = self.code(part, chosen)
+            composed = code @ self.atoms
+            if self._sums is not None:
+                self._sums.add(part, code, composed)
+            outputs.append(composed)
+            addressed.append(chosen)
+        return torch.cat(outputs), addressed
+
+    def project(self, g: Features, addressed: list["Addressed"]) -> Features:
+        """P g with the atoms that were addressed for other features."""
+        parts = zip(self._chunks(g), addressed, strict=True)
+        return torch.cat([self.code(part, chosen) @ self.atoms for part, chosen in parts])
+
+    def address(self, f: Features) -> "Addressed":
+        """The s atoms with the largest cosine, and which of them reach the threshold."""
+        cosine = F.normalize(f, dim=1) @ F.normalize(self.atoms, dim=1).T  # (n, atoms)
+        value, index = cosine.topk(self.addressed, dim=1)
+        return index.T.contiguous(), value.T >= self.threshold
+
+    def code(self, f: Features, addressed: "Addressed") -> Float[Tensor, "n atoms"]:
+        """β of each feature, with zeros for all atoms that are not addressed."""
+        index, used = addressed
+        gram = (self.atoms @ self.atoms.T).flatten()
+        pairs = index[:, None] * len(self.atoms) + index[None, :]  # (addressed, addressed, n)
+        # What is below the threshold has neither a product nor a neighbour, so its β is 0.
+        system = gram.index_select(0, pairs.flatten()).view(pairs.shape)
+        system = system * (used[:, None] & used[None, :])
+        ridge = self.ridge * torch.eye(len(index), dtype=f.dtype, device=f.device)
+        system = system + ridge[..., None]
+        products = (f @ self.atoms.T).T.gather(0, index) * used  # M_S f
+        beta = solve(system, products)  # (addressed, n)
+        # Not len(f), which would fix the number of images in an export.
+        return f.new_zeros(f.shape[0], len(self.atoms)).scatter(1, index.T, beta.T)
+
+    def _chunks(self, f: Tensor) -> tuple[Tensor, ...]:
+        if torch.compiler.is_exporting():  # a graph for any number of images has no loop over them
+            return (f,)
+        chunks: tuple[Tensor, ...] = f.split(max(1, _NUMBERS // self.addressed**2))
+        return chunks
+
+    def extra_repr(self) -> str:
+        """Its options; it has no layers."""
+        atoms, channels = self.atoms.shape
+        return (
+            f"{channels}, atoms={atoms}, addressed={self.addressed}, ridge={self.ridge}, "
+            f"threshold={self.threshold}, channel={self.channel}, gradient={self.gradient!r}"
+        )
+
+
+Addressed = tuple[Int64[Tensor, "addressed n"], Bool[Tensor, "addressed n"]]
+"""Atoms for each feature, and whether they reach the threshold."""
+
+
+class _Composition(torch.autograd.Function):
+    """f̂ = P f, whose gradient is P times that of f̂: nothing but the addresses is kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, f: Tensor, layer: MetaFeatures) -> Tensor:
+        composed, ctx.addressed = layer.compose(f)
+        ctx.layer = layer
+        return composed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return ctx.layer.project(gradient, ctx.addressed), None
+
+
+def solve(systems: Float[Tensor, "s s n"], right: Float[Tensor, "s n"]) -> Float[Tensor, "s n"]:
+    """Solve n symmetric positive definite systems, by elimination without exchange of rows.
+
+    All n side by side, in operations that every export has; ONNX has no other way to solve one.
+    """
+    rest = torch.cat((systems, right[:, None]), dim=1)  # (s, s + 1, n)
+    rows = []
+    for _ in range(len(right)):
+        row = rest[0] / rest[0, :1]
+        rows.append(row[1:])
+        rest = rest[1:, 1:] - rest[1:, :1] * row[1:]
+    solution = rows[-1]  # (1, n): the last unknown
+    for row in reversed(rows[:-1]):
+        known = row[-1:] - (row[:-1] * solution).sum(0, keepdim=True)
+        solution = torch.cat((known, solution))
+    return solution

@@ -1,0 +1,302 @@
+"""MetaCNN (a reconstruction): its step written out, its dictionary, and a run to its export."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import peerdg
+from peerdg.cli.main import run
+from peerdg.data.domain import Domain
+from peerdg.data.splits import Splits
+from peerdg.errors import ConfigError, NumericalError
+from peerdg.methods.base import Batch
+from peerdg.methods.metacnn import MetaCNN
+from peerdg.methods.registry import is_reconstruction, summary_of
+from peerdg.methods.settings.metacnn import Settings
+from peerdg.models.backbones import build_classifier
+from peerdg.models.classifier import Classifier
+from peerdg.models.ensemble import ensemble
+from peerdg.models.stored import load_stored
+from peerdg.rng import seeded
+from peerdg.run.combine import combine
+from peerdg.train.guard import Guard
+from peerdg.train.optim import make_optimizers
+from peerdg.train.settings import PhaseSettings
+from peerdg.train.state import TrainState
+from peerdg.train.step import train_step
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+
+SMALL = Settings(atoms=8, addressed=3)
+PHASE = PhaseSettings(optimizer="sgd", lr=0.05, momentum=0.0)
+
+
+def images_of(n: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, 32, 32), generator=generator, dtype=torch.uint8)
+
+
+def batch_of(seed: int = 0) -> Batch:
+    images = images_of(4, seed)
+    return Batch(images, torch.arange(4) % 3, seed=seed, augmented=images.flip(2))
+
+
+def method_of(settings: Settings = SMALL, *, dtype: torch.dtype = torch.float64) -> MetaCNN:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = build_classifier("digits-cnn-half", classes=("a", "b", "c")).to(dtype)
+        method = MetaCNN(MetaCNN.adapt(model, settings, 32), settings).train()
+        method.start_from(images_of(6, 9))
+        return method
+
+
+def plain_compose(f: torch.Tensor, atoms: torch.Tensor, s: int, rho: float) -> tuple:
+    """β and f̂ of one feature, by autograd through the inverse."""
+    cosine = (atoms @ f.detach()) / atoms.norm(dim=1) / f.detach().norm().clamp(min=1e-12)
+    chosen = cosine.argsort(descending=True)[:s]
+    m = atoms[chosen]
+    beta = torch.linalg.inv(m @ m.T + rho * torch.eye(s, dtype=f.dtype)) @ (m @ f)
+    code = torch.zeros(len(atoms), dtype=f.dtype)
+    code[chosen] = beta.detach()
+    return code, m.T @ beta
+
+
+class Plain:
+    """The Digits network with the layer in it, and its dictionary, without anything of ours."""
+
+    def __init__(self, method: MetaCNN) -> None:
+        self.model = copy.deepcopy(method.model)
+        self.atoms = method.layer.atoms.clone()
+        self.a = method.dictionary.products.clone()
+        self.b = method.dictionary.targets.clone()
+        weights = [*self.model.encoder.parameters(), *self.model.head.parameters()]
+        self.optimizer = torch.optim.SGD(weights, lr=PHASE.lr)
+
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        encoder = self.model.encoder
+        maps = F.relu(F.max_pool2d(encoder.conv1(images / 255), 2))
+        rows = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])
+        composed = []
+        for f in rows:
+            code, f_hat = plain_compose(f, self.atoms, 3, 0.01)
+            self.codes.append(code)
+            self.features.append(f.detach())
+            composed.append(f_hat)
+        maps = torch.stack(composed).view(len(images), 14, 14, -1).permute(0, 3, 1, 2)
+        weight, bias = encoder.conv2.weight, encoder.conv2.bias  # the module would call the layer
+        h = F.relu(F.max_pool2d(F.conv2d(maps, weight, bias), 2)).flatten(1)
+        logits = self.model.head(F.relu(encoder.fc2(F.relu(encoder.fc1(h)))))
+        return -logits.log_softmax(1)[torch.arange(len(h)), labels].mean()
+
+    def step(self, batch: Batch) -> float:
+        self.codes, self.features = [], []
+        views = (batch.images.double(), batch.augmented.double())
+        loss = sum(self.loss(view, batch.labels) for view in views)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.a = 0.99 * self.a + sum(torch.outer(c, c) for c in self.codes)
+        pairs = zip(self.codes, self.features, strict=True)
+        self.b = 0.99 * self.b + sum(torch.outer(c, f) for c, f in pairs)
+        for j in range(len(self.atoms)):
+            if self.a[j, j] > 1e-8:
+                u = self.atoms[j] + (self.b[j] - self.a[j] @ self.atoms) / self.a[j, j]
+                self.atoms[j] = u / max(float(u.norm()), 1.0)
+        return float(loss.detach())
+
+
+def test_steps_are_those_of_the_equations():
+    method = method_of()
+    plain = Plain(method)
+    state = TrainState("train", method, make_optimizers(method, PHASE))
+    guard = Guard(state)
+    for number in range(2):
+        batch = batch_of(number)
+        terms = train_step(state, batch, torch.arange(4), guard=guard, seed=0, key=("t", number))
+        assert abs(float(terms["loss"]) - plain.step(batch)) < 1e-9
+        torch.testing.assert_close(method.layer.atoms, plain.atoms, rtol=1e-6, atol=1e-8)
+    for name, value in plain.model.encoder.state_dict().items():
+        found = method.model.encoder.state_dict()[name]
+        torch.testing.assert_close(found, value, rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_the_dictionary_is_learnt_after_the_update_and_by_no_optimizer():
+    method = method_of()
+    (plan,) = method.optimizers().values()
+    trained = {id(p) for group in plan.groups for p in group.parameters}
+    assert id(method.layer.atoms) not in trained
+    before, seen = method.layer.atoms.clone(), []
+
+    def update(name: str, loss: torch.Tensor, terms=None) -> None:
+        seen.append(torch.equal(method.layer.atoms, before))
+        loss.backward()
+
+    method.step(batch_of(), update)
+    assert seen == [True]
+    assert not torch.equal(method.layer.atoms, before)
+
+
+def test_a_loss_by_itself_learns_no_dictionary():
+    method = method_of()
+    before = copy.deepcopy(method.state_dict())
+    method.loss(batch_of())["loss"].backward()
+    assert all(torch.equal(value, before[name]) for name, value in method.state_dict().items())
+
+
+def lost(method: MetaCNN, images: torch.Tensor) -> float:
+    """Share of the features' squares that the dictionary does not compose."""
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hook = method.layer.register_forward_hook(lambda m, x, y: seen.append((x[0], y)))
+    with torch.no_grad():
+        method.model.eval()(images)
+    hook.remove()
+    ((f, f_hat),) = seen
+    return float((f - f_hat).square().sum() / f.square().sum())
+
+
+def test_the_first_dictionary_composes_better_than_a_random_one():
+    settings = Settings(atoms=16, addressed=2)
+    method, images = method_of(settings), images_of(6, 9)
+    learnt = lost(method, images)
+    torch.manual_seed(0)
+    method.layer.atoms.copy_(F.normalize(torch.randn_like(method.layer.atoms), dim=1))
+    assert learnt < 0.5 * lost(method, images)
+    again = method_of(settings)
+    with torch.random.fork_rng():
+        again.start_from(images, afresh=False)
+    assert lost(again, images) < learnt
+
+
+def test_unused_atoms_are_seeded_anew_at_the_end_of_an_epoch():
+    method = method_of()
+    with torch.no_grad():
+        method.layer.atoms[5] = -method.layer.atoms.mean(0)  # opposite to what ReLU gives
+        method.layer.atoms[5] /= method.layer.atoms[5].norm()
+    method.dictionary.used.zero_()
+    method.dictionary.products[5] = method.dictionary.products[:, 5] = 0
+    method.step(batch_of(), lambda name, loss, terms=None: loss.backward())
+    assert method.dictionary.used[5] == 0
+    opposite = method.layer.atoms[5].clone()
+    outcome = method.end_epoch(0)
+    assert outcome.records["reseeded"] >= 1
+    assert method.layer.atoms[5] @ opposite < 0
+    assert method.dictionary.used.sum() == 0
+
+
+def test_a_dictionary_that_is_not_finite_is_an_error():
+    method = method_of()
+    method.layer.atoms[0, 0] = torch.nan
+    with pytest.raises(NumericalError, match="dictionary is not finite"):
+        method.end_epoch(0)
+
+
+def test_it_stands_behind_the_chosen_stage_or_module():
+    model = build_classifier("digits-cnn-half", classes=("a", "b"))
+    for options, place in (
+        ({}, "before conv2"),
+        ({"stage": 2}, "after conv2"),
+        ({"layer": "conv1"}, "after conv1"),
+    ):
+        (layer,) = MetaCNN.adapt(model, Settings(**options), 32).added
+        assert (layer.kind, layer.place) == ("meta-features", place)
+    with pytest.raises(ConfigError, match="No stage"):
+        MetaCNN.adapt(model, Settings(stage=3), 32)
+
+
+def test_options_that_do_not_go_together_and_a_plain_network_are_refused():
+    with pytest.raises(ConfigError, match="32 atoms are addressed"):
+        Settings(atoms=16)
+    with pytest.raises(ConfigError, match="needs one layer of meta-features"):
+        MetaCNN(tiny_classifier())
+
+
+def test_it_says_everywhere_that_it_is_a_reconstruction():
+    assert summary_of("metacnn").startswith("Reconstruction")
+    assert all(is_reconstruction("metacnn", data) for data in ("digits", "pacs", "own-data"))
+    page = Path(__file__).parents[2] / "docs/methods/metacnn.md"
+    assert "reconstruction from the paper's abstract" in page.read_text()
+    assert "reconstruction" in MetaCNN.__doc__
+
+
+@pytest.mark.parametrize("rule", ["clean", "trained"])
+def test_a_run_with_batch_statistics_an_average_and_bfloat16(rule, tmp_path):
+    found = peerdg.fit(
+        tiny_splits(), out=tmp_path / "run", model=tiny_classifier(batch_norm=True), crafted="off",
+        method="metacnn", metacnn={"atoms": 8, "addressed": 2, "k": 1}, average={"kind": ["ema"]},
+        pretrain={"epochs": 1, "batch_size": 8}, train={"epochs": 2, "batch_size": 8},
+        evaluate_every=1, batch_statistics=rule, precision="bf16",
+    )  # fmt: skip
+    assert set(found.accuracy) == {"model", "ema"}
+    epochs = [r for r in found.records if r["kind"] == "epoch" and r["phase"] == "train"]
+    assert all("reseeded" in record for record in epochs)
+    loaded, _ = load_stored(found.path / "model", tiny_classifier(batch_norm=True))
+    with torch.no_grad():
+        images = tiny_domain().images
+        assert torch.equal(loaded(images), found.model.classifier(images))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two runs on a named network, as a user would have them."""
+    folder = tmp_path_factory.mktemp("metacnn")
+    domain = Domain("source", ("a", "b", "c"), images_of(24), torch.arange(24) % 3)
+    for seed in (0, 1):
+        peerdg.fit(
+            Splits(domain, domain, {}), out=folder / str(seed), method="metacnn", crafted="off",
+            backbone="digits-cnn-half", pretrain={"epochs": 0}, seed=seed,
+            train={"epochs": 1, "batch_size": 12}, metacnn={"atoms": 16, "addressed": 4},
+        )  # fmt: skip
+    return [folder / "0", folder / "1"]
+
+
+def answers(model: Classifier, images: np.ndarray) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.from_numpy(images))
+
+
+def test_onnx_answers_like_torch_and_the_layer_matters(runs, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    file = tmp_path / "model.onnx"
+    assert run(["export", str(runs[0]), "--format", "onnx", "-o", str(file)], debug=False) == 0
+    images = np.random.default_rng(0).integers(0, 256, (7, 3, 32, 32), dtype=np.uint8)
+    found = onnxruntime.InferenceSession(file).run(None, {"images": images})[0]
+    model = peerdg.load_model(runs[0]).classifier
+    np.testing.assert_allclose(found, answers(model, images), rtol=1e-3, atol=1e-4)
+    (layer,) = json.loads((runs[0] / "model/model.json").read_text())["added_layers"]
+    assert layer["kind"] == "meta-features" and layer["atoms"] == 16
+    plain = build_classifier("digits-cnn-half", classes=("a", "b", "c")).eval()
+    weights = {k: v for k, v in model.state_dict().items() if not k.startswith("inside")}
+    plain.load_state_dict(weights)
+    assert not torch.allclose(answers(plain, images), answers(model, images), rtol=1e-2)
+
+
+@pytest.mark.parametrize("format", ["torch-export", "safetensors"])
+def test_other_exports_answer_like_it(runs, tmp_path, format):
+    """The command compares the written file with the model and fails if they differ."""
+    out = tmp_path / "out"
+    assert run(["export", str(runs[0]), "--format", format, "-o", str(out)], debug=False) == 0
+
+
+def test_runs_are_combined_with_their_dictionaries(runs, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
+    members = [peerdg.load_model(path).classifier for path in runs]
+    domain = Domain("source", ("a", "b", "c"), images_of(24), torch.arange(24) % 3)
+    splits = Splits(domain, domain, {})
+    combine(runs, tmp_path / "both", rule="ensemble", splits=splits)
+    found = load_stored(tmp_path / "both")[0]
+    torch.testing.assert_close(answers(found, images), answers(ensemble(members), images))
+
+
+def test_everything_random_comes_from_the_seed_of_the_step():
+    states = []
+    for _ in range(2):
+        method = method_of()
+        torch.manual_seed(len(states))
+        with seeded(0, "dropout", "t", 0):
+            method.step(batch_of(), lambda name, loss, terms=None: loss.backward())
+        states.append(method.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
