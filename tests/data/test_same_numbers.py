@@ -32,9 +32,9 @@ def test_own_folders_give_the_numbers_of_the_benchmark(method: str, tmp_path: Pa
         "transform": {"size": 32, "crop": (0.8, 1.0), "flip": 0.5},
         "pretrain": {"epochs": 1, "batch_size": 4, "optimizer": "sgd", "lr": 0.005},
         "train": {"epochs": 1, "batch_size": 4, "lr": 1e-4}, "evaluate_every": 1,
-        "augment": {"operations": "torchvision"},
     }  # fmt: skip
     if method == "peer":
+        common["augment"] = {"operations": "torchvision"}
         common["peer"] = {"k": 1, "w": 0.1, "head_layers": 2, "head_dim": 16}
     root, own = tmp_path / "pacs", tmp_path / "own"
     as_own_folders(load_splits(resolve({"benchmark": "pacs", "root": str(root)})), root, own)

@@ -23,12 +23,10 @@ AFFECTED: dict[str, dict[str, Any]] = {
     "peer": {"method": "peer", "peer": {"k": 1}, "augment": {"operations": "sdg"}},
 }
 NOT_AFFECTED: dict[str, dict[str, Any]] = {
-    "erm": {"method": "erm", "augment": {"operations": "sdg"}},
+    "erm": {"method": "erm"},
     "torchvision": {"method": "randaugment", "augment": {"operations": "torchvision"}},
-    "no augmentation": {
-        "method": "peer", "peer": {"k": 1, "augment": False}, "augment": {"operations": "sdg"}
-    },
-}  # fmt: skip
+    "no augmentation": {"method": "peer", "peer": {"k": 1, "augment": False}},
+}
 
 
 def fit(out: Path, options: dict[str, Any], existing: Any = "refuse") -> Run:
@@ -94,7 +92,9 @@ def test_a_run_without_the_changed_operations_goes_on(tmp_path, monkeypatch, cas
     stopped(tmp_path / "run", NOT_AFFECTED[case], monkeypatch)
     set_revision(tmp_path / "run", None)
     fit(tmp_path / "run", NOT_AFFECTED[case], existing="resume")
-    fit(tmp_path / "whole", NOT_AFFECTED[case])
+    whole = fit(tmp_path / "whole", NOT_AFFECTED[case])
+    operations = NOT_AFFECTED[case].get("augment", {"operations": "sdg"})["operations"]
+    assert whole.config.augment.operations == operations  # that of the preset, if none is given
     for name in ("metrics.jsonl", "model/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
