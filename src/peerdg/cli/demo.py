@@ -11,7 +11,6 @@ from peerdg.cli.flags import whole_number
 from peerdg.errors import ConfigError
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import make_plan
-from peerdg.report.comparison import OVERVIEW
 
 METHODS = ("erm", "randaugment", "p-ens", "peer")
 
@@ -43,4 +42,6 @@ def demo(
     plan = make_plan(options, methods=METHODS, seeds=range(seeds))
     anew = overwrite or BenchFolder(out).is_complete(plan)
     bench_and_report(plan, out, overwrite=anew, title="peerdg demo: digits-mini")
+    from peerdg.report.comparison import OVERVIEW  # imports numpy
+
     console.print(f"Plots:  {out / OVERVIEW}", markup=False, soft_wrap=True)

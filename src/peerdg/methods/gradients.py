@@ -1,6 +1,6 @@
 """How strongly each term of a loss pulls at the encoder, measured on a fixed batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,14 +11,10 @@ from peerdg.methods.base import Batch, RunContext
 from peerdg.rng import seed_for
 
 
-def gradient_norms(terms: Sequence[Tensor], encoder: nn.Module) -> Float[Tensor, " terms"]:
-    """‖∂term/∂θ‖₂ over all trained parameters θ of the encoder, for each term."""
+def gradient_norm(term: Tensor, encoder: nn.Module) -> Float[Tensor, ""]:
+    """‖∂term/∂θ‖₂ over all trained parameters θ of the encoder; the term's graph is used up."""
     parameters = [p for p in encoder.parameters() if p.requires_grad]
-    return torch.stack([_norm(term, parameters) for term in terms])
-
-
-def _norm(term: Tensor, parameters: list[nn.Parameter]) -> Tensor:
-    found = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(term, parameters, allow_unused=True)
     squares = [gradient.float().square().sum() for gradient in found if gradient is not None]
     return torch.stack(squares).sum().sqrt() if squares else term.new_zeros(())
 

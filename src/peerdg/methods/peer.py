@@ -21,7 +21,7 @@ from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
 from peerdg.methods.clean import Clean, CleanBatches, CleanImages, as_clean
 from peerdg.methods.comparison import compare_with_frozen, frozen_features, projection_of
 from peerdg.methods.features import FeatureTable
-from peerdg.methods.gradients import gradient_norms, probe_batch, unchanged_buffers
+from peerdg.methods.gradients import gradient_norm, probe_batch, unchanged_buffers
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier, has_batch_statistics
@@ -196,10 +196,13 @@ class PEER(Method):
             return {}
         if int(self.pull_epoch) != epoch:
             with unchanged_buffers(self):
-                ce, ce_bar, regulariser = self._terms(self.probe)
+                # A pass for each: a compiled network's graph can be used only once.
+                ce, ce_bar, _ = self._terms(self.probe)
+                ce_norm = gradient_norm(ce + ce_bar, self.proxy.encoder)
+                _, _, regulariser = self._terms(self.probe)
                 assert regulariser is not None  # noqa: S101  (it is switched on)
-                norms = gradient_norms((ce + ce_bar, regulariser), self.proxy.encoder)
-            self.pull.copy_(norms)
+                norm = gradient_norm(regulariser, self.proxy.encoder)
+            self.pull.copy_(torch.stack((ce_norm, norm)))
             self.pull_epoch.fill_(epoch)
         ce_norm, norm = self.pull
         weighted = float(self.settings.w * self._scaled(norm))
