@@ -30,6 +30,8 @@ def test_a_run_has_one_line_that_fits(width: int, name: str):
     assert "\x1b" not in shown
     if width >= 60:
         assert "45 %" in shown and "1 h 10 min left" in shown and "━" in shown
+    if width >= 80:
+        assert "12,346" in shown
     if width >= 120:
         assert "12,346 images/s" in shown and "train 12/60" in shown
 

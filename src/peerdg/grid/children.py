@@ -17,6 +17,7 @@ from peerdg.files import open_for_append, writing
 # -P: a file in the current folder is not imported in place of a package.
 _COMMAND = [sys.executable, "-P", "-m", "peerdg.grid.worker"]
 _PACKAGES = Path(__file__).resolve().parents[2]  # where this peerdg is imported from
+_STOPS = {128 + number: number.name for number in (signal.SIGINT, signal.SIGTERM)}
 LAST_MESSAGES = 10.0  # seconds to read what a process that has ended left in its pipe
 
 Message = tuple[str, dict[str, Any]]
@@ -79,6 +80,9 @@ class Child:
             hint = "Perhaps for want of memory: fewer --jobs at once need less."
             killed = f"Its process was killed ({name})."
             return Failure(killed, hint if -code == signal.SIGKILL else None, 128 - code)
+        if code in _STOPS:
+            stopped = f"Its process was asked to stop ({_STOPS[code]}); its state is saved."
+            return Failure(stopped, code=code)
         return Failure(f"Its process ended with {code}.", code=code)
 
 

@@ -20,8 +20,7 @@ LINE_SECONDS = 30.0  # between lines about one run where there is no terminal
 LEAST_BAR, LONGEST_BAR = 6, 30
 LEAST_LABEL, LONGEST_LABEL = 8, 36
 TIME = 16  # cells of the time left, so that bars keep their length
-RATE = 14  # cells of the rate
-WIDE = 96  # columns; below, the rate is not shown
+RATES = {96: (14, " images/s"), 76: (8, "/s")}  # columns needed: cells of the rate, its unit
 
 
 class Shown(Protocol):
@@ -103,9 +102,11 @@ class RunLine:
         width = max(1, options.max_width)
         left = "" if self.left is None else f"{duration(self.left)} left"
         right = f"{int(100 * self.share):3d} %"
-        if width >= WIDE:
-            rate = "" if self.rate is None else f"{self.rate:,.0f} images/s"
-            right += f"  {rate:>{RATE}}"
+        for needed, (room, unit) in RATES.items():
+            if width >= needed:
+                rate = "" if self.rate is None else f"{self.rate:,.0f}{unit}"
+                right += f"  {rate:>{room}}"
+                break
         right += f"  {left:<{TIME}}"
         place = f"{self.phase} {self.epoch}/{self.epochs}" if self.phase else "starting"
         room = width - cell_len(place) - cell_len(right) - LEAST_BAR - 6
