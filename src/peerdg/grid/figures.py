@@ -11,6 +11,7 @@ from peerdg.text import visible
 # Okabe-Ito: above, below, not told apart. Marks differ too, for those who see no colors.
 ABOVE, BELOW, OPEN = "#0072B2", "#D55E00", "#595959"
 _ROW_INCHES = 0.36
+_MANY = 8  # methods; beyond, the lines of standard deviations would cover each other
 _LOGARITHMIC = 10.0  # ratio of the largest to the smallest value
 # Places of a label around its point, in points, the nearest first; the first that is free is taken.
 _PLACES = [
@@ -50,7 +51,9 @@ def differences_figure(table: BenchTable, path: Path) -> bool:
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(axis="y", length=0)
     axis.set_xlabel(f"{table.score}: points above or below {visible(table.reference)}")
-    seeds = f"{table.pairs} seeds" if table.pairs > 1 else "one seed"
+    counts = sorted({row.difference.n for row in rows if row.difference is not None})
+    seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    seeds = "one seed" if seeds == "1" else f"{seeds} seeds"
     axis.set_title(
         f"{visible(table.data)}: difference to {visible(table.reference)}, mean of {seeds}\n"
         "line: 95 % bootstrap interval; dots: single seeds; filled: interval without 0",
@@ -94,9 +97,11 @@ def steadiness_figure(table: BenchTable, path: Path) -> bool:
     plot = pyplot()
     figure, axis = plot.subplots(figsize=(7.6, 4.6), layout="constrained")
     points = [(_mean(row.fluctuation), _mean(row.score)) for row in rows]
+    with_bars = len(rows) <= _MANY
     for number, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
         axis.errorbar(
-            x, y, xerr=_std(row.fluctuation, x), yerr=_std(row.score), fmt="o",
+            x, y, xerr=_std(row.fluctuation, x) if with_bars else None,
+            yerr=_std(row.score) if with_bars else None, fmt="o",
             color=_color(number), ecolor=_color(number, alpha=0.45), ms=6, elinewidth=0.9,
         )  # fmt: skip
     if min(x for x, _ in points) > 0 and _ratio(points) > _LOGARITHMIC:
@@ -108,7 +113,8 @@ def steadiness_figure(table: BenchTable, path: Path) -> bool:
     axis.set_ylabel(f"{table.score}, %")
     axis.set_title(
         f"{visible(table.data)}: accuracy against fluctuation of the deployed network\n"
-        "mean over seeds, lines: standard deviation; best is up and to the left",
+        f"mean over seeds{', lines: standard deviation' if with_bars else ''}; best is up and to "
+        "the left",
         loc="left", fontsize=9.5, parse_math=False,
     )  # fmt: skip
     name_points(figure, axis, [row.label for row in rows], points)
