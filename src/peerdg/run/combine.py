@@ -43,10 +43,8 @@ from peerdg.run.settings import resolve, without_method
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
 
-LEARNT = (
-    "trained",
-    "frozen",
-)  # batch statistics that belong to weights, and are averaged like them
+# Batch statistics that belong to weights, and are averaged like them.
+LEARNT = ("trained", "frozen")
 GREEDY = "runs were chosen by their accuracy on the source's validation images"
 
 
