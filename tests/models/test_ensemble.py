@@ -85,6 +85,18 @@ LAYERS = {
     "style-mixing": AddedLayer(
         "style-mixing", "after conv", inputs=4, outputs=4, channel=1, p=0.5, alpha=0.1
     ),
+    "meta-features": AddedLayer(
+        "meta-features",
+        "after conv",
+        inputs=4,
+        outputs=4,
+        channel=1,
+        atoms=6,
+        addressed=3,
+        ridge=0.01,
+        threshold=-1.0,
+        gradient="closed-form",
+    ),
 }
 
 
