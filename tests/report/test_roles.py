@@ -118,10 +118,11 @@ def test_sentences_about_steadiness_name_the_networks_by_their_roles():
     assert sentences == ["peer: too few periods after the first 5 to speak of fluctuation."]
     kept = load_runs(ROOT / "results/demo/runs.json")
     steady = [sentence for sentence in findings(by_variant(kept)) if "fluctuates" in sentence]
-    assert len(steady) == 2  # of those that deploy an average
-    for sentence in steady:
-        assert "the deployed network (task) fluctuates" in sentence
-        assert "than the trained one (proxy):" in sentence
+    roles = {"p-ens": ("snapshots", "model"), "peer": ("task", "proxy")}  # of those with averages
+    assert len(steady) == len(roles)
+    for sentence, (method, (deployed, trained)) in zip(steady, roles.items(), strict=True):
+        assert sentence.startswith(f"{method}: the deployed network ({deployed}) fluctuates")
+        assert f"than the trained one ({trained}):" in sentence
 
 
 def test_a_run_is_called_by_the_name_it_was_started_under():
