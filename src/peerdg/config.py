@@ -226,8 +226,13 @@ def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def read_toml(path: Path, *, follow_links: bool = True) -> dict[str, Any]:
+def read_toml(path: Path, *, follow_links: bool = True, levels: int = 1) -> dict[str, Any]:
     """A TOML file as nested tables.
+
+    Args:
+        path: The file.
+        follow_links: Whether it may be a symbolic link.
+        levels: How deep sections may be within each other.
 
     Raises:
         ConfigError: If it cannot be read, with the place where it is wrong.
@@ -242,8 +247,9 @@ def read_toml(path: Path, *, follow_links: bool = True) -> dict[str, Any]:
         raise ConfigError(f"Cannot read the config file {path}: {error}.") from error
     except (ValueError, RecursionError) as error:  # also integers of thousands of digits
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-    if not all(_is_flat(table) for table in tables.values() if isinstance(table, dict)):
-        raise ConfigError(f"{path} has a section within a section; options have one level of them.")
+    if _depth(tables, levels + 1) > levels:
+        allowed = "one level" if levels == 1 else f"{levels} levels"
+        raise ConfigError(f"{path} has a section within a section; options have {allowed} of them.")
     return tables
 
 
@@ -255,5 +261,7 @@ def _refuse_long_keys(text: str) -> None:
             raise ValueError(f"a key of more than {MOST_DOTS} parts (at line {number})")
 
 
-def _is_flat(table: Mapping[str, Any]) -> bool:
-    return not any(isinstance(value, Mapping) for value in table.values())
+def _depth(table: Mapping[str, Any], most: int) -> int:
+    """Levels of tables within a table, counted up to `most`."""
+    inner = [value for value in table.values() if isinstance(value, Mapping)] if most else []
+    return max((1 + _depth(value, most - 1) for value in inner), default=0)

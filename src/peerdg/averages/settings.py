@@ -60,6 +60,13 @@ class AverageSettings:
     tolerance: int = option(6, "SWAD: looks above the threshold before the mean ends", at_least=1)
     ratio: float = option(0.3, "SWAD: how far above the minimum the threshold lies", at_least=0)
 
+    @property
+    def window(self) -> str | None:
+        """The name in `also` of the snapshots that the mean is over; None if it has none."""
+        if self.last is not None and not self.start:
+            return f"last-{self.last}"
+        return f"start-{self.start}" if self.start and self.last is None else None
+
     def check_validation(self, *, available: bool) -> None:
         """Refuse an average that looks at validation images where there are none.
 

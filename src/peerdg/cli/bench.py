@@ -8,18 +8,23 @@ from cyclopts import Parameter
 from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import BenchOptions, DataFlags, all_given, whole_number, whole_numbers
 from peerdg.cli.train import DATA, say
-from peerdg.errors import PeerdgError
+from peerdg.config import merge
+from peerdg.errors import ConfigError, PeerdgError
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import Plan, make_plan
+from peerdg.grid.variants import PlanFile, read_plan_file
+
+_SEEDS = 5
 
 
 def bench(
-    data: Annotated[str, DATA],
+    data: Annotated[str | None, DATA] = None,
     /,
     *,
-    methods: str,
     out: Annotated[Path, Parameter(name=("--out", "-o"))],
-    seeds: Annotated[int, Parameter(converter=whole_number)] = 5,
+    methods: str | None = None,
+    plan: Path | None = None,
+    seeds: Annotated[int | None, Parameter(converter=whole_number)] = None,
     seed: Annotated[
         tuple[int, ...] | None, Parameter(converter=whole_numbers, negative_iterable=())
     ] = None,
@@ -36,22 +41,32 @@ def bench(
     on with what is not finished. A run that fails is reported and stops no other.
 
     Args:
-        methods: Methods with commas between them, as `peerdg methods` lists them.
         out: Folder of the runs and the results.
-        seeds: Seeds per method, from 0 on.
+        methods: Methods with commas between them, as `peerdg methods` lists them.
+        plan: TOML file with methods, seeds, options and variants; flags win over it.
+        seeds: Seeds per method, from 0 on; default: 5.
         seed: These seeds, e.g. 3,4,5, in place of --seeds.
         reference: Method that differences are to; default: plain training, or the first.
         jobs: Runs at once; each has its share of the cores.
         dry_run: Only show what would be trained.
         overwrite: Start anew if there is a bench in this folder.
     """
-    given = all_given(data, common or DataFlags(), options)
-    chosen = range(max(0, seeds)) if seed is None else seed
-    plan = make_plan(given, methods=_names(methods), seeds=chosen)
+    file = PlanFile(seeds=tuple(range(_SEEDS))) if plan is None else read_plan_file(plan)
+    given = merge(file.options, all_given(data, common or DataFlags(), options, file.options))
+    if "benchmark" not in given:
+        raise ConfigError("No data is given.", hint="Name a benchmark or a folder of images first.")
+    chosen = file.seeds if seeds is None else range(max(0, seeds))
+    made = make_plan(
+        given,
+        methods=file.methods if methods is None else _names(methods),
+        seeds=chosen if seed is None else seed,
+    )
     if dry_run:
-        show_plan(plan, out, jobs=jobs, overwrite=overwrite, only_look=True)
+        show_plan(made, out, jobs=jobs, overwrite=overwrite, only_look=True)
         return
-    bench_and_report(plan, out, reference=reference, jobs=jobs, overwrite=overwrite)
+    bench_and_report(
+        made, out, reference=reference or file.reference, jobs=jobs, overwrite=overwrite
+    )
 
 
 def _names(methods: str) -> list[str]:

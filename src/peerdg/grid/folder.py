@@ -31,6 +31,7 @@ from peerdg.files import (
     writing,
 )
 from peerdg.grid.plan import Group, Plan, PlannedRun, make_plan, plan_changes
+from peerdg.grid.variants import LEVELS
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.lock import LOCK, OWNER, FolderLock
 from peerdg.run.settings import refuse_difference, resolve
@@ -192,7 +193,7 @@ class BenchFolder:
 
     def _stored_plan(self) -> Plan:
         try:
-            tables = read_toml(self.options_file, follow_links=False)
+            tables = read_toml(self.options_file, follow_links=False, levels=LEVELS)
         except ConfigError as error:
             raise DamagedError(error.message, hint=_HINT) from error
         stored = conform(_Stored, tables, self.options_file, hint=_HINT)

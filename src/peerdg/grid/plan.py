@@ -2,8 +2,8 @@
 
 Averages only watch a training, so methods that differ in nothing but the average they deploy come
 from one run that is watched by all of them; the network of that run is the method without an
-average. A combination has several runs of each seed. Free of torch, so that a misspelt method is
-answered at once.
+average. A combination has several runs of each seed. A variant is a method with options of its own
+under a name of its own. Free of torch, so that a misspelt method is answered at once.
 """
 
 import json
@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from peerdg.averages.settings import KINDS, OPTIONS_OF
-from peerdg.config import Change, did_you_mean, difference
+from peerdg.config import Change, did_you_mean, difference, merge
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
+from peerdg.grid.variants import Variant, known_methods, split_variants
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.run.settings import MAY_CHANGE, RunConfig, resolve
@@ -30,7 +31,7 @@ class Member:
     """A method of a bench.
 
     Args:
-        method: Its name, as it was asked for.
+        method: Its name, as it was asked for; of a variant, the variant's.
         config: What `peerdg train --method` runs for it, or for a run of a combination; the seed
             is that of any run.
         combination: What its runs are combined to, if it is one.
@@ -42,13 +43,23 @@ class Member:
 
     @property
     def average(self) -> str | None:
-        """The average that it deploys, if one was asked for."""
-        return next(iter(self.config.average.kind), None)
+        """The average that it deploys, if one was asked for, as a shared run observes it.
+
+        A window of the snapshots is one of the further means of that run: `last-3`, `start-4`.
+        """
+        kind = next(iter(self.config.average.kind), None)
+        return (self.config.average.window or kind) if kind == "snapshots" else kind
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """All averages that watch its training, as they are observed."""
-        return (*self.config.average.kind, *self.config.average.also)
+        """All averages that watch its training, as a shared run observes them."""
+        own = () if self.average is None else (self.average,)
+        return (*own, *self.config.average.kind[1:], *self.config.average.also)
+
+    @property
+    def is_window(self) -> bool:
+        """Whether a shared run has its average among the further means of snapshots."""
+        return self.average not in (None, *self.config.average.kind)
 
 
 @dataclass(frozen=True)
@@ -92,14 +103,16 @@ class Group:
         first = self.members[0].config
         if not self.is_shared:
             return first
-        averages = [member.config.average for member in self.members]
+        observed = dict.fromkeys(name for member in self.members for name in member.watched)
         together: dict[str, Any] = {
-            "kind": tuple(dict.fromkeys(kind for a in averages for kind in a.kind)),
-            "also": tuple(dict.fromkeys(window for a in averages for window in a.also)),
+            # With windows alone there is nothing to deploy in place of the network.
+            "kind": tuple(name for name in observed if name in KINDS) or ("snapshots",),
+            "also": tuple(name for name in observed if name not in KINDS),
         }
-        for average in averages:
-            names = [name for kind in average.kind for name in OPTIONS_OF[kind]]
-            together |= {name: getattr(average, name) for name in names}
+        for member in self.members:
+            names = [name for kind in member.config.average.kind for name in OPTIONS_OF[kind]]
+            used = ("k",) if member.is_window else names
+            together |= {name: getattr(member.config.average, name) for name in used}
         return replace(first, recipe=None, average=replace(first.average, **together))
 
     @property
@@ -156,8 +169,7 @@ class Plan:
         found: dict[tuple[str, int], list[Member]] = {}
         for member in self.members.values():
             text, copy = _training_of(member), 0
-            # Of two methods with one kind of average, and other options of it, each has its run.
-            while member.average in {m.average for m in found.get((text, copy), ())}:
+            while not _may_join(member, found.get((text, copy), ())):
                 copy += 1
             found.setdefault((text, copy), []).append(member)
         return tuple(Group(tuple(sorted(group, key=_place))) for group in found.values())
@@ -184,23 +196,27 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
 
     Args:
         options: What all runs are given, nested as in a config file: data, budget, sections. The
-            section of a method is for the methods that train by it.
-        methods: Objectives and recipes.
+            section of a method is for the methods that train by it. `variant` may hold a table of
+            variants, see `grid.variants`.
+        methods: Objectives, recipes, combinations and variants.
         seeds: Which seeds.
 
     Raises:
         ConfigError: For an unknown method (with the nearest name), one that is named twice, or
             options that do not fit.
     """
-    _check_methods(methods)
+    common, variants = split_variants(options)
+    _check_methods(methods, variants)
     _check_seeds(seeds)
-    _check_options(options, methods)
+    _check_options(common, [variants[m].method if m in variants else m for m in methods])
     members, notes = {}, {}
     for method in methods:
-        combination = COMBINATIONS.get(method)
-        trained = method if combination is None else combination.member
-        config, chosen = _resolve({**_options_of(trained, options), "method": trained})
-        if config.name != trained:
+        variant = variants.get(method, Variant(method))
+        combination = COMBINATIONS.get(variant.method)
+        trained = variant.method if combination is None else combination.member
+        own = merge(_options_of(trained, common), variant.options)
+        config, chosen = _resolve({**own, "method": trained})
+        if config.name != trained and method not in variants:
             raise ConfigError(
                 f"With these options, '{method}' is not what its name stands for: its average or "
                 "augmentation is given.",
@@ -208,7 +224,9 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
             )
         members[method] = Member(method, config, combination)
         notes.update(dict.fromkeys(chosen))
-    return Plan(tuple(methods), tuple(seeds), dict(options), members, tuple(notes))
+    plan = Plan(tuple(methods), tuple(seeds), dict(options), members, tuple(notes))
+    _check_names(plan)
+    return plan
 
 
 def plan_changes(old: Plan, new: Plan) -> list[Change]:
@@ -253,9 +271,21 @@ def _training_of(member: Member) -> str:
     return json.dumps(tables, sort_keys=True, default=str)
 
 
+def _may_join(member: Member, group: Sequence[Member]) -> bool:
+    """Whether one run can observe the average of a method beside those of `group`.
+
+    Of two methods with one kind of average, and other options of it, each has its run; but windows
+    of the same snapshots can all be observed at once.
+    """
+    averages = {other.average for other in group}
+    periods = {m.config.average.k for m in (member, *group) if "snapshots" in m.config.average.kind}
+    return member.average not in averages and len(periods) <= 1
+
+
 def _place(member: Member) -> int:
     """In a group: the network itself, then averages in the order of their list."""
-    return -1 if member.average is None else list(KINDS).index(member.average)
+    kind = next(iter(member.config.average.kind), None)
+    return -1 if kind is None else list(KINDS).index(kind)
 
 
 def _objective(method: str) -> str:
@@ -288,8 +318,8 @@ def _average_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in others}
 
 
-def _check_methods(methods: Sequence[str]) -> None:
-    known = (*method_names(), *RECIPES, *COMBINATIONS)
+def _check_methods(methods: Sequence[str], variants: Mapping[str, Variant]) -> None:
+    known = (*known_methods(), *variants)
     if not methods:
         raise ConfigError("No method is given.", hint="Name some with --methods a,b,c.")
     for method in methods:
@@ -297,6 +327,14 @@ def _check_methods(methods: Sequence[str]) -> None:
             raise ConfigError(f"Unknown method '{method}'.", hint=did_you_mean(method, known))
     if twice := _repeated(methods):
         raise ConfigError(f"The method '{twice}' is named twice.", hint="Name each of them once.")
+
+
+def _check_names(plan: Plan) -> None:
+    """Refuse runs that would be one folder."""
+    if twice := _repeated(run.name for run in plan.runs):
+        raise ConfigError(
+            f"Two runs of the bench would be called '{twice}'.", hint="Rename a variant."
+        )
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:

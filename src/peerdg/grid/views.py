@@ -68,16 +68,19 @@ def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunRe
 
 
 def _view(member: Member, run: PlannedRun, result: RunResult) -> RunResult:
-    others = {name for other in run.group.members for name in other.watched} - {*member.watched}
+    observed = {*run.config.average.kind, *run.config.average.also}
+    others = observed - {*member.watched}
     deployed = result.deployed
     if deployed in run.config.average.kind:
         # The first average that watched; a method with a network of its own to deploy has that.
-        deployed = member.average or result.trained
+        deployed = next(iter(member.config.average.kind), result.trained)
+    # A window of the snapshots is observed under its own name beside others.
+    names = {member.average: "snapshots"} if member.is_window else {}
     return replace(
         result,
         path=result.path.with_name(f"{member.method}-{result.seed}"),
         config=replace(member.config, seed=result.seed).tables(),
-        records=[_without(record, others) for record in _kept(result.records, others)],
+        records=[_renamed(record, others, names) for record in _kept(result.records, others)],
         inputs=replace(result.inputs, deployed=deployed),
         shared_with=tuple(m.method for m in run.group.members if m is not member),
     )
@@ -88,6 +91,11 @@ def _kept(records: Iterable[Mapping[str, Any]], others: set[str]) -> Iterable[Ma
     return (r for r in records if not (r["kind"] == "evaluation" and r["model"] in others))
 
 
-def _without(record: Mapping[str, Any], others: set[str]) -> dict[str, Any]:
-    """A record without the values of other methods' averages."""
-    return {key: value for key, value in record.items() if key not in others}
+def _renamed(
+    record: Mapping[str, Any], others: set[str], names: Mapping[str | None, str]
+) -> dict[str, Any]:
+    """A record without the values of other methods' averages, and with the names of its own."""
+    found = {names.get(key, key): value for key, value in record.items() if key not in others}
+    return (
+        {**found, "model": names.get(found["model"], found["model"])} if "model" in found else found
+    )

@@ -1,0 +1,141 @@
+"""Variants: methods with options of their own, under names of their own.
+
+    [variant.peer-k8]
+    method = "peer"
+    peer = { k = 8 }
+
+A study of what a part of a method is worth has many of them, in the file that `peerdg bench --plan`
+reads. Free of torch.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from peerdg.config import did_you_mean, read_toml, suggest
+from peerdg.errors import ConfigError
+from peerdg.methods.recipes import COMBINATIONS, RECIPES
+from peerdg.methods.registry import method_names
+
+VARIANT = "variant"  # the key of their table among the options of a bench
+LEVELS = 3  # sections within each other: of variants, of one of them, of its method
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes a part of a folder's name
+_OF_THE_BENCH = ("seed", "train_seed", "recipe", VARIANT)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method and the options that it alone has.
+
+    Args:
+        method: An objective, recipe or combination.
+        options: Over those of all runs, nested as in a config file.
+    """
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """What `--plan` reads.
+
+    Args:
+        seeds: How many, from 0 on, or which.
+        methods: Rows of the table before those of the variants.
+        reference: The row that differences are to.
+        options: Of all runs, with the table of variants.
+    """
+
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...] = ()
+    reference: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def known_methods() -> tuple[str, ...]:
+    """Everything that `peerdg methods` lists."""
+    return (*method_names(), *RECIPES, *COMBINATIONS)
+
+
+def split_variants(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Variant]]:
+    """The options of all runs, and the variants by their names.
+
+    Raises:
+        ConfigError: If a variant has no method, an unknown one (with the nearest name), a name that
+            is taken or makes no folder, or an option that only the whole bench has.
+    """
+    common = {key: value for key, value in options.items() if key != VARIANT}
+    tables = options.get(VARIANT, {})
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"'{VARIANT}' must be a table of variants.", hint=_example("peer-k8"))
+    return common, {name: _variant(name, table) for name, table in tables.items()}
+
+
+def read_plan_file(path: Path) -> PlanFile:
+    """Read a plan; what its options mean is checked by `make_plan`.
+
+    Raises:
+        ConfigError: If the file cannot be read, or has other keys or types.
+    """
+    tables = read_toml(path, levels=LEVELS)
+    variants = tables.pop(VARIANT, {})
+    known = [f.name for f in fields(PlanFile)]
+    for key in tables:
+        if key not in known:
+            raise ConfigError(f"Unknown key '{key}' in {path}.", hint=suggest(key, known, ""))
+    options = tables.get("options", {})
+    if not isinstance(options, dict) or not isinstance(variants, dict):
+        raise ConfigError(f"'options' and '{VARIANT}' must be tables in {path}.")
+    methods, reference = tables.get("methods", []), tables.get("reference")
+    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+        raise ConfigError(f"'methods' must be a list of names in {path}.")
+    if not isinstance(reference, str | None):
+        raise ConfigError(f"'reference' must be the name of a method in {path}.")
+    if VARIANT in options:
+        raise ConfigError(f"Variants stand outside of 'options' in {path}.", hint=_example("NAME"))
+    return PlanFile(
+        seeds=_seeds(tables.get("seeds", 5), path),
+        methods=(*methods, *(name for name in variants if name not in methods)),
+        reference=reference,
+        options={**options, VARIANT: variants} if variants else options,
+    )
+
+
+def _seeds(value: Any, path: Path) -> tuple[int, ...]:
+    if type(value) is int:
+        return tuple(range(max(0, value)))
+    if isinstance(value, list) and all(type(seed) is int for seed in value):
+        return tuple(value)
+    raise ConfigError(f"'seeds' must be a number or a list of numbers in {path}.")
+
+
+def _variant(name: str, table: Any) -> Variant:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"A variant cannot be called {name!r}.",
+            hint="Up to 60 letters, digits, dots, dashes and underscores, a letter or digit first.",
+        )
+    if name in known_methods():
+        raise ConfigError(
+            f"The variant '{name}' has the name of a method.",
+            hint="Rename it, or give the method's options to all runs.",
+        )
+    if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
+        raise ConfigError(f"The variant '{name}' names no method.", hint=_example(name))
+    method = table["method"]
+    if method not in known_methods():
+        raise ConfigError(
+            f"Unknown method '{method}' of the variant '{name}'.",
+            hint=did_you_mean(method, known_methods()),
+        )
+    for key in _OF_THE_BENCH:
+        if key in table:
+            raise ConfigError(f"'{key}' is the same for the whole bench, not of '{name}'.")
+    return Variant(method, {key: value for key, value in table.items() if key != "method"})
+
+
+def _example(name: str) -> str:
+    return f'For example: [{VARIANT}.{name}] with method = "peer" and peer = {{ k = 8 }}.'
