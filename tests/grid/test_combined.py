@@ -16,7 +16,7 @@ from peerdg.grid.work import Estimate, Work
 from peerdg.methods.recipes import COMBINATIONS, Combination
 from peerdg.report.comparison import comparison_page
 from peerdg.report.findings import findings
-from peerdg.report.runs import load_runs, save_runs
+from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.variants import by_variant
 from peerdg.run.build import load_splits
 from tests.grid.tiny import TRAIN, plan, trained
@@ -86,8 +86,17 @@ def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(bench, tmp_path: P
     table = bench_table(groups)
     row = table.rows[1]
     assert row.method == "pair" and row.seconds.mean == pytest.approx(pair.seconds)
-    steps = sum(e["steps"] for e in pair.events if e["event"] == "epoch")
-    assert steps == 2 * sum(e["steps"] for e in alone.events if e["event"] == "epoch")
+    steps, own = (
+        sum(e["steps"] for e in result.events if e.get("phase") == "train")
+        for result in (pair, alone)
+    )
+    assert steps == 2 * own
+    members = [read_run(folder.run_folder(run)) for run in found.groups[1].runs(0)]
+    first, second = ([e["seconds"] for e in m.events if e["event"] == "epoch"] for m in members)
+    assert [e["phase"] for e in members[1].events if e["event"] == "epoch"][:2] == [
+        "pretrain", "train",
+    ]  # fmt: skip
+    assert pair.seconds == pytest.approx(sum(first) + sum(second[1:]))  # one pre-training
     assert row.fluctuation is row.selected is row.regret is None
     assert row.difference.n == 1
     save_runs(tmp_path / "runs.json", [alone, pair])

@@ -14,7 +14,7 @@ from peerdg.config import merge
 from peerdg.evaluate.paired import paired_difference
 from peerdg.grid.figures import differences_figure, name_points, steadiness_figure
 from peerdg.grid.report import bench_page, write_bench
-from peerdg.grid.table import BenchTable, bench_table
+from peerdg.grid.table import BenchTable, bench_table, common_period
 from peerdg.methods.registry import settings_of
 from peerdg.report.figures import pyplot
 from peerdg.report.result import RunResult
@@ -119,6 +119,32 @@ def test_fluctuation_is_that_of_the_deployed_network(table):
     assert row(table, "p-ens").fluctuation.mean == pytest.approx(np.var([4.0, 0.5, 0.0]))
 
 
+def test_fluctuation_is_over_the_same_evaluations_for_all_methods():
+    often, seldom = run("randaugment", 0), run("peer", 0, options={"peer": {"k": 4}})
+    assert (often.period, seldom.period) == (1, 4)
+    found = bench_table({"randaugment": [often], "peer": [seldom]})
+    assert found.period == 1 and len({r.fluctuation.mean for r in found.rows}) == 1
+    cells = list(csv.DictReader(io.StringIO(found.csv())))
+    assert [line["fluctuation period"] for line in cells] == ["1", "1"]
+    # The shortest k that leaves evaluations: four times five periods are more than the run has.
+    alone = bench_table({"erm": GROUPS["erm"], "peer": [seldom]})
+    assert alone.period == 1 and alone.rows[1].fluctuation is not None
+
+
+def test_fluctuation_goes_by_k_where_evaluations_are_more_frequent():
+    def config(method: str, **options: Any) -> RunResult:
+        given = {"benchmark": "digits-mini", "budget": "paper", "method": method, **options}
+        return RunResult(Path(method), resolve(given).tables(), "done", [], [])
+
+    erm, peer, pden = config("erm"), config("peer"), config("pden")
+    assert (erm.period, peer.period, pden.period) == (10, 10, 50)
+    assert common_period([erm, peer, pden]) == common_period([erm, pden]) // 5 == 10
+    frequent = config("erm", evaluate_every=1)
+    assert common_period([frequent, config("peer", evaluate_every=1)]) == 10
+    # An evaluation that one of them does not have is none for the others.
+    assert common_period([config("peer", peer={"k": 4}), peer]) == 20
+
+
 def test_source_only_selection_and_what_it_costs(table):
     erm = row(table, "erm")
     assert erm.selected.mean == 67.0  # epoch 7, the best on validation, is one above the last
@@ -162,6 +188,14 @@ def test_a_run_that_learnt_from_targets_is_marked():
     marked = bench_table({"erm": [run("erm", 0, options={"oracle": True})]})
     assert marked.rows[0].marks == ("oracle",)
     assert "oracle: learnt from targets" in marked.notes()[0]
+
+
+def test_an_oracle_is_no_reference_unless_it_is_asked_for():
+    groups = {name: [run(name, 0)] for name in ("oracle-erm", "randaugment", "erm")}
+    found = bench_table(groups)
+    assert (found.reference, found.plain) == ("erm", "erm")
+    assert bench_table({name: groups[name] for name in list(groups)[:2]}).plain is None
+    assert bench_table(groups, reference="oracle-erm").reference == "oracle-erm"
 
 
 def test_a_method_without_a_finished_run_keeps_its_row():

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from peerdg.data import VALIDATION
-from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, MINIMUM
 from peerdg.evaluate.interval import spread
 from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
@@ -121,6 +122,7 @@ class BenchTable:
         plain: The method that costs are relative to: cross-entropy on clean images; None if the
             bench does not have it.
         rows: The methods, in the order they were asked for.
+        period: Epochs between the evaluations that fluctuation is over, the same for all rows.
     """
 
     data: str
@@ -128,6 +130,7 @@ class BenchTable:
     reference: str
     plain: str | None
     rows: tuple[Row, ...]
+    period: int = 1
 
     def plain_data(self) -> dict[str, Any]:
         """Nested dictionaries, lists and numbers."""
@@ -216,6 +219,7 @@ class BenchTable:
             "difference high": difference and difference.high,
             "difference pairs": difference and difference.n,
             **_columns("source val", row.source_val), **_columns("fluctuation", row.fluctuation),
+            "fluctuation period": None if row.fluctuation is None else self.period,
             **_columns(f"by {SELECTION}", row.selected), **_columns("regret", row.regret),
             **_columns("seconds", row.seconds), **_columns("step seconds", row.step_seconds),
             "step ratio": row.step_ratio, **_columns("memory bytes", row.memory),
@@ -260,7 +264,10 @@ def bench_table(
     first = next(iter(finished.values()))[0]
     plain = next((name for name, group in finished.items() if _is_plain(group[0])), None)
     reference = reference or plain or next(iter(groups))
-    rows = [_row(name, group, (failed or {}).get(name, 0)) for name, group in groups.items()]
+    period = common_period([run for group in finished.values() for run in group])
+    rows = [
+        _row(name, group, (failed or {}).get(name, 0), period) for name, group in groups.items()
+    ]
     compared = next((row for row in rows if row.method == reference), None)
     cheap = next((row for row in rows if row.method == plain), None)
     return BenchTable(
@@ -269,23 +276,40 @@ def bench_table(
         reference=reference,
         plain=plain,
         rows=tuple(_relative(row, compared, cheap) for row in rows),
+        period=period,
     )
 
 
+def common_period(runs: Iterable[RunResult]) -> int:
+    """Epochs between the evaluations that the fluctuation of all runs is over.
+
+    A variance over other epochs, or over another number of them, is not comparable, though methods
+    have another k. So it is the shortest k of a method that all runs were evaluated after and that
+    leaves something to vary, else the shortest time after which all were evaluated.
+    """
+    trained = [run for run in runs if not run.combined_from]
+    if not trained:
+        return 1
+    evaluated = math.lcm(*(int(run.config["evaluate_every"]) for run in trained))
+    most = min(run.config["train"]["epochs"] for run in trained) // (BURN_IN_PERIODS + MINIMUM)
+    periods = sorted({run.period for run in trained if run.k is not None})
+    return next((p for p in periods if p % evaluated == 0 and p <= most), evaluated)
+
+
 def _is_plain(run: RunResult) -> bool:
-    """Whether it is nothing but cross-entropy on clean images."""
+    """Whether it is nothing but cross-entropy on clean images of the source."""
     known = run.settings is not None and run.settings.is_baseline
-    return known and not run.augments and not run.averages
+    return known and not run.augments and not run.averages and not run.saw_targets
 
 
-def _row(name: str, group: Sequence[RunResult], failed: int) -> Row:
+def _row(name: str, group: Sequence[RunResult], failed: int, period: int) -> Row:
     if not group:
         return Row(method=name, seeds=(), failed=failed)
     run = group[0]
     finals = [run.final(run.deployed) for run in group]
     scores = {run.seed: run.score(run.deployed) for run in group}
     chosen = [choices(run).get(SELECTION) for run in group] if run.targets else []
-    moved = [run.fluctuation(run.deployed, burn_in_periods=BURN_IN_PERIODS) for run in group]
+    moved = [run.fluctuation(run.deployed, every=period) for run in group]
     targets = {t: Spread.of(final.get(t) for final in finals) for t in run.targets}
     return Row(
         method=name,

@@ -5,7 +5,7 @@ that method alone would have: averages only watch. So its view has the options, 
 deployed network of that run, and every table and figure takes it for one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ def views(run: PlannedRun, result: RunResult) -> dict[str, RunResult]:
 def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunResult]) -> RunResult:
     """A model that was made of several runs, as a run that was evaluated once, at its end.
 
-    Its time is that of all of them, its memory that of the one which needed most.
+    Its time is that of all of them, a pre-training that they share counted once; its memory that of
+    the one which needed most.
 
     Args:
         group: The combination.
@@ -53,18 +54,26 @@ def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunRe
          "domain": domain, **found, **rule}
         for domain, found in training["accuracy"].items()
     ]  # fmt: skip
-    events = [e for m in members for e in m.events if e["event"] == "epoch" or "peak_memory" in e]
     return RunResult(
         path=folder,
         config=config.tables(),
         status="done",
         records=records,
-        events=events,
+        events=[event for m in members for event in _costs(m, m is members[0], group)],
         folder=members[0].folder,
         fingerprints=members[0].fingerprints,
         inputs=replace(members[0].inputs, trained=COMBINED, deployed=COMBINED),
         combined_from=tuple(member.path.name for member in members),
     )
+
+
+def _costs(run: RunResult, is_first: bool, group: Group) -> Iterator[dict[str, Any]]:
+    """The events of one of several runs that have its time and memory, with its name."""
+    shares_start = group.combination is not None and group.combination.shares_start
+    for event in run.events:
+        again = shares_start and not is_first and event.get("phase") == "pretrain"
+        if (event["event"] == "epoch" and not again) or "peak_memory" in event:
+            yield {**event, "run": run.path.name}
 
 
 def _view(member: Member, run: PlannedRun, result: RunResult) -> RunResult:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -233,15 +233,31 @@ class RunResult:
 
     @property
     def seconds(self) -> float:
-        """Time spent in training epochs."""
-        return sum(float(e["seconds"]) for e in self.events if e.get("event") == "epoch")
+        """Time of all training epochs, as if nothing had interrupted them.
+
+        An epoch that a resumed run did again counts once. Steps of an epoch that a process took
+        before it was stopped have no time, so they count as the others of the phase.
+        """
+        phases = dict.fromkeys(epoch.get("phase") for epoch in self._epochs)
+        return sum(_phase_seconds(self._epochs_of(phase)) for phase in phases)
 
     @property
     def step_seconds(self) -> float | None:
         """Seconds of the main phase per step; None if they were not recorded."""
-        epochs = [e for e in self.events if e.get("event") == "epoch" and e.get("phase") == "train"]
-        steps = sum(e.get("steps") or 0 for e in epochs)
-        return sum(float(e["seconds"]) for e in epochs) / steps if steps else None
+        return _per_step(self._epochs_of("train"))
+
+    @cached_property
+    def _epochs(self) -> list[dict[str, Any]]:
+        """The event of each epoch; of one that was done again, the last."""
+        found: dict[Any, dict[str, Any]] = {}
+        for number, event in enumerate(self.events):
+            if event.get("event") == "epoch":
+                place = (event.get("run"), event.get("phase"), event.get("epoch"))
+                found[number if event.get("epoch") is None else place] = event
+        return list(found.values())
+
+    def _epochs_of(self, phase: str | None) -> list[dict[str, Any]]:
+        return [epoch for epoch in self._epochs if epoch.get("phase") == phase]
 
     @property
     def peak_memory(self) -> int | None:
@@ -344,16 +360,41 @@ class RunResult:
         return sum(final[t] for t in self.targets) / len(self.targets)
 
     def fluctuation(
-        self, model: str, *, burn_in_periods: int = BURN_IN_PERIODS
+        self, model: str, *, every: int | None = None, burn_in_periods: int = BURN_IN_PERIODS
     ) -> RunFluctuation | None:
-        """Fluctuation of `model` over evaluations every k epochs; None if there are none."""
+        """Fluctuation of `model` over evaluations every k epochs; None if there are none.
+
+        Args:
+            model: An observed network.
+            every: Epochs of a period in place of k, a multiple of those between evaluations.
+            burn_in_periods: First periods that are left out.
+        """
         series = accuracy_series(
             self.records,
             model=model,
-            every=self.period,
+            every=every or self.period,
             burn_in_periods=burn_in_periods,
         )
         return run_fluctuation(series)
+
+
+def _per_step(epochs: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds per step, of those steps whose time is known; None if there are none."""
+    steps = sum(_timed(epoch) for epoch in epochs)
+    return sum(float(epoch["seconds"]) for epoch in epochs) / steps if steps else None
+
+
+def _phase_seconds(epochs: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds of all epochs; steps whose time is not known count as the others."""
+    without_time = sum((epoch.get("steps") or 0) - _timed(epoch) for epoch in epochs)
+    known = sum(float(epoch["seconds"]) for epoch in epochs)
+    return known + without_time * (_per_step(epochs) or 0.0)
+
+
+def _timed(epoch: Mapping[str, Any]) -> int:
+    """Steps that the seconds of an epoch are of."""
+    steps, timed = epoch.get("steps") or 0, epoch.get("timed_steps")
+    return steps if timed is None else min(int(timed), steps)
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,12 +36,15 @@ class Recorder:
         self.model_writer = model_writer
         self._background = Background()
 
-    def epoch(self, state: TrainState, values: dict[str, Any], seconds: float) -> None:
-        """Write the mean loss terms of the epoch that just ended."""
+    def epoch(
+        self, state: TrainState, values: dict[str, Any], seconds: float, *, timed_steps: int
+    ) -> None:
+        """Write the mean loss terms of the epoch that just ended, and its time."""
         position = {"phase": state.phase, "epoch": state.epoch + 1}
         steps = state.step
         self.run.metrics.append({"kind": "epoch", **position, **state.take_means(), **values})
-        self.run.event("epoch", **position, steps=steps, seconds=round(seconds, 3))
+        timed = {} if timed_steps == steps else {"timed_steps": timed_steps}
+        self.run.event("epoch", **position, steps=steps, seconds=round(seconds, 3), **timed)
 
     def evaluation(self, state: TrainState, records: list[dict[str, Any]]) -> None:
         """Write how each observed model did on each domain after `state.epoch` epochs."""

@@ -54,10 +54,13 @@ class _Event:
 
 @dataclass(frozen=True, kw_only=True)
 class _EpochEvent(_Event):
+    """The time of an epoch; of fewer than its `steps` if a process began it that ended before."""
+
     seconds: float = within(at_least=0)
     phase: str | None = None
     epoch: int | None = within(at_least=0, default=None)
     steps: int | None = within(at_least=0, default=None)
+    timed_steps: int | None = within(at_least=0, default=None)
 
 
 def check_metric(record: dict[str, Any]) -> None:

@@ -53,8 +53,10 @@ class Checkpoints(Protocol):
 class Records(Protocol):
     """Receives the losses and evaluations of a phase."""
 
-    def epoch(self, state: TrainState, values: dict[str, Any], seconds: float) -> None:
-        """An epoch ended."""
+    def epoch(
+        self, state: TrainState, values: dict[str, Any], seconds: float, *, timed_steps: int
+    ) -> None:
+        """An epoch ended; `seconds` are those of its last `timed_steps` steps."""
 
     def evaluation(self, state: TrainState, records: list[dict[str, Any]]) -> None:
         """The observed models were evaluated.
@@ -154,13 +156,15 @@ def run_phase(
     # Before the first epoch, or where a stop interrupted it.
     _evaluate_if_due(phase, state, services)
     while state.epoch < settings.epochs:
-        clock = time.perf_counter()
+        clock, before = time.perf_counter(), state.step  # steps of an earlier process
         rate = learning_rate(settings, state.epoch)
         started = training.start_epoch()
         training.take_steps(rate)
         ended = training.end_epoch()
         records = {"lr": rate, **started, **ended}
-        services.records.epoch(state, records, time.perf_counter() - clock)
+        services.records.epoch(
+            state, records, time.perf_counter() - clock, timed_steps=state.step - before
+        )
         state.epoch, state.step = state.epoch + 1, 0
         state.evaluated, state.followed = False, None
         _evaluate_if_due(phase, state, services)
