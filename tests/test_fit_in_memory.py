@@ -9,7 +9,7 @@ import peerdg
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits, stratified
 from peerdg.errors import ConfigError, DataError
-from peerdg.run.own import resolve_own
+from peerdg.run.own_data_config import resolve_own_data
 from peerdg.run.settings import resolve
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.data.own.test_objects import HuggingFace
@@ -181,7 +181,7 @@ def test_one_target_may_be_named_without_a_list(targets, tmp_path):
 
 def test_one_target_may_stand_alone_in_a_config_file_too():
     assert resolve({"benchmark": "digits", "targets": "usps"}).targets == ("usps",)
-    config, _ = resolve_own({"targets": "cartoon"}, tiny_splits())
+    config, _ = resolve_own_data({"targets": "cartoon"}, tiny_splits())
     assert config.targets == ("cartoon",)
 
 

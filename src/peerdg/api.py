@@ -47,12 +47,12 @@ from peerdg.models.stored import OWN, how_far, load_stored, model_folder
 from peerdg.run.combine import combine as combine_runs
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import find_device
+from peerdg.run.known_images import KnownImages, read_known_images
 from peerdg.run.minutes import TimeBudget, keep_schedule
-from peerdg.run.own import resolve_own
+from peerdg.run.own_data_config import resolve_own_data
 from peerdg.run.plugin import plugin_method
 from peerdg.run.progress import Progress, choose_progress
 from peerdg.run.runner import execute
-from peerdg.run.seen import KnownImages, read_known_images
 from peerdg.run.settings import RunConfig, refuse_unused_augmentation, resolve
 from peerdg.terminal import Terminal
 from peerdg.text import visible
@@ -136,7 +136,7 @@ def fit(
         config = resolve({"benchmark": data}, options)
     else:
         root = {} if splits is not None else {"root": str(data)}
-        config, _ = resolve_own({**root, **options}, splits)
+        config, _ = resolve_own_data({**root, **options}, splits)
     refuse_unused_augmentation(config, options)
     budget = None
     if minutes is not None:

@@ -8,7 +8,7 @@ import pytest
 from peerdg.cli.main import run
 from peerdg.config import read_toml
 from peerdg.errors import ConfigError
-from peerdg.run.own import resolve_own
+from peerdg.run.own_data_config import resolve_own_data
 from peerdg.run.presets import preset_text
 from tests.run.test_choices import folder
 
@@ -21,7 +21,7 @@ def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(("side", "preset"), [(40, "own-data"), (200, "own-photos")])
 def test_the_explained_preset_is_the_one_the_images_choose(side, preset, tmp_path, capsys):
     photos = str(folder(tmp_path / "photos", side=side))
-    config, choices = resolve_own({"root": photos, "budget": "quick"})
+    config, choices = resolve_own_data({"root": photos, "budget": "quick"})
     text = printed([photos, "--explain", "--budget", "quick"], capsys)
     assert text.endswith(preset_text(preset))
     assert f"# Preset '{preset}', budget 'quick'." in text
@@ -51,7 +51,7 @@ def test_a_file_with_a_few_options_leaves_the_rest_to_the_images(tmp_path, capsy
     few.write_text("[train]\nlr = 0.25\n")
     config = tomllib.loads(printed([photos, "--config", str(few)], capsys))
     assert (config["backbone"], config["train"]["lr"]) == ("resnet18", 0.25)
-    expected, _ = resolve_own({"root": photos, "train": {"lr": 0.25}})
+    expected, _ = resolve_own_data({"root": photos, "train": {"lr": 0.25}})
     assert config == tomllib.loads(expected.toml())
     assert preset_text("own-photos") in printed([photos, "-c", str(few), "--explain"], capsys)
 

@@ -21,7 +21,7 @@ from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs
 from peerdg.report.variants import by_variant
 from peerdg.run.settings import resolve
-from peerdg.run.started import Inputs
+from peerdg.run.stored_manifest import Inputs
 
 EPOCHS = 8
 

@@ -14,7 +14,7 @@ from peerdg.errors import DamagedError, OutputError
 from peerdg.files import replace_atomically, write_json
 from peerdg.models.stored import save_model
 from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from peerdg.run.records import JsonLines
+from peerdg.run.json_lines import JsonLines
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability import tiny_run
 from tests.reliability.processes import leftovers
@@ -122,7 +122,7 @@ def test_every_writer_turns_a_full_disk_into_the_same_error(
         pytest.skip("this system has no /dev/full")
     with monkeypatch.context() as patched, pytest.raises(OutputError, match="No space left"):
         # Only regular files are opened; the device stands in for one on a full disk.
-        patched.setattr("peerdg.run.records.open_for_append", lambda _: full.open("ab"))
+        patched.setattr("peerdg.run.json_lines.open_for_append", lambda _: full.open("ab"))
         JsonLines(tmp_path / "lines").append({"a": 1})
     with pytest.raises(OutputError, match="No space left"), replace_atomically(tmp_path / "a"):
         full.write_text("x")

@@ -19,7 +19,7 @@ from peerdg.methods.registry import method_names
 from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
-from peerdg.run.started import identity
+from peerdg.run.stored_manifest import run_identity
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -165,14 +165,14 @@ def test_layers_are_part_of_what_a_run_is(tmp_path, monkeypatch):
     manifest = run.path / "manifest.json"
     about = json.loads(manifest.read_text())
     assert [layer["outputs"] for layer in about["added_layers"]] == [5]
-    before = identity(manifest)
+    before = run_identity(manifest)
     about["added_layers"][0]["outputs"] = 4
     manifest.write_text(json.dumps(about))
-    assert identity(manifest) != before
+    assert run_identity(manifest) != before
     about["added_layers"][0]["kind"] = "os.system"
     manifest.write_text(json.dumps(about))
     with pytest.raises(DamagedError, match="one of gaussian-bottleneck"):
-        identity(manifest)
+        run_identity(manifest)
 
 
 def test_a_run_whose_method_now_changes_the_network_otherwise_is_not_resumed(tmp_path, monkeypatch):

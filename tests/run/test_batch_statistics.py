@@ -19,7 +19,7 @@ from peerdg.methods.settings.advst import TINY as ADVST
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints
 from peerdg.run.settings import hash_of
-from peerdg.run.started import _set_only
+from peerdg.run.stored_manifest import _set_only
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.test_damage import forge_manifest

@@ -7,7 +7,7 @@ from PIL import Image
 from peerdg.cli.main import run
 from peerdg.errors import PeerdgWarning
 from peerdg.run.choices import choose
-from peerdg.run.own import resolve_own
+from peerdg.run.own_data_config import resolve_own_data
 from peerdg.run.presets import BUDGETS, origins, reason
 from peerdg.run.settings import notes, resolve
 from tests.conftest import tiny_splits
@@ -44,7 +44,7 @@ def test_few_images_are_seen_more_often_than_many():
 
 def test_what_the_user_says_wins_and_is_not_explained(tmp_path: Path):
     given = {"root": str(folder(tmp_path / "photos", side=200)), "backbone": "alexnet"}
-    config, choices = resolve_own(given)
+    config, choices = resolve_own_data(given)
     assert config.backbone == "alexnet"
     explained = choices.explain(config.tables())
     assert not any(line.startswith("--backbone") for line in explained)
@@ -52,13 +52,13 @@ def test_what_the_user_says_wins_and_is_not_explained(tmp_path: Path):
 
 
 def test_every_explained_option_is_a_flag_with_the_value_of_the_config(tmp_path: Path):
-    config, choices = resolve_own({"root": str(folder(tmp_path / "photos", side=200))})
+    config, choices = resolve_own_data({"root": str(folder(tmp_path / "photos", side=200))})
     flags = {
         line.split()[0]: line.split(":")[0].split()[1:] for line in choices.explain(config.tables())
     }
     assert flags["--transform.crop"] == ["0.8", "1.0"]
     assert flags["--train.batch-size"] == [str(config.train.batch_size)]
-    again, _ = resolve_own(
+    again, _ = resolve_own_data(
         {"root": config.root, "transform": {"crop": [0.8, 1.0]}, "backbone": flags["--backbone"][0]}
     )
     assert again == config
@@ -68,7 +68,7 @@ def test_every_explained_option_is_a_flag_with_the_value_of_the_config(tmp_path:
 @pytest.mark.parametrize("side", [40, 200])
 def test_everything_that_results_depend_on_is_printed_with_a_reason(budget, side, tmp_path):
     given = {"root": str(folder(tmp_path / "photos", side=side)), "budget": budget}
-    config, choices = resolve_own(given)
+    config, choices = resolve_own_data(given)
     lines = choices.explain(config.tables())
     said = {line.split()[0]: line.split(":")[0].split()[1] for line in lines}
     assert float(said["--peer.w"]) == config.method_settings.w
@@ -80,14 +80,14 @@ def test_everything_that_results_depend_on_is_printed_with_a_reason(budget, side
         assert len(line.partition(": ")[2]) > 10, line
         assert "as above" not in line
     given["peer"] = {"w": 7.0}
-    config, choices = resolve_own(given)
+    config, choices = resolve_own_data(given)
     assert not any(line.startswith("--peer.w") for line in choices.explain(config.tables()))
 
 
 def test_options_of_other_methods_are_not_announced(tmp_path: Path):
     root = str(folder(tmp_path / "photos"))
     for method, announced in {"erm": set(), "randaugment": {"--randaugment.k"}}.items():
-        config, choices = resolve_own({"root": root, "method": method})
+        config, choices = resolve_own_data({"root": root, "method": method})
         flags = {line.split()[0] for line in choices.explain(config.tables())}
         assert {f for f in flags if f.startswith(("--peer", "--randaugment", "--erm"))} == announced
 
@@ -104,12 +104,12 @@ def test_the_reasons_are_the_comments_of_the_preset():
 
 
 def test_domains_in_memory_are_chosen_for_in_the_same_way():
-    config, _ = resolve_own({}, tiny_splits())
+    config, _ = resolve_own_data({}, tiny_splits())
     assert (config.backbone, config.transform.size) == ("digits-cnn", 32)
 
 
 def test_a_network_of_ones_own_sees_images_as_they_are():
-    config, _ = resolve_own({"backbone": "own"}, tiny_splits())
+    config, _ = resolve_own_data({"backbone": "own"}, tiny_splits())
     assert (config.transform.size, config.weights) == (None, "none")
 
 

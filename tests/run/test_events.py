@@ -7,7 +7,7 @@ import pytest
 
 import peerdg
 from peerdg.errors import DamagedError, PeerdgWarning
-from peerdg.run.records import JsonLines
+from peerdg.run.json_lines import JsonLines
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.tiny_run import OPTIONS
 

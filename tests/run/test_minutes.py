@@ -236,7 +236,7 @@ def test_a_resume_keeps_the_epochs_and_ends_like_a_run_that_was_not_stopped(
     with pytest.raises(Stopped):
         fit_minutes(out, progress=StopAt(12))
     config = (out / "config.toml").read_bytes()
-    monkeypatch.setattr("peerdg.run.plan.calibrate", None)  # nothing is measured again
+    monkeypatch.setattr("peerdg.run.plan.measure_costs", None)  # nothing is measured again
     resumed = peerdg.fit(
         tiny_splits(), out=out, model=slow_model(), minutes=0.1, existing="resume", **SMALL
     )

@@ -10,7 +10,7 @@ import pytest
 from peerdg.cli.main import run
 from peerdg.errors import DamagedError
 from peerdg.files import open_for_append
-from peerdg.run.records import JsonLines
+from peerdg.run.json_lines import JsonLines
 from tests.reliability.photo_run import interrupt, photo_run
 
 VICTIM = "not peerdg's\n"

@@ -209,9 +209,9 @@ def _resolved(
         config = resolve(file, given)
         BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
         return config, None
-    from peerdg.run.own import resolve_own  # looks at images, so it imports torch
+    from peerdg.run.own_data_config import resolve_own_data  # looks at images, so it imports torch
 
-    return resolve_own(given, file=file)
+    return resolve_own_data(given, file=file)
 
 
 def all_given(

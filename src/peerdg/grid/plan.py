@@ -246,9 +246,11 @@ def plan_changes(old: Plan, new: Plan) -> list[Change]:
 def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
     """The config of one method, and what its images decided in it."""
     if options.get("benchmark") == OWN_DATA:
-        from peerdg.run.own import resolve_own  # looks at images, so it imports torch
+        from peerdg.run.own_data_config import (
+            resolve_own_data,  # looks at images, so it imports torch
+        )
 
-        config, choices = resolve_own(options)
+        config, choices = resolve_own_data(options)
         return config, choices.explain(config.tables())
     config = resolve(options)
     BENCHMARKS[config.benchmark].refuse_unused_root(config.root)

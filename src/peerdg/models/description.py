@@ -58,7 +58,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Training:
-    """Where the model comes from, as `peerdg.run.record` writes it for the card."""
+    """Where the model comes from, as `peerdg.run.training_record` writes it for the card."""
 
     data: str
     source: str

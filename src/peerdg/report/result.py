@@ -32,7 +32,7 @@ from peerdg.methods.registry import (
 from peerdg.models.names import OWN, may_have_batch_norm
 from peerdg.run.folder import Status
 from peerdg.run.settings import MAY_CHANGE
-from peerdg.run.started import Inputs
+from peerdg.run.stored_manifest import Inputs
 
 # Options in which runs of one variant may differ: their seed, the name they were called by, and
 # what does not decide the result. Batch statistics have one only in some networks, see

@@ -16,9 +16,9 @@ from peerdg.methods.registry import method_names, model_options_of, settings_of
 from peerdg.models.names import is_weights_file
 from peerdg.report.result import RunResult
 from peerdg.run.folder import RunFolder, read_run_config
-from peerdg.run.records import check_event, check_metric
+from peerdg.run.json_lines import check_event, check_metric
 from peerdg.run.settings import MAY_CHANGE
-from peerdg.run.started import Inputs, read_inputs, read_started
+from peerdg.run.stored_manifest import Inputs, read_inputs, read_manifest
 from peerdg.schema import LARGEST, conform, read_stored, within
 from peerdg.text import visible
 
@@ -213,7 +213,7 @@ def _folder_name(config: Mapping[str, Any]) -> str | None:
 def _read_fingerprints(manifest: Path) -> dict[str, str]:
     """Of each part of the data; a damaged file is no reason to lose the rest."""
     try:
-        started = read_started(manifest)
+        started = read_manifest(manifest)
     except DamagedError:
         return {}
     return started.data if started else {}

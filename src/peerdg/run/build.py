@@ -34,7 +34,7 @@ from peerdg.models.classifier import (
 from peerdg.models.names import check_backbone, has_normalisation
 from peerdg.models.pretrained import initialise
 from peerdg.rng import seeded
-from peerdg.run.given_models import load_given
+from peerdg.run.input_models import load_input_model
 from peerdg.run.settings import RunConfig
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.source import Source
@@ -188,7 +188,7 @@ def _context(
         steps=steps,
         image_size=source.size,
         validation_loss=_validation_loss(validation, source.size),
-        load_model=load_given,
+        load_model=load_input_model,
     )
 
 

@@ -61,7 +61,7 @@ class Position:
     evaluated: bool = True  # versions without the key never stopped inside an evaluation
     pool: list[str] | None = None  # digests of added images; not in versions without a pool
     followed: dict[str, Any] | None = None
-    run: str | None = None  # `peerdg.run.started.identity`; the first versions did not write it
+    run: str | None = None  # `stored_manifest.run_identity`; the first versions did not write it
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from peerdg.run.checkpoint import (
 )
 from peerdg.run.folder import RunFolder
 from peerdg.run.pool_files import has_addition, store_addition
-from peerdg.run.started import identity
+from peerdg.run.stored_manifest import run_identity
 from peerdg.schema import conform
 from peerdg.stages import stage
 from peerdg.text import visible
@@ -49,7 +49,7 @@ class Checkpointer:
         self.problems = [f"{problem} The one before it is used." for problem in damaged]
         additions = () if self._pending is None else self._pending.additions
         self._stored = {addition.digest for addition in additions}
-        self._identity = identity(run.manifest_file)
+        self._identity = run_identity(run.manifest_file)
         _refuse_foreign(self._pending, self._identity)
         self._cut_records(self._pending)
 

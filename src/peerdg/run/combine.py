@@ -31,15 +31,15 @@ from peerdg.models.ensemble import ensemble
 from peerdg.models.stored import describe_model, how_far, write_model
 from peerdg.run.build import evaluated_domains, judged_on, load_splits, match_classes
 from peerdg.run.card import write_card
-from peerdg.run.folder import read_run_config
-from peerdg.run.members import (
+from peerdg.run.combine_members import (
     MemberFolder,
     read_members,
-    require_alike,
-    warn_of_other_starts,
+    require_combinable,
+    warn_of_different_starts,
 )
-from peerdg.run.record import SELECTION
+from peerdg.run.folder import read_run_config
 from peerdg.run.settings import resolve, without_method
+from peerdg.run.training_record import SELECTION
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
 
@@ -100,9 +100,9 @@ def combine(
         )
     _require_free(out)
     members = read_members(runs)
-    require_alike(members)
+    require_combinable(members)
     if rule != "ensemble":
-        warn_of_other_starts(members)
+        warn_of_different_starts(members)
     work = _Combination(members, rule, outputs or "probabilities", network)
     work.data = _find_data(members, root, splits, needed=rule == "greedy")
     model = {"uniform": work.uniform, "greedy": work.greedy, "ensemble": work.ensemble}[rule]()

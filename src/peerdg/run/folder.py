@@ -34,10 +34,10 @@ from peerdg.files import (
     require_own_files,
     writing,
 )
+from peerdg.run.json_lines import JsonLines, check_event, check_metric
 from peerdg.run.lock import LOCK, OWNER, FolderLock
-from peerdg.run.records import JsonLines, check_event, check_metric
 from peerdg.run.settings import RunConfig, refuse_difference, resolve
-from peerdg.run.started import read_started, refuse_edited
+from peerdg.run.stored_manifest import read_manifest, refuse_edited_config
 
 Existing = Literal["refuse", "resume", "renew", "overwrite"]
 """What becomes of a run that is there: `"renew"` resumes it, or replaces it if its data changed."""
@@ -217,9 +217,9 @@ class RunFolder:
     def _refuse_other_options(self, config: RunConfig) -> None:
         stored = read_toml(self.config_file)
         complete = resolve(stored)
-        started = read_started(self.manifest_file)
+        started = read_manifest(self.manifest_file)
         if started is not None:
-            refuse_edited(started, stored, complete, file=self.config_file)
+            refuse_edited_config(started, stored, complete, file=self.config_file)
         elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             raise DamagedError(
                 f"{self.manifest_file} is missing: the options of the run are unknown.",

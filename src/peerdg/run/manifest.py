@@ -1,4 +1,4 @@
-"""`manifest.json` and `files.json`: what a run was started with, and whether it still is so."""
+"""Write `manifest.json` and `files.json`, or check that a resumed run still agrees with them."""
 
 import platform
 import sys
@@ -17,9 +17,9 @@ from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import write_json
 from peerdg.models.added import AddedLayer
 from peerdg.run.folder import RunFolder
-from peerdg.run.seen import read_known_images, write_known_images
+from peerdg.run.known_images import read_known_images, write_known_images
 from peerdg.run.settings import RunConfig
-from peerdg.run.started import Hardware, Started, new_options, read_started
+from peerdg.run.stored_manifest import Hardware, StoredManifest, new_options, read_manifest
 from peerdg.schema import conform, read_json
 from peerdg.text import storable, visible
 from peerdg.version import __version__
@@ -48,7 +48,7 @@ def check_manifest(
         DamagedError: If the manifest or a record of the images cannot be read.
     """
     hardware = None if device is None else hardware_of(device)
-    started = read_started(run.manifest_file)
+    started = read_manifest(run.manifest_file)
     if started is None:
         _write_manifest(config, run, splits, hardware, inputs or {})
         return
@@ -89,7 +89,7 @@ def hardware_of(device: torch.device) -> Hardware:
 
 
 def _differences(
-    config: RunConfig, run: RunFolder, started: Started, hardware: Hardware
+    config: RunConfig, run: RunFolder, started: StoredManifest, hardware: Hardware
 ) -> list[str]:
     """What keeps the run from ending as if it had not been interrupted, in sentences."""
     found = []
@@ -116,7 +116,7 @@ def require_batch_statistics(run: RunFolder) -> None:
     Raises:
         ConfigError: If the option `batch_statistics` is younger than the run.
     """
-    started = read_started(run.manifest_file)
+    started = read_manifest(run.manifest_file)
     known = started and started.config
     if "batch_statistics" not in (known or read_toml(run.config_file)):
         raise ConfigError(
@@ -134,7 +134,7 @@ def require_same_augmentation(config: RunConfig, run: RunFolder) -> None:
         ConfigError: If the run augments images, and a revision changed its set of operations or
             its kind of augmentation.
     """
-    started = read_started(run.manifest_file)
+    started = read_manifest(run.manifest_file)
     if started is None or not config.augments:
         return
     augment = config.augment
@@ -162,7 +162,7 @@ def require_same_layers(run: RunFolder, layers: Sequence[AddedLayer]) -> None:
     Raises:
         ConfigError: If this version of the method changes the network in another way.
     """
-    started = read_started(run.manifest_file)
+    started = read_manifest(run.manifest_file)
     if started is not None and started.added_layers != tuple(layers):
         raise ConfigError(
             f"{run.path} was started with other layers added to its network:\n"

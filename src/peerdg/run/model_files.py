@@ -27,9 +27,9 @@ from peerdg.models.stored import (
 from peerdg.run.card import write_card
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import peak_memory
-from peerdg.run.record import training_record
 from peerdg.run.settings import RunConfig
-from peerdg.run.started import read_inputs
+from peerdg.run.stored_manifest import read_inputs
+from peerdg.run.training_record import training_record
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 

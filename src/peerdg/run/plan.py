@@ -21,8 +21,8 @@ from peerdg.models.classifier import (
     images_per_pass,
 )
 from peerdg.run.build import adapt_network, build_method
-from peerdg.run.calibrate import SECONDS, Trial, calibrate
 from peerdg.run.forecast import Costs, PhasePlan, RunPlan
+from peerdg.run.measure import SECONDS, PhaseTrial, measure_costs
 from peerdg.run.minutes import TimeBudget, fit_epochs, schedule
 from peerdg.run.progress import Progress
 from peerdg.run.settings import RunConfig
@@ -30,8 +30,8 @@ from peerdg.train.loop import Phase, evaluation_epochs
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.source import Source
 
-CALIBRATION_SHARE = 0.05  # of the given minutes, to measure what fits into them
-MOST_CALIBRATION = 20.0  # seconds
+MEASURING_SHARE = 0.05  # of the given minutes, to measure what fits into them
+MOST_MEASURING = 20.0  # seconds
 
 
 def phases_of(config: RunConfig) -> list[Phase]:
@@ -92,8 +92,8 @@ def fit_run(
     progress: Progress,
 ) -> tuple[RunConfig, Costs]:
     """The config that takes the given time, and the measured costs it was chosen by."""
-    seconds = min(MOST_CALIBRATION, max(SECONDS, CALIBRATION_SHARE * budget.seconds))
-    costs = measure_costs(config, model, source, domains, seconds=seconds)
+    seconds = min(MOST_MEASURING, max(SECONDS, MEASURING_SHARE * budget.seconds))
+    costs = measure_run_costs(config, model, source, domains, seconds=seconds)
     if costs is None:
         raise ConfigError(
             "The time of this run cannot be measured in advance.",
@@ -112,7 +112,7 @@ def fit_run(
     return fitted, costs
 
 
-def measure_costs(
+def measure_run_costs(
     config: RunConfig,
     model: Classifier,
     source: Source,
@@ -130,7 +130,7 @@ def measure_costs(
         return len(sample)
 
     trials = [
-        Trial(
+        PhaseTrial(
             planned,
             phase.settings,
             partial(method_of, phase, config, images=len(source), domains=domains),
@@ -140,7 +140,7 @@ def measure_costs(
     ]
     validation = domains.get(VALIDATION)
     recalibrates = config.batch_statistics == "clean" and has_batch_statistics(model)
-    return calibrate(
+    return measure_costs(
         trials,
         model,
         source,

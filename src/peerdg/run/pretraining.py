@@ -36,10 +36,10 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.fingerprint import network_fingerprint
 from peerdg.run.checkpoint import load_checkpoint, write_checkpoint
 from peerdg.run.folder import RunFolder
+from peerdg.run.json_lines import check_event, check_metric
 from peerdg.run.manifest import hardware_of
-from peerdg.run.records import check_event, check_metric
 from peerdg.run.settings import RunConfig
-from peerdg.run.started import read_started
+from peerdg.run.stored_manifest import read_manifest
 from peerdg.schema import conform
 from peerdg.text import visible
 from peerdg.train.guard import Guard
@@ -211,7 +211,7 @@ def shared_pretraining(
     if any(map(is_lazy, network.parameters())):
         return None
     first_step = _after_first_step(phase, network, source, config.seed)
-    started = read_started(run.manifest_file)
+    started = read_manifest(run.manifest_file)
     if first_step is None or started is None:
         return None
     device = source.device

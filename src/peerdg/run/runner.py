@@ -50,8 +50,8 @@ from peerdg.run.checkpointer import Checkpointer
 from peerdg.run.checks import check_batches, check_fit, space_needed
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, RunPlan
-from peerdg.run.given_models import given_record, require_same_models
 from peerdg.run.hardware import find_device, has_bf16, peak_memory
+from peerdg.run.input_models import input_models_record, require_same_input_models
 from peerdg.run.manifest import (
     added_record,
     check_manifest,
@@ -62,7 +62,7 @@ from peerdg.run.manifest import (
 )
 from peerdg.run.minutes import TimeBudget
 from peerdg.run.model_files import finish, model_writer
-from peerdg.run.plan import fit_run, measure_costs, method_of, phases_of, run_plan
+from peerdg.run.plan import fit_run, measure_run_costs, method_of, phases_of, run_plan
 from peerdg.run.pretraining import pretrain, shared_pretraining
 from peerdg.run.profile import profiled
 from peerdg.run.progress import Progress
@@ -201,7 +201,7 @@ def _assemble(
     """Make source and network for loaded data, and check that everything fits together."""
     device = find_device(config.device)
     inputs = _fingerprints(config, model)  # before anything changes the network
-    inputs |= given_record(config)
+    inputs |= input_models_record(config)
     check_batches(config, len(splits.train))
     config.average.check_validation(available=splits.validation is not None)
     source = Source(
@@ -246,7 +246,7 @@ def preview(configs: Sequence[RunConfig], progress: Progress) -> list[tuple[RunP
         else:
             weights_file(config.backbone, config.weights)
             parts = _assemble(config, parts.splits, parts.domains, None)
-        costs = measure_costs(config, parts.network, parts.source, parts.domains)
+        costs = measure_run_costs(config, parts.network, parts.source, parts.domains)
         found.append((run_plan(config, len(parts.source)), costs))
     return found
 
@@ -266,7 +266,7 @@ def _schedule(
         run.change_config(config)
         return config, costs
     if progress.shows_time:
-        return config, measure_costs(config, parts.network, parts.source, parts.domains)
+        return config, measure_run_costs(config, parts.network, parts.source, parts.domains)
     return config, None
 
 
@@ -278,7 +278,7 @@ def _begin(config: RunConfig, run: RunFolder, parts: _Parts) -> None:
     run.begin()
     check_manifest(config, run, parts.splits, device, parts.inputs)
     require_same_layers(run, parts.adapted.added)
-    require_same_models(run, parts.inputs.get("models", {}))
+    require_same_input_models(run, parts.inputs.get("models", {}))
     require_same_augmentation(config, run)
     run.failure_file.unlink(missing_ok=True)
 

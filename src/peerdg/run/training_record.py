@@ -22,7 +22,7 @@ def training_record(
     batch_statistics: str | None,
     oracle: bool = False,
 ) -> dict[str, Any]:
-    """Data, method, settings and results of a run, for the model's card.
+    """Collect data, method, settings and results of a run, for `model.json` and the model's card.
 
     Args:
         config: The run's options.

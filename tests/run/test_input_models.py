@@ -20,7 +20,7 @@ from peerdg.models.description import checksum
 from peerdg.models.stored import save_model
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.variants import by_variant
-from peerdg.run import given_models
+from peerdg.run import input_models
 from peerdg.run.settings import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
@@ -157,19 +157,19 @@ def test_a_network_may_be_given_by_name_with_its_published_weights(tmp_path, mon
              if n.startswith("encoder.")}  # fmt: skip
     file = tmp_path / "alexnet.safetensors"
     save_file({name: t.contiguous() for name, t in state.items()}, file)
-    for module in ("peerdg.run.given_models", "peerdg.models.pretrained"):
+    for module in ("peerdg.run.input_models", "peerdg.models.pretrained"):
         monkeypatch.setattr(f"{module}.weights_file", lambda backbone, weights: file)
-    network = given_models.load_given("alexnet")
+    network = input_models.load_input_model("alexnet")
     for name, value in network.encoder.state_dict().items():
         assert torch.equal(value, state[name]), name
     config = resolve({"method": "teacher", "teacher": {"model": "alexnet"}})
-    assert given_models.given_record(config) == {"models": {"teacher.model": sha256(file)}}
+    assert input_models.input_models_record(config) == {"models": {"teacher.model": sha256(file)}}
 
 
 def test_a_folder_comes_before_a_network_of_its_name(tmp_path, monkeypatch):
     save_teacher(tmp_path / "alexnet")
     monkeypatch.chdir(tmp_path)
-    assert given_models.load_given("alexnet").feature_dim != 4096
+    assert input_models.load_input_model("alexnet").feature_dim != 4096
 
 
 def test_an_oracle_learns_from_source_and_targets():

@@ -34,7 +34,7 @@ SHORT = 0.2  # seconds; what is done sooner is measured again, now that kernels 
 
 
 @dataclass(frozen=True)
-class Trial:
+class PhaseTrial:
     """A phase to try out.
 
     Args:
@@ -50,8 +50,8 @@ class Trial:
     bf16: bool = False
 
 
-def calibrate(
-    trials: list[Trial],
+def measure_costs(
+    trials: list[PhaseTrial],
     model: Classifier,
     source: Source,
     *,
@@ -62,7 +62,7 @@ def calibrate(
     finish_images: int,
     seconds: float = SECONDS,
 ) -> Costs | None:
-    """Seconds of a step, of the work between epochs and of an evaluation.
+    """Measure the seconds of a step, of the work between epochs and of an evaluation.
 
     Args:
         trials: The phases.
@@ -83,10 +83,10 @@ def calibrate(
     per_image, models, to_recalibrate = 0.0, 1, 1
     try:
         for trial in trials:
-            with seeded(seed, "calibration", trial.plan.name):
+            with seeded(seed, "measuring", trial.plan.name):
                 sample = source.sample(images_per_pass(source.size))
                 method = trial.make(copy.deepcopy(model), sample).to(source.device)
-                measured = _Trial(trial, method, sample, seed)
+                measured = _TimedMethod(trial, method, sample, seed)
                 phases[trial.plan.name] = measured.costs(len(source), seconds / len(trials))
                 if trial.plan.evaluations:
                     per_image = _per_image(method, evaluate)
@@ -108,10 +108,10 @@ class _Enough(Exception):
         self.expected = expected
 
 
-class _Trial:
+class _TimedMethod:
     """Times a method on a sample of the source."""
 
-    def __init__(self, trial: Trial, method: Method, sample: Source, seed: int) -> None:
+    def __init__(self, trial: PhaseTrial, method: Method, sample: Source, seed: int) -> None:
         self.trial, self.method, self.sample, self.seed = trial, method, sample, seed
         self.state = TrainState(trial.plan.name, method, make_optimizers(method, trial.settings))
         for optimizer in self.state.optimizers.values():  # so that no rate makes it diverge
@@ -199,7 +199,7 @@ class _Trial:
         return _timed(lambda: self._train(rows, number), self.sample.device)
 
     def _train(self, rows: torch.Tensor, number: int) -> None:
-        key = ("calibration", self.trial.plan.name, number)
+        key = ("measuring", self.trial.plan.name, number)
         for chosen, batch in epoch_batches(
             self.method, self.sample, [rows], start=0, seed=self.seed, key=key
         ):

@@ -1,4 +1,4 @@
-"""Trained networks that a method is given: which ones options name, their fingerprints, loading."""
+"""Trained models that a method takes as input, such as a teacher: their fingerprints, loading."""
 
 import warnings
 from pathlib import Path
@@ -15,27 +15,27 @@ from peerdg.models.pretrained import initialise, weights_file
 from peerdg.models.stored import DESCRIPTION, how_far, load_stored, model_folder
 from peerdg.run.folder import RunFolder
 from peerdg.run.settings import RunConfig
-from peerdg.run.started import read_started
+from peerdg.run.stored_manifest import read_manifest
 from peerdg.text import visible
 
 PUBLISHED = "imagenet"  # the weights of a network that is given by its name
 
 
-def given_models(config: RunConfig) -> dict[str, str]:
-    """For each option that names a trained network, {"miro.oracle": "runs/first"}."""
+def input_models(config: RunConfig) -> dict[str, str]:
+    """List the options that name a trained model: {"miro.oracle": "runs/first"}."""
     settings, names = config.method_settings, model_options_of(config.method)
     values = {f"{config.method}.{name}": getattr(settings, name) for name in names}
     return {option: value for option, value in values.items() if value is not None}
 
 
-def given_record(config: RunConfig) -> dict[str, Any]:
-    """What the manifest keeps of the networks that the run is given; see `Inputs`.
+def input_models_record(config: RunConfig) -> dict[str, Any]:
+    """Describe the input models for the manifest; see `Inputs`.
 
     Raises:
         PeerdgError: If one of them cannot be had.
     """
     models, is_oracle = {}, bool(config.oracle)
-    for option, value in given_models(config).items():
+    for option, value in input_models(config).items():
         if _is_published(value):
             file = weights_file(value, PUBLISHED)
             assert file is not None  # noqa: S101  (None is for no weights)
@@ -54,13 +54,13 @@ def given_record(config: RunConfig) -> dict[str, Any]:
     return {**({"models": models} if models else {}), **({"oracle": True} if is_oracle else {})}
 
 
-def require_same_models(run: RunFolder, now: dict[str, str]) -> None:
-    """Refuse to go on with a run that was given other networks than those that are there now.
+def require_same_input_models(run: RunFolder, now: dict[str, str]) -> None:
+    """Refuse to resume a run whose input models have other weights now.
 
     Raises:
         ConfigError: If one of them has changed since.
     """
-    started = read_started(run.manifest_file)
+    started = read_manifest(run.manifest_file)
     for option, before in ({} if started is None else started.models).items():
         if (digest := now.get(option, before)) != before:
             raise ConfigError(
@@ -71,8 +71,8 @@ def require_same_models(run: RunFolder, now: dict[str, str]) -> None:
             )
 
 
-def load_given(value: str) -> Classifier:
-    """The model of a run or model folder, or a network with its published weights.
+def load_input_model(value: str) -> Classifier:
+    """Load the model of a run or model folder, or a network with its published weights.
 
     Warns if it comes from an unfinished run. The head of a published network is not trained.
     """

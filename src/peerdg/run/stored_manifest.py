@@ -1,4 +1,4 @@
-"""What a run was started with, as `manifest.json` has it, and whether it still is so.
+"""Read back what `manifest.json` says a run was started with, and compare it with its config.
 
 Free of torch, like the run folder: a changed config is refused before anything heavy is imported.
 """
@@ -46,7 +46,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Started:
+class StoredManifest:
     """What is read back of `manifest.json`; it holds more, for people.
 
     Args:
@@ -99,7 +99,7 @@ class Inputs:
 
 
 def read_inputs(manifest: Path) -> Inputs:
-    """The inputs of a run; a damaged manifest leaves them unknown."""
+    """Read the inputs of a run; a damaged manifest leaves them unknown."""
     if not manifest.exists():
         return Inputs()
     try:
@@ -108,15 +108,15 @@ def read_inputs(manifest: Path) -> Inputs:
         return Inputs(augmentation=None)
 
 
-def read_started(manifest: Path) -> Started | None:
-    """The checked content of a manifest; None if there is none yet.
+def read_manifest(manifest: Path) -> StoredManifest | None:
+    """Read and check a manifest; None if there is none yet.
 
     Raises:
         DamagedError: If it is damaged, or its options are not those of its hash.
     """
     if not manifest.exists():
         return None
-    started = read_stored(Started, manifest, hint=_HINT)
+    started = read_stored(StoredManifest, manifest, hint=_HINT)
     if started.config is not None and (
         not started.config.keys() >= _IN_EVERY_CONFIG
         or hash_of(_set_only(started.config)) != started.config_hash
@@ -139,7 +139,7 @@ def _set_only(tables: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def identity(manifest: Path) -> str | None:
+def run_identity(manifest: Path) -> str | None:
     """Short name of the options, data and network that a run was started with; None without them.
 
     Runs with the same identity have the same checkpoints.
@@ -147,7 +147,7 @@ def identity(manifest: Path) -> str | None:
     Raises:
         DamagedError: If the manifest is damaged.
     """
-    started = read_started(manifest)
+    started = read_manifest(manifest)
     if started is None:
         return None
     inputs = read_inputs(manifest)
@@ -159,8 +159,8 @@ def identity(manifest: Path) -> str | None:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def refuse_edited(
-    started: Started, stored: Mapping[str, Any], config: RunConfig, *, file: Path
+def refuse_edited_config(
+    started: StoredManifest, stored: Mapping[str, Any], config: RunConfig, *, file: Path
 ) -> None:
     """Refuse to resume if `config.toml` was edited: half the run would have other options.
 
@@ -196,7 +196,9 @@ def refuse_edited(
     )
 
 
-def new_options(started: Started, stored: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+def new_options(
+    started: StoredManifest, stored: Mapping[str, Any], config: RunConfig
+) -> dict[str, Any]:
     """Options that the version of peerdg that started the run did not have, as they are now.
 
     An option that is not set does nothing, like one that was not there.

@@ -1,4 +1,4 @@
-"""Append-only files of JSON lines that survive being torn.
+"""`metrics.jsonl` and `events.jsonl`: append-only files of JSON lines that survive being torn.
 
 `metrics.jsonl` holds only what a repeated run would hold again, to the last bit; everything that
 depends on the clock goes to `events.jsonl`.

@@ -1,4 +1,4 @@
-"""The config of a run on a user's own images; options not given are chosen from the images."""
+"""Resolve the config of a run on own images; options not given follow from the images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +14,13 @@ from peerdg.run.choices import Choices, choose
 from peerdg.run.settings import RunConfig, resolve
 
 
-def resolve_own(
+def resolve_own_data(
     given: Mapping[str, Any],
     splits: Splits | None = None,
     *,
     file: Mapping[str, Any] | None = None,
 ) -> tuple[RunConfig, Choices]:
-    """The complete config for the images under `given["root"]`, or for `splits` in memory.
+    """Complete the config for the images under `given["root"]`, or for `splits` in memory.
 
     Args:
         given: Options given by the user, nested as in a config file.

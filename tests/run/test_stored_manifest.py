@@ -15,7 +15,7 @@ from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.manifest import check_manifest
 from peerdg.run.settings import MAY_CHANGE, RunConfig, hash_of, resolve
-from peerdg.run.started import _set_only
+from peerdg.run.stored_manifest import _set_only
 from tests.conftest import tiny_splits
 from tests.reliability.photo_run import interrupt, photo_run
 from tests.run.test_resume import OPTIONS, START, WHICH, another, value_of, with_option

@@ -1,4 +1,4 @@
-"""The models to combine: their descriptions, and whether they fit together."""
+"""The members of a combined model: read their descriptions, check that they fit together."""
 
 import copy
 import os
@@ -15,7 +15,7 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.combination import MOST_MEMBERS
 from peerdg.models.description import is_ensemble, read_description
 from peerdg.models.stored import DESCRIPTION, how_far, load_stored, model_folder
-from peerdg.run.started import read_inputs
+from peerdg.run.stored_manifest import read_inputs
 from peerdg.text import storable
 
 
@@ -92,7 +92,7 @@ def read_members(runs: Sequence[Path]) -> list[MemberFolder]:
     return members
 
 
-def require_alike(members: Sequence[MemberFolder]) -> None:
+def require_combinable(members: Sequence[MemberFolder]) -> None:
     """Refuse runs whose models cannot be one.
 
     Raises:
@@ -129,7 +129,7 @@ def _kind(member: MemberFolder) -> dict[str, str]:
     }
 
 
-def warn_of_other_starts(members: Sequence[MemberFolder]) -> None:
+def warn_of_different_starts(members: Sequence[MemberFolder]) -> None:
     """Warn if the main phases of the runs did not begin with the same weights.
 
     Networks that were initialised apart lie in different valleys of the loss, and the mean of

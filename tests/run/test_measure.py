@@ -15,7 +15,7 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
 from peerdg.run.build import adapt_network
 from peerdg.run.forecast import Costs
-from peerdg.run.plan import measure_costs
+from peerdg.run.plan import measure_run_costs
 from peerdg.run.progress import ConsoleProgress, Silent
 from peerdg.run.settings import resolve
 from peerdg.train.source import Source
@@ -30,7 +30,7 @@ def measured(model: Classifier, options: dict[str, Any], images: int = 96) -> Co
     source = Source(tiny_domain(n=images))
     domains = {"validation": tiny_domain(n=40), "one": tiny_domain("one", n=60)}
     network = adapt_network(config, model, "pretrain", source.size)  # as a run does before
-    costs = measure_costs(config, network, source, domains)
+    costs = measure_run_costs(config, network, source, domains)
     assert costs is not None
     return costs
 
