@@ -198,6 +198,17 @@ def test_an_oracle_is_no_reference_unless_it_is_asked_for():
     assert bench_table(groups, reference="oracle-erm").reference == "oracle-erm"
 
 
+def test_runs_on_other_images_are_named_wherever_the_table_is(tmp_path: Path):
+    a, b = (
+        [replace(r, fingerprints={"train": print_}) for r in GROUPS["erm"][:1]] for print_ in "ab"
+    )
+    mixed = bench_table({"erm": [*a, *(replace(r, config={**r.config, "seed": 1}) for r in b)]})
+    (caution,) = mixed.cautions
+    assert "trained on different images (erm: digits-mini@a; erm: digits-mini@b)" in caution
+    assert "different images" in mixed.latex()
+    assert bench_table({"erm": a}).cautions == ()
+
+
 def test_a_method_without_a_finished_run_keeps_its_row():
     found = bench_table({"peer": [], "erm": GROUPS["erm"]}, failed={"peer": 3}, reference="peer")
     assert found.table().rows[0][:3] == ["peer", "0 (3 failed)", "-"]

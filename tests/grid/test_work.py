@@ -20,7 +20,8 @@ from peerdg.grid.estimate import Progress
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.work import Estimate, Work, threads_each
 from peerdg.run.folder import RunFolder
-from tests.grid.tiny import TRAIN, images, plan, trained_run
+from tests.data.image_files import write_picture
+from tests.grid.tiny import TRAIN, images, plan, trained, trained_run
 from tests.reliability.processes import kill_group, peerdg, start
 
 ENDLESS = 100_000  # epochs
@@ -111,7 +112,8 @@ def test_a_bench_that_is_stopped_or_killed_goes_on_where_it_was(tmp_path: Path):
     # Killed: the run notices that nobody waits for it any more, saves its state and ends.
     config = plan(tmp_path / "images", "erm", train={**TRAIN, "epochs": ENDLESS},
                   checkpoint_minutes=0.0).runs[0].config  # fmt: skip
-    job = {"job": "train", "config": config.tables(), "out": str(folder), "costs": None}
+    job = {"job": "train", "config": config.tables(), "out": str(folder), "costs": None,
+           "beside": []}  # fmt: skip
     process = start([sys.executable, "-c", PARENT, json.dumps(job)])
     wait_for(lambda: epochs(folder) >= before + 2, process)
     kill_group(process)
@@ -143,6 +145,24 @@ def test_data_that_cannot_be_used_is_refused_before_anything_is_trained(tmp_path
         look_ahead(found, tmp_path / "bench")
     assert refused.value.exit_code == 2
     assert not (tmp_path / "bench").exists()
+
+
+def test_runs_of_a_bench_have_the_same_data(tmp_path: Path):
+    found = plan(tmp_path / "images", "erm", seeds=2, train={**TRAIN, "epochs": 1})
+    out = tmp_path / "bench"
+    bench = BenchFolder.open(out, found)
+    trained(found.runs[0].config, bench.run_folder(found.runs[0]))
+    bench.close()
+    write_picture(tmp_path / "images/source/cat/new.png", 1, (16, 16))
+    preview = Preview(found, Progress.read(bench, found), Estimate(), jobs=1, threads=1)
+    made = run_bench(preview, out)
+    assert made.failures["erm-1"].code == 2
+    assert "erm-0 was started: " in made.failures["erm-1"].message
+    assert "new.png" in made.failures["erm-1"].message
+    assert made.table.rows[0].seeds == (0,)
+    # With the data as it was the bench goes on.
+    (tmp_path / "images/source/cat/new.png").unlink()
+    assert run_bench(preview, out).table.rows[0].seeds == (0, 1)
 
 
 def test_the_whole_command_trains_and_says_what_it_found(tmp_path: Path, capsys):

@@ -115,7 +115,7 @@ def bench_and_report(
         console=error_console,
     )
     console.print(found.table.table().rich())
-    for note in found.table.notes():
+    for note in (*found.table.notes(), *found.table.cautions):
         console.print(note, markup=False, soft_wrap=True)
     console.print(f"Report: {found.page}", markup=False, soft_wrap=True)
     if found.failures:

@@ -15,6 +15,7 @@ from peerdg.evaluate.interval import spread
 from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
 from peerdg.methods.registry import is_reconstruction
+from peerdg.report.comparable import accuracy_notes
 from peerdg.report.result import RunResult
 from peerdg.report.selection import choices
 from peerdg.report.tables import CRAFTED_MEAN
@@ -123,6 +124,7 @@ class BenchTable:
             bench does not have it.
         rows: The methods, in the order they were asked for.
         period: Epochs between the evaluations that fluctuation is over, the same for all rows.
+        cautions: Sentences about what differs between rows besides the method.
     """
 
     data: str
@@ -131,6 +133,7 @@ class BenchTable:
     plain: str | None
     rows: tuple[Row, ...]
     period: int = 1
+    cautions: tuple[str, ...] = ()
 
     def plain_data(self) -> dict[str, Any]:
         """Nested dictionaries, lists and numbers."""
@@ -241,7 +244,7 @@ class BenchTable:
             *map(_latex_line, table.rows),
             "\\bottomrule",
             "\\end{tabular}",
-            *(f"% {latex_text(note)}" for note in self.notes()),
+            *(f"% {latex_text(note)}" for note in (*self.notes(), *self.cautions)),
         ]
         return "\n".join(lines) + "\n"
 
@@ -277,6 +280,7 @@ def bench_table(
         plain=plain,
         rows=tuple(_relative(row, compared, cheap) for row in rows),
         period=period,
+        cautions=tuple(accuracy_notes(finished)),
     )
 
 

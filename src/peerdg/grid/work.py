@@ -202,6 +202,7 @@ class Work:
             "config": replace(run.config, threads=self.threads or run.config.threads).tables(),
             "out": str(folder),
             "costs": self.estimate.costs.get(run.group.name),
+            "beside": [str(self.bench.run_folder(r)) for r in self.plan.runs if r is not run],
         }
         return Task(run.name, job, lambda: self.describe(folder))
 

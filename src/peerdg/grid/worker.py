@@ -136,7 +136,9 @@ def train(job: Mapping[str, Any], send: Send) -> None:
         from peerdg.run.runner import execute
 
         costs = None if job["costs"] is None else costs_from_json(job["costs"])
-        execute(config, run, PipeProgress(send, costs))
+        others = (RunFolder(Path(path)) for path in job["beside"])
+        begun = next((other for other in others if other.manifest_file.exists()), None)
+        execute(config, run, PipeProgress(send, costs), same_data_as=begun)
     finally:
         run.close()
 

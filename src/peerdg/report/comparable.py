@@ -92,21 +92,25 @@ def differences(groups: Groups) -> list[str]:
 
 def comparison_notes(groups: Groups) -> list[str]:
     """Sentences about what keeps the rows of a comparison from being comparable."""
+    return [*accuracy_notes(groups), *_period_notes(groups)]
+
+
+def accuracy_notes(groups: Groups) -> list[str]:
+    """Sentences about what keeps accuracies from being comparable."""
     return [
         *_training_note(groups),
         *_steps_note(groups),
         *_start_notes(groups),
         *_validation_note(groups),
-        *_period_notes(groups),
     ]
 
 
 def _training_note(groups: Groups) -> list[str]:
     if len(training_images(groups.values())) < 2:
         return []
-    known = {name: run for name, group in groups.items() for run in group if run.trained_on}
+    known = {(n, run.trained_on): run for n, g in groups.items() for run in g if run.trained_on}
     names = data_names(list(known.values()))
-    rows = "; ".join(f"{name}: {data}" for name, data in zip(known, names, strict=True))
+    rows = "; ".join(f"{name}: {data}" for (name, _), data in zip(known, names, strict=True))
     return [
         f"Rows were trained on different images ({rows}): a difference between them is not due to "
         "the method alone."

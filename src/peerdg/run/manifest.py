@@ -71,6 +71,24 @@ def check_manifest(
             run.event("other_version", message=message)
 
 
+def require_same_data(other: RunFolder, splits: Splits) -> None:
+    """Refuse data that is not what another run, which this one is to be compared with, had.
+
+    A damaged manifest of the other run is not this one's failure: its data counts as unknown.
+
+    Raises:
+        ConfigError: If it is not; it names the files.
+    """
+    try:
+        started = read_started(other.manifest_file)
+    except DamagedError:
+        return
+    if started is None:
+        return
+    if changes := _changes(started.data, other, splits, since=f"{other.path} was started"):
+        raise ConfigError(changes, hint="Restore the data, or start anew with --overwrite.")
+
+
 def record_roles(run: RunFolder, *, trained: str, deployed: str) -> None:
     """Add to the manifest which observed network learns, and which one ships.
 
@@ -214,7 +232,9 @@ def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
     }
 
 
-def _changes(old: Mapping[str, str], run: RunFolder, splits: Splits) -> str:
+def _changes(
+    old: Mapping[str, str], run: RunFolder, splits: Splits, *, since: str = "the run was started"
+) -> str:
     """Which parts of the data changed, and the files where they are known; empty if none did."""
     new = splits.fingerprint
     changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
@@ -225,5 +245,5 @@ def _changes(old: Mapping[str, str], run: RunFolder, splits: Splits) -> str:
         files = describe_changes(before, file_hashes(splits))
     except DamagedError:  # then the parts are all that can be named
         files = []
-    message = f"The data has changed since the run was started: {', '.join(changed)}."
+    message = f"The data has changed since {since}: {', '.join(changed)}."
     return message + "".join(f"\n  {line}" for line in files)

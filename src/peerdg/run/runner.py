@@ -58,6 +58,7 @@ from peerdg.run.manifest import (
     record_roles,
     require_batch_statistics,
     require_same_augmentation,
+    require_same_data,
     require_same_layers,
 )
 from peerdg.run.minutes import TimeBudget
@@ -83,6 +84,7 @@ def execute(
     model: nn.Module | None = None,
     profile: bool = False,
     budget: TimeBudget | None = None,
+    same_data_as: RunFolder | None = None,
 ) -> Classifier:
     """Train what `config` describes, or go on with it, and leave the result in `run`.
 
@@ -95,6 +97,7 @@ def execute(
             `Classifier` becomes one with the classes of the data.
         profile: Measure where the time goes, and leave it in `profile.json`.
         budget: The time a new run may take; it decides the epochs, which the run folder keeps.
+        same_data_as: A run that this one is to be compared with, so that it must have its data.
 
     Returns:
         The deployed model.
@@ -110,6 +113,8 @@ def execute(
         return load_stored(run.model, model)[0]
     began = time.perf_counter()
     parts = _make_parts(config, progress, splits, model, classes)
+    if same_data_as is not None:
+        require_same_data(same_data_as, parts.splits)
     config, costs = _schedule(config, run, parts, progress, budget)
     run.check_space(space_needed(config, parts.network, parts.source, parts.domains))
     _begin(config, run, parts)
