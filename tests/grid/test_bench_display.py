@@ -10,7 +10,7 @@ from peerdg.terminal import Terminal
 
 LONG = "randaugment+p-ens+swa+ema+sma+swad-4"
 MESSAGE = {"kind": "progress", "phase": "train", "epoch": 12, "epochs": 60, "share": 0.45,
-           "left": 4210.0, "rate": 12345.6, "activity": ""}  # fmt: skip
+           "left": 4210.0, "images_per_second": 12345.6, "activity": ""}  # fmt: skip
 
 
 def drawn(width: int, renderable: object, *, terminal: bool = True) -> list[str]:

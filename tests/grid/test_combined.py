@@ -21,7 +21,7 @@ from peerdg.report.variants import by_variant
 from peerdg.run.build import load_splits
 from tests.grid.tiny import TRAIN, plan, trained
 
-PAIR = Combination("", "randaugment", 2, "uniform", rates=(1.0, 0.5), weight_decays=(0.01,))
+PAIR = Combination("", "randaugment", 2, "uniform", lr_scales=(1.0, 0.5), weight_decays=(0.01,))
 DATA = {"benchmark": "digits-mini", "budget": "quick"}
 
 

@@ -19,7 +19,7 @@ from peerdg.methods.clean import CleanImages, as_clean
 from peerdg.methods.images import as_bytes
 from peerdg.methods.peer import PEER
 from peerdg.methods.settings.peer import Settings
-from peerdg.models.batch_statistics import recalibrate
+from peerdg.models.batch_statistics import recompute_statistics
 from peerdg.models.classifier import Classifier
 from peerdg.train.source import Source
 from tests.conftest import tiny_classifier, tiny_domain
@@ -139,7 +139,7 @@ FLOATS = SOURCE.images / 255
 
 def measured(clean) -> list[torch.Tensor]:
     model = tiny_classifier(batch_norm=True)
-    recalibrate(model, as_clean(clean))
+    recompute_statistics(model, as_clean(clean))
     return list(model.buffers())
 
 
@@ -178,7 +178,7 @@ def sorted_batches() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", sorted_batches())
 def test_class_sorted_batches_give_the_statistics_of_all_images(kind):
     found, reference = (copy.deepcopy(residual_network()) for _ in range(2))
-    recalibrate(found, as_clean(sorted_batches()[kind]))
+    recompute_statistics(found, as_clean(sorted_batches()[kind]))
     update_bn([class_sorted_photos().images], reference)
     ratio = variances(found) / variances(reference)
     assert (ratio - 1).abs().median() < 0.05

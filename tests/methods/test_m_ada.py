@@ -116,7 +116,7 @@ def double_classifier(**options: Any) -> Classifier:
 
 def test_the_losses_are_those_of_a_step_taken_by_hand():
     model, (source, made) = double_classifier(), two_batches()
-    found = meta_losses(model, source, made, rate=0.3)
+    found = meta_losses(model, source, made, step_size=0.3)
     other = copy.deepcopy(model)
     loss = F.cross_entropy(other(source[0]), source[1])
     loss.backward()
@@ -209,7 +209,7 @@ class Attention(nn.Module):
 def test_networks_with_attention_are_differentiated_twice():
     torch.manual_seed(0)
     model = Classifier(Attention(), nn.Linear(8, 3), classes=("a", "b", "c"))
-    losses = meta_losses(model, *two_batches(), rate=0.1)
+    losses = meta_losses(model, *two_batches(), step_size=0.1)
     (sum(losses) / 2).backward()
     assert all(torch.isfinite(p.grad).all() and p.grad.any() for p in model.parameters())
 
@@ -218,7 +218,7 @@ def test_frozen_and_unused_weights_stay_where_they_are():
     model = tiny_classifier(batch_norm=True)
     model.encoder.conv.requires_grad_(False)
     model.encoder.unused = nn.Parameter(torch.ones(2))
-    losses = meta_losses(model, *two_batches(), rate=0.1)
+    losses = meta_losses(model, *two_batches(), step_size=0.1)
     sum(losses).backward()
     assert model.encoder.conv.weight.grad is None
     assert model.encoder.unused.grad is None

@@ -22,7 +22,7 @@ from peerdg.methods.randaugment import AugmentedERM
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.settings.randaugment import Settings as RandAugSettings
 from peerdg.models.backbones import build_classifier
-from peerdg.models.batch_statistics import recalibrate
+from peerdg.models.batch_statistics import recompute_statistics
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain(n=32)
@@ -404,11 +404,11 @@ def test_batch_normalised_training_recalibrates_the_task_model():
 @pytest.mark.parametrize("bn", ["recalibrate", "copy"])
 def test_a_task_model_counts_as_recalibrated_only_if_it_is(bn):
     peer = make(batch_norm=True, clean=CLEAN, k=1, bn=bn)
-    assert not peer.recalibrated
+    assert not peer.with_clean_statistics
     train(peer, epochs=1)
-    assert peer.recalibrated == ({"task"} if bn == "recalibrate" else set())
+    assert peer.with_clean_statistics == ({"task"} if bn == "recalibrate" else set())
     before = copy.deepcopy(peer.task.state_dict())
-    recalibrate(peer.task, CleanImages(CLEAN))  # once more changes nothing, where it is
+    recompute_statistics(peer.task, CleanImages(CLEAN))  # once more changes nothing, where it is
     equal = [torch.equal(value, before[name]) for name, value in peer.task.state_dict().items()]
     assert all(equal) == (bn == "recalibrate")
 

@@ -181,7 +181,7 @@ def test_runs_on_own_images_are_listed_by_their_folder(tmp_path, monkeypatch, ca
     save_runs(Path("runs.json"), [read_run(Path("run"))])
     (kept,) = load_runs(Path("runs.json"))
     assert kept.data == "my photos"
-    assert kept.trained_on == read_run(Path("run")).trained_on != ""
+    assert kept.train_fingerprint == read_run(Path("run")).train_fingerprint != ""
     assert str(tmp_path) not in Path("runs.json").read_text()
     capsys.readouterr()
     assert peerdg(["runs", "run"], debug=True) == 0

@@ -36,12 +36,12 @@ HOSTILE = (
 BLOCKS = {
     "start": Block(phase="pretrain", epoch=1, epochs=2, left=46.2),
     "evaluating": Block(
-        phase="train", epoch=1, epochs=20, share=0.04, left=251.7, rate=451.6, terms=TERMS,
-        activity="evaluating",
+        phase="train", epoch=1, epochs=20, share=0.04, left=251.7, images_per_second=451.6,
+        terms=TERMS, activity="evaluating",
     ),
     "digits": Block(
         label="[3/12] peer-0", phase="train", epoch=14, epochs=240, share=0.377, left=7512,
-        rate=452, terms=TERMS, evaluated=10,
+        images_per_second=452, terms=TERMS, evaluated=10,
         accuracy={
             "proxy": DIGITS | {"crafted:blur": 50.0, "crafted:edges": 61.0},
             "task": {name: value - 1.2 for name, value in DIGITS.items()}
@@ -49,7 +49,7 @@ BLOCKS = {
         },
     ),
     "many": Block(
-        phase="train", epoch=9999, epochs=10000, share=0.999, left=3.2e6, rate=123456,
+        phase="train", epoch=9999, epochs=10000, share=0.999, left=3.2e6, images_per_second=123456,
         terms=TERMS, evaluated=9990,
         accuracy={
             "model": {"validation": 100.0}
@@ -57,8 +57,8 @@ BLOCKS = {
         },
     ),
     "hostile": Block(
-        label=HOSTILE[0], phase="train", epoch=3, epochs=20, share=0.1, left=61, rate=20,
-        terms=TERMS, evaluated=2,
+        label=HOSTILE[0], phase="train", epoch=3, epochs=20, share=0.1, left=61,
+        images_per_second=20, terms=TERMS, evaluated=2,
         accuracy={"proxy": {name: 50.0 + i for i, name in enumerate(HOSTILE)}},
     ),
 }  # fmt: skip

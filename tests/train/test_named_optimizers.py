@@ -37,7 +37,7 @@ class Adversary(Method):
     def optimizers(self) -> dict[str, OptimizerPlan]:
         encoder, head = self.model.encoder.parameters(), self.model.head.parameters()
         return {
-            "main": OptimizerPlan([Group(list(encoder)), Group(list(head), rate=10.0)]),
+            "main": OptimizerPlan([Group(list(encoder)), Group(list(head), lr_scale=10.0)]),
             "gain": OptimizerPlan([Group([self.gain])], kind="adam", lr=0.03),
         }
 

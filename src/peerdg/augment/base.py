@@ -100,8 +100,8 @@ class RandomView:
         fallback_height, fallback_width = _central(height, width, self.ratio)
         box_height = box_height.masked_fill(central, fallback_height)
         box_width = box_width.masked_fill(central, fallback_width)
-        top = _place(height - box_height, drawn[:, 1], central)
-        left = _place(width - box_width, drawn[:, 2], central)
+        top = _box_start(height - box_height, drawn[:, 1], central)
+        left = _box_start(width - box_width, drawn[:, 2], central)
         return Boxes(top, left, box_height, box_width), flipped
 
     def _box_sizes(
@@ -145,7 +145,7 @@ def _central(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, 
     return height, width
 
 
-def _place(
+def _box_start(
     room: Int64[Tensor, " b"], drawn: Float64[Tensor, " b"], central: Bool[Tensor, " b"]
 ) -> Int64[Tensor, " b"]:
     """Where a box begins that leaves `room`: anywhere from 0 to `room`, or in the middle."""

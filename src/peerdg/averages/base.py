@@ -29,8 +29,8 @@ class Average(nn.Module, abc.ABC):
         """Whether `before_epoch` must be called before each epoch."""
         return False
 
-    def missing(self, end_of_epoch: str) -> str:
-        """What to do while nothing is averaged, for a warning.
+    def advice_while_empty(self, end_of_epoch: str) -> str:
+        """Say what to do while nothing is averaged, for a warning.
 
         Args:
             end_of_epoch: Which function of the method calls `after_epoch`.

@@ -9,7 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
 from peerdg.averages.base import Average, frozen_copy, require_finite
 from peerdg.errors import ConfigError
-from peerdg.models.batch_statistics import recalibrate
+from peerdg.models.batch_statistics import recompute_statistics
 from peerdg.models.classifier import Classifier, has_batch_statistics
 
 BatchNormRule = Literal["recalibrate", "average", "copy", "frozen"]
@@ -87,8 +87,8 @@ class Snapshots(Average):
         """With `include_init` alone."""
         return self.include_init
 
-    def missing(self, end_of_epoch: str) -> str:
-        """What to do while there is no snapshot."""
+    def advice_while_empty(self, end_of_epoch: str) -> str:
+        """Say what to do while there is no snapshot."""
         if self.include_init:
             return "Call `start_epoch` before each epoch: it averages the first one."
         return (
@@ -169,7 +169,7 @@ class Snapshots(Average):
         """The update has copied the newest snapshot's buffers; apply the rule to them."""
         if self.bn == "recalibrate":
             if self.clean is not None:
-                recalibrate(self.model, self.clean)
+                recompute_statistics(self.model, self.clean)
         elif self.bn == "average" and self.newest:
             window = [_floating_buffers(kept) for kept in self._window(self.count)]
             for name, buffer in _floating_buffers(self.model).items():

@@ -60,7 +60,7 @@ def export_model(
             differently; then nothing is left.
     """
     require_packages(format)
-    with in_eval_mode(model), _place(output, format, overwrite) as (folder, names):
+    with in_eval_mode(model), _temporary_folder(output, format, overwrite) as (folder, names):
         run = _write(model, description, folder / names.model, format)
         difference = require_same_answers(model, run, size=description["image_size"])
         about = _about(model, description, format)
@@ -88,7 +88,9 @@ def _is_file(output: Path, format: Format) -> bool:
 
 
 @contextmanager
-def _place(output: Path, format: Format, overwrite: bool) -> Iterator[tuple[Path, _Names]]:
+def _temporary_folder(
+    output: Path, format: Format, overwrite: bool
+) -> Iterator[tuple[Path, _Names]]:
     """A temporary folder whose files take their places when the block ends well."""
     if not _is_file(output, format):
         if output.is_dir() and any(output.iterdir()):

@@ -20,7 +20,7 @@ LINE_SECONDS = 30.0  # between lines about one run where there is no terminal
 LEAST_BAR, LONGEST_BAR = 6, 30
 LEAST_LABEL, LONGEST_LABEL = 8, 36
 TIME = 16  # cells of the time left, so that bars keep their length
-RATES = {96: (14, " images/s"), 76: (8, "/s")}  # columns needed: cells of the rate, its unit
+SPEEDS = {96: (14, " images/s"), 76: (8, "/s")}  # columns needed: cells of the speed, its unit
 
 
 class Shown(Protocol):
@@ -68,7 +68,7 @@ class Silence:
 
 @dataclass
 class RunLine:
-    """One line: name, phase, bar, share, rate and time left of a run, whatever the width."""
+    """One line of a run, at any width: name, phase, bar, share, images per second, time left."""
 
     name: str
     phase: str = ""
@@ -77,11 +77,11 @@ class RunLine:
     activity: str = ""
     share: float = 0.0
     left: float | None = None
-    rate: float | None = None
+    images_per_second: float | None = None
 
     def update(self, message: Mapping[str, Any]) -> None:
         """Update the fields from a message."""
-        for key in ("phase", "epoch", "epochs", "activity", "share", "left", "rate"):
+        for key in ("phase", "epoch", "epochs", "activity", "share", "left", "images_per_second"):
             if key in message:
                 setattr(self, key, message[key])
 
@@ -93,19 +93,21 @@ class RunLine:
 
     def text(self) -> str:
         """For a log."""
-        rate = "" if self.rate is None else f", {self.rate:,.0f} images/s"
+        speed = self.images_per_second
+        images = "" if speed is None else f", {speed:,.0f} images/s"
         left = "" if self.left is None else f", {duration(self.left)} left"
-        return f"{self.name}: {self.where}, {int(100 * self.share)} %{rate}{left}"
+        return f"{self.name}: {self.where}, {int(100 * self.share)} %{images}{left}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render in one line of the console's width."""
         width = max(1, options.max_width)
         left = "" if self.left is None else f"{duration(self.left)} left"
         right = f"{int(100 * self.share):3d} %"
-        for needed, (room, unit) in RATES.items():
+        for needed, (room, unit) in SPEEDS.items():
             if width >= needed:
-                rate = "" if self.rate is None else f"{self.rate:,.0f}{unit}"
-                right += f"  {rate:>{room}}"
+                speed = self.images_per_second
+                text = "" if speed is None else f"{speed:,.0f}{unit}"
+                right += f"  {text:>{room}}"
                 break
         right += f"  {left:<{TIME}}"
         place = f"{self.phase} {self.epoch}/{self.epochs}" if self.phase else "starting"

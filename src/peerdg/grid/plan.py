@@ -172,7 +172,7 @@ class Plan:
             while not _may_join(member, found.get((text, copy), ())):
                 copy += 1
             found.setdefault((text, copy), []).append(member)
-        return tuple(Group(tuple(sorted(group, key=_place))) for group in found.values())
+        return tuple(Group(tuple(sorted(group, key=_order_in_group))) for group in found.values())
 
     @cached_property
     def runs(self) -> tuple[PlannedRun, ...]:
@@ -284,7 +284,7 @@ def _may_join(member: Member, group: Sequence[Member]) -> bool:
     return member.average not in averages and len(periods) <= 1
 
 
-def _place(member: Member) -> int:
+def _order_in_group(member: Member) -> int:
     """In a group: the network itself, then averages in the order of their list."""
     kind = next(iter(member.config.average.kind), None)
     return -1 if kind is None else list(KINDS).index(kind)

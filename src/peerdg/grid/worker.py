@@ -110,12 +110,12 @@ class PipeProgress:
         if at - self._sent_at < MESSAGE_SECONDS and not now:
             return
         self._sent_at = at
-        left = rate = None
+        left = images_per_second = None
         if self._forecast is not None and self._position:
             left = self._forecast.left()
             self._share = max(self._share, self._forecast.share())
             seconds = self._forecast.step_seconds
-            rate = self._images / seconds if seconds else None
+            images_per_second = self._images / seconds if seconds else None
         self.send(
             {
                 "kind": "progress",
@@ -123,7 +123,7 @@ class PipeProgress:
                 "activity": activity,
                 "share": self._share,
                 "left": left,
-                "rate": rate,
+                "images_per_second": images_per_second,
             }
         )
 

@@ -50,7 +50,7 @@ class ADA(Method):
         chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
-    if_diverged = ", or the step of the ascent (--ada.rate)"
+    divergence_hint = ", or the step of the ascent (--ada.rate)"
 
     def __init__(
         self,

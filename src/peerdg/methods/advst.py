@@ -54,7 +54,7 @@ class AdvST(Method):
         chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
-    if_diverged = ", or the weight of the entropy (--advst.eta-min)"
+    divergence_hint = ", or the weight of the entropy (--advst.eta-min)"
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class AugMixConsistency(Method):
         augment: G.
     """
 
-    if_diverged = ", or the divergence's weight (--augmix.lam)"
+    divergence_hint = ", or the divergence's weight (--augmix.lam)"
 
     def __init__(
         self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None

@@ -30,7 +30,7 @@ class BarlowTwins(Method):
         augment: G, re-drawn by `start_epoch`.
     """
 
-    if_diverged = ", or the regulariser's weight (--barlow-twins.w)"
+    divergence_hint = ", or the regulariser's weight (--barlow-twins.w)"
 
     def __init__(
         self,

@@ -62,15 +62,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that learn at one rate.
+    """Parameters with one learning rate.
 
     Args:
         parameters: What an optimizer trains.
-        rate: Multiplies the optimizer's learning rate.
+        lr_scale: Multiplies the optimizer's learning rate.
     """
 
     parameters: list[nn.Parameter]
-    rate: float = 1.0
+    lr_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class OptimizerPlan:
 
     Args:
         groups: Its parameters.
-        kind: Which optimizer; None takes that of the training phase with its rate and schedule,
-            and everything below is ignored.
+        kind: Which optimizer; None takes that of the training phase with its learning rate and
+            schedule, and everything below is ignored.
         lr: Its constant learning rate.
         momentum: Momentum of SGD.
         weight_decay: Weight decay.
@@ -209,7 +209,7 @@ class Method(nn.Module, abc.ABC):
     None: the first watched average, or else the trained network.
     """
 
-    if_diverged: ClassVar[str] = ""
+    divergence_hint: ClassVar[str] = ""
     """What else to try where the loss diverges, after "Lower the learning rate"."""
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ class Method(nn.Module, abc.ABC):
         return {**self.networks, **watched}
 
     @property
-    def recalibrated(self) -> frozenset[str]:
+    def with_clean_statistics(self) -> frozenset[str]:
         """The keys of `observed` whose batch statistics are those of the clean images already."""
         return frozenset()
 
@@ -305,9 +305,9 @@ class Method(nn.Module, abc.ABC):
         return frozenset()
 
     @property
-    def to_recalibrate(self) -> dict[str, Classifier]:
+    def needs_clean_statistics(self) -> dict[str, Classifier]:
         """Observed networks that need other batch statistics to be evaluated with clean ones."""
-        done = self.recalibrated | self.frozen
+        done = self.with_clean_statistics | self.frozen
         return {name: model for name, model in self.observed.items() if name not in done}
 
     def statistics_of(self, name: str, rule: StatisticsRule) -> StatisticsRule | Literal["frozen"]:
@@ -327,7 +327,7 @@ class Method(nn.Module, abc.ABC):
             self._warned = True
             warnings.warn(
                 f"No snapshot was averaged yet: '{self.deployed_name}' is still the network that "
-                f"training began with. {average.missing(self._end_of_epoch)}",
+                f"training began with. {average.advice_while_empty(self._end_of_epoch)}",
                 PeerdgWarning,
                 stacklevel=2,
             )

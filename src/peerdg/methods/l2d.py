@@ -64,7 +64,7 @@ class L2D(Method):
         ConfigError: If the network has no bottleneck, or a kernel is as large as the images.
     """
 
-    if_diverged = ", or the style module's (--l2d.style-lr)"
+    divergence_hint = ", or the style module's (--l2d.style-lr)"
 
     def __init__(self, model: Classifier, settings: Settings | None = None, *, size: int) -> None:
         super().__init__()

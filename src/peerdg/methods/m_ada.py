@@ -63,7 +63,7 @@ class MADA(Method):
         ConfigError: If the network is compiled, since that cannot be differentiated twice.
     """
 
-    if_diverged = ", or the inner step (--m-ada.meta-rate)"
+    divergence_hint = ", or the inner step (--m-ada.meta-rate)"
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class MADA(Method):
             return {"loss": loss, "ce": loss.detach()}
         made = self._made_images(len(batch.images), batch.generator())
         source, meta = meta_losses(
-            self.model, (batch.images, batch.labels), made, rate=self.settings.meta_rate
+            self.model, (batch.images, batch.labels), made, step_size=self.settings.meta_rate
         )
         return {"loss": (source + meta) / 2, "ce": source.detach(), "meta": meta.detach()}
 
@@ -179,15 +179,15 @@ def meta_losses(
     source: tuple[Tensor, Tensor],
     made: tuple[Tensor, Tensor],
     *,
-    rate: float,
+    step_size: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """L_s(θ), and L_a(θ') after the inner step θ' = θ - rate · ∇L_s(θ), with its graph.
+    """L_s(θ), and L_a(θ') after the inner step θ' = θ - step_size · ∇L_s(θ), with its graph.
 
     Args:
         model: F with weights θ.
         source: Images of the source and their labels, for L_s.
         made: Images of the domains that were made and their labels, for L_a.
-        rate: Size of the inner step.
+        step_size: Size of the inner step.
     """
     theta = {name: p for name, p in model.named_parameters() if p.requires_grad}
     # Other kernels of attention have no second derivative.
@@ -198,7 +198,7 @@ def meta_losses(
                 source_loss, list(theta.values()), create_graph=True, materialize_grads=True
             )
             moved = {
-                name: p - rate * gradient
+                name: p - step_size * gradient
                 for (name, p), gradient in zip(theta.items(), gradients, strict=True)
             }
         made_loss = F.cross_entropy(functional_call(model, moved, (made[0],)), made[1])

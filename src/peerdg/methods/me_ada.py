@@ -37,7 +37,7 @@ class MEADA(ADA):
         chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
-    if_diverged = ", or the step of the ascent (--me-ada.rate)"
+    divergence_hint = ", or the step of the ascent (--me-ada.rate)"
     settings: Settings
 
     def __init__(

@@ -49,7 +49,7 @@ class MetaCNN(Method):
         ConfigError: If the network does not have one layer of meta-features.
     """
 
-    if_diverged = ", or raise the ridge (--metacnn.ridge)"
+    divergence_hint = ", or raise the ridge (--metacnn.ridge)"
 
     def __init__(
         self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None

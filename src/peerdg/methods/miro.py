@@ -62,7 +62,7 @@ class MIRO(Method):
         ConfigError: If a named layer is not in the network, or the oracle is another network.
     """
 
-    if_diverged = ", or the regulariser's weight (--miro.lam)"
+    divergence_hint = ", or the regulariser's weight (--miro.lam)"
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class MIRO(Method):
         """F at the phase's rate, the variances at a multiple of it."""
         network = [p for p in self.model.parameters() if p.requires_grad]
         variances = list(self.variances.parameters())
-        groups = [Group(network), Group(variances, rate=self.settings.rate)]
+        groups = [Group(network), Group(variances, lr_scale=self.settings.rate)]
         return {"main": OptimizerPlan(groups)}
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:

@@ -70,7 +70,7 @@ class PDEN(Method):
         settings: Every switch of the method.
     """
 
-    if_diverged = ", or the generator's (--pden.generator-lr)"
+    divergence_hint = ", or the generator's (--pden.generator-lr)"
 
     def __init__(self, model: Classifier, settings: Settings | None = None) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ class PEER(Method):
 
     averages_used = 1
     own_deployed = "task"
-    if_diverged = ", or the regulariser's weight (--peer.w)"
+    divergence_hint = ", or the regulariser's weight (--peer.w)"
 
     def __init__(
         self,
@@ -274,8 +274,8 @@ class PEER(Method):
         return {"task": self.deployed_average, **super().averages}
 
     @property
-    def recalibrated(self) -> frozenset[str]:
-        """`"task"`, once it has a snapshot and if its recalibrated average is evaluated."""
+    def with_clean_statistics(self) -> frozenset[str]:
+        """`"task"`, once it has a snapshot, if statistics are recomputed after each of them."""
         done = _recalibrates(self.deployed_average) and self.clean is not None
         return frozenset({"task"} if done and self.average.count else ())
 

@@ -39,7 +39,7 @@ class RandConvConsistency(Method):
         ConfigError: For nested views of another augmentation, which takes uint8 images only.
     """
 
-    if_diverged = ", or the divergence's weight (--randconv.lam)"
+    divergence_hint = ", or the divergence's weight (--randconv.lam)"
 
     def __init__(
         self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None

@@ -112,7 +112,7 @@ class Combination:
         outputs: What an ensemble averages; None for a mean of weights.
         shares_start: Whether all runs have one seed, and so one initialisation and pre-training,
             and differ in that of the main phase; otherwise each has a seed of its own.
-        rates: Learning rates of the main phase as multiples of the preset's; runs take them in
+        lr_scales: Learning rates of the main phase as multiples of the preset's; runs take them in
             turn.
         weight_decays: Likewise, as they are; empty leaves the preset's.
         reconstruction: As in `Recipe`.
@@ -124,7 +124,7 @@ class Combination:
     rule: Rule
     outputs: Outputs | None = None
     shares_start: bool = True
-    rates: tuple[float, ...] = (1.0,)
+    lr_scales: tuple[float, ...] = (1.0,)
     weight_decays: tuple[float, ...] = ()
     reconstruction: Reconstruction = "no"
 
@@ -139,10 +139,10 @@ class Combination:
         own = seed * self.members + number
         seeds = {"seed": seed, "train_seed": own} if self.shares_start else {"seed": own}
         train: dict[str, float] = {}
-        if self.rates != (1.0,):
-            train["lr"] = lr * self.rates[number % len(self.rates)]
+        if self.lr_scales != (1.0,):
+            train["lr"] = lr * self.lr_scales[number % len(self.lr_scales)]
         if self.weight_decays:
-            turn = number // len(self.rates)  # so that all pairs come before one comes again
+            turn = number // len(self.lr_scales)  # so that all pairs come before one comes again
             train["weight_decay"] = self.weight_decays[turn % len(self.weight_decays)]
         return {"method": self.member, **seeds, **({"train": train} if train else {})}
 
@@ -168,7 +168,7 @@ COMBINATIONS = {
         members=6,  # assumption: EoA's number; the authors train 20 or 60
         rule="uniform",
         # Released code: rates 1e-5, 3e-5, 5e-5, of which the last is the default; these decays.
-        rates=(1.0, 0.6, 0.2),
+        lr_scales=(1.0, 0.6, 0.2),
         weight_decays=(1e-4, 1e-6),
     ),
     "eoa": Combination(

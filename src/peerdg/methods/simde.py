@@ -53,7 +53,7 @@ class SimDE(Method):
         settings: Every switch of the method.
     """
 
-    if_diverged = ", or the generators' (--simde.generator-lr)"
+    divergence_hint = ", or the generators' (--simde.generator-lr)"
 
     def __init__(self, model: Classifier, settings: Settings | None = None) -> None:
         super().__init__()

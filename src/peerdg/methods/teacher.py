@@ -56,7 +56,7 @@ class Teacher(Method):
 
     fitted: Tensor
 
-    if_diverged = ", or the regulariser's weight (--teacher.w)"
+    divergence_hint = ", or the regulariser's weight (--teacher.w)"
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from peerdg.models.classifier import in_eval_mode
 
 
 @torch.no_grad()
-def recalibrate(
+def recompute_statistics(
     model: nn.Module, clean: Iterable[Tensor], *, before_batch: Callable[[], None] = lambda: None
 ) -> None:
     """Recompute batch-normalisation statistics as the mean over batches, weighted by their images.
@@ -48,22 +48,22 @@ def recalibrate(
 
 
 @contextmanager
-def recalibrated(
+def clean_statistics(
     models: Iterable[nn.Module],
     clean: Iterable[Tensor],
     *,
     before_batch: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Inside the block, networks have batch statistics of clean images; afterwards their own.
+    """Give networks batch statistics of clean images inside the block, their own afterwards.
 
     Training is not affected, even if the block is interrupted. The arguments are those of
-    `recalibrate`.
+    `recompute_statistics`.
     """
     models = list(models)
     before = _statistics(layer for model in models for layer in _normalisation_layers(model))
     try:
         for model in models:
-            recalibrate(model, clean, before_batch=before_batch)
+            recompute_statistics(model, clean, before_batch=before_batch)
         yield
     finally:
         _restore(before)
@@ -71,7 +71,7 @@ def recalibrated(
 
 @contextmanager
 def _measuring(model: nn.Module, layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
-    """Statistics are reset and then follow the batches; an error leaves them as they were."""
+    """Reset the statistics and let them follow the batches; an error leaves them as they were."""
     momenta = [layer.momentum for layer in layers]
     before = _statistics(layers)
     try:

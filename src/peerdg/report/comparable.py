@@ -30,7 +30,7 @@ def require_comparable(runs: Sequence[RunResult]) -> None:
             f"{run.data}: {', '.join(run.targets) or 'none'}" for _, run in sorted(data.items())
         )
         raise ConfigError(f"These runs have different data or targets ({found}).", hint=hint)
-    if changed := _with_other_images(run.judged_on for run in finished):
+    if changed := _with_other_images(run.evaluation_fingerprints for run in finished):
         judged = ", ".join(dict.fromkeys(run.data for run in finished))
         what = "targets" if finished[0].targets else "validation images"
         raise ConfigError(
@@ -80,7 +80,7 @@ def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def training_images(groups: Iterable[Sequence[RunResult]]) -> set[str]:
     """Fingerprints of what the runs learnt from, as far as they are known."""
-    return {run.trained_on for group in groups for run in group if run.trained_on}
+    return {run.train_fingerprint for group in groups for run in group if run.train_fingerprint}
 
 
 def differences(groups: Groups) -> list[str]:
@@ -108,7 +108,12 @@ def accuracy_notes(groups: Groups) -> list[str]:
 def _training_note(groups: Groups) -> list[str]:
     if len(training_images(groups.values())) < 2:
         return []
-    known = {(n, run.trained_on): run for n, g in groups.items() for run in g if run.trained_on}
+    known = {
+        (name, run.train_fingerprint): run
+        for name, group in groups.items()
+        for run in group
+        if run.train_fingerprint
+    }
     names = data_names(list(known.values()))
     rows = "; ".join(f"{name}: {data}" for (name, _), data in zip(known, names, strict=True))
     return [

@@ -86,12 +86,12 @@ class RunResult:
         return self.folder or benchmark if benchmark == OWN_DATA else benchmark
 
     @property
-    def trained_on(self) -> str:
+    def train_fingerprint(self) -> str:
         """Fingerprint of the training images; empty if the records do not have it."""
         return self.fingerprints.get("train", "")
 
     @property
-    def judged_on(self) -> dict[str, str]:
+    def evaluation_fingerprints(self) -> dict[str, str]:
         """Fingerprints of the targets, or of the validation images where there are none."""
         names = [f"target:{target}" for target in self.targets] or [VALIDATION]
         return {name: self.fingerprints[name] for name in names if name in self.fingerprints}

@@ -53,11 +53,11 @@ def _grouped(runs: Sequence[RunResult]) -> dict[tuple[str, ...], list[RunResult]
     Records that do not name their images fit any.
     """
     groups: dict[tuple[str, ...], list[RunResult]] = {}
-    images = {run.variant: run.trained_on for run in reversed(runs) if run.trained_on}
+    images = {run.variant: run.train_fingerprint for run in reversed(runs) if run.train_fingerprint}
     several_starts = _with_several_starts(runs)
     for run in runs:
         start = str(run.inputs.network_weights) if run.variant in several_starts else ""
-        place = (run.variant, run.trained_on or images.get(run.variant, ""), start)
+        place = (run.variant, run.train_fingerprint or images.get(run.variant, ""), start)
         group = groups.setdefault(place, [])
         # The same seed again is the same result again, not another sample.
         if run.status == "done" and run.evaluations and run.seed not in {r.seed for r in group}:
@@ -115,7 +115,7 @@ def _differing(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
     found = {key: values for key, values in found.items() if differs(key, flat)}
     if found.get("evaluate_every") == found.get(f"{method}.{runs[0].period_option}"):
         found.pop("evaluate_every", None)  # follows the period unless it is given
-    if len({run.trained_on for run in runs}) > 1:
+    if len({run.train_fingerprint for run in runs}) > 1:
         found[DATA] = list(data_names(runs))
     if len(set(zip(*(map(repr, values) for values in found.values()), strict=True))) < len(runs):
         starts = [run.inputs.network_weights or UNKNOWN for run in runs]
@@ -134,9 +134,11 @@ def data_names(runs: Sequence[RunResult]) -> list[str]:
     """What each run was trained on; folders of one name with other images keep a fingerprint."""
     images: dict[str, set[str]] = {}
     for run in runs:
-        images.setdefault(run.data, set()).add(run.trained_on)
+        images.setdefault(run.data, set()).add(run.train_fingerprint)
     return [
-        run.data if len(images[run.data]) == 1 else f"{run.data}@{run.trained_on[:_FINGERPRINT]}"
+        run.data
+        if len(images[run.data]) == 1
+        else f"{run.data}@{run.train_fingerprint[:_FINGERPRINT]}"
         for run in runs
     ]
 

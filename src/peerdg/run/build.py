@@ -101,7 +101,7 @@ def evaluated_domains(splits: Splits) -> dict[str, Domain]:
     return {**validation, **splits.targets}
 
 
-def judged_on(config: RunConfig, splits: Splits) -> dict[str, Domain]:
+def evaluated_on(config: RunConfig, splits: Splits) -> dict[str, Domain]:
     """`evaluated_domains`, and distorted copies of validation images unless `crafted` is off."""
     domains = evaluated_domains(splits)
     if config.crafted == "off" or splits.validation is None:

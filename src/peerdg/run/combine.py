@@ -23,13 +23,13 @@ from peerdg.errors import ConfigError, OutputError, PeerdgError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain, evaluate_models
 from peerdg.evaluate.calibration import BINS
 from peerdg.evaluate.detail import evaluate_in_detail
-from peerdg.models.batch_statistics import recalibrate
+from peerdg.models.batch_statistics import recompute_statistics
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.models.combination import CombinedFrom, Member, Outputs, Rule
 from peerdg.models.description import format_of
 from peerdg.models.ensemble import ensemble
 from peerdg.models.stored import describe_model, how_far, write_model
-from peerdg.run.build import evaluated_domains, judged_on, load_splits, match_classes
+from peerdg.run.build import evaluated_domains, evaluated_on, load_splits, match_classes
 from peerdg.run.card import write_card
 from peerdg.run.combine_members import (
     MemberFolder,
@@ -162,7 +162,7 @@ class _Combination:
         mean = self._load(0)
         for count in range(1, len(self.members)):
             blend(mean, self._load(count), 1 / (count + 1))
-        return self._calibrated(mean)
+        return self._with_statistics(mean)
 
     def greedy(self) -> Classifier:
         """The mean of those whose addition does not lower the accuracy on validation images."""
@@ -175,11 +175,11 @@ class _Combination:
         for number in rest:
             candidate = copy.deepcopy(mean)
             blend(candidate, self._load(number), 1 / (count + 1))
-            accuracy = self._accuracy(self._calibrated(copy.deepcopy(candidate)))
+            accuracy = self._accuracy(self._with_statistics(copy.deepcopy(candidate)))
             if accuracy >= best:
                 mean, best, count = candidate, accuracy, count + 1
                 self.used[number] = True
-        return self._calibrated(mean) if count > 1 else mean
+        return self._with_statistics(mean) if count > 1 else mean
 
     def notes(self, model: Classifier) -> list[str]:
         """Sentences about how the model was made."""
@@ -189,12 +189,12 @@ class _Combination:
             notes.append(
                 f"{len(chosen)} of {len(self.members)} runs are in the mean: {', '.join(chosen)}."
             )
-        if self._recalibrates(model):
+        if self._recomputes_statistics(model):
             count = len(self._require_data().source)
             notes.append(f"Batch statistics were recomputed on {count:,} clean source images.")
         return notes
 
-    def _recalibrates(self, mean: Classifier) -> bool:
+    def _recomputes_statistics(self, mean: Classifier) -> bool:
         clean = self.batch_statistics not in LEARNT and has_batch_statistics(mean)
         return clean and self.rule != "ensemble" and self.data is not None
 
@@ -211,10 +211,10 @@ class _Combination:
         assert self.data is not None  # noqa: S101  (`_find_data` ensures it)
         return self.data
 
-    def _calibrated(self, mean: Classifier) -> Classifier:
+    def _with_statistics(self, mean: Classifier) -> Classifier:
         """Give a mean of weights the batch statistics that belong to it, if it has any."""
-        if self._recalibrates(mean):
-            recalibrate(mean, self._require_data().source.clean)
+        if self._recomputes_statistics(mean):
+            recompute_statistics(mean, self._require_data().source.clean)
         elif has_batch_statistics(mean) and self.batch_statistics not in LEARNT:
             self.batch_statistics = "mean of the members'"
             warnings.warn(
@@ -365,5 +365,5 @@ def _load_data(
     if needs_validation and splits.validation is None:
         raise ConfigError("The data has no validation images.")
     size = members[0].description["image_size"]
-    domains = evaluated_domains(splits) if config is None else judged_on(config, splits)
+    domains = evaluated_domains(splits) if config is None else evaluated_on(config, splits)
     return _Data(splits, Source(splits.train, TransformSettings(size=size)), domains)

@@ -32,7 +32,7 @@ class Block:
         epochs: Epochs of the phase.
         share: Part of the whole run's work that is done.
         left: Seconds until the whole run is over; None if not known yet.
-        rate: Images per second; None before the first step.
+        images_per_second: None before the first step.
         terms: Loss and its terms.
         activity: What is being done, if that is not training.
         evaluated: After how many epochs the accuracies were measured.
@@ -45,7 +45,7 @@ class Block:
     epochs: int = 0
     share: float = 0.0
     left: float | None = None
-    rate: float | None = None
+    images_per_second: float | None = None
     terms: Mapping[str, float] = field(default_factory=dict)
     activity: str = ""
     evaluated: int = 0
@@ -76,10 +76,10 @@ class Block:
         return Text.assemble(f"{begin}  ", *bar, f"  {right.rstrip()}")
 
     def _second_line(self, width: int) -> Text:
-        """What is being done, rate, then as many loss terms as have room, the loss first."""
+        """Activity, images per second, then as many loss terms as have room, the loss first."""
         parts = [self.activity] if self.activity else []
-        if self.rate is not None:
-            parts.append(f"{self.rate:,.0f} images/s")
+        if self.images_per_second is not None:
+            parts.append(f"{self.images_per_second:,.0f} images/s")
         parts += [f"{name} {value:.3f}" for name, value in self.terms.items()]
         return Text(_as_many_as_fit(parts, width), "dim")
 

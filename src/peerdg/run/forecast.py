@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from peerdg.stages import Activity
 
 WARM_UP_STEPS = 3  # measured steps of a phase before they replace the estimate made in advance
-STEPS_REMEMBERED = 20  # at least so many of the last steps decide the rate
+STEPS_REMEMBERED = 20  # at least so many of the last steps decide the seconds of a step
 EPOCHS_REMEMBERED = 3  # or the steps of so many epochs, if they are more
 EVALUATIONS_REMEMBERED = 3
 

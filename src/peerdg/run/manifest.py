@@ -80,7 +80,7 @@ def require_same_data(other: RunFolder, splits: Splits) -> None:
         ConfigError: If it is not; it names the files.
     """
     try:
-        started = read_started(other.manifest_file)
+        started = read_manifest(other.manifest_file)
     except DamagedError:
         return
     if started is None:

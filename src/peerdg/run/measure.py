@@ -58,7 +58,7 @@ def measure_costs(
     seed: int,
     evaluate: Callable[[Mapping[str, Classifier]], int],
     evaluated_images: int,
-    recalibrated_images: int,
+    statistics_images: int,
     finish_images: int,
     seconds: float = SECONDS,
 ) -> Costs | None:
@@ -71,7 +71,7 @@ def measure_costs(
         seed: The run's seed.
         evaluate: Evaluates models on a sample of the evaluated images; returns its size.
         evaluated_images: Images of one evaluation, all domains together.
-        recalibrated_images: Images that each evaluated network sees before, for its batch
+        statistics_images: Images that each evaluated network sees before, for its batch
             statistics, unless the method has done that already.
         finish_images: Images that the deployed model is evaluated on after the last epoch.
         seconds: About so long the steps are measured.
@@ -80,7 +80,7 @@ def measure_costs(
         None if it cannot be measured: the network cannot be copied, or there is no memory for it.
     """
     phases: dict[str, PhaseCosts] = {}
-    per_image, models, to_recalibrate = 0.0, 1, 1
+    per_image, models, recomputed = 0.0, 1, 1
     try:
         for trial in trials:
             with seeded(seed, "measuring", trial.plan.name):
@@ -91,13 +91,13 @@ def measure_costs(
                 if trial.plan.evaluations:
                     per_image = _per_image(method, evaluate)
                     models = len(method.observed)
-                    to_recalibrate = len(method.to_recalibrate)
+                    recomputed = len(method.needs_clean_statistics)
     except (RuntimeError, TypeError, NumericalError):
         return None  # other errors recur in the run itself and are reported there
     one_pass = per_image / models  # of one network, per image
-    recalibration = one_pass * recalibrated_images * to_recalibrate
-    finish = one_pass * (finish_images + recalibrated_images)
-    return Costs(phases, evaluation=per_image * evaluated_images + recalibration, finish=finish)
+    statistics = one_pass * statistics_images * recomputed
+    finish = one_pass * (finish_images + statistics_images)
+    return Costs(phases, evaluation=per_image * evaluated_images + statistics, finish=finish)
 
 
 class _Enough(Exception):
@@ -114,7 +114,7 @@ class _TimedMethod:
     def __init__(self, trial: PhaseTrial, method: Method, sample: Source, seed: int) -> None:
         self.trial, self.method, self.sample, self.seed = trial, method, sample, seed
         self.state = TrainState(trial.plan.name, method, make_optimizers(method, trial.settings))
-        for optimizer in self.state.optimizers.values():  # so that no rate makes it diverge
+        for optimizer in self.state.optimizers.values():  # so that it cannot diverge
             for group in optimizer.param_groups:
                 group["lr"] = 0.0
         self.guard = Guard(self.state)

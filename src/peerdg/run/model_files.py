@@ -14,7 +14,7 @@ from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.files import write_json
 from peerdg.methods.base import Method
 from peerdg.methods.clean import CleanImages
-from peerdg.models.batch_statistics import recalibrated
+from peerdg.models.batch_statistics import clean_statistics
 from peerdg.models.classifier import (
     has_batch_statistics,
 )
@@ -33,7 +33,7 @@ from peerdg.run.training_record import training_record
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 
-STOP_RECALIBRATION = 10.0  # seconds for the statistics of a model that is stored by a stop
+STOP_STATISTICS_SECONDS = 10.0  # for the statistics of a model that is stored by a stop
 
 
 def model_writer(
@@ -95,13 +95,14 @@ def _as_stored(
 ) -> AbstractContextManager[None]:
     """The deployed network as `_as_evaluated` would have it, for a stop, which must not wait long.
 
-    What does not fit into `STOP_RECALIBRATION` is left out: the chunks are shuffled, so the first
-    ones are a sample of all images.
+    What does not fit into `STOP_STATISTICS_SECONDS` is left out: the chunks are shuffled, so the
+    first ones are a sample of all images.
     """
-    if config.batch_statistics == "trained" or method.deployed_name not in method.to_recalibrate:
+    needs = method.deployed_name in method.needs_clean_statistics
+    if config.batch_statistics == "trained" or not needs:
         return nullcontext()
     deployed = method.observed[method.deployed_name]
-    return recalibrated([deployed], _for_seconds(clean, STOP_RECALIBRATION))
+    return clean_statistics([deployed], _for_seconds(clean, STOP_STATISTICS_SECONDS))
 
 
 def _for_seconds(chunks: Iterable[Tensor], seconds: float) -> Iterator[Tensor]:

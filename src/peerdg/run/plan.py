@@ -139,7 +139,7 @@ def measure_run_costs(
         for planned, phase in zip(plan.phases, phases_of(config), strict=True)
     ]
     validation = domains.get(VALIDATION)
-    recalibrates = config.batch_statistics == "clean" and has_batch_statistics(model)
+    recomputes = config.batch_statistics == "clean" and has_batch_statistics(model)
     return measure_costs(
         trials,
         model,
@@ -147,7 +147,7 @@ def measure_run_costs(
         seed=config.seed,
         evaluate=evaluate,
         evaluated_images=sum(map(len, domains.values())),
-        recalibrated_images=len(source) if recalibrates else 0,
+        statistics_images=len(source) if recomputes else 0,
         finish_images=0 if validation is None else len(validation),
         seconds=seconds,
     )

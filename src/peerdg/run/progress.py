@@ -139,7 +139,7 @@ class ConsoleProgress:
         """Show the block."""
         block = self.block
         block.phase, block.epochs, block.epoch = name, epochs, min(done + 1, epochs)
-        block.rate, block.terms, block.activity = None, {}, ""
+        block.images_per_second, block.terms, block.activity = None, {}, ""
         self._shown_at = self.clock()
         if self._forecast is not None:
             self._forecast.start_phase(name, epochs=done, steps=step)
@@ -192,9 +192,10 @@ class ConsoleProgress:
         block.terms = {name: float(value) for name, value in terms.items()}
         if not self._is_live:
             losses = " ".join(f"{name} {value:.3f}" for name, value in block.terms.items())
-            rate = "" if block.rate is None else f"  {block.rate:.0f} images/s"
+            speed = block.images_per_second
+            per_second = "" if speed is None else f"  {speed:.0f} images/s"
             left = "" if block.left is None else f"  {duration(block.left)} left"
-            self._say(f"{block.phase} {epoch + 1}/{block.epochs}  {losses}{rate}{left}")
+            self._say(f"{block.phase} {epoch + 1}/{block.epochs}  {losses}{per_second}{left}")
 
     def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
         """Show the accuracy of each observed model on each domain."""
@@ -225,7 +226,7 @@ class ConsoleProgress:
             block.left = forecast.left()
             block.share = max(block.share, forecast.share())  # a new estimate moves no bar back
             if forecast.step_seconds:
-                block.rate = self._images / forecast.step_seconds
+                block.images_per_second = self._images / forecast.step_seconds
         return block
 
     def _say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A bar for reading files: how many of how many, rate, time left."""
+"""A bar for reading files: how many of how many, files per second, time left."""
 
 import time
 
@@ -9,7 +9,7 @@ from rich.table import Column
 from peerdg.text import visible
 
 LONGEST = 20  # cells of what is read
-WIDE = 80  # columns; below, the rate is not shown
+WIDE = 80  # columns; below, the speed is not shown
 PATIENCE = 0.7  # seconds; what is done sooner shows no bar
 
 
@@ -38,9 +38,9 @@ class ReadingBar:
         if done >= total:
             self.close()
             if elapsed > PATIENCE:
-                rate = total / elapsed
+                speed = total / elapsed
                 self.console.print(
-                    f"{self.label}{what}: {total:,} in {elapsed:.1f} s, {rate:,.0f}/s",
+                    f"{self.label}{what}: {total:,} in {elapsed:.1f} s, {speed:,.0f}/s",
                     highlight=False, markup=False, soft_wrap=True,
                 )  # fmt: skip
         elif self.console.is_terminal and elapsed > PATIENCE:
@@ -60,12 +60,12 @@ class ReadingBar:
                     table_column=Column(no_wrap=True, overflow="ellipsis", max_width=LONGEST),
                 ),
                 BarColumn(bar_width=12), MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[speed]}"), TimeRemainingColumn(compact=True),
                 console=self.console, transient=True,
             )  # fmt: skip
             self._bar.start()
             description = visible(f"{self.label}{what}")
-            self._task = self._bar.add_task(description, total=total, rate="")
-        rate = done / (time.monotonic() - self._began)
-        shown = f"{rate:,.0f}/s" if self.console.width >= WIDE else ""
-        self._bar.update(self._task, completed=done, rate=shown)
+            self._task = self._bar.add_task(description, total=total, speed="")
+        speed = done / (time.monotonic() - self._began)
+        shown = f"{speed:,.0f}/s" if self.console.width >= WIDE else ""
+        self._bar.update(self._task, completed=done, speed=shown)

@@ -26,7 +26,7 @@ from peerdg.evaluate.accuracy import evaluate_models
 from peerdg.files import sha256, write_json
 from peerdg.methods.base import Method
 from peerdg.methods.clean import CleanImages
-from peerdg.models.batch_statistics import recalibrate, recalibrated
+from peerdg.models.batch_statistics import clean_statistics, recompute_statistics
 from peerdg.models.classifier import (
     Classifier,
     has_batch_statistics,
@@ -41,7 +41,7 @@ from peerdg.rng import seeded
 from peerdg.run.build import (
     adapt_network,
     data_root,
-    judged_on,
+    evaluated_on,
     load_splits,
     make_network,
     match_classes,
@@ -133,8 +133,8 @@ def execute(
             method = _train(config, checkpointer, recorder, parts, progress)
     progress.enter("finish")
     deployed = method.observed[method.deployed_name]
-    if config.batch_statistics == "clean" and method.deployed_name in method.to_recalibrate:
-        recalibrate(deployed, parts.source.clean)  # as it was evaluated; training is over
+    if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
+        recompute_statistics(deployed, parts.source.clean)  # as it was evaluated; training is over
     finish(config, run, method, parts.splits, parts.source.size, time.perf_counter() - began)
     return deployed
 
@@ -194,7 +194,7 @@ def _make_parts(
         weights_file(config.backbone, config.weights)  # missing ones are reported before any work
     with showing(progress.reading):
         splits = splits or load_splits(config, classes)
-        domains = judged_on(config, splits)
+        domains = evaluated_on(config, splits)
     for sentence in _describe(config, splits):
         progress.note(sentence)
     return _assemble(config, splits, domains, model)
@@ -388,7 +388,9 @@ def _as_evaluated(
     """Give observed networks the batch statistics of `config.batch_statistics` inside the block."""
     if config.batch_statistics == "trained":
         return nullcontext()
-    return recalibrated(method.to_recalibrate.values(), clean, before_batch=before_chunk)
+    return clean_statistics(
+        method.needs_clean_statistics.values(), clean, before_batch=before_chunk
+    )
 
 
 def _evaluate(

@@ -108,7 +108,7 @@ class Guard:
         when = f"{phase} epoch {self.state.epoch + 1}, step {seen.step + 1}"
         return NumericalError(
             f"The {what} is not finite in {when}.",
-            hint=f"Lower the learning rate (--{phase}.lr){self.state.method.if_diverged}.",
+            hint=f"Lower the learning rate (--{phase}.lr){self.state.method.divergence_hint}.",
             details={
                 **self._position(seen.step),
                 "rows": seen.rows.tolist(),
@@ -119,9 +119,9 @@ class Guard:
         )
 
     def _position(self, step: int) -> dict[str, object]:
-        """Where it happened, and at which rate."""
-        rate = next(iter(self.state.optimizers.values())).param_groups[0]["lr"]
-        return {"phase": self.state.phase, "epoch": self.state.epoch, "step": step, "lr": rate}
+        """Where it happened, and at which learning rate."""
+        lr = next(iter(self.state.optimizers.values())).param_groups[0]["lr"]
+        return {"phase": self.state.phase, "epoch": self.state.epoch, "step": step, "lr": lr}
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -157,11 +157,11 @@ def run_phase(
     _evaluate_if_due(phase, state, services)
     while state.epoch < settings.epochs:
         clock, before = time.perf_counter(), state.step  # steps of an earlier process
-        rate = learning_rate(settings, state.epoch)
+        lr = learning_rate(settings, state.epoch)
         started = training.start_epoch()
-        training.take_steps(rate)
+        training.take_steps(lr)
         ended = training.end_epoch()
-        records = {"lr": rate, **started, **ended}
+        records = {"lr": lr, **started, **ended}
         services.records.epoch(
             state, records, time.perf_counter() - clock, timed_steps=state.step - before
         )
@@ -194,10 +194,10 @@ class _Training:
         ):
             return state.method.start_epoch(state.epoch)
 
-    def take_steps(self, rate: float) -> None:
+    def take_steps(self, lr: float) -> None:
         """Train the steps of the epoch that are left, with this learning rate."""
         state, source, seed = self.state, self.source, self.seed
-        set_learning_rate(state.method, state.optimizers, rate)
+        set_learning_rate(state.method, state.optimizers, lr)
         settings = self.phase.settings
         images = len(source)  # the pool may have grown
         steps = steps_per_epoch(settings, len(source.domain), images)
@@ -259,7 +259,7 @@ def _check_position(state: TrainState, *, epochs: int, steps: int) -> None:
 
 def _evaluate_if_due(phase: Phase, state: TrainState, services: Services) -> None:
     """Evaluate at the end of an epoch, once; a stop in between saves the state before it."""
-    if state.evaluated or state.step or not is_due(phase, state.epoch):
+    if state.evaluated or state.step or not is_evaluated_after(phase, state.epoch):
         return
     services.progress.enter("evaluation")
     before_chunk = partial(_give_up_if_asked, services.stop)
@@ -275,8 +275,8 @@ def _evaluate_if_due(phase: Phase, state: TrainState, services: Services) -> Non
         raise
 
 
-def is_due(phase: Phase, epochs: int) -> bool:
-    """Whether the targets are evaluated after this many epochs: every period, and at the end."""
+def is_evaluated_after(phase: Phase, epochs: int) -> bool:
+    """Whether the phase is evaluated after this many epochs: every period, and at the end."""
     if phase.evaluate_every is None:
         return False
     return epochs % phase.evaluate_every == 0 or epochs == phase.settings.epochs
@@ -286,7 +286,7 @@ def evaluation_epochs(phase: Phase) -> tuple[int, ...]:
     """After how many epochs of the phase the targets are evaluated; 0 is before the first."""
     if phase.evaluate_every is None:
         return ()
-    return (0, *(n for n in range(1, phase.settings.epochs + 1) if is_due(phase, n)))
+    return (0, *(n for n in range(1, phase.settings.epochs + 1) if is_evaluated_after(phase, n)))
 
 
 def _save_if_due(

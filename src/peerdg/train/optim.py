@@ -1,4 +1,4 @@
-"""Optimizers and learning rate of a phase; the rate is a function of the epoch, not a state."""
+"""Optimizers of a phase, and its learning rate: a function of the epoch, not a state."""
 
 import torch
 
@@ -6,6 +6,7 @@ from peerdg.methods.base import Method, OptimizerPlan
 from peerdg.train.settings import PhaseSettings
 
 Optimizers = dict[str, torch.optim.Optimizer]
+LR_SCALE = "rate"  # key in a torch parameter group, and so in the files of checkpoints
 
 
 def make_optimizers(method: Method, settings: PhaseSettings) -> Optimizers:
@@ -15,9 +16,8 @@ def make_optimizers(method: Method, settings: PhaseSettings) -> Optimizers:
 
 def _make(plan: OptimizerPlan, settings: PhaseSettings) -> torch.optim.Optimizer:
     options = plan if plan.kind is not None else settings
-    # torch keeps further keys of a group: `rate` scales the phase's rate in every epoch.
     groups = [
-        {"params": group.parameters, "lr": options.lr * group.rate, "rate": group.rate}
+        {"params": group.parameters, "lr": options.lr * group.lr_scale, LR_SCALE: group.lr_scale}
         for group in plan.groups
     ]
     kind = plan.kind or settings.optimizer
@@ -33,15 +33,15 @@ def _make(plan: OptimizerPlan, settings: PhaseSettings) -> torch.optim.Optimizer
 
 
 def learning_rate(settings: PhaseSettings, epoch: int) -> float:
-    """The learning rate of an epoch: constant, or times `lr_gamma` every `lr_step` epochs."""
+    """Compute the learning rate of an epoch: constant, or times `lr_gamma` every `lr_step`."""
     if settings.lr_step is None:
         return settings.lr
     return settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
 
 
-def set_learning_rate(method: Method, optimizers: Optimizers, rate: float) -> None:
-    """Use `rate` in every optimizer that follows the phase's schedule."""
+def set_learning_rate(method: Method, optimizers: Optimizers, lr: float) -> None:
+    """Use `lr` in every optimizer that follows the phase's schedule."""
     for name, plan in method.optimizers().items():
         if plan.kind is None:
             for group in optimizers[name].param_groups:
-                group["lr"] = rate * group["rate"]
+                group["lr"] = lr * group[LR_SCALE]

@@ -127,8 +127,8 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
         if value.dim() and value.shape != weights[int(index)].shape:
             raise ValueError(f"'optimizer.{name}' has another shape than its weight")
         state.setdefault(int(index), {})[slot] = value
-    # Its options are those of the run's config, and the rate is set in each epoch; the stored ones
-    # are there for people.
+    # Its options are those of the run's config, and the learning rate is set in each epoch; the
+    # stored ones are there for people.
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     # Fused optimizers pair a weight with its momentum by their place in memory, whatever the
