@@ -8,6 +8,7 @@ import pytest
 
 import peerdg
 from peerdg.errors import Stopped
+from peerdg.methods.registry import method_names, tiny_options_of
 from peerdg.run.settings import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
@@ -67,6 +68,30 @@ def test_another_train_seed_keeps_the_start_and_changes_the_main_phase(tmp_path)
     assert policies[0] != policies[1]
     about = json.loads((second / "model/model.json").read_text())["training"]
     assert (about["seed"], about["train_seed"]) == (3, 9)
+
+
+@pytest.mark.filterwarnings("ignore::peerdg.errors.PeerdgWarning")  # no epochs: as intended
+@pytest.mark.parametrize("method", method_names())
+def test_with_every_method_the_trained_network_starts_as_with_another_train_seed(method, tmp_path):
+    starts = []
+    for seed in (3, 9):
+        run = peerdg.fit(
+            tiny_splits(),
+            out=tmp_path / str(seed),
+            model=tiny_classifier(),
+            method=method,
+            pretrain={"epochs": 1, "batch_size": 8, "lr": 0.01},
+            train={"epochs": 0, "batch_size": 8},
+            crafted="off",
+            seed=3,
+            train_seed=seed,
+            **({method: own} if (own := tiny_options_of(method)) else {}),
+        ).path
+        records = [json.loads(line) for line in lines(run, phase="train")]
+        trained = records[0]["model"]  # the trained network comes first
+        starts.append({r["domain"]: r["loss"] for r in records if r["model"] == trained})
+    assert starts[0] == starts[1]
+    assert starts[0]
 
 
 def test_a_resumed_run_ends_bitwise_equal(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.dictionary import CodeSums, OnlineDictionary, draw
 from peerdg.models.meta_features import MetaFeatures
 from peerdg.models.places import choose_places
+from peerdg.rng import seeded
 from peerdg.stages import stage
 
 FIRST_CHUNKS = 8  # of the clean images, that the dictionary starts from
@@ -67,8 +68,11 @@ class MetaCNN(Method):
         """Needs the augmentation, and clean images for the first dictionary."""
         method = cls(model, settings, augment=context.augment)
         chunks = (images for _, images in zip(range(FIRST_CHUNKS), context.clean, strict=False))
-        for number, images in enumerate(chunks):
-            method.start_from(images, afresh=number == 0)
+        # Not by the seed of the main phase: runs that share their start, to be averaged, must not
+        # begin with other atoms or the same ones in another order.
+        with seeded(0, "dictionary"):
+            for number, images in enumerate(chunks):
+                method.start_from(images, afresh=number == 0)
         return method
 
     @classmethod
