@@ -1,21 +1,17 @@
 """ADA: adversarial data augmentation."""
 
-from typing import Self
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from peerdg.methods.ascent import Ascent, Bonus
-from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
-from peerdg.methods.pool import TrainingPool
+from peerdg.methods.base import Batch, Outcome, Terms
+from peerdg.methods.pool_method import PoolMethod
 from peerdg.methods.settings.ada import Settings
-from peerdg.methods.work import Chunks, Work
-from peerdg.models.classifier import Classifier
 
 
-class ADA(Method):
+class ADA(PoolMethod[Settings]):
     """Train F on the source and on images of fictitious domains that F finds hard.
 
     Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
@@ -50,26 +46,8 @@ class ADA(Method):
         chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
+    default_settings = Settings
     divergence_hint = ", or the step of the ascent (--ada.rate)"
-
-    def __init__(
-        self,
-        model: Classifier,
-        settings: Settings | None = None,
-        *,
-        pool: TrainingPool,
-        chunks: Chunks | None = None,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.settings = settings or Settings()
-        self.pool = pool
-        self.ascent = Ascent(model, self.settings, chunks or Work().chunks, self.bonus_for)
-
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build ADA with the run's training pool."""
-        return cls(model, settings, pool=context.pool, chunks=context.chunks)
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy on images of the source and on those that were made."""
@@ -83,6 +61,11 @@ class ADA(Method):
         add, records = self.ascent.make(self.pool, self._rows())
         return Outcome(records, add=add)
 
+    @property
+    def ascent(self) -> Ascent:
+        """What makes an image harder for F as it is now."""
+        return Ascent(self.model, self.settings, self.chunks, self.bonus_for)
+
     def bonus_for(self, x: Float[Tensor, "n 3 h w"]) -> Bonus | None:
         """A further term of the objective of images that start from x, for variants; here none."""
         return None
@@ -95,8 +78,3 @@ class ADA(Method):
         else:
             rows = torch.arange(everything if self.settings.perturb == "pool" else source)
         return rows.to(self.pool.images.device)
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}

@@ -11,15 +11,16 @@ from peerdg.augment.semantic import Chain, Chains, semantic_transformations
 from peerdg.errors import NumericalError
 from peerdg.losses.entropy import entropy
 from peerdg.losses.supcon import supcon
-from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
+from peerdg.methods.base import Batch, Outcome, Terms
 from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.methods.pool_method import PoolMethod
 from peerdg.methods.settings.advst import Settings
-from peerdg.methods.work import Chunks, Work
+from peerdg.methods.work import Chunks
 from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_mode
 from peerdg.models.projection import projection_head
 
 
-class AdvST(Method):
+class AdvST(PoolMethod[Settings]):
     """Learn from domains made by usual image operations whose parameters make images hard.
 
     Zheng et al., "AdvST: revisiting data augmentations for single domain generalization", AAAI
@@ -54,6 +55,7 @@ class AdvST(Method):
         chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
+    default_settings = Settings
     divergence_hint = ", or the weight of the entropy (--advst.eta-min)"
 
     def __init__(
@@ -64,9 +66,7 @@ class AdvST(Method):
         pool: TrainingPool,
         chunks: Chunks | None = None,
     ) -> None:
-        super().__init__()
-        self.settings = settings or Settings()
-        self.model = model
+        super().__init__(model, settings, pool=pool, chunks=chunks)
         self.projection = projection_head(
             model.feature_dim,
             self.settings.head_dim,
@@ -74,18 +74,11 @@ class AdvST(Method):
             hidden_dim=self.settings.head_dim,
             norm="none",
         )
-        self.pool = pool
-        self.chunks = chunks or Work().chunks
         transformations = semantic_transformations(
             hole_pixels=self.settings.hole_pixels,
             mean_contrast=self.settings.contrast == "mean",
         )
         self.chains = Chains(transformations, self.settings.length)
-
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build AdvST with the run's training pool."""
-        return cls(model, settings, pool=context.pool, chunks=context.chunks)
 
     def loss(self, batch: Batch) -> Terms:
         """The minimisation: cross-entropy, contrastive loss, and entropy as a reward."""
@@ -186,11 +179,6 @@ class AdvST(Method):
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
                     part.eval()
         return self
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}
 
     @property
     def frozen(self) -> frozenset[str]:

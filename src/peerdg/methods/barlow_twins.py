@@ -2,14 +2,12 @@
 
 from typing import Any, Self
 
-import torch.nn.functional as F
-
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.methods.base import Batch, Method, RunContext, Terms
 from peerdg.methods.comparison import compare, projection_of, summed
 from peerdg.methods.settings.barlow_twins import Settings
-from peerdg.methods.views import augment_ahead, augmented_view, both_views
+from peerdg.methods.views import answer_both, augment_ahead
 from peerdg.models.classifier import Classifier
 
 
@@ -60,10 +58,8 @@ class BarlowTwins(Method):
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy on both views and the weighted regulariser."""
-        x, x_bar, y = batch.images, augmented_view(batch, self.augment), batch.labels
         joint = self.settings.joint_views
-        (h, h_bar), (logits, logits_bar) = both_views(self.model, x, x_bar, joint=joint)
-        ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
+        _, h, h_bar, ce, ce_bar = answer_both(self.model, batch, self.augment, joint=joint)
         if self.settings.regulariser == "none":
             return summed(ce, ce_bar)
         regulariser = compare(self.settings, self.projection, h, h_bar)

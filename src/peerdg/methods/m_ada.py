@@ -1,7 +1,6 @@
 """M-ADA: meta-learning based adversarial domain augmentation."""
 
 from functools import partial
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +12,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from peerdg.errors import ConfigError
 from peerdg.methods.ascent import Ascent, Bonus
 from peerdg.methods.autoencoder import WAETraining, train_autoencoder
-from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
+from peerdg.methods.base import Batch, Outcome, Terms
 from peerdg.methods.pool import TrainingPool
+from peerdg.methods.pool_method import PoolMethod
 from peerdg.methods.settings.m_ada import Settings
-from peerdg.methods.work import Chunks, Work
+from peerdg.methods.work import Chunks
 from peerdg.models.classifier import Classifier
 from peerdg.models.wasserstein import WassersteinAutoEncoder
 
 
-class MADA(Method):
+class MADA(PoolMethod[Settings]):
     """Make domains far from the source, and learn from the source what helps on them, too.
 
     Qiao et al., "Learning to learn single domain generalization", CVPR 2020,
@@ -63,6 +63,7 @@ class MADA(Method):
         ConfigError: If the network is compiled, since that cannot be differentiated twice.
     """
 
+    default_settings = Settings
     divergence_hint = ", or the inner step (--m-ada.meta-rate)"
 
     def __init__(
@@ -73,17 +74,8 @@ class MADA(Method):
         pool: TrainingPool,
         chunks: Chunks | None = None,
     ) -> None:
-        super().__init__()
         _refuse_compiled(model)
-        self.model = model
-        self.settings = settings or Settings()
-        self.pool = pool
-        self.chunks = chunks or Work().chunks
-
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build M-ADA with the run's training pool."""
-        return cls(model, settings, pool=context.pool, chunks=context.chunks)
+        super().__init__(model, settings, pool=pool, chunks=chunks)
 
     def loss(self, batch: Batch) -> Terms:
         """(L_s + L_a) / 2, or L_s before there is a domain."""
@@ -154,11 +146,6 @@ class MADA(Method):
         """A batch from all domains, seen as images are in training."""
         rows = self._drawn_from_domains(count, generator).to(self.pool.images.device)
         return self.pool.view(rows, generator)
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}
 
 
 def relaxation(

@@ -8,10 +8,7 @@ from peerdg.losses.entropy import entropy
 from peerdg.methods.ada import ADA
 from peerdg.methods.ascent import Bonus
 from peerdg.methods.base import Batch, Terms
-from peerdg.methods.pool import TrainingPool
 from peerdg.methods.settings.me_ada import Settings
-from peerdg.methods.work import Chunks
-from peerdg.models.classifier import Classifier
 
 
 class MEADA(ADA):
@@ -37,18 +34,9 @@ class MEADA(ADA):
         chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
+    default_settings = Settings
     divergence_hint = ", or the step of the ascent (--me-ada.rate)"
     settings: Settings
-
-    def __init__(
-        self,
-        model: Classifier,
-        settings: Settings | None = None,
-        *,
-        pool: TrainingPool,
-        chunks: Chunks | None = None,
-    ) -> None:
-        super().__init__(model, settings or Settings(), pool=pool, chunks=chunks)
 
     def loss(self, batch: Batch) -> Terms:
         """CE - η_min · entropy, and both terms."""

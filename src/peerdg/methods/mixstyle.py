@@ -1,11 +1,7 @@
 """MixStyle: domain generalization with mixed feature statistics (ICLR 2021)."""
 
-from typing import Self
-
-import torch.nn.functional as F
-
 from peerdg.errors import ConfigError
-from peerdg.methods.base import Batch, Method, RunContext, Terms
+from peerdg.methods.erm import ERM
 from peerdg.methods.settings.mixstyle import Settings
 from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
@@ -13,7 +9,7 @@ from peerdg.models.places import choose_places
 from peerdg.models.style_mixing import StyleMixing
 
 
-class MixStyle(Method):
+class MixStyle(ERM):
     """L = CE(F(x), y), where layers inside F mix the styles of the images of a batch.
 
     Zhou et al., "Domain generalization with MixStyle", ICLR 2021,
@@ -36,18 +32,12 @@ class MixStyle(Method):
     """
 
     def __init__(self, model: Classifier) -> None:
-        super().__init__()
         if not any(isinstance(layer, StyleMixing) for layer in model.modules()):
             raise ConfigError(
                 "MixStyle needs layers that mix styles inside the network.",
                 hint="Give it the network MixStyle.adapt(model, settings, size).",
             )
-        self.model = model
-
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build MixStyle; it uses nothing else of the run."""
-        return cls(model)
+        super().__init__(model)
 
     @classmethod
     def adapt(cls, model: Classifier, settings: Settings, size: int) -> Classifier:
@@ -72,13 +62,3 @@ class MixStyle(Method):
             for place, each in places.items()
         ]
         return model.with_layers(layers)
-
-    def loss(self, batch: Batch) -> Terms:
-        """Cross-entropy on the clean images."""
-        loss = F.cross_entropy(self.model(batch.images), batch.labels)
-        return {"loss": loss, "ce_clean": loss.detach()}
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}

@@ -16,7 +16,7 @@ from peerdg.methods.clean import Clean, CleanImages, as_clean
 from peerdg.methods.comparison import compare_with_frozen, frozen_features, projection_of, summed
 from peerdg.methods.features import FeatureTable
 from peerdg.methods.settings.teacher import Settings
-from peerdg.methods.views import augment_ahead, augmented_view, both_views
+from peerdg.methods.views import answer_both, augment_ahead
 from peerdg.models.classifier import Classifier
 
 ADAPTER_BATCH = 128  # images in a step of the adapter's fit
@@ -118,10 +118,8 @@ class Teacher(Method):
 
     def loss(self, batch: Batch) -> Terms:
         """Cross-entropy on both views and the weighted regulariser."""
-        x, x_bar, y = batch.images, augmented_view(batch, self.augment), batch.labels
         joint = self.settings.joint_views
-        (h, h_bar), (logits, logits_bar) = both_views(self.student, x, x_bar, joint=joint)
-        ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
+        x_bar, h, h_bar, ce, ce_bar = answer_both(self.student, batch, self.augment, joint=joint)
         if self.settings.regulariser == "none":
             return summed(ce, ce_bar)
         regulariser = compare_with_frozen(

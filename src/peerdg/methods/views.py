@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,11 +41,28 @@ def both_views(
     return (h, h_bar), (logits, logits_bar)
 
 
+class Answers(NamedTuple):
+    """What a network F = C∘H makes of a batch and of its augmented view."""
+
+    x_bar: Tensor
+    h: Tensor  # H(x)
+    h_bar: Tensor  # H(x̄)
+    ce: Tensor  # CE(F(x), y)
+    ce_bar: Tensor  # CE(F(x̄), y)
+
+
+def answer_both(
+    model: Classifier, batch: Batch, augment: Augment, *, joint: bool = False
+) -> Answers:
+    """Let the network answer both views of a batch; `joint` as in `each_view`."""
+    x, x_bar, y = batch.images, augmented_view(batch, augment), batch.labels
+    (h, h_bar), (logits, logits_bar) = both_views(model, x, x_bar, joint=joint)
+    return Answers(x_bar, h, h_bar, F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y))
+
+
 def cross_entropy_of_both(model: Classifier, batch: Batch, augment: Augment) -> Terms:
     """CE(F(x), y) + CE(F(x̄), y), and both of its terms."""
-    x_bar = augmented_view(batch, augment)
-    _, (logits, logits_bar) = both_views(model, batch.images, x_bar, joint=False)
-    ce, ce_bar = (F.cross_entropy(each, batch.labels) for each in (logits, logits_bar))
+    _, _, _, ce, ce_bar = answer_both(model, batch, augment)
     return {"loss": ce + ce_bar, "ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
 
 
