@@ -38,7 +38,7 @@ from peerdg.evaluate.predictions import (
 )
 from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
-from peerdg.grid.bench import choose_reference, look_ahead, run_bench
+from peerdg.grid.bench import check_reference, look_ahead, run_bench
 from peerdg.grid.plan import make_plan
 from peerdg.methods.registry import method_names
 from peerdg.models.classifier import Classifier, images_per_pass
@@ -242,7 +242,7 @@ def bench(
         methods=methods.split(",") if isinstance(methods, str) else methods,
         seeds=range(seeds) if isinstance(seeds, int) else seeds,
     )
-    choose_reference(plan, reference)
+    check_reference(plan, reference)
     console = Terminal(stderr=True, highlight=False)
     is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
     shown = console if is_shown else None

@@ -102,9 +102,9 @@ def bench_and_report(
     Raises:
         PeerdgError: If runs failed; the table of the others is printed before.
     """
-    from peerdg.grid.bench import choose_reference, run_bench
+    from peerdg.grid.bench import check_reference, run_bench
 
-    choose_reference(plan, reference)
+    check_reference(plan, reference)
     preview = show_plan(plan, out, jobs=jobs, overwrite=overwrite)
     found = run_bench(
         preview,

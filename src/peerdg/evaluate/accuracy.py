@@ -19,7 +19,7 @@ def evaluate_domain(
     size: int | None = None,
     before_chunk: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Images, correct answers, accuracy in percent and mean cross-entropy on a domain.
+    """Measure images, correct answers, accuracy in percent and mean cross-entropy on a domain.
 
     Accuracy is correct over total of the whole domain, never a mean of batch accuracies.
 
@@ -60,7 +60,7 @@ def evaluate_models(
     batch_statistics: Mapping[str, str] | None = None,
     oracle: bool = False,
 ) -> list[dict[str, Any]]:
-    """One record for each model on each domain.
+    """Evaluate each model on each domain; return one record for each pair.
 
     Args:
         models: Classifiers, by name.

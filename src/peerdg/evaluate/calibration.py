@@ -36,7 +36,7 @@ class Calibration:
 
 
 def calibration(confidence: Tensor, correct: Tensor, *, bins: int = BINS) -> Calibration:
-    """Expected calibration error of the most probable class, with bins of equal width.
+    """Compute the expected calibration error of the answers, with bins of equal width.
 
     The mean over images of |accuracy - confidence| of the bin the image lies in: Eq. (3) of Guo et
     al., "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599.

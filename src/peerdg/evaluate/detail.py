@@ -30,7 +30,7 @@ class Seen:
     n: int
 
     def __str__(self) -> str:
-        """A sentence for a person; empty if the run knows none of them."""
+        """Format as a sentence; empty if the run knows none of them."""
         if self.trained:
             rest = f", {self.validated:,} used for validation" if self.validated else ""
             return (
@@ -138,7 +138,7 @@ class Detail:
         return tuple(result.name for result in self.classes if not result.n)
 
     def plain(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
+        """Convert everything to what JSON takes."""
         return {
             "domain": self.domain,
             "n": self.n,
@@ -164,7 +164,7 @@ class Detail:
 def evaluate_in_detail(
     model: Classifier, domain: Domain, *, size: int | None = None, worst: int = WORST
 ) -> Detail:
-    """Judge `model` on `domain` by class, confusion, calibration and image.
+    """Evaluate `model` on `domain` by class, confusion, calibration and image.
 
     Args:
         model: The classifier, left in the mode it is in.

@@ -50,7 +50,7 @@ class Fluctuation:
 
 
 def fluctuation(accuracy: Sequence[float]) -> Fluctuation:
-    """Statistics of an accuracy series.
+    """Compute the statistics of an accuracy series.
 
     Raises:
         ValueError: If the series is empty.
@@ -81,7 +81,7 @@ def accuracy_series(
     every: int,
     burn_in_periods: int = BURN_IN_PERIODS,
 ) -> dict[str, list[float]]:
-    """Per target domain, the accuracies of `model` after each period of `every` epochs.
+    """Collect per target the accuracies of `model` after each period of `every` epochs.
 
     The start (epoch 0), the source's own validation images, whether clean or crafted, and the
     first `burn_in_periods` periods are left out.
@@ -112,7 +112,7 @@ class RunFluctuation:
 
 
 def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | None:
-    """Fluctuation of every domain and of their average; None with fewer than two points."""
+    """Compute the fluctuation of every domain and of their average; None below two points."""
     if not series or min(map(len, series.values())) < MINIMUM:
         return None
     domains = {name: fluctuation(accuracy) for name, accuracy in series.items()}
@@ -127,6 +127,6 @@ def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | N
 
 
 def _running_mean(a: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Centred mean of up to `WINDOW` values; the window shrinks symmetrically at the ends."""
+    """Take the centred mean of up to `WINDOW` values; the window shrinks at both ends alike."""
     half = np.minimum(np.minimum(np.arange(a.size), np.arange(a.size)[::-1]), WINDOW // 2)
     return np.array([a[i - h : i + h + 1].mean() for i, h in enumerate(half)])

@@ -10,7 +10,7 @@ _Z = 1.959963984540054  # 97.5 % quantile of the normal distribution: 95 % on bo
 
 
 def wilson(correct: float, n: int) -> tuple[float, float]:
-    """The 95 % score interval of an accuracy, in percent.
+    """Compute the 95 % score interval of an accuracy, in percent.
 
     Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", Journal of the
     American Statistical Association 22, 1927. It stays inside 0 to 100 and is not empty at
@@ -27,7 +27,7 @@ def wilson(correct: float, n: int) -> tuple[float, float]:
 
 
 def accuracy_text(accuracy: float, n: int | None, *, digits: int = 1, with_n: bool = True) -> str:
-    """`78.6 (64-89, n=42)`: an accuracy, with its 95 % interval if it is of fewer than 100 images.
+    """Format as `78.6 (64-89, n=42)`, with the 95 % interval for fewer than 100 images.
 
     The interval is rounded outwards to whole percent.
 
@@ -45,7 +45,7 @@ def accuracy_text(accuracy: float, n: int | None, *, digits: int = 1, with_n: bo
 
 
 def mean_text(accuracy: float, n: int | None) -> str:
-    """`56.5 (n=42)`: a mean over sets of images, the smallest of which has `n`.
+    """Format as `56.5 (n=42)`: a mean over sets of images, the smallest of which has `n`.
 
     Sets that are copies of the same images are not independent, so there is no interval.
     """
@@ -53,7 +53,7 @@ def mean_text(accuracy: float, n: int | None) -> str:
 
 
 def spread(values: Sequence[float], *, digits: int = 1) -> str:
-    """Mean ± sample standard deviation; the mean alone for one value."""
+    """Format mean ± sample standard deviation; the mean alone for one value."""
     if not values:
         return "-"
     if len(values) == 1:
@@ -62,7 +62,7 @@ def spread(values: Sequence[float], *, digits: int = 1) -> str:
 
 
 def accuracy_spread(values: Sequence[float], n: int | None) -> str:
-    """`spread` of accuracies of several runs on the same `n` images.
+    """Format the `spread` of accuracies of several runs on the same `n` images.
 
     One run is shown with its interval. Several have their standard deviation, which says nothing
     about the images they share: if these are few, their number stands beside it.

@@ -38,7 +38,7 @@ class Difference:
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:
-    """The mean of a - b over the seeds that both have; None if they share none.
+    """Estimate the mean of a - b over the seeds that both have; None if they share none.
 
     The interval is a bootstrap over seeds: bias-corrected and accelerated (BCa; Efron, "Better
     Bootstrap Confidence Intervals", JASA 82, 1987), by `scipy.stats.bootstrap`. Where BCa does not
@@ -67,7 +67,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the mean of two or more values that are not all equal.
+    """Compute the 95 % bootstrap interval of the mean of two or more values, not all equal.
 
     The same values always give the same interval.
     """
@@ -89,7 +89,7 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def scipy_stats() -> Any:
-    """The module `scipy.stats`.
+    """Import `scipy.stats`.
 
     Raises:
         ConfigError: If scipy is not installed.

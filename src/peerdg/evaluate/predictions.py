@@ -62,7 +62,7 @@ class FilePrediction(NamedTuple):
 
 
 def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
-    """The `top` most probable classes, the answer `label` first, then by falling probability.
+    """Rank the `top` most probable classes, the answer `label` first, then by probability.
 
     Of equally probable ones the first in class order comes first. There are at most as many as
     there are classes.
@@ -78,7 +78,7 @@ def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
 
 @torch.inference_mode()
 def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
-    """The model's answers for a uint8 batch `[n, 3, h, w]`, resized to what it sees.
+    """Let the model answer a uint8 batch `[n, 3, h, w]`, resized to what it sees.
 
     Raises:
         DamagedError: If the network does not take images of this size.
@@ -99,7 +99,7 @@ def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
 
 
 def not_finite() -> NumericalError:
-    """The error for a network that gives no probabilities."""
+    """Make the error for a network that gives no probabilities."""
     return NumericalError(
         "The network's output for an image is NaN or infinite, so there is no probability.",
         hint="Its weights are too large or damaged; train the model again or use another one.",
@@ -114,7 +114,7 @@ def predict_files(
     stored_size: int,
     pixel_limit: int = PIXEL_LIMIT,
 ) -> Iterator[FilePrediction]:
-    """Predictions for any number of files, in their order, with memory for a few batches.
+    """Predict any number of files, in their order, with memory for a few batches.
 
     Threads decode ahead of the network, no more than a few batches.
 
@@ -148,7 +148,7 @@ class _Decoded(NamedTuple):
 
 
 def images_in_memory(stored_size: int) -> int:
-    """How many decoded squares of this side may wait for one pass of the network."""
+    """Return how many decoded squares of this side may wait for one pass of the network."""
     return max(1, _MOST_STORED_PIXELS // stored_size**2)
 
 

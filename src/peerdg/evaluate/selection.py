@@ -55,7 +55,7 @@ class Trajectory:
 
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], *, model: str) -> "Trajectory":
-        """From the records of a run; others than evaluations of `model` are passed over.
+        """Build from the records of a run; all but evaluations of `model` are skipped.
 
         Raises:
             ConfigError: If the model was never evaluated.
@@ -79,7 +79,7 @@ class Trajectory:
         return tuple(filter(is_target, self.domains))
 
     def scored_by(self, rule: Rule, families: Iterable[str] = DISJOINT) -> tuple[str, ...]:
-        """The domains whose mean accuracy is the rule's score, as far as they were evaluated."""
+        """List the domains whose mean accuracy is the rule's score, if they were evaluated."""
         wanted: Mapping[Rule, tuple[str, ...]] = {
             "last": (),
             "source-val": (VALIDATION,),
@@ -89,19 +89,19 @@ class Trajectory:
         return tuple(domain for domain in wanted[rule] if domain in self.domains)
 
     def candidates(self, domains: Iterable[str]) -> list[int]:
-        """Epochs evaluated on these domains and all targets; the start only if it is all."""
+        """List epochs evaluated on these domains and all targets; the start only if it is all."""
         needed = {*domains, *self.targets}
         epochs = sorted(epoch for epoch, found in self.accuracy.items() if needed <= found.keys())
         return [epoch for epoch in epochs if epoch > 0] or epochs
 
     def mean(self, epoch: int, domains: Sequence[str]) -> float:
-        """Unweighted mean accuracy over `domains`."""
+        """Average the accuracy over `domains`, unweighted."""
         return math.fsum(self.accuracy[epoch][d] for d in domains) / len(domains)
 
     def choose(
         self, rule: Rule, families: Iterable[str] = DISJOINT, *, also: Iterable[str] = ()
     ) -> Choice | None:
-        """What the rule chooses, without its regret; None if what it looks at was not evaluated.
+        """Apply the rule, without its regret; None if what it looks at was not evaluated.
 
         Args:
             rule: The rule.
@@ -124,7 +124,7 @@ class Trajectory:
 def select(
     records: Iterable[Mapping[str, Any]], *, model: str, families: Iterable[str] = DISJOINT
 ) -> dict[Rule, Choice]:
-    """The choice of every rule that can be applied to a run, with its regret.
+    """Apply every selection rule that a run allows; return each choice with its regret.
 
     Args:
         records: The run's records, of which the evaluations are read.
@@ -173,7 +173,7 @@ def select_variant(
     epoch: Rule = "last",
     families: Iterable[str] = DISJOINT,
 ) -> VariantChoice:
-    """The setting with the best score, mean over its seeds.
+    """Choose the setting with the best score, mean over its seeds.
 
     Args:
         variants: The runs of each setting, one per seed, settings in their natural order.
@@ -207,7 +207,7 @@ def select_variant(
 def _common_evaluations(
     runs: Sequence[Trajectory], rule: Rule, families: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What all runs are scored by, and their targets."""
+    """Find what all runs can be scored by, and their targets."""
     found = {(run.scored_by(rule, families), run.targets) for run in runs}
     if len(found) > 1 or not next(iter(found))[0]:
         these = " or ".join(", ".join(scored + targets) or "nothing" for scored, targets in found)
@@ -219,7 +219,7 @@ def _common_evaluations(
 
 
 def middle_of_best(scores: Sequence[float]) -> int:
-    """Position of the highest score; of several the middle one, of an even number the lower."""
+    """Find the highest score; of several the middle one, of an even number the lower."""
     best = max(scores)
     tied = [number for number, score in enumerate(scores) if score >= best - _EQUAL]
     return tied[(len(tied) - 1) // 2]
@@ -233,7 +233,7 @@ def _over_seeds(
     *,
     also: Sequence[str] = (),
 ) -> float:
-    """Mean accuracy on `domains` of each run's chosen epoch, mean over runs."""
+    """Average the accuracy on `domains` at each run's chosen epoch, over runs."""
     means = []
     for run in runs:
         choice = run.choose(epoch, families, also=[*domains, *also])

@@ -70,7 +70,7 @@ class Preview:
         return sum(map(self.progress.is_done, self.plan.runs))
 
     def table(self) -> Table:
-        """One row for each group of methods that come from the same runs."""
+        """Make a table with one row for each group of methods that come from the same runs."""
         rows = []
         for group in self.plan.groups:
             runs = self.plan.runs_of(group)
@@ -82,7 +82,7 @@ class Preview:
         return Table(["methods from one run", "runs", "finished", "about each"], rows)
 
     def sentences(self) -> list[str]:
-        """What is shared, and how long it takes."""
+        """Say what runs share, and how long they take."""
         return [*self._shared(), self._time()]
 
     def _shared(self) -> list[str]:
@@ -122,8 +122,8 @@ class Preview:
         return f"{text}; about {duration(self.left)}, {by}."
 
 
-def choose_reference(plan: Plan, reference: str | None) -> str | None:
-    """Check the method that differences are to.
+def check_reference(plan: Plan, reference: str | None) -> str | None:
+    """Check the name of the method that the others are compared with, and return it.
 
     Raises:
         ConfigError: If the bench does not have it.
@@ -145,7 +145,7 @@ def look_ahead(
     only_look: bool = False,
     console: Console | None = None,
 ) -> Preview:
-    """What a bench in `out` is going to do; nothing is trained or written.
+    """Say what a bench in `out` is going to do; train and write nothing.
 
     Args:
         plan: All runs.
@@ -263,7 +263,7 @@ def _has_failed(group: Group, seed: int, failures: Mapping[str, Failure]) -> boo
 
 
 def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
-    """The finished runs and combinations of each method, in the order of the methods."""
+    """Collect the finished runs and combinations of each method, in the order of the methods."""
     found: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
     for seed, group in product(plan.seeds, plan.groups):
         if not bench.has_result(group, seed):
@@ -280,7 +280,7 @@ def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
 
 
 def _in_short(path: Path) -> str:
-    """A finished run in a few words."""
+    """Describe a finished run in a few words."""
     run = read_run(path)
     score = run.score(run.deployed)
     accuracy = "" if score is None else f", {run.deployed} {score:.1f} %"

@@ -60,7 +60,7 @@ class Child:
         self.close()
 
     def close(self) -> int:
-        """Wait for its end; its exit code, negative for a signal."""
+        """Wait for its end; return its exit code, negative for a signal."""
         code = self.process.wait()
         self.thread.join(LAST_MESSAGES)
         for stream in (self.process.stdin, self.process.stdout):
@@ -69,7 +69,7 @@ class Child:
         return code
 
     def outcome(self) -> Failure | None:
-        """None if the job was done, else why it was not; to be called after its end."""
+        """Say why the job was not done, None if it was; call it after the end of the process."""
         code = self.close()
         if code == 0:
             return None
@@ -142,7 +142,7 @@ class Children:
 
 
 def _tell(process: subprocess.Popen[bytes], job: Mapping[str, Any]) -> None:
-    """Give a process its job; the pipe stays open as long as this process lives."""
+    """Send a process its job; the pipe stays open as long as this process lives."""
     assert process.stdin is not None  # noqa: S101  (narrows the type)
     try:
         process.stdin.write(json.dumps(job, default=str).encode() + b"\n")

@@ -27,23 +27,23 @@ class Shown(Protocol):
     """Receives what happens in a bench."""
 
     def started(self, name: str) -> None:
-        """A run begins, or goes on."""
+        """Show that a run begins, or goes on."""
         ...
 
     def progressed(self, name: str, message: Mapping[str, Any]) -> None:
-        """A run has come further, see `peerdg.grid.worker.PipeProgress`."""
+        """Show how far a run is, see `peerdg.grid.worker.PipeProgress`."""
         ...
 
     def ended(self, name: str, text: str, *, left: float | None) -> None:
-        """A run is over, be it done or failed; all others take `left` seconds more."""
+        """Show that a run is done or has failed; all others take `left` seconds more."""
         ...
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """Show a message."""
         ...
 
     def close(self) -> None:
-        """The bench is over, or was given up."""
+        """Remove what is shown: the bench is over."""
         ...
 
 
@@ -92,7 +92,7 @@ class RunLine:
         return f"{place}, {self.activity}" if self.activity else place
 
     def text(self) -> str:
-        """For a log."""
+        """Format the line for a log."""
         speed = self.images_per_second
         images = "" if speed is None else f", {speed:,.0f} images/s"
         left = "" if self.left is None else f", {duration(self.left)} left"
@@ -199,7 +199,7 @@ class BenchDisplay:
         yield from list(self.lines.values())
 
     def summary(self) -> str:
-        """How far the bench is."""
+        """Say how far the bench is."""
         left = ""
         if self._left is not None:
             seconds = max(0.0, self._left - (self.clock() - self._left_at))

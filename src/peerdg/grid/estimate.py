@@ -33,14 +33,14 @@ class RunTime:
 
     @classmethod
     def of_costs(cls, plan: RunPlan, costs: Costs) -> "RunTime":
-        """From what its parts cost."""
+        """Estimate the time of a run from the costs of its parts."""
         phases = {phase.name: costs.of_phase(phase) for phase in plan.phases}
         pretraining = phases.pop("pretrain", 0.0)
         return cls(pretraining, sum(phases.values()) + costs.finish, measured=False)
 
     @classmethod
     def of_runs(cls, runs: Sequence[RunResult]) -> "RunTime | None":
-        """The mean time of finished, uninterrupted runs; None if there are none."""
+        """Take the mean over finished, uninterrupted runs; None if there are none."""
         found = [times for run in runs if (times := _times(run)) is not None]
         if not found:
             return None
@@ -49,7 +49,7 @@ class RunTime:
 
 
 def _times(run: RunResult) -> tuple[float, float] | None:
-    """Seconds of pre-training and of everything else; None if they are not those of one process."""
+    """Read the seconds of pre-training and of the rest; None unless one process did it all."""
     kinds = [event["event"] for event in run.events]
     if run.status != "done" or "resume" in kinds or "done" not in kinds:
         return None
@@ -72,7 +72,7 @@ class Progress:
 
     @classmethod
     def read(cls, bench: BenchFolder, plan: Plan, before: "Progress | None" = None) -> "Progress":
-        """From the run folders; a run that cannot be read counts as not begun.
+        """Read the run folders; a run that cannot be read counts as not begun.
 
         Args:
             bench: Where they are.
@@ -95,7 +95,7 @@ class Progress:
         return run.name in self.results and self.results[run.name].status == "done"
 
     def share(self, run: PlannedRun) -> float:
-        """The part of its main phase's epochs that is done."""
+        """Return the share of the main phase's epochs that is done."""
         found = self.results.get(run.name)
         if found is None:
             return 0.0
@@ -103,7 +103,7 @@ class Progress:
         return min(1.0, max(epochs, default=0) / max(1, run.config.train.epochs))
 
     def of(self, runs: Iterable[PlannedRun]) -> list[RunResult]:
-        """Those of the runs that were begun."""
+        """Select the runs that were begun."""
         return [self.results[run.name] for run in runs if run.name in self.results]
 
 
@@ -115,7 +115,7 @@ def time_left(
     jobs: int,
     without: Container[str] = (),
 ) -> float | None:
-    """Seconds until all runs are complete; None if nothing is known about one of them.
+    """Estimate the seconds until all runs are complete; None if one of them is unknown.
 
     Runs at once share the cores, so this is a bound rather than a promise: it is what is left of
     all runs, divided by their number at once.
@@ -141,12 +141,12 @@ def time_left(
 
 
 def count_pretrainings(runs: Iterable[PlannedRun]) -> int:
-    """How many different pre-trainings runs begin with."""
+    """Count the different pre-trainings that runs begin with."""
     return len({_pretraining_of(run.config) for run in runs if run.config.pretrain.epochs})
 
 
 def _pretraining_of(config: RunConfig) -> str:
-    """What decides a pre-training, of runs on the same data; all of its own if it is not shared."""
+    """Name what decides a pre-training, for runs on the same data; unique if it is not shared."""
     tables = config.tables()
     names = ("pretrain", "transform", "backbone", "weights", "seed", "precision", "compile")
     parts: list[Any] = [tables.get(name) for name in names]
@@ -156,6 +156,6 @@ def _pretraining_of(config: RunConfig) -> str:
 
 
 def costs_from_json(value: Mapping[str, Any]) -> Costs:
-    """Costs as `dataclasses.asdict` wrote them."""
+    """Rebuild costs from what `dataclasses.asdict` made of them."""
     phases = {name: PhaseCosts(**costs) for name, costs in value["phases"].items()}
     return Costs(phases, evaluation=value["evaluation"], finish=value["finish"])

@@ -28,7 +28,7 @@ _PLACES = [
 
 
 def differences_figure(table: BenchTable, path: Path) -> bool:
-    """A forest plot: each method's difference to the reference, the best on top.
+    """Draw a forest plot: each method's difference to the reference, the best on top.
 
     Returns:
         Whether there was anything to draw.
@@ -86,7 +86,7 @@ def _draw_difference(axis: Any, place: int, row: Row, reference: Row) -> None:
 
 
 def steadiness_figure(table: BenchTable, path: Path) -> bool:
-    """Accuracy against fluctuation, a point for each method: up and left is better.
+    """Plot accuracy against fluctuation, a point for each method: up and left is better.
 
     Returns:
         Whether there was anything to draw.
@@ -168,14 +168,14 @@ def _around(point: Any) -> Any:
 
 
 def _overlap(a: Any, b: Any) -> float:
-    """The area that two boxes share."""
+    """Compute the area that two boxes share."""
     width = min(a.x1, b.x1) - max(a.x0, b.x0)
     height = min(a.y1, b.y1) - max(a.y0, b.y0)
     return float(width * height) if width > 0 and height > 0 else 0.0
 
 
 def _outside(box: Any, room: Any) -> float:
-    """The area of a box that is not in the room."""
+    """Compute the area of a box that is outside the room."""
     return float(box.width * box.height) - _overlap(box, room)
 
 
@@ -192,7 +192,7 @@ def _mean(found: Any) -> float:
 
 
 def _std(found: Any, most: float | None = None) -> float:
-    """The length of an error bar; on a logarithmic axis it must not reach 0."""
+    """Compute the length of an error bar; on a logarithmic axis it must not reach 0."""
     std = float(found.std or 0.0)
     return std if most is None else min(std, 0.9 * most)
 

@@ -67,7 +67,7 @@ class BenchFolder:
 
     @classmethod
     def open(cls, path: Path, plan: Plan, *, existing: Existing = "resume") -> "BenchFolder":
-        """Take the folder for a bench with `plan`; go on with the one that is there.
+        """Lock the folder for a bench with `plan`, new or to be continued.
 
         Raises:
             OutputError: If it cannot be written, or holds something else.
@@ -91,7 +91,7 @@ class BenchFolder:
         return bench
 
     def close(self) -> None:
-        """Let other processes have it; a folder in which nothing was begun is left as found."""
+        """Unlock the folder; if nothing was begun in it, leave it as it was."""
         keep = self.holds_bench
         self._lock.release(keep_file=keep)
         if not keep:
@@ -104,15 +104,15 @@ class BenchFolder:
         return os.path.lexists(self.options_file)
 
     def run_folder(self, run: PlannedRun) -> Path:
-        """Where a run is."""
+        """Return the folder of a run."""
         return self.runs / run.name
 
     def combined_folder(self, group: Group, seed: int) -> Path:
-        """Where the model is that the runs of a seed are combined to."""
+        """Return the folder of the model that the runs of a seed are combined to."""
         return self.combined / group.result(seed)
 
     def log_file(self, name: str) -> Path:
-        """Where the process of a run, or of a combination, writes what is wrong."""
+        """Return the file for the errors of the process of a run or combination."""
         return self.logs / f"{name}.log"
 
     def check(self, plan: Plan) -> None:
@@ -143,7 +143,7 @@ class BenchFolder:
         return RunFolder(self.run_folder(run)).done
 
     def is_complete(self, plan: Plan) -> bool:
-        """Whether everything is."""
+        """Whether all runs and combinations are complete."""
         return self.holds_bench and all(
             self.has_result(group, seed) for group in plan.groups for seed in plan.seeds
         )
@@ -207,7 +207,7 @@ class BenchFolder:
         return make_plan(options, methods=stored.methods, seeds=stored.seeds)
 
     def _refuse_other_run(self, run: PlannedRun) -> None:
-        """A run whose options are not the plan's would end, or has ended, as another one."""
+        """Refuse a run whose options are not the plan's: its result would be another one."""
         folder = self.run_folder(run)
         if RunFolder(folder).holds_run:
             refuse_difference(resolve(read_run_config(folder)), run.config)
@@ -220,7 +220,7 @@ class BenchFolder:
 
 
 def _storable(options: Any) -> Any:
-    """Options as TOML can hold them."""
+    """Convert options to what TOML can hold."""
     if isinstance(options, dict):
         return {k: _storable(v) for k, v in options.items() if v is not None}
     is_sequence = isinstance(options, Sequence) and not isinstance(options, str)

@@ -121,7 +121,7 @@ class Group:
         return self.members[0].combination
 
     def runs(self, seed: int) -> tuple[PlannedRun, ...]:
-        """Its runs with this seed: one, or those of a combination."""
+        """List the runs with this seed: one, or those of a combination."""
         if self.combination is None:
             return (PlannedRun(self.result(seed), replace(self.config, seed=seed), self),)
         return tuple(
@@ -130,7 +130,7 @@ class Group:
         )
 
     def result(self, seed: int) -> str:
-        """The name of what comes out of a seed: the run's, or that of the combined model."""
+        """Name the result of a seed: the run, or the combined model."""
         return f"{self.name}-{seed}"
 
     def _combined_config(self, number: int, seed: int) -> RunConfig:
@@ -182,7 +182,7 @@ class Plan:
         )
 
     def runs_of(self, group: Group) -> list[PlannedRun]:
-        """Every training of a group."""
+        """List every run of a group."""
         return [run for seed in self.seeds for run in group.runs(seed)]
 
     @property
@@ -192,7 +192,7 @@ class Plan:
 
 
 def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequence[int]) -> Plan:
-    """The plan of a bench; everything that can be refused without looking at data is refused here.
+    """Plan a bench, and refuse everything that can be refused without looking at data.
 
     Args:
         options: What all runs are given, nested as in a config file: data, budget, sections. The
@@ -230,7 +230,7 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
 
 
 def plan_changes(old: Plan, new: Plan) -> list[Change]:
-    """What differs between two plans and decides results; the order of methods does not."""
+    """List the differences of two plans that decide results; the order of methods does not."""
     changes = []
     if sorted(old.methods) != sorted(new.methods):
         changes.append(Change("methods", ",".join(old.methods), ",".join(new.methods)))
@@ -244,11 +244,10 @@ def plan_changes(old: Plan, new: Plan) -> list[Change]:
 
 
 def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
-    """The config of one method, and what its images decided in it."""
+    """Resolve the config of one method; return what its images decided, too."""
     if options.get("benchmark") == OWN_DATA:
-        from peerdg.run.own_data_config import (
-            resolve_own_data,  # looks at images, so it imports torch
-        )
+        # Late: it looks at images, so it imports torch.
+        from peerdg.run.own_data_config import resolve_own_data
 
         config, choices = resolve_own_data(options)
         return config, choices.explain(config.tables())
@@ -258,7 +257,7 @@ def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
 
 
 def _training_of(member: Member) -> str:
-    """All that decides what is trained; averages that only watch do not.
+    """Name all that decides what is trained; averages that only watch do not.
 
     A method with an average of its own learns from it, so its kind stays part of the text. A
     combination needs the deployed models of its runs, so it shares none.
@@ -285,7 +284,7 @@ def _may_join(member: Member, group: Sequence[Member]) -> bool:
 
 
 def _order_in_group(member: Member) -> int:
-    """In a group: the network itself, then averages in the order of their list."""
+    """Sort key of a group: the network itself, then averages in the order of their list."""
     kind = next(iter(member.config.average.kind), None)
     return -1 if kind is None else list(KINDS).index(kind)
 
@@ -305,7 +304,7 @@ def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _average_of(method: str) -> str | None:
-    """The kind of average that a method deploys, if it does."""
+    """Return the kind of average that a method deploys, if any."""
     recipe = RECIPES.get(COMBINATIONS[method].member if method in COMBINATIONS else method)
     asked = None if recipe is None else recipe.average
     return asked or settings_of(_objective(method)).own_average
@@ -373,7 +372,7 @@ def _check_options(options: Mapping[str, Any], methods: Sequence[str]) -> None:
 
 
 def _repeated(values: Iterable[Any]) -> Any:
-    """The first value that was there before; None if there is none."""
+    """Find the first repeated value; None if there is none."""
     seen = set()
     for value in values:
         if value in seen:

@@ -63,7 +63,7 @@ def bench_page(
     failures: Mapping[str, Failure] | None = None,
     figures: Sequence[str] = (),
 ) -> str:
-    """The page as Markdown."""
+    """Compose the page as Markdown."""
     captions = {
         DIFFERENCES: f"Difference of each method to {table.reference}, with its interval",
         STEADINESS: "Accuracy against fluctuation, a point for each method",
@@ -88,7 +88,7 @@ def bench_page(
 
 
 def explanation(table: BenchTable) -> str:
-    """What the columns of the table mean."""
+    """Explain the columns of the table."""
     costs = (
         ""
         if table.plain is None

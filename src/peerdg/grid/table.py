@@ -49,7 +49,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Spread | None":
-        """Of those values that there are; None if there are none."""
+        """Summarise the values that are not None; None if there are none."""
         known = tuple(float(value) for value in values if value is not None)
         if not known:
             return None
@@ -57,7 +57,7 @@ class Spread:
         return cls(known, float(np.mean(known)), std)
 
     def text(self, digits: int = 1) -> str:
-        """`61.2 ± 0.8`."""
+        """Format as `61.2 ± 0.8`."""
         return spread(self.values, digits=digits)
 
 
@@ -136,7 +136,7 @@ class BenchTable:
     cautions: tuple[str, ...] = ()
 
     def plain_data(self) -> dict[str, Any]:
-        """Nested dictionaries, lists and numbers."""
+        """Convert to nested dictionaries, lists and numbers."""
         return asdict(self)
 
     @property
@@ -145,7 +145,7 @@ class BenchTable:
         return min((row.difference.n for row in self.rows if row.difference), default=0)
 
     def table(self) -> Table:
-        """For people: mean ± standard deviation over seeds."""
+        """Make the table for people: mean ± standard deviation over seeds."""
         columns = {
             "method": [row.label for row in self.rows],
             "seeds": [_seeds(row) for row in self.rows],
@@ -170,7 +170,7 @@ class BenchTable:
         return Table(list(cells), list(map(list, zip(*cells.values(), strict=True))))
 
     def notes(self) -> list[str]:
-        """What a reader must know about marks and intervals."""
+        """Explain marks and intervals."""
         marks = dict.fromkeys(mark for row in self.rows for mark in row.marks)
         notes = [f"{MARKS[mark]} {EXPLAINED[mark]}." for mark in marks]
         notes += [
@@ -201,7 +201,7 @@ class BenchTable:
         return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
 
     def csv(self) -> str:
-        """All numbers, in full, one row for each method."""
+        """Write all numbers in full as CSV, one row for each method."""
         out = io.StringIO()
         rows = [self._record(row) for row in self.rows]
         writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)))
@@ -233,7 +233,7 @@ class BenchTable:
         return record
 
     def latex(self) -> str:
-        """A `tabular` with the rules of booktabs, numbers and marks in mathematics."""
+        """Write a `tabular` with the rules of booktabs, numbers and marks in mathematics."""
         table = self.table()
         lines = [
             "% \\usepackage{booktabs}",
@@ -255,7 +255,7 @@ def bench_table(
     reference: str | None = None,
     failed: Mapping[str, int] | None = None,
 ) -> BenchTable:
-    """The table of finished runs.
+    """Tabulate finished runs.
 
     Args:
         groups: The runs of each method, in the order of the rows; a method may have none.
@@ -285,7 +285,7 @@ def bench_table(
 
 
 def common_period(runs: Iterable[RunResult]) -> int:
-    """Epochs between the evaluations that the fluctuation of all runs is over.
+    """Find the period of evaluations, in epochs, that the fluctuation of all runs can use.
 
     A variance over other epochs, or over another number of them, is not comparable, though methods
     have another k. So it is the shortest k of a method that all runs were evaluated after and that
@@ -343,7 +343,7 @@ def _marks(run: RunResult) -> tuple[str, ...]:
 
 
 def _relative(row: Row, reference: Row | None, plain: Row | None) -> Row:
-    """The row with its difference to the reference, and its costs relative to plain training."""
+    """Add a row's difference to the reference, and its costs relative to plain training."""
     difference = None
     if reference is not None and row.method != reference.method:
         difference = paired_difference(row.by_seed, reference.by_seed)

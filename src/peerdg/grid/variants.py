@@ -56,12 +56,12 @@ class PlanFile:
 
 
 def known_methods() -> tuple[str, ...]:
-    """Everything that `peerdg methods` lists."""
+    """List everything that `peerdg methods` lists."""
     return (*method_names(), *RECIPES, *COMBINATIONS)
 
 
 def split_variants(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Variant]]:
-    """The options of all runs, and the variants by their names.
+    """Split options into those of all runs and the variants by name.
 
     Raises:
         ConfigError: If a variant has no method, an unknown one (with the nearest name), a name that

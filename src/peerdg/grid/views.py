@@ -19,14 +19,14 @@ COMBINED = "combined"  # the name under which the model was evaluated
 
 
 def views(run: PlannedRun, result: RunResult) -> dict[str, RunResult]:
-    """The run of each method that comes from `run`, by the method's name."""
+    """Derive the run of each method that comes from `run`, by the method's name."""
     if not run.group.is_shared:
         return {run.group.members[0].method: result}
     return {member.method: _view(member, run, result) for member in run.group.members}
 
 
 def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunResult]) -> RunResult:
-    """A model that was made of several runs, as a run that was evaluated once, at its end.
+    """Present a model made of several runs as a run that was evaluated once, at its end.
 
     Its time is that of all of them, a pre-training that they share counted once; its memory that of
     the one which needed most.
@@ -68,7 +68,7 @@ def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunRe
 
 
 def _costs(run: RunResult, is_first: bool, group: Group) -> Iterator[dict[str, Any]]:
-    """The events of one of several runs that have its time and memory, with its name."""
+    """Select the events with time and memory of one of several runs, with its name."""
     shares_start = group.combination is not None and group.combination.shares_start
     for event in run.events:
         again = shares_start and not is_first and event.get("phase") == "pretrain"
@@ -96,14 +96,14 @@ def _view(member: Member, run: PlannedRun, result: RunResult) -> RunResult:
 
 
 def _kept(records: Iterable[Mapping[str, Any]], others: set[str]) -> Iterable[Mapping[str, Any]]:
-    """All records but evaluations of other methods' averages."""
+    """Drop evaluations of other methods' averages."""
     return (r for r in records if not (r["kind"] == "evaluation" and r["model"] in others))
 
 
 def _renamed(
     record: Mapping[str, Any], others: set[str], names: Mapping[str | None, str]
 ) -> dict[str, Any]:
-    """A record without the values of other methods' averages, and with the names of its own."""
+    """Drop the values of other methods' averages from a record, and rename its own."""
     found = {names.get(key, key): value for key, value in record.items() if key not in others}
     return (
         {**found, "model": names.get(found["model"], found["model"])} if "model" in found else found

@@ -38,13 +38,13 @@ class Estimate:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Count the CPU cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def threads_each(jobs: int, given: int | None = None) -> int | None:
-    """CPU threads of each of so many runs at once; None leaves it to torch, for one."""
+    """Divide the CPU threads among so many runs at once; None, for one, leaves it to torch."""
     if given is not None or jobs == 1:
         return given
     return max(1, cores() // jobs)
@@ -53,7 +53,7 @@ def threads_each(jobs: int, given: int | None = None) -> int | None:
 def estimate(
     plan: Plan, progress: Progress, *, threads: int | None, note: Callable[[str], None]
 ) -> Estimate:
-    """How long the runs of each group take: as finished ones took, else by trying a few steps.
+    """Estimate the time of each group's runs from finished ones, else by trying a few steps.
 
     Raises:
         PeerdgError: If the data or a network cannot be used; nothing was trained then.
@@ -107,7 +107,7 @@ def _measured(
 
 
 def _messages(children: Children, stop: StopRequest) -> Any:
-    """Messages of all processes; None once a signal asks to stop."""
+    """Yield the messages of all processes; None once a signal asks to stop."""
     while not stop:
         try:
             yield children.messages.get(timeout=LOOK_SECONDS)[1]
@@ -117,7 +117,7 @@ def _messages(children: Children, stop: StopRequest) -> Any:
 
 
 def error_of(failure: Failure) -> PeerdgError:
-    """The error that a process ended with, to be raised in this one."""
+    """Rebuild the error that a process ended with, to raise it in this one."""
     error = PeerdgError(failure.message, hint=failure.hint)
     error.exit_code = failure.code
     return error

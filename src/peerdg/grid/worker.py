@@ -61,11 +61,11 @@ class PipeProgress:
         self._sent_at = 0.0
 
     def note(self, text: str) -> None:
-        """One message."""
+        """Send a message."""
         self.send({"kind": "note", "text": text})
 
     def reading(self, what: str, done: int, total: int) -> None:
-        """Now and then."""
+        """Send a message now and then."""
         self._report(activity=f"reading {what}")
 
     def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
@@ -73,39 +73,39 @@ class PipeProgress:
         self._forecast = Forecast(plan, self.costs, self.clock)
 
     def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
-        """One message."""
+        """Send a message."""
         self._position = {"phase": name, "epoch": min(done + 1, epochs), "epochs": epochs}
         if self._forecast is not None:
             self._forecast.start_phase(name, epochs=done, steps=step)
         self._report(now=True)
 
     def enter(self, activity: Activity) -> None:
-        """Now and then."""
+        """Send a message now and then."""
         if self._forecast is not None:
             self._forecast.enter(activity)
         if activity in ("evaluation", "finish"):
             self._report(activity=activity)
 
     def working(self, what: str, share: float) -> None:
-        """Now and then."""
+        """Send a message now and then."""
         if what:
             self._report(activity=f"{what} {int(100 * share)} %")
 
     def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, "Tensor"]) -> None:
-        """Count the step; a message now and then."""
+        """Count the step; send a message now and then."""
         if self._forecast is not None:
             self._forecast.step(epoch, step)
         self._position["epoch"], self._images = epoch + 1, images
         self._report()
 
     def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
-        """Nothing: the bench reads the records."""
+        """Do nothing: the bench reads the records."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _report(self, *, activity: str = "", now: bool = False) -> None:
-        """Where the run is; not more often than a person can see."""
+        """Send where the run is, not more often than a person can see."""
         at = self.clock()
         if at - self._sent_at < MESSAGE_SECONDS and not now:
             return
@@ -169,7 +169,7 @@ def combine(job: Mapping[str, Any], send: Send) -> None:
 
 
 def _open(path: Path, config: RunConfig, send: Send) -> RunFolder:
-    """Take the run folder; the process of a bench that was killed may still save its state."""
+    """Lock the run folder; the process of a bench that was killed may still save its state."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -42,7 +42,7 @@ def require_comparable(runs: Sequence[RunResult]) -> None:
 
 
 def _with_other_images(fingerprints: Iterable[Mapping[str, str]]) -> list[str]:
-    """Names of domains with more than one fingerprint; unknown ones are none."""
+    """List the domains with more than one fingerprint; unknown ones do not count."""
     known: dict[str, set[str]] = {}
     for parts in fingerprints:
         for name, fingerprint in parts.items():
@@ -66,37 +66,37 @@ def _require_one_rule(runs: Sequence[RunResult]) -> None:
 
 
 def shared_options(run: RunResult) -> dict[str, Any]:
-    """Options that are not of the method's own section."""
+    """Select the options outside the method's own section."""
     # Batch statistics follow one rule in a comparison, and the table has a column for them.
     own = {*method_names(), str(run.config["method"]), "method", "batch_statistics"}
     return {k: v for k, v in run.options.items() if k.partition(".")[0] not in own}
 
 
 def differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the options that do not have the same value everywhere."""
+    """List the options that do not have the same value everywhere."""
     names = dict.fromkeys(name for values in options for name in values)
     return [name for name in names if differs(name, options)]
 
 
 def training_images(groups: Iterable[Sequence[RunResult]]) -> set[str]:
-    """Fingerprints of what the runs learnt from, as far as they are known."""
+    """Collect the fingerprints of the training images, as far as they are known."""
     return {run.train_fingerprint for group in groups for run in group if run.train_fingerprint}
 
 
 def differences(groups: Groups) -> list[str]:
-    """What differs between rows and is not an option of a method: options, training images."""
+    """List what differs between rows besides methods' own options: options, training images."""
     found = differing([shared_options(group[0]) for group in groups.values()])
     images = [TRAINING_IMAGES] if len(training_images(groups.values())) > 1 else []
     return found + images
 
 
 def comparison_notes(groups: Groups) -> list[str]:
-    """Sentences about what keeps the rows of a comparison from being comparable."""
+    """Say what keeps the rows of a comparison from being comparable, in sentences."""
     return [*accuracy_notes(groups), *_period_notes(groups)]
 
 
 def accuracy_notes(groups: Groups) -> list[str]:
-    """Sentences about what keeps accuracies from being comparable."""
+    """Say what keeps accuracies from being comparable, in sentences."""
     return [
         *_training_note(groups),
         *_steps_note(groups),
@@ -139,13 +139,13 @@ def _steps_note(groups: Groups) -> list[str]:
 
 
 def _steps_text(group: Sequence[RunResult]) -> str:
-    """`480`, or `480 to 960` if runs of one row differ."""
+    """Format as `480`, or `480 to 960` if runs of one row differ."""
     found = sorted({run.steps for run in group if run.steps is not None})
     return " to ".join(f"{steps:,}" for steps in dict.fromkeys(found[:1] + found[-1:])) or "unknown"
 
 
 def starts_of(group: Sequence[RunResult]) -> dict[int, str]:
-    """By seed, the initial weights of the user's own network, as far as they are known."""
+    """Collect by seed the initial weights of the user's own network, as far as they are known."""
     return {run.seed: start for run in group if (start := run.inputs.network_weights)}
 
 
@@ -172,7 +172,7 @@ def _validation_note(groups: Groups) -> list[str]:
 
 
 def _period_notes(groups: Groups) -> list[str]:
-    """Where the fluctuation is not over every k-th epoch, or not over the same epochs."""
+    """Say where the fluctuation is not over every k-th epoch, or not over the same epochs."""
     first = {name: group[0] for name, group in groups.items()}
     notes = [
         f"Fluctuation of {name} is over evaluations every {run.period} epochs, the first "

@@ -51,7 +51,7 @@ def write_records(runs: Sequence[RunResult], folder: Path, *, title: str) -> Non
 
 
 def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
-    """The page as Markdown; every number names its budget, seeds and data."""
+    """Compose the page as Markdown; every number names its budget, seeds and data."""
     return "\n".join([
         *opening(runs, title=title),
         comparison(runs).markdown(),
@@ -71,12 +71,12 @@ def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
 
 
 def opening(runs: Sequence[RunResult], *, title: str) -> list[str]:
-    """The heading of a page, and under which conditions its numbers were measured."""
+    """Compose the heading of a page, and under which conditions its numbers were measured."""
     return [f"# {markdown_text(title)}", "", markdown_text(_conditions(by_variant(runs))), ""]
 
 
 def details(runs: Sequence[RunResult]) -> list[str]:
-    """What follows the table: notes, findings, curves, fluctuation, selection, profiles."""
+    """Compose what follows the table: notes, findings, curves, fluctuation, selection, profiles."""
     groups = by_variant(runs)
     # Names and values come from run folders, which may be somebody else's.
     sentences = [*variant_differences(groups), *comparison_notes(groups)]
@@ -112,7 +112,7 @@ def _figures(groups: Groups) -> list[str]:
 
 
 def _batch_statistics(groups: Groups) -> str:
-    """How batch-normalised networks were evaluated; empty if there are none."""
+    """Say how batch-normalised networks were evaluated; empty if there are none."""
     found = {name: g[0].batch_statistics for name, g in groups.items() if g[0].batch_statistics}
     frozen = [name for name, rule in found.items() if rule == FROZEN]
     rules = {rule for rule in found.values() if rule != FROZEN}
@@ -121,7 +121,7 @@ def _batch_statistics(groups: Groups) -> str:
 
 
 def _shared_rule(rules: Collection[str], groups: Groups, *, others: bool) -> str:
-    """The rule of all networks that are not frozen; `others` says whether some are."""
+    """State the rule of all networks that are not frozen; `others` says whether some are."""
     if not rules:
         return ""
     networks = "every other network" if others else "every network"
@@ -156,13 +156,13 @@ def _conditions(groups: Groups) -> str:
 
 
 def _held_back(run: RunResult) -> str:
-    """What was not trained on, beside the targets."""
+    """Say what was not trained on, beside the targets."""
     images = run.images(VALIDATION)
     return f"{images:,} source images for validation" if images else "no validation images"
 
 
 def _own_options(groups: Groups) -> str:
-    """Those options of each method that results depend on."""
+    """List the options of each method that results depend on."""
     return "".join(
         f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in found.items()) + ". "
         for name, group in groups.items()
@@ -171,7 +171,7 @@ def _own_options(groups: Groups) -> str:
 
 
 def _announced(run: RunResult) -> dict[str, float]:
-    """Numbers among its announced options; those of a component that is switched off mean nothing.
+    """Select its announced numbers, without those of a component that is switched off.
 
     A run of a method that this version does not have announces nothing.
     """
@@ -186,7 +186,7 @@ def _announced(run: RunResult) -> dict[str, float]:
 
 
 def _gradients_section(runs: Sequence[RunResult]) -> list[str]:
-    """The part of a report about gradients of the loss terms; empty if no run recorded any."""
+    """Compose the part about gradients of the loss terms; empty if no run recorded any."""
     table = gradients_table(runs)
     if table is None:
         return []
@@ -201,7 +201,7 @@ def _gradients_section(runs: Sequence[RunResult]) -> list[str]:
 
 
 def _profile_section(runs: Sequence[RunResult]) -> list[str]:
-    """The part of a report about the profiled runs among `runs`; empty if there is none."""
+    """Compose the part about the profiled runs among `runs`; empty if there is none."""
     lines: list[str] = []
     for run in runs:
         if run.profile is not None:

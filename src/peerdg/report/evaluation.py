@@ -27,7 +27,7 @@ _LONGEST = 24  # characters of a class name
 
 
 def summary_table(details: Sequence[Detail]) -> Table:
-    """One row per domain."""
+    """Make a table with one row per domain."""
     rows = [
         [
             detail.domain,
@@ -44,7 +44,7 @@ def summary_table(details: Sequence[Detail]) -> Table:
 
 
 def class_table(detail: Detail) -> Table:
-    """One row per class of the model, also of those without images."""
+    """Make a table with one row per class of the model, also of those without images."""
     rows = [
         [
             result.name,
@@ -63,7 +63,7 @@ def class_table(detail: Detail) -> Table:
 
 
 def confusion_table(detail: Detail) -> Table | None:
-    """True classes in rows, predicted ones in columns; None if they are too many to print."""
+    """Tabulate true classes against predicted ones; None if they are too many to print."""
     names = [result.name for result in detail.classes]
     if len(names) > _WIDEST:
         return None
@@ -75,7 +75,7 @@ def confusion_table(detail: Detail) -> Table | None:
 
 
 def mistakes_table(detail: Detail) -> Table:
-    """The wrong answers that the model is most sure of."""
+    """Tabulate the wrong answers that the model is most sure of."""
     rows = [
         [
             mistake.path or f"image {mistake.row}",
@@ -90,7 +90,7 @@ def mistakes_table(detail: Detail) -> Table:
 
 
 def remarks(detail: Detail) -> list[str]:
-    """What to know before comparing the numbers."""
+    """Say what to know before comparing the numbers."""
     sentences = []
     if detail.seen is not None and detail.domain != VALIDATION and str(detail.seen):
         sentences.append(str(detail.seen))
@@ -134,7 +134,7 @@ def write_evaluation(
 
 
 def confusion_figure(detail: Detail, path: Path) -> None:
-    """The confusion matrix as PNG: a row is a true class, its colors are shares of its images."""
+    """Draw the confusion matrix: a row is a true class, its colors are shares of its images."""
     plot = pyplot()
     names = [_short(result.name) for result in detail.classes]
     shares = detail.confusion.double()
@@ -166,7 +166,7 @@ def confusion_figure(detail: Detail, path: Path) -> None:
 
 
 def mistakes_sheet(domain: Domain, mistakes: Sequence[Mistake]) -> Image.Image:
-    """The images of `mistakes`, each above its true class, the answer and its probability."""
+    """Draw the images of `mistakes`, each above its true class, the answer and its probability."""
     columns = min(_COLUMNS, len(mistakes))
     rows = -(-len(mistakes) // columns)
     width, height = _CELL + _GAP, _CELL + 2 * _LINE + _GAP

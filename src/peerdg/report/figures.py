@@ -42,7 +42,7 @@ class Curve:
 
 
 def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
-    """One panel per target: every model and seed, the mean over seeds drawn stronger."""
+    """Draw one panel per target: every model and seed, the mean over seeds stronger."""
     plot = pyplot()
     groups = by_variant(runs)
     targets = _targets(groups)
@@ -82,7 +82,7 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
 
 
 def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
-    """The mean over the targets: a curve for each model, named at its end, and a band of seeds."""
+    """Draw the mean over the targets: a curve for each model, named at its end, a band of seeds."""
     plot = pyplot()
     groups = by_variant(runs)
     targets = _targets(groups)
@@ -112,7 +112,7 @@ def _targets(groups: Groups) -> list[str]:
 
 
 def _curves(groups: Groups, targets: Sequence[str]) -> list[Curve]:
-    """What to draw: a color per variant; models with the very same accuracies share a curve."""
+    """Choose what to draw: a color per variant; models with equal accuracies share a curve."""
     curves: list[Curve] = []
     for number, (name, group) in enumerate(groups.items()):
         color = COLORS[number % len(COLORS)]
@@ -136,7 +136,7 @@ def _curves(groups: Groups, targets: Sequence[str]) -> list[Curve]:
 def _accuracies(
     group: Sequence[RunResult], model: str, targets: Sequence[str]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Epochs, and accuracy by seed, target and epoch."""
+    """Return epochs, and accuracy by seed, target and epoch."""
     epochs: list[int] = []
     seeds = []
     for run in group:
@@ -162,7 +162,7 @@ def _name_ends(axis: Any, ends: Sequence[tuple[float, float, str, str]]) -> None
 
 
 def spread_apart(values: Sequence[float], *, room: float) -> list[float]:
-    """Sorted values moved as little as keeps them `room` apart: close ones around their mean."""
+    """Move sorted values as little as keeps them `room` apart: close ones around their mean."""
     clusters: list[list[float]] = []
     for value in values:
         clusters.append([value])
@@ -177,7 +177,7 @@ def _overlap(below: Sequence[float], above: Sequence[float], room: float) -> boo
 
 
 def _spaced(cluster: Sequence[float], room: float) -> list[float]:
-    """As many places as values, `room` apart, around their mean."""
+    """Return as many places as values, `room` apart, around their mean."""
     start = sum(cluster) / len(cluster) - room * (len(cluster) - 1) / 2
     return [start + room * n for n in range(len(cluster))]
 
@@ -190,7 +190,7 @@ def _tidy(axis: Any) -> None:
 
 
 def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
-    """As a PNG with few colors and a white ground, which is legible on dark pages, too."""
+    """Save a PNG with few colors and a white ground, which is legible on dark pages, too."""
     with replace_atomically(path) as temporary:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji as a name
@@ -202,7 +202,7 @@ def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
 
 
 def pyplot() -> Any:
-    """Matplotlib's pyplot, drawing into files only.
+    """Import matplotlib's pyplot, drawing into files only.
 
     Raises:
         ConfigError: If it is not installed.

@@ -33,7 +33,7 @@ _DECIDES_STEPS = {"train.epochs", "train.batch_size", "train.steps_per_epoch", "
 
 
 def findings(groups: Groups) -> list[str]:
-    """Differences between methods, and whether a deployed average is steadier than its network."""
+    """State differences between methods, and whether an average is steadier than its network."""
     mean = {
         name: float(np.mean([run.target_mean(run.deployed) for run in group]))
         for name, group in groups.items()
@@ -53,7 +53,7 @@ def findings(groups: Groups) -> list[str]:
 
 
 def ingredients(run: RunResult) -> frozenset[str]:
-    """What a run has beyond cross-entropy on clean images."""
+    """List what a run has beyond cross-entropy on clean images."""
     has = {
         AUGMENTATION: run.augments,
         AVERAGING: run.averages,
@@ -63,7 +63,7 @@ def ingredients(run: RunResult) -> frozenset[str]:
 
 
 def _pairs(groups: Groups) -> list[tuple[str, str, list[str]]]:
-    """Variants to compare with a baseline, and the options in which they also differ.
+    """Pair variants with a baseline, and name the options in which they also differ.
 
     Only variants that learnt from the same images are compared; of several, only those that share
     everything else.
@@ -92,7 +92,7 @@ def _is_compared(run: RunResult, baseline: RunResult) -> bool:
 
 
 def _also(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[str]:
-    """Options besides the methods' own in which two variants differ, with effect on accuracy."""
+    """List options besides the methods' own in which two variants differ, if they matter."""
     if _is_same_method(a[0], b[0]):
         options = [a[0].options, b[0].options]
     else:
@@ -115,7 +115,7 @@ def _also(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[str]:
 
 
 def _unused_by(a: RunResult, b: RunResult) -> set[str]:
-    """Options without effect on the last accuracy of `b`, among them those of what it lacks."""
+    """List options without effect on the last accuracy of `b`, such as those of what it lacks."""
     unused = set(_WITHOUT_EFFECT_AT_THE_END)
     if b.settings is not None and _is_same_method(a, b) and (component := _ablated(a, b)):
         unused |= {f"{b.config['method']}.{name}" for name in parts_of(b.settings, component)}
@@ -127,7 +127,7 @@ def _is_same_method(a: RunResult, b: RunResult) -> bool:
 
 
 def _ablated(a: RunResult, b: RunResult) -> str | None:
-    """The component that `a` has and `b`, which has all else, lacks; None if it has no name."""
+    """Name the one component that `a` has and `b` lacks; None if it has no name."""
     if a.settings is None or b.settings is None or ingredients(a) - ingredients(b) != {OBJECTIVE}:
         return None
     present = [name for name in components(a.settings) if getattr(a.settings, name) != OFF]
@@ -151,7 +151,7 @@ def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Se
 
 
 def _about(run: RunResult, baseline: RunResult) -> str:
-    """What a comparison shows: `PEER against augmentation alone`."""
+    """Say what a comparison shows: `PEER against augmentation alone`."""
     has = ingredients(baseline)
     if OBJECTIVE not in ingredients(run):
         return f"{AUGMENTATION} alone"

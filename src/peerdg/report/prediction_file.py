@@ -87,12 +87,12 @@ class PredictionWriter:
             self.file.flush()
 
     def close(self) -> None:
-        """End what was written so far, so that a JSON list is one."""
+        """Complete what was written so far: a JSON list gets its end."""
         if self.format == "json":
             self.file.write("\n]\n")
 
     def _ranked(self, prediction: FilePrediction) -> list[tuple[str, float]]:
-        """Names and probabilities of the most probable classes; none if it cannot be decoded."""
+        """List names and probabilities of the most probable classes; none without a prediction."""
         _, label, _, row, _ = prediction
         if label is None or row is None:
             return []
@@ -129,7 +129,7 @@ class PredictionWriter:
 def prediction_file(
     path: Path, classes: Sequence[str], *, all_classes: bool = False, top: int = 1
 ) -> Iterator[PredictionWriter]:
-    """A writer whose rows become the file `path` when the block ends well.
+    """Open a writer whose rows become the file `path` when the block ends well.
 
     Args:
         path: Where to; a JSON list if it ends in .json, JSON lines if in .jsonl, else CSV.
@@ -160,7 +160,7 @@ def prediction_file(
 
 
 def text_format(path: Path) -> TextFormat:
-    """In which format a file of this name is written.
+    """Choose the format by the name of the file.
 
     Raises:
         ConfigError: If its name promises a format that is not written here.
@@ -175,12 +175,12 @@ def text_format(path: Path) -> TextFormat:
 
 
 def partial_path(path: Path) -> Path:
-    """Where the rows of `path` stand until all are there."""
+    """Return the file that holds the rows of `path` until all are there."""
     return path.with_name(path.name + PARTIAL)
 
 
 def csv_line(cells: Sequence[str]) -> str:
-    """One line of CSV that no spreadsheet takes for a formula."""
+    """Format one line of CSV that no spreadsheet takes for a formula."""
     line = io.StringIO()
     csv.writer(line).writerow([spreadsheet_text(cell) for cell in cells])
     return line.getvalue().removesuffix("\r\n") + "\n"  # ended so, it quotes both characters

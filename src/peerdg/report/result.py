@@ -193,7 +193,7 @@ class RunResult:
         return options
 
     def _epoch_of(self) -> str:
-        """What its epochs were as long as; before there was a choice, the pool."""
+        """Return what set the length of its epochs; before there was a choice, the pool."""
         train = self.config.get("train", {})
         fixed = train.get("steps_per_epoch") is not None
         if fixed or self.settings is None or not self.settings.trains_on_pool:
@@ -201,7 +201,7 @@ class RunResult:
         return str(train.get("epoch_of", "pool"))
 
     def _operations_revision(self) -> int | str:
-        """The revision of its operations; of those that mean the same, the latest."""
+        """Return the revision of its operations; of those that mean the same, the latest."""
         revision = self.inputs.augmentation
         if revision is None:
             return UNKNOWN
@@ -331,16 +331,16 @@ class RunResult:
         return settings_of(method).period_option or "" if method in method_names() else ""
 
     def final(self, model: str) -> dict[str, float]:
-        """Last accuracy of `model` on each domain."""
+        """Return the last accuracy of `model` on each domain."""
         return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
 
     def images(self, *domains: str) -> int | None:
-        """Images of the smallest of these evaluated domains; None if they were not recorded."""
+        """Count the images of the smallest of these domains; None if they were not recorded."""
         found = {r["domain"]: r.get("n") for r in self.evaluations if r["domain"] in domains}
         return min((n for n in found.values() if n is not None), default=None)
 
     def crafted_mean(self, model: str) -> float | None:
-        """Mean of the last accuracies over the crafted families that have a vote, if any."""
+        """Average the last accuracies over the crafted families that have a vote, if any."""
         final = self.final(model)
         voting = [final[domain] for domain in self.voting if domain in final]
         return sum(voting) / len(voting) if voting else None
@@ -351,18 +351,18 @@ class RunResult:
         return [domain for domain in self.crafted if domain.removeprefix(CRAFTED) in DISJOINT]
 
     def score(self, model: str) -> float | None:
-        """The score of a run: its target mean, or without targets its crafted mean."""
+        """Score a run by its target mean, or without targets by its crafted mean."""
         return self.target_mean(model) if self.targets else self.crafted_mean(model)
 
     def target_mean(self, model: str) -> float:
-        """Unweighted mean over the targets of the last accuracies."""
+        """Average the last accuracies over the targets, unweighted."""
         final = self.final(model)
         return sum(final[t] for t in self.targets) / len(self.targets)
 
     def fluctuation(
         self, model: str, *, every: int | None = None, burn_in_periods: int = BURN_IN_PERIODS
     ) -> RunFluctuation | None:
-        """Fluctuation of `model` over evaluations every k epochs; None if there are none.
+        """Compute the fluctuation of `model` over evaluations every k epochs; None without them.
 
         Args:
             model: An observed network.
@@ -379,26 +379,26 @@ class RunResult:
 
 
 def _per_step(epochs: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds per step, of those steps whose time is known; None if there are none."""
+    """Compute seconds per step over those steps whose time is known; None if there are none."""
     steps = sum(_timed(epoch) for epoch in epochs)
     return sum(float(epoch["seconds"]) for epoch in epochs) / steps if steps else None
 
 
 def _phase_seconds(epochs: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds of all epochs; steps whose time is not known count as the others."""
+    """Add up the seconds of all epochs; steps whose time is not known count as the others."""
     without_time = sum((epoch.get("steps") or 0) - _timed(epoch) for epoch in epochs)
     known = sum(float(epoch["seconds"]) for epoch in epochs)
     return known + without_time * (_per_step(epochs) or 0.0)
 
 
 def _timed(epoch: Mapping[str, Any]) -> int:
-    """Steps that the seconds of an epoch are of."""
+    """Count the steps that the seconds of an epoch are of."""
     steps, timed = epoch.get("steps") or 0, epoch.get("timed_steps")
     return steps if timed is None else min(int(timed), steps)
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """{"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
+    """Flatten tables: {"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
     options: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):

@@ -24,7 +24,7 @@ from peerdg.text import visible
 
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:
-    """Every run among or below `places`: run folders, and files written by `save_runs`.
+    """Read every run among or below `places`: run folders, and files written by `save_runs`.
 
     A run folder that cannot be read is left out, with a warning.
     """
@@ -44,7 +44,7 @@ def collect_runs(places: Iterable[Path]) -> list[RunResult]:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Every run folder at or below `folder`, sorted by path."""
+    """Find every run folder at or below `folder`, sorted by path."""
     return sorted(
         file.parent
         for file in folder.rglob("config.toml")
@@ -121,7 +121,7 @@ def _check_options(config: dict[str, Any], where: Path) -> None:
 
 
 def _announced_options(kind: type[Any]) -> type[Any]:
-    """What reports use of a method's section: the options that results depend on."""
+    """Select what reports use of a method's section: the options that results depend on."""
     hints = get_type_hints(kind)
     return make_dataclass(
         "AnnouncedOptions",
@@ -174,7 +174,7 @@ class _Saved:
 
 
 def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[str, str]]]:
-    """Model and domain of each evaluation record, by phase and epoch."""
+    """Group model and domain of each evaluation record by phase and epoch."""
     groups: dict[tuple[Any, Any], list[tuple[str, str]]] = {}
     for record in records:
         if record["kind"] == "evaluation":
@@ -211,7 +211,7 @@ def _folder_name(config: Mapping[str, Any]) -> str | None:
 
 
 def _read_fingerprints(manifest: Path) -> dict[str, str]:
-    """Of each part of the data; a damaged file is no reason to lose the rest."""
+    """Read the fingerprint of each part of the data; a damaged file does not lose the rest."""
     try:
         started = read_manifest(manifest)
     except DamagedError:
@@ -220,7 +220,7 @@ def _read_fingerprints(manifest: Path) -> dict[str, str]:
 
 
 def _read_profile(path: Path) -> dict[str, Any] | None:
-    """Seconds by stage, if they were measured; a damaged file is no reason to lose the rest."""
+    """Read seconds by stage, if they were measured; a damaged file does not lose the rest."""
     try:
         return asdict(read_stored(_Profile, path)) if path.exists() else None
     except DamagedError:
@@ -228,7 +228,7 @@ def _read_profile(path: Path) -> dict[str, Any] | None:
 
 
 def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
-    """Keep the records of runs as one small file, without where they were run."""
+    """Save the records of runs as one small file, without where they were run."""
     kept = [
         {
             "name": run.path.name,
@@ -251,7 +251,7 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
 
 
 def _with_weights(run: RunResult) -> Inputs:
-    """The inputs of a run, with the hash of its file of weights.
+    """Add the hash of the file of weights to the inputs of a run.
 
     Only the file's name is kept, so what tells two files of one name apart must be kept beside it:
     for runs that did not record the hash that of the file as it is now, or of its path.
@@ -280,7 +280,7 @@ def _without_places(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_runs(path: Path) -> list[RunResult]:
-    """Runs kept by `save_runs`.
+    """Load runs saved by `save_runs`.
 
     Raises:
         DataError: If the file is not one of these.

@@ -17,7 +17,7 @@ ORACLE = "oracle (sees targets)"
 
 
 def selection_table(runs: Sequence[RunResult]) -> Table:
-    """Target mean of the deployed model under each rule beside its regret, over seeds."""
+    """Tabulate the deployed model's target mean and regret under each rule, over seeds."""
     chosen = {
         name: [c for run in group if (c := choices(run))]
         for name, group in by_variant(runs).items()
@@ -39,7 +39,7 @@ def selection_table(runs: Sequence[RunResult]) -> Table:
 
 
 def choices_table(runs: Sequence[RunResult]) -> Table:
-    """Epoch, score, target mean and regret of every rule in every run."""
+    """Tabulate epoch, score, target mean and regret of every rule in every run."""
     rows = [
         [f"{name}, seed {run.seed}", ORACLE if rule == "oracle" else rule, *_cells(choice)]
         for name, group in by_variant(runs).items()
@@ -50,7 +50,7 @@ def choices_table(runs: Sequence[RunResult]) -> Table:
 
 
 def crafted_table(runs: Sequence[RunResult]) -> Table:
-    """Source validation, crafted validation and each family at the last epoch, over seeds."""
+    """Tabulate source validation, crafted validation and families at the last epoch, over seeds."""
     groups = by_variant(runs)
     finals = {n: [run.final(run.deployed) for run in group] for n, group in groups.items()}
     evaluated = {domain for group in finals.values() for final in group for domain in final}
@@ -67,7 +67,7 @@ def crafted_table(runs: Sequence[RunResult]) -> Table:
 
 
 def selection_section(runs: Sequence[RunResult]) -> list[str]:
-    """The part of a report about model selection."""
+    """Compose the part of a report about model selection."""
     has_targets = any(run.targets for run in runs)
     lines = ["## Model selection", ""]
     if has_targets:
@@ -88,7 +88,7 @@ def selection_section(runs: Sequence[RunResult]) -> list[str]:
 
 
 def settings_findings(runs: Sequence[RunResult]) -> list[str]:
-    """Which of several settings of one method crafted validation prefers at the last epoch."""
+    """Say which of several settings of a method crafted validation prefers at the last epoch."""
     by_method: dict[str, dict[str, list[Trajectory]]] = {}
     images: dict[str, set[tuple[str, Any]]] = {}
     for name, group in by_variant(runs).items():
@@ -114,14 +114,14 @@ def settings_findings(runs: Sequence[RunResult]) -> list[str]:
 
 
 def choices(run: RunResult) -> dict[Rule, Choice]:
-    """What each rule chooses for the deployed model of a run; combined runs have one epoch only."""
+    """Apply each rule to the deployed model of a run; combined runs have one epoch only."""
     if run.combined_from:
         return {}
     return select(run.records, model=run.deployed)
 
 
 def _crafted_from(run: RunResult) -> tuple[str, Any]:
-    """What decides which images are distorted: the validation images, and how many of them."""
+    """Name what decides which images are distorted: the validation images, and their number."""
     return run.fingerprints.get(VALIDATION, ""), run.config.get("crafted_images")
 
 
@@ -131,6 +131,6 @@ def _cells(choice: Choice) -> list[str]:
 
 
 def _crafted_means(finals: Sequence[dict[str, float]], families: Sequence[str]) -> list[float]:
-    """Per run, the mean over the families that were evaluated."""
+    """Average over the families that were evaluated, for each run."""
     found = [[f[CRAFTED + name] for name in families if CRAFTED + name in f] for f in finals]
     return [sum(values) / len(values) for values in found if values]

@@ -17,7 +17,7 @@ CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not
 
 
 def final_table(path: Path) -> FittedTable:
-    """Final accuracy of each observed model of one run on each domain.
+    """Tabulate the final accuracy of each observed model of one run on each domain.
 
     Without a target, the mean over the crafted families that have a vote stands in its place.
     """
@@ -25,7 +25,7 @@ def final_table(path: Path) -> FittedTable:
 
 
 def final_accuracies(run: RunResult) -> Table:
-    """The rows of `final_table`."""
+    """Return the rows of `final_table`."""
     domains = [VALIDATION, *run.targets] if VALIDATION in run.final(run.deployed) else run.targets
     summary = ["target mean"] if run.targets else [CRAFTED_MEAN] if run.voting else []
     rows = []
@@ -38,19 +38,19 @@ def final_accuracies(run: RunResult) -> Table:
 
 
 def _summary(run: RunResult, model: str) -> str:
-    """Target mean, or without targets the crafted score; `-` if there is neither."""
+    """Format the target mean, or without targets the crafted score; `-` if there is neither."""
     score = run.score(model)
     return "-" if score is None else mean_text(score, run.images(*(run.targets or run.voting)))
 
 
 def runs_table(runs: Sequence[RunResult]) -> FittedTable:
-    """One row per run folder."""
+    """Make a table with one row per run folder."""
     table = listed_runs(runs)
     return plain_table(table.columns, table.rows)
 
 
 def listed_runs(runs: Sequence[RunResult]) -> Table:
-    """The rows of `runs_table`: columns for target mean and crafted score where a run has them."""
+    """Return the rows of `runs_table`; target mean and crafted score where a run has them."""
     without = any(run.evaluations and not run.targets for run in runs)
     targets = not without or any(run.targets for run in runs)
     accuracies = {VALIDATION: True, "target mean": targets, CRAFTED_MEAN: without}
@@ -67,7 +67,7 @@ def listed_runs(runs: Sequence[RunResult]) -> Table:
 
 
 def _last_accuracies(run: RunResult) -> list[str]:
-    """Validation, target mean and crafted score of the deployed model; `-` where there is none."""
+    """Format validation, target mean and crafted score of the deployed model; `-` for none."""
     if not run.evaluations or run.status == "running":  # may be half written
         return ["-", "-", "-"]
     accuracy = run.final(run.deployed).get(VALIDATION)
@@ -78,7 +78,7 @@ def _last_accuracies(run: RunResult) -> list[str]:
 
 
 def comparison(runs: Sequence[RunResult]) -> Table:
-    """One row per method: accuracy of the deployed model, fluctuation, seconds.
+    """Compare methods, one row each: accuracy of the deployed model, fluctuation, seconds.
 
     Without targets, the mean over the crafted families that have a vote is in their place.
     Networks with batch normalisation name the rule by which their statistics were made.
@@ -113,7 +113,7 @@ def comparison(runs: Sequence[RunResult]) -> Table:
 
 
 def targets_table(runs: Sequence[RunResult]) -> Table:
-    """Methods against targets: accuracy of the deployed model."""
+    """Tabulate the deployed model's accuracy, methods against targets."""
     groups = by_variant(runs)
     targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
     rows = [
@@ -124,7 +124,7 @@ def targets_table(runs: Sequence[RunResult]) -> Table:
 
 
 def fluctuation_table(runs: Sequence[RunResult], *, burn_in_periods: int) -> Table:
-    """Every fluctuation statistic of each observed model, mean over targets and seeds."""
+    """Tabulate fluctuation statistics of each observed model, mean over targets and seeds."""
     shown = ("var", "std", "range", "max_drawdown", "mean_abs_step", "detrended_var", "gap")
     rows = []
     for name, group in by_variant(runs).items():
@@ -138,7 +138,7 @@ def fluctuation_table(runs: Sequence[RunResult], *, burn_in_periods: int) -> Tab
 
 
 def _accuracies(group: Sequence[RunResult], domain: str) -> str:
-    """Final accuracies of the deployed model of each run on one domain."""
+    """Collect the final accuracy of each run's deployed model on one domain."""
     values = [final[domain] for final in _finals(group) if domain in final]
     return accuracy_spread(values, group[0].images(domain))
 
@@ -148,7 +148,7 @@ def _finals(group: Sequence[RunResult]) -> list[dict[str, float]]:
 
 
 def _fluctuation(group: Sequence[RunResult], which: str) -> str:
-    """Variance of the trained or deployed model; a method with one network has no second."""
+    """Format the variance of the trained or deployed model; `-` for one that is both."""
     if which == "deployed" and group[0].deployed == group[0].trained:
         return "-"
     found = [run.fluctuation(getattr(run, which), burn_in_periods=BURN_IN_PERIODS) for run in group]
@@ -156,7 +156,7 @@ def _fluctuation(group: Sequence[RunResult], which: str) -> str:
 
 
 def gradients_table(runs: Sequence[RunResult]) -> Table | None:
-    """How strongly each term of the loss pulls at the encoder, compared with cross-entropy.
+    """Tabulate how strongly each loss term pulls at the encoder, against cross-entropy.
 
     Norms of gradients on a fixed batch at the start of each period, as a method records them, with
     the weight of the term; means over seeds. None if no run has any.
@@ -178,13 +178,13 @@ def _gradient_terms(group: Sequence[RunResult]) -> list[str]:
 
 
 def _shares(run: RunResult, term: str) -> list[float]:
-    """Norm of the term's gradient over that of cross-entropy, in each period."""
+    """Divide the norm of the term's gradient by that of cross-entropy, in each period."""
     found = [r["gradients"] for r in run.records if r.get("gradients")]
     return [n[term] / n[CROSS_ENTROPY] for n in found if n.get(CROSS_ENTROPY) and term in n]
 
 
 def profile_table(run: RunResult) -> Table:
-    """Seconds and share of each stage of one profiled run, the longest first."""
+    """Tabulate seconds and share of each stage of one profiled run, the longest first."""
     profile = run.profile or {"seconds": 0.0, "stages": {}}
     whole = profile["seconds"]
     longest_first = sorted(profile["stages"].items(), key=lambda item: -item[1]["seconds"])

@@ -15,7 +15,7 @@ Groups = Mapping[str, Sequence[RunResult]]
 
 
 def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
-    """Finished runs that differ only in their seed, under a short name that is unique.
+    """Group finished runs that differ only in their seed, under a short unique name.
 
     A method with one variant is called by its name; several have the options that differ between
     them beside it, `erm lr=0.1`.
@@ -35,7 +35,7 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
 
 
 def variant_differences(groups: Groups) -> list[str]:
-    """For each method with several variants, every option in which they differ."""
+    """List every option in which the variants of a method differ, for methods with several."""
     by_method: dict[str, list[RunResult]] = {}
     for group in groups.values():
         by_method.setdefault(group[0].method, []).append(group[0])
@@ -48,7 +48,7 @@ def variant_differences(groups: Groups) -> list[str]:
 
 
 def _grouped(runs: Sequence[RunResult]) -> dict[tuple[str, ...], list[RunResult]]:
-    """Runs by options, training images and, of one's own network, where it starts.
+    """Group runs by options, training images and, of one's own network, where it starts.
 
     Records that do not name their images fit any.
     """
@@ -66,7 +66,7 @@ def _grouped(runs: Sequence[RunResult]) -> dict[tuple[str, ...], list[RunResult]
 
 
 def _with_several_starts(runs: Sequence[RunResult]) -> set[str]:
-    """Variants in which one seed has several initial weights of the user's own network.
+    """Find variants in which one seed has several initial weights of the user's own network.
 
     A network that is made anew for each seed has other weights with each; that is what a mean over
     seeds is for, and `comparison_notes` reports it. Other weights under the same seed are another
@@ -79,7 +79,7 @@ def _with_several_starts(runs: Sequence[RunResult]) -> set[str]:
 
 
 def _labels(method: str, runs: Sequence[RunResult]) -> list[str]:
-    """A name for each variant of a method, from the options in which they differ."""
+    """Name each variant of a method by the options in which they differ."""
     if len(runs) == 1:
         return [method]
     options = _differing(runs)
@@ -91,12 +91,12 @@ def _labels(method: str, runs: Sequence[RunResult]) -> list[str]:
 
 
 def _part(key: str, text: str) -> str:
-    """An option in a name: `w=0.1`; `operations revision 2`, which is no option."""
+    """Format an option in a name: `w=0.1`; `operations revision 2`, which is no option."""
     return f"{key} {text}" if key == OPERATIONS_REVISION else f"{key}={text}"
 
 
 def _numbered(labels: Sequence[str]) -> list[str]:
-    """Labels that are all different: those that are not get a number."""
+    """Make labels unique: those that are not get a number."""
     return [
         label if labels.count(label) == 1 else f"{label} ({labels[: place + 1].count(label)})"
         for place, label in enumerate(labels)
@@ -104,7 +104,7 @@ def _numbered(labels: Sequence[str]) -> list[str]:
 
 
 def _differing(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
-    """Each option with more than one value among `runs`, the method's own first: its values."""
+    """Collect the values of each option with more than one among `runs`, the method's own first."""
     method = str(runs[0].config["method"])
     flat = [run.options for run in runs]
     keys = sorted(
@@ -131,7 +131,7 @@ def differs(name: str, options: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def data_names(runs: Sequence[RunResult]) -> list[str]:
-    """What each run was trained on; folders of one name with other images keep a fingerprint."""
+    """Name the data of each run; folders of one name with other images keep a fingerprint."""
     images: dict[str, set[str]] = {}
     for run in runs:
         images.setdefault(run.data, set()).add(run.train_fingerprint)
@@ -144,7 +144,7 @@ def data_names(runs: Sequence[RunResult]) -> list[str]:
 
 
 def _fewest(options: Mapping[str, Sequence[Any]]) -> list[str]:
-    """The smallest set of options whose values tell all variants apart, the first of its size."""
+    """Find the smallest set of options that tells all variants apart, the first of its size."""
     variants = len(next(iter(options.values())))
     for size in range(1, _NAMED + 1):
         for keys in combinations(options, size):
@@ -155,7 +155,7 @@ def _fewest(options: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def _column(values: Sequence[Any]) -> list[str]:
-    """The values of an option as text; numbers in full where six digits do not tell them apart."""
+    """Format the values of an option; numbers in full where six digits do not differ."""
     short = [_shown(value) for value in values]
     if len(set(short)) == len(set(map(repr, values))):
         return short
