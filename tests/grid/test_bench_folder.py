@@ -1,6 +1,7 @@
 """The folder of a bench holds one bench, one process works in it, and nothing is followed."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import Plan, make_plan
 from peerdg.run.folder import RunFolder
+from tests.grid.tiny import TRAIN, plan, trained
 
 
 def planned(*methods: str, epochs: int = 2) -> Plan:
@@ -39,6 +41,45 @@ def test_a_run_with_other_options_is_refused(tmp_path: Path):
     run.close()
     with pytest.raises(ConfigError, match=r"train\.epochs: 7 -> 2"):
         begun(tmp_path / "bench", plan)
+
+
+def test_a_run_of_another_method_under_the_config_of_this_one_is_refused(tmp_path: Path):
+    found = plan(tmp_path / "images", "erm", "randaugment", train={**TRAIN, "epochs": 1})
+    begun(tmp_path / "bench", found)
+    folder = BenchFolder(tmp_path / "bench")
+    erm, other = (folder.run_folder(run) for run in found.runs)
+    trained(found.runs[1].config, other)
+    config = RunFolder.open(erm, found.runs[0].config)
+    config.begin()
+    config.close()
+    shutil.copytree(other, erm, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.toml"))
+    with pytest.raises(ConfigError, match="erm-0 is not the run of this bench") as refused:
+        begun(tmp_path / "bench", found)
+    assert "method: 'randaugment' -> 'erm'" in refused.value.message
+    assert "Remove that folder" in (refused.value.hint or "")
+
+
+def test_overwriting_waits_for_the_runs_of_a_killed_bench(tmp_path: Path, monkeypatch):
+    plan = planned("erm")
+    begun(tmp_path / "bench", plan)
+    run = RunFolder.open(tmp_path / "bench/runs/erm-0", plan.runs[0].config)
+    run.begin()
+    monkeypatch.setattr("peerdg.grid.folder.PATIENCE", 0.0)
+    with pytest.raises(RunInUseError, match="erm-0 is in use"):
+        BenchFolder.open(tmp_path / "bench", plan, existing="overwrite")
+    assert run.config_file.exists()
+    monkeypatch.setattr("peerdg.grid.folder.PATIENCE", 60.0)
+    monkeypatch.setattr("peerdg.grid.folder.time.sleep", lambda seconds: run.close())
+    BenchFolder.open(tmp_path / "bench", plan, existing="overwrite").close()
+    assert not (tmp_path / "bench/runs").exists()
+
+
+def test_what_cannot_be_removed_is_not_taken_for_new(tmp_path: Path, monkeypatch):
+    begun(tmp_path / "bench")
+    (tmp_path / "bench/runs").mkdir()
+    monkeypatch.setattr("peerdg.grid.folder.remove", lambda path: None)
+    with pytest.raises(OutputError, match="cannot be removed"):
+        BenchFolder.open(tmp_path / "bench", planned(), existing="overwrite")
 
 
 def test_a_second_bench_is_refused_while_the_first_works(tmp_path: Path):

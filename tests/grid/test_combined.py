@@ -1,5 +1,6 @@
 """A method that is made of several runs: planned, combined, and a row like any other."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,25 @@ def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(bench, tmp_path: P
     assert set(again) == {"randaugment", "pair"}
     assert not any("alone: pair" in sentence for sentence in findings(again))
     assert "pair" in comparison_page([alone, pair], title="t")
+
+
+def test_a_combined_model_that_is_not_of_its_runs_is_made_again(bench):
+    found, folder = bench
+    group = found.groups[1]
+    model = folder.combined_folder(group, 0)
+    work = Work(found, folder, Estimate(), jobs=1, threads=1, shown=Silence(), describe=str)
+    weights = (model / "model.safetensors").read_bytes()
+    one, two = (folder.run_folder(run) / "model" for run in group.runs(0))
+    one.rename(one.with_name("aside"))
+    shutil.copytree(two, one)  # the weights of a run are others now
+    assert not folder.has_result(group, 0) and len(list(work._combinations())) == 1
+    shutil.rmtree(one)
+    one.with_name("aside").rename(one)
+    assert folder.has_result(group, 0)
+    (model / "model.json").write_text("{")
+    (task,) = work._combinations()
+    worker.combine(task.job, lambda message: None)
+    assert folder.has_result(group, 0)
+    assert (model / "model.safetensors").read_bytes() == weights
+    folder.run_folder(group.runs(0)[0]).joinpath("done.json").unlink()
+    assert not folder.has_result(group, 0)  # and the run is trained before

@@ -126,6 +126,14 @@ def test_changes_are_those_that_decide_results():
     ]  # fmt: skip
 
 
+def test_a_row_that_becomes_a_combination_is_another_bench():
+    alone, six = (
+        make_plan({**DATA, "variant": {"row": {"method": method}}}, methods=["row"], seeds=[0])
+        for method in ("randaugment", "diwa")
+    )
+    assert list(map(str, plan_changes(alone, six))) == ["row.method: 'randaugment' -> 'diwa'"]
+
+
 def finished(name: str, seconds: float, *, own: bool, kinds: tuple[str, ...] = ()) -> RunResult:
     """A run of `seconds`, 4 of them (or those of another run) for pre-training."""
     config = resolve({**DATA, "method": "erm", "train": {"epochs": 10}}).tables()

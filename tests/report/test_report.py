@@ -1,4 +1,6 @@
 import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 from PIL import Image
 
 import peerdg
-from peerdg.errors import ConfigError, DataError
+from peerdg.errors import ConfigError, DamagedError, DataError
 from peerdg.evaluate.interval import spread
 from peerdg.report.comparison import comparison_page, findings, write_comparison
 from peerdg.report.result import RunResult
@@ -257,3 +259,19 @@ def test_kept_runs_do_not_say_where_their_files_were(tmp_path: Path):
     assert "/home" not in text
     assert "/data" not in text
     assert load_runs(tmp_path / "runs.json")[0].config["weights"] == "net.pth"
+
+
+def test_a_finished_run_without_its_last_record_is_damaged(folder, tmp_path):
+    shutil.copytree(folder / "erm-0", tmp_path / "run")
+    records = tmp_path / "run/metrics.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    # Even if the accuracies of the evaluation before it are the same.
+    lines = [re.sub(r'"accuracy": [0-9.]+', '"accuracy": 50.0', line) for line in lines]
+    done = json.loads((tmp_path / "run/done.json").read_text())
+    done["accuracy"] = {m: dict.fromkeys(v, 50.0) for m, v in done["accuracy"].items()}
+    (tmp_path / "run/done.json").write_text(json.dumps(done))
+    records.write_text("".join(lines))
+    read_run(tmp_path / "run")
+    records.write_text("".join(lines[:-1]))
+    with pytest.raises(DamagedError, match="not complete"):
+        read_run(tmp_path / "run")

@@ -12,6 +12,7 @@ remembers it.
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import tomli_w
 
 from peerdg.config import read_toml
-from peerdg.errors import ConfigError, DamagedError, OutputError
+from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
 from peerdg.files import (
     TEMPORARY,
     refuse_entry,
@@ -32,15 +33,20 @@ from peerdg.files import (
 )
 from peerdg.grid.plan import Group, Plan, PlannedRun, make_plan, plan_changes
 from peerdg.grid.variants import LEVELS
+from peerdg.models.description import read_description
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.lock import LOCK, OWNER, FolderLock
 from peerdg.run.settings import refuse_difference, resolve
+from peerdg.run.stored_manifest import read_manifest, refuse_edited_config
 from peerdg.schema import conform
 
 FORMAT = 1
 _LOCK = "bench"
 _OURS = (f"{_LOCK}{LOCK}", f"{_LOCK}{OWNER}", TEMPORARY)
 _HINT = "Restore it, or start anew with --overwrite."
+_DESCRIPTION = "model.json"  # in a model folder
+PATIENCE = 60.0  # seconds for the runs of a killed bench to save their state
+WAITING_SECONDS = 0.2  # between two looks at their locks
 
 Existing = Literal["resume", "overwrite"]
 
@@ -149,10 +155,31 @@ class BenchFolder:
         )
 
     def has_result(self, group: Group, seed: int) -> bool:
-        """Whether the run of a seed is complete, or the model that its runs are combined to."""
+        """Whether the run of a seed is complete, or the model that its runs are combined to.
+
+        A combined model that is damaged, was not evaluated, or is of other weights than those of
+        its runs is none: it is made again.
+        """
+        runs = group.runs(seed)
+        if not all(map(self.is_done, runs)):
+            return False
         if group.combination is None:
-            return all(map(self.is_done, group.runs(seed)))
-        return self.combined_folder(group, seed).is_dir()
+            return True
+        return self._is_combined(self.combined_folder(group, seed), runs)
+
+    def _is_combined(self, folder: Path, runs: Sequence[PlannedRun]) -> bool:
+        try:
+            require_real_folder(folder)
+            about = read_description(folder / _DESCRIPTION)
+            models = [
+                read_description(self.run_folder(run) / "model" / _DESCRIPTION) for run in runs
+            ]
+        except DamagedError:
+            return False
+        combined = about.get("combined") or {}
+        made_of = [member["weights_sha256"] for member in combined.get("members", ())]
+        evaluated = bool(about["training"].get("accuracy"))
+        return evaluated and made_of == [model["weights_sha256"] for model in models]
 
     def _refuse_links(self) -> None:
         with writing(self.path):  # its name may be too long even to look at it
@@ -208,15 +235,55 @@ class BenchFolder:
 
     def _refuse_other_run(self, run: PlannedRun) -> None:
         """Refuse a run whose options are not the plan's: its result would be another one."""
-        folder = self.run_folder(run)
-        if RunFolder(folder).holds_run:
-            refuse_difference(resolve(read_run_config(folder)), run.config)
+        folder = RunFolder(self.run_folder(run))
+        if not folder.holds_run:
+            return
+        stored = read_run_config(folder.path)
+        config = resolve(stored)
+        started = read_manifest(folder.manifest_file)
+        try:
+            refuse_difference(config, run.config)
+            if started is not None:
+                refuse_edited_config(started, stored, config, file=folder.config_file)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{folder.path} is not the run of this bench. {error.message}",
+                hint="Remove that folder, and the same command trains the run again.",
+            ) from error
 
     def _clear(self) -> None:
-        """Remove everything that a bench makes."""
+        """Remove everything that a bench makes.
+
+        Raises:
+            RunInUseError: If the process of a run does not end, see `_wait_for_runs`.
+            OutputError: If something cannot be removed.
+        """
+        self._wait_for_runs()
         for folder in (self.runs, self.combined, self.logs):
             remove(folder)
+            if os.path.lexists(folder):
+                raise OutputError(
+                    f"{folder} cannot be removed.",
+                    hint="Remove it yourself, or choose another --out folder.",
+                )
         remove(self.options_file)  # last: until here the folder is still recognised as a bench
+
+    def _wait_for_runs(self) -> None:
+        """Wait until no process works on a run: those of a killed bench save their state first.
+
+        Raises:
+            RunInUseError: If one of them does not end.
+        """
+        deadline = time.monotonic() + PATIENCE
+        for folder in sorted(self.runs.glob("*")):
+            run = RunFolder(folder)
+            while run.status() == "running":
+                if time.monotonic() > deadline:
+                    raise RunInUseError(
+                        f"{folder} is in use by a process that this bench did not start.",
+                        hint="Wait for it to finish, stop it, or choose another --out folder.",
+                    )
+                time.sleep(WAITING_SECONDS)
 
 
 def _storable(options: Any) -> Any:

@@ -240,7 +240,16 @@ def plan_changes(old: Plan, new: Plan) -> list[Change]:
     for method in old.members.keys() & new.members.keys():
         before, now = (plan.members[method].config.tables() for plan in (old, new))
         found |= {c.key: c for c in difference(before, now) if c.key not in MAY_CHANGE}
+        trained = [_trained_as(plan.members[method]) for plan in (old, new)]
+        if old.members[method].combination != new.members[method].combination:
+            found[f"{method}.method"] = Change(f"{method}.method", *trained)
     return [*changes, *(found[key] for key in sorted(found))]
+
+
+def _trained_as(member: Member) -> str:
+    """The combination, recipe or method that a row stands for."""
+    combined = (name for name, made in COMBINATIONS.items() if made == member.combination)
+    return next(combined, member.config.name)
 
 
 def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerdg.errors import PeerdgError, PeerdgWarning, RunInUseError, Stopped, is_out_of_memory
+from peerdg.files import remove
 from peerdg.grid.estimate import RunTime, costs_from_json
+from peerdg.grid.folder import PATIENCE, WAITING_SECONDS
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, Forecast, RunPlan
 from peerdg.run.hardware import keep_memory
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 Send = Callable[[Mapping[str, Any]], None]
 
 MESSAGE_SECONDS = 0.5  # between two messages about progress
-PATIENCE = 60.0  # seconds for the run of a killed bench to save its state
-WAITING_SECONDS = 0.2  # between two looks at its lock
 
 
 class PipeProgress:
@@ -157,9 +157,10 @@ def measure(job: Mapping[str, Any], send: Send) -> None:
 
 
 def combine(job: Mapping[str, Any], send: Send) -> None:
-    """Make one model of several runs."""
+    """Make one model of several runs, in place of one that was not theirs."""
     from peerdg.run.combine import combine as combine_runs
 
+    remove(Path(job["out"]))
     combine_runs(
         [Path(run) for run in job["runs"]],
         Path(job["out"]),

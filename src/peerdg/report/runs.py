@@ -67,7 +67,7 @@ def read_run(path: Path) -> RunResult:
         path=path,
         config=config,
         status=status,
-        records=_without_half_an_evaluation(run.metrics.read()),
+        records=_records(run, is_done=status == "done"),
         events=run.events.read(),
         profile=_read_profile(run.profile_file),
         folder=_folder_name(config),
@@ -181,6 +181,12 @@ def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[
             group = groups.setdefault((record["phase"], record["epoch"]), [])
             group.append((record["model"], record["domain"]))
     return groups
+
+
+def _records(run: RunFolder, *, is_done: bool) -> list[dict[str, Any]]:
+    """The records of a run; only one that is not done may have been killed while it wrote them."""
+    records = run.metrics.read()
+    return records if is_done else _without_half_an_evaluation(records)
 
 
 def _without_half_an_evaluation(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
