@@ -1,9 +1,8 @@
-"""What a Python user calls: `fit`, `bench`, `load_model` and `combine`, and what they give back."""
+"""A stored model to predict, evaluate and export with; `load_model` and `combine` give one."""
 
 import math
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from peerdg.config import build
-from peerdg.data.classes import class_map_entries
 from peerdg.data.domain import Domain
 from peerdg.data.images.decode import decode_image
 from peerdg.data.images.read import to_pixels
-from peerdg.data.own.objects import as_domain
-from peerdg.data.registry import BENCHMARKS, OWN_DATA
-from peerdg.data.settings import OwnDataSettings
-from peerdg.data.splits import Splits, hold_out
+from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.detail import WORST, Detail, Seen, evaluate_in_detail
@@ -38,253 +32,16 @@ from peerdg.evaluate.predictions import (
 )
 from peerdg.export.formats import Format
 from peerdg.export.write import Exported, export_model
-from peerdg.grid.bench import check_reference, look_ahead, run_bench
-from peerdg.grid.plan import make_plan
-from peerdg.methods.registry import method_names
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.combination import Outputs, Rule
 from peerdg.models.stored import OWN, how_far, load_stored, model_folder
 from peerdg.run.combine import combine as combine_runs
-from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import find_device
 from peerdg.run.known_images import KnownImages, read_known_images
-from peerdg.run.minutes import TimeBudget, keep_schedule
-from peerdg.run.own_data_config import resolve_own_data
-from peerdg.run.plugin import plugin_method
-from peerdg.run.progress import Progress, choose_progress
-from peerdg.run.runner import execute
-from peerdg.run.settings import RunConfig, refuse_unused_augmentation, resolve
-from peerdg.terminal import Terminal
 from peerdg.text import visible
 
 _FEW = 5  # class names that are shown
 ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor
-
-
-def fit(
-    data: Any = "digits-mini",
-    *,
-    out: str | Path,
-    existing: Existing = "refuse",
-    progress: Progress | bool | None = None,
-    model: nn.Module | None = None,
-    class_map: Mapping[str, str] | None = None,
-    profile: bool = False,
-    minutes: float | None = None,
-    plugin: str | Path | None = None,
-    **options: Any,
-) -> "Run":
-    """Train on one domain and watch the others.
-
-    Args:
-        data: Name of a benchmark; a folder or list of your own images; domains in memory as
-            `Splits`; or anything that `as_domain` takes, such as `(images, labels)` or a Hugging
-            Face dataset, of which a part is held out for validation as of a folder.
-        out: The run folder to make.
-        existing: What to do if `out` holds a run: `"refuse"`, `"resume"`, `"renew"`
-            (resume, or replace if the data has changed) or `"overwrite"`.
-        progress: Receives what happens; default: shown in a terminal or notebook. False switches
-            it off, True shows it anywhere, on standard error.
-        model: Your own network to train, in place of a named backbone. A `Classifier` is trained
-            itself; its classes are matched with those of the data by name. Of any other module a
-            copy is trained, as a `Classifier` with the classes of the data in their order;
-            `Classifier.from_module` does that with a normalisation of your choice.
-        class_map: For classes that targets call by other names, the names of the source:
-            `{"Dog": "dog"}`.
-        profile: Measure where the time goes, and leave it in `profile.json`.
-        minutes: Choose the number of epochs (and k) so that a new run takes about this long.
-        plugin: Python file with a method of your own, which is executed; its method is trained
-            unless `method` names another.
-        options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
-            `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
-            `peer={"k": 1}`, `m_ada={...}` for `m-ada`. With data in memory, `targets` is a
-            dictionary of such data.
-
-    Returns:
-        The finished run, with its model and its records.
-
-    Example:
-        >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
-        >>> run.model.predict("digit.png")
-    """
-    if plugin is not None:
-        with plugin_method(Path(plugin)) as loaded:
-            return fit(
-                data,
-                out=out,
-                existing=existing,
-                progress=progress,
-                model=model,
-                class_map=class_map,
-                profile=profile,
-                minutes=minutes,
-                **{"method": loaded.name, **options},
-            )
-    began, splits = time.monotonic(), None
-    options = {_section_name(key): value for key, value in options.items()}
-    if not isinstance(data, str | Path):
-        splits = _in_memory(data, options)
-        options = {key: value for key, value in options.items() if key != "targets"}
-    elif "targets" in options:
-        options["targets"] = _named_targets(options["targets"])
-    if class_map is not None:
-        entries = {"class_map": class_map_entries(class_map)}
-        options[OWN_DATA] = {**options.get(OWN_DATA, {}), **entries}
-    if model is not None:
-        options["backbone"] = OWN
-    if isinstance(data, str) and data in BENCHMARKS and data != OWN_DATA:
-        config = resolve({"benchmark": data}, options)
-    else:
-        root = {} if splits is not None else {"root": str(data)}
-        config, _ = resolve_own_data({**root, **options}, splits)
-    refuse_unused_augmentation(config, options)
-    budget = None
-    if minutes is not None:
-        budget = TimeBudget.of(minutes, options, config.method, began)
-        if existing in ("resume", "renew") and RunFolder(Path(out)).holds_run:
-            config = keep_schedule(config, read_run_config(Path(out)), keep=budget.keep)
-    shown = choose_progress(progress)
-    run = RunFolder.open(Path(out), config, existing=existing)
-    try:
-        classifier = execute(
-            config, run, shown, splits=splits, model=model, profile=profile, budget=budget
-        )
-    finally:
-        shown.close()
-        run.close()
-    if budget is not None:  # what was chosen is in the run folder
-        config = keep_schedule(config, read_run_config(run.path))
-    description = load_stored(run.model, classifier)[1]
-    return Run(Path(out), config, _model(classifier, description, Path(out)))
-
-
-def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:
-    """Data from Python with its targets; what comes without validation images gives some."""
-    targets = options.get("targets")
-    if isinstance(data, Splits):
-        if targets is not None:
-            raise ConfigError(
-                "Targets are given twice: in the splits, and as an option.",
-                hint="Leave targets= out; Splits(targets={...}) has them.",
-            )
-        return data
-    settings = build(OwnDataSettings, options.get(OWN_DATA, {}), where=OWN_DATA)
-    source = as_domain(data, size=settings.size)
-    train, validation = hold_out(source, settings.validation_fraction, settings.split_seed)
-    return Splits(train, validation, targets)
-
-
-def _named_targets(targets: Any) -> list[str] | None:
-    """Targets of a benchmark or folder: one or several names, folders or lists."""
-    if targets is None:
-        return None
-    several = [targets] if isinstance(targets, str | Path) else targets
-    if isinstance(several, list | tuple) and all(isinstance(t, str | Path) for t in several):
-        return [str(target) for target in several]
-    raise ConfigError(
-        f"Targets of a data set by name or a folder were given as a {type(targets).__name__}.",
-        hint="Give names or folders, targets=['sketches'], or all data in memory.",
-    )
-
-
-def _section_name(key: str) -> str:
-    """The section that a Python keyword stands for: `m-ada` for `m_ada`."""
-    name = key.replace("_", "-")
-    return name if name in method_names() or name in BENCHMARKS else key
-
-
-def bench(
-    data: str | Path = "digits-mini",
-    *,
-    methods: Sequence[str] | str,
-    out: str | Path,
-    seeds: int | Sequence[int] = 5,
-    reference: str | None = None,
-    jobs: int = 1,
-    overwrite: bool = False,
-    progress: bool | None = None,
-    class_map: Mapping[str, str] | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Train several methods with several seeds on the same data, and compare them.
-
-    Each run is a process of its own. Called again, it goes on with what is not finished.
-
-    Args:
-        data: Name of a benchmark, or a folder or list of your own images.
-        methods: Objectives and recipes, as `peerdg methods` lists them.
-        out: The folder for runs and results.
-        seeds: How many, from 0 on, or which.
-        reference: The method that differences are to; default: plain training, or the first.
-        jobs: Runs at once; they share the cores.
-        overwrite: Start anew if there is a bench in `out`.
-        progress: Show progress on standard error; default: in a terminal or notebook.
-        class_map: For classes that targets call by other names, the names of the source.
-        options: The options of all runs, as for `fit`, but for method, seed and average.
-
-    Returns:
-        The table as plain data: `rows` has a dictionary for each method, `failures` says why runs
-        failed, `page` is the path of the report. docs/bench.md explains the numbers.
-
-    Raises:
-        ConfigError: For an unknown method or option, or if `out` was made with other options.
-    """
-    given = {_section_name(key): value for key, value in options.items()}
-    if "targets" in given:
-        given["targets"] = _named_targets(given["targets"])
-    if class_map is not None:
-        entries = {"class_map": class_map_entries(class_map)}
-        given[OWN_DATA] = {**given.get(OWN_DATA, {}), **entries}
-    known = isinstance(data, str) and data in BENCHMARKS and data != OWN_DATA
-    place = {"benchmark": data} if known else {"benchmark": OWN_DATA, "root": str(data)}
-    plan = make_plan(
-        {**given, **place},
-        methods=methods.split(",") if isinstance(methods, str) else methods,
-        seeds=range(seeds) if isinstance(seeds, int) else seeds,
-    )
-    check_reference(plan, reference)
-    console = Terminal(stderr=True, highlight=False)
-    is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
-    shown = console if is_shown else None
-    preview = look_ahead(plan, Path(out), jobs=jobs, overwrite=overwrite, console=shown)
-    found = run_bench(
-        preview,
-        Path(out),
-        reference=reference,
-        existing="overwrite" if overwrite else "resume",
-        console=shown,
-    )
-    failures = {name: failure.message for name, failure in found.failures.items()}
-    return {**found.table.plain_data(), "failures": failures, "page": str(found.page)}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
-
-    Attributes:
-        path: Its folder.
-        config: Its options.
-        model: The deployed model.
-    """
-
-    path: Path
-    config: RunConfig
-    model: "Model"
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """Everything measured, in order: epochs and evaluations."""
-        return RunFolder(self.path).metrics.read()
-
-    @property
-    def accuracy(self) -> dict[str, dict[str, float]]:
-        """Final accuracy in percent, by model and domain."""
-        result: dict[str, dict[str, float]] = {}
-        for record in self.records:
-            if record["kind"] == "evaluation":
-                result.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
-        return result
 
 
 @dataclass(frozen=True)
@@ -508,7 +265,7 @@ def load_model(
         warnings.warn(
             f"The model in {path} was {far}: its run is not finished.", PeerdgWarning, stacklevel=2
         )
-    return _model(classifier, description, Path(path)).to(place)
+    return make_model(classifier, description, Path(path)).to(place)
 
 
 def combine(
@@ -547,7 +304,8 @@ def combine(
     return load_model(out, network=network)
 
 
-def _model(classifier: Classifier, description: Mapping[str, Any], folder: Path) -> Model:
+def make_model(classifier: Classifier, description: Mapping[str, Any], folder: Path) -> Model:
+    """Make the model that a folder describes."""
     return Model(
         classifier,
         description["image_size"],
