@@ -1,12 +1,15 @@
 """`peerdg data cache`: what decoded images and shared pre-training take up, and how to clear it."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from peerdg.cli.console import console
 from peerdg.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peerdg.data.cache.folder import CachedDomain
 
 
 def cache_data(
@@ -47,20 +50,17 @@ def cache_data(
             count += sum(path.suffix == ".safetensors" for path in removed)
         console.print(f"Removed {count} entries, {_amount(total)}, from {folder}", markup=False)
         return
-    rows = [
-        [
-            entry.name,
-            _amount(entry.size),
-            _date(entry.written),
-            "" if entry.is_whole else "damaged, will be made again",
-        ]
-        for entry in entries
-    ]
+    rows = [_row(entry) for entry in entries]
     rows += [[FOLDER, _amount(each.size), _date(each.used), each.name] for each in trained]
     console.print(plain_table(["name", "size", "date", ""], rows))
     console.print(f"{len(rows)} entries, {_amount(total)}, in {folder}", markup=False)
     if freed:
         console.print(f"Removed leftovers of killed processes: {_amount(freed)}", markup=False)
+
+
+def _row(entry: "CachedDomain") -> list[str]:
+    remark = "" if entry.is_whole else "damaged, will be made again"
+    return [entry.name, _amount(entry.size), _date(entry.written), remark]
 
 
 def _date(seconds: float) -> str:

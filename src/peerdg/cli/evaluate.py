@@ -58,13 +58,7 @@ def evaluate(
         skip_bad_images: Leave out images that cannot be decoded, and count them.
         class_map: Class that the images call otherwise, e.g. Dog=dog; repeat it for several.
     """
-    if (root or target) and any(which_data(name)["benchmark"] == OWN_DATA for name in data):
-        raise ConfigError(
-            "--root and --target belong to a data set by name, not to a folder or list.",
-            hint="Give the folders of all targets one after the other.",
-        )
-    for name in data:
-        BENCHMARKS[which_data(name)["benchmark"]].refuse_unused_root(root)
+    _refuse_unused(data, root, target)
     from peerdg import api
     from peerdg.data.progress import showing
     from peerdg.run.reading import ReadingBar
@@ -74,24 +68,61 @@ def evaluate(
 
         pyplot()  # what is not installed is missed before the work, not after it
     model = api.load_model(run, device=device)
+    settings = OwnDataSettings(
+        size=model.stored_size,
+        layout=layout,
+        skip_bad_images=skip_bad_images,
+        class_map=class_map or None,
+    )
     bar = ReadingBar(error_console)
-    own = [name for name in data if which_data(name)["benchmark"] == OWN_DATA]
     with showing(bar):
-        domains, known = _named_domains(model, run, data, root, target, class_map)
-        if known and not own:
-            check_class_map(parse_class_map(class_map), theirs=known, ours=model.classes)
-        settings = OwnDataSettings(
-            size=model.stored_size,
-            layout=layout,
-            skip_bad_images=skip_bad_images,
-            class_map=class_map or None,
-        )
-        domains.update(_own_domains(model, own, domains, settings, known))
+        domains = _read_domains(model, run, data, root, target, settings)
     bar.close()
-    domains = {name: replace(domain, name=name) for name, domain in domains.items()}
     details = [model.evaluate_in_detail(domain, worst=worst) for domain in domains.values()]
     _print(details)
     _write(model, details, domains, parse_class_map(class_map), json_file, report)
+
+
+def _refuse_unused(data: tuple[str, ...], root: str | None, target: tuple[str, ...] | None) -> None:
+    """Refuse --root and --target where they have no meaning.
+
+    Raises:
+        ConfigError: For a folder or list, or a data set that needs no files.
+    """
+    if (root or target) and any(map(_is_own, data)):
+        raise ConfigError(
+            "--root and --target belong to a data set by name, not to a folder or list.",
+            hint="Give the folders of all targets one after the other.",
+        )
+    for name in data:
+        BENCHMARKS[which_data(name)["benchmark"]].refuse_unused_root(root)
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is a folder or list, and not a data set by name."""
+    return bool(which_data(name)["benchmark"] == OWN_DATA)
+
+
+def _read_domains(
+    model: "Model",
+    run: Path,
+    data: tuple[str, ...],
+    root: str | None,
+    target: tuple[str, ...] | None,
+    settings: OwnDataSettings,
+) -> "dict[str, Domain]":
+    """Read everything to evaluate on: data sets by name, or the run's own, then folders and lists.
+
+    Raises:
+        ConfigError: If the class map names a class that neither the data nor the model has.
+    """
+    class_map = settings.class_map or ()
+    own = [name for name in data if _is_own(name)]
+    domains, known = _named_domains(model, run, data, root, target, class_map)
+    if known and not own:
+        check_class_map(parse_class_map(class_map), theirs=known, ours=model.classes)
+    domains.update(_own_domains(model, own, domains, settings, known))
+    return {name: replace(domain, name=name) for name, domain in domains.items()}
 
 
 def _named_domains(

@@ -198,7 +198,7 @@ def _written_out(arguments: list[str]) -> list[str]:
 
 
 def run(arguments: list[str], *, debug: bool) -> int:
-    """Run one command; the exit code."""
+    """Run one command; return the exit code."""
     if any("\0" in argument for argument in arguments):
         say_problem("An argument has a NUL character, which no path or name may have.")
         return 2
@@ -228,26 +228,31 @@ def run(arguments: list[str], *, debug: bool) -> int:
         _silence_output()
         return 0
     except Exception as error:
-        if is_out_of_memory(error):
-            if debug:
-                _show_traceback()
-            say_problem(
-                "There is not enough memory for this.",
-                hint="Close other programs, or use smaller images (--transform.size) or fewer at a "
-                "time (--train.batch-size); the last saved state of a run is intact.",
-            )
-            return 1
-        if _is_full_output(error):
-            _silence_output()
-            reason = f"Cannot write to standard output: {error.strerror}."
-            say_problem(reason, hint="Free some space, or send the output elsewhere.")
-            return 4
-        _show_traceback()
-        if plugin is not None and plugin.failed_in(error):
-            say_problem(f"The plugin {plugin.path} failed.", hint="The text above says where.")
-        else:
-            say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
+        return _explain_unexpected(error, plugin, debug=debug)
+
+
+def _explain_unexpected(error: Exception, plugin: "Plugin | None", *, debug: bool) -> int:
+    """Say what an error that is not peerdg's own means; return the exit code."""
+    if is_out_of_memory(error):
+        if debug:
+            _show_traceback()
+        say_problem(
+            "There is not enough memory for this.",
+            hint="Close other programs, or use smaller images (--transform.size) or fewer at a "
+            "time (--train.batch-size); the last saved state of a run is intact.",
+        )
         return 1
+    if _is_full_output(error):
+        _silence_output()
+        reason = f"Cannot write to standard output: {error.strerror}."
+        say_problem(reason, hint="Free some space, or send the output elsewhere.")
+        return 4
+    _show_traceback()
+    if plugin is not None and plugin.failed_in(error):
+        say_problem(f"The plugin {plugin.path} failed.", hint="The text above says where.")
+    else:
+        say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
+    return 1
 
 
 def _plugin_file(arguments: list[str]) -> Path | None:

@@ -4,7 +4,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
@@ -52,12 +52,7 @@ def predict(
     total = _count(images)
     from peerdg import api
     from peerdg.files import require_replaceable
-    from peerdg.report.prediction_file import (
-        PredictionWriter,
-        partial_path,
-        prediction_file,
-        text_format,
-    )
+    from peerdg.report.prediction_file import partial_path, text_format
     from peerdg.run.reading import ReadingBar
 
     if output is not None:
@@ -65,13 +60,7 @@ def predict(
         require_replaceable(output)
     model = api.load_model(run, device=device)
     bar = ReadingBar(error_console)
-    with (
-        nullcontext(
-            PredictionWriter(_standard_output(), model.classes, all_classes=all_classes, top=top)
-        )
-        if output is None
-        else prediction_file(output, model.classes, all_classes=all_classes, top=top)
-    ) as writer:
+    with _writer(output, model.classes, all_classes=all_classes, top=top) as writer:
         try:
             for prediction in model.predict_files(_files(images)):
                 writer.write(prediction)
@@ -84,11 +73,21 @@ def predict(
         finally:
             bar.close()
     if output is not None:
-        noun = "image" if writer.bad == 1 else "images"
-        bad = f", {writer.bad:,} {noun} could not be decoded" if writer.bad else ""
-        message = f"{writer.rows - writer.bad:,} predictions in {output}{bad}"
-        error_console.print(message, markup=False, soft_wrap=True)
+        _report_written(writer, output)
     _report_bad(writer, strict=strict)
+
+
+def _writer(
+    output: Path | None, classes: tuple[str, ...], *, all_classes: bool, top: int
+) -> "AbstractContextManager[PredictionWriter]":
+    """Open what writes the rows: into a file, or to standard output."""
+    from peerdg.report.prediction_file import PredictionWriter, prediction_file
+
+    if output is not None:
+        return prediction_file(output, classes, all_classes=all_classes, top=top)
+    return nullcontext(
+        PredictionWriter(_standard_output(), classes, all_classes=all_classes, top=top)
+    )
 
 
 def _standard_output() -> TextIO:
@@ -130,6 +129,14 @@ def _files(images: tuple[Path, ...]) -> Iterator[Path]:
             yield from image_files(path)
         else:
             yield path
+
+
+def _report_written(writer: "PredictionWriter", output: Path) -> None:
+    """Say how many predictions are in the file."""
+    noun = "image" if writer.bad == 1 else "images"
+    bad = f", {writer.bad:,} {noun} could not be decoded" if writer.bad else ""
+    message = f"{writer.rows - writer.bad:,} predictions in {output}{bad}"
+    error_console.print(message, markup=False, soft_wrap=True)
 
 
 def _report_bad(writer: "PredictionWriter", *, strict: bool) -> None:

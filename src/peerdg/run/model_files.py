@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from peerdg.data.splits import Splits
-from peerdg.evaluate.detail import evaluate_in_detail
+from peerdg.evaluate.detail import Detail, evaluate_in_detail
 from peerdg.files import write_json
 from peerdg.methods.base import Method
 from peerdg.methods.clean import CleanImages
@@ -44,7 +44,7 @@ def model_writer(
     state: TrainState,
     records: list[dict[str, Any]] | None,
 ) -> Callable[[], None] | None:
-    """What writes the deployed model; None if it has not learnt an epoch yet.
+    """Prepare to write the deployed model; None if it has not learnt an epoch yet.
 
     Inside an evaluation it is taken as it is. Without `records`, at a stop, its batch statistics
     are first made what an evaluation would use.
@@ -67,20 +67,32 @@ def model_writer(
         backbone=config.backbone,
         image_size=source.size,
         stored_size=splits.train.image_size[0],
-        training=training_record(
-            config,
-            splits,
-            own,
-            None,
-            batch_statistics=_statistics_rule(config, method),
-            oracle=read_inputs(run.manifest_file).oracle,
-        ),
+        training=_training_record(config, run, splits, method, own),
         progress=progress,
     )
     as_stored = nullcontext() if records is not None else _as_stored(config, source.clean, method)
     with as_stored:  # Copied now: it is written while training goes on.
         tensors = {n: t.detach().to("cpu", copy=True) for n, t in model.state_dict().items()}
     return partial(_write_with_card, run.model, tensors, description)
+
+
+def _training_record(
+    config: RunConfig,
+    run: RunFolder,
+    splits: Splits,
+    method: Method,
+    records: list[dict[str, Any]],
+    validation: Detail | None = None,
+) -> dict[str, Any]:
+    """Make the training record of the deployed network."""
+    return training_record(
+        config,
+        splits,
+        records,
+        validation,
+        batch_statistics=_statistics_rule(config, method),
+        oracle=read_inputs(run.manifest_file).oracle,
+    )
 
 
 def _statistics_rule(config: RunConfig, method: Method) -> str | None:
@@ -130,21 +142,14 @@ def finish(
     detail = None
     if splits.validation is not None:
         detail = evaluate_in_detail(model, splits.validation, size=size, worst=0)
-    mine = [record for record in final if record["model"] == deployed]
+    own = [record for record in final if record["model"] == deployed]
     digest = save_model(
         run.model,
         model,
         backbone=config.backbone,
         image_size=size,
         stored_size=splits.train.image_size[0],
-        training=training_record(
-            config,
-            splits,
-            mine,
-            detail,
-            batch_statistics=_statistics_rule(config, method),
-            oracle=read_inputs(run.manifest_file).oracle,
-        ),
+        training=_training_record(config, run, splits, method, own, detail),
         progress=training_progress(
             epoch=method.learnt_epochs(config.train.epochs),
             epochs=config.train.epochs,

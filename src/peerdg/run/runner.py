@@ -103,10 +103,7 @@ def execute(
         The deployed model.
     """
     classes = model.classes if isinstance(model, Classifier) else None
-    if splits is not None:
-        class_map = parse_class_map(config.data.class_map)
-        splits = match_classes(splits, classes, class_map=class_map)
-        splits = with_targets(splits) if config.oracle else splits
+    splits = None if splits is None else _as_loaded(config, splits, classes)
     if run.done:
         splits = _check_finished(config, run, splits, classes)
     if run.done:  # still: new data may have started it anew
@@ -132,11 +129,23 @@ def execute(
         with profiled(run.profile_file, parts.source.device) if profile else nullcontext():
             method = _train(config, checkpointer, recorder, parts, progress)
     progress.enter("finish")
-    deployed = method.observed[method.deployed_name]
-    if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
-        recompute_statistics(deployed, parts.source.clean)  # as it was evaluated; training is over
+    deployed = _deployed(config, method, parts.source.clean)
     finish(config, run, method, parts.splits, parts.source.size, time.perf_counter() - began)
     return deployed
+
+
+def _deployed(config: RunConfig, method: Method, clean: CleanImages) -> Classifier:
+    """Return the deployed network with the batch statistics that it was evaluated with."""
+    deployed = method.observed[method.deployed_name]
+    if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
+        recompute_statistics(deployed, clean)
+    return deployed
+
+
+def _as_loaded(config: RunConfig, splits: Splits, classes: tuple[str, ...] | None) -> Splits:
+    """Do to data in memory what `load_splits` does to files: class names, targets of an oracle."""
+    splits = match_classes(splits, classes, class_map=parse_class_map(config.data.class_map))
+    return with_targets(splits) if config.oracle else splits
 
 
 def _check_finished(

@@ -82,15 +82,8 @@ def read_images(
         return labels, {"name": name, "classes": classes, **about}
 
     contents = [fact.sha256 for fact in facts]
-    key = {
-        "name": name,
-        "contents": _digest(contents),
-        "labels": _digest([file.label for file in files]),
-        "classes": _digest(classes),
-        "side": side,
-        "pixel_limit": pixel_limit,
-        "decoder": f"{_RECIPE}, Pillow {__version__}",
-    }
+    about = {"name": name, **_digests(files, contents, classes)}
+    key = {**about, **_decoding(side, pixel_limit)}
     entry = cached_entry(key, fill, count=len(files))
     skipped = {row: BadImage(shown[row], reason) for row, reason in entry.about["skipped"]}
     if skipped and not skip_bad:
@@ -245,6 +238,24 @@ def _note_frames(paths: Sequence[str]) -> None:
             PeerdgWarning,
             stacklevel=3,
         )
+
+
+def _digests(
+    files: Sequence[ImageFile], contents: Sequence[str], classes: tuple[str, ...]
+) -> dict[str, str]:
+    """Summarise which files a domain is made of, for the key of its cache entry."""
+    labels = [file.label for file in files]
+    return {
+        "contents": _digest(contents),
+        "labels": _digest(labels),
+        "classes": _digest(classes),
+    }
+
+
+def _decoding(side: int, pixel_limit: int) -> dict[str, Any]:
+    """Name all that decides what becomes of an image's bytes."""
+    decoder = f"{_RECIPE}, Pillow {__version__}"
+    return {"side": side, "pixel_limit": pixel_limit, "decoder": decoder}
 
 
 def _digest(values: Sequence[object]) -> str:
