@@ -222,6 +222,17 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") 
     return changes
 
 
+def dotted(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the options of all sections: {"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
+    options: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            options.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            options[key] = value
+    return options
+
+
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 

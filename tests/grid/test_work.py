@@ -14,7 +14,7 @@ import pytest
 
 from peerdg.cli.main import run as command
 from peerdg.errors import PeerdgError
-from peerdg.grid.bench import Preview, collect, look_ahead, run_bench
+from peerdg.grid.bench import Preview, collect, preview_bench, run_bench
 from peerdg.grid.display import Silence
 from peerdg.grid.estimate import Progress
 from peerdg.grid.folder import BenchFolder
@@ -142,7 +142,7 @@ def wait_for(condition, process=None, seconds: float = 120) -> None:
 def test_data_that_cannot_be_used_is_refused_before_anything_is_trained(tmp_path: Path):
     found = plan(tmp_path / "images", "erm", "swad", **{"own-data": {"validation_fraction": 0.0}})
     with pytest.raises(PeerdgError, match="SWAD needs validation images") as refused:
-        look_ahead(found, tmp_path / "bench")
+        preview_bench(found, tmp_path / "bench")
     assert refused.value.exit_code == 2
     assert not (tmp_path / "bench").exists()
 

@@ -17,7 +17,7 @@ from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError
-from peerdg.grid.bench import check_reference, look_ahead, run_bench
+from peerdg.grid.bench import check_reference, preview_bench, run_bench
 from peerdg.grid.plan import make_plan
 from peerdg.methods.registry import method_names
 from peerdg.models.stored import OWN, load_stored
@@ -233,7 +233,7 @@ def bench(
     console = Terminal(stderr=True, highlight=False)
     is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
     shown = console if is_shown else None
-    preview = look_ahead(plan, Path(out), jobs=jobs, overwrite=overwrite, console=shown)
+    preview = preview_bench(plan, Path(out), jobs=jobs, overwrite=overwrite, console=shown)
     found = run_bench(
         preview,
         Path(out),

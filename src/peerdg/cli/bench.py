@@ -75,11 +75,11 @@ def _names(methods: str) -> list[str]:
 
 def show_plan(plan: Plan, out: Path, *, jobs: int, overwrite: bool, only_look: bool = False) -> Any:
     """Print what will be trained, what is shared and how long it takes; returns it."""
-    from peerdg.grid.bench import look_ahead
+    from peerdg.grid.bench import preview_bench
 
     for line in plan.notes:
         say(line)
-    preview = look_ahead(
+    preview = preview_bench(
         plan, out, jobs=jobs, overwrite=overwrite, only_look=only_look, console=error_console
     )
     console.print(preview.table().rich())

@@ -136,7 +136,7 @@ def check_reference(plan: Plan, reference: str | None) -> str | None:
     return reference
 
 
-def look_ahead(
+def preview_bench(
     plan: Plan,
     out: Path,
     *,
@@ -225,12 +225,12 @@ def run_bench(
             failures = work.train()
         finally:
             shown.close()
-        return _concluded(plan, bench, failures, reference, title)
+        return _conclude(plan, bench, failures, reference, title)
     finally:
         bench.close()
 
 
-def _concluded(
+def _conclude(
     plan: Plan,
     bench: BenchFolder,
     failures: Mapping[str, Failure],

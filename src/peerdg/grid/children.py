@@ -119,7 +119,7 @@ class Children:
         thread = threading.Thread(target=self._listen, args=(name, process), daemon=True)
         child = Child(name, process, thread)
         thread.start()
-        _tell(process, job)
+        _send_job(process, job)
         return child
 
     def _environment(self) -> dict[str, str]:
@@ -141,7 +141,7 @@ class Children:
         self.messages.put((name, {"kind": "end"}))
 
 
-def _tell(process: subprocess.Popen[bytes], job: Mapping[str, Any]) -> None:
+def _send_job(process: subprocess.Popen[bytes], job: Mapping[str, Any]) -> None:
     """Send a process its job; the pipe stays open as long as this process lives."""
     assert process.stdin is not None  # noqa: S101  (narrows the type)
     try:

@@ -175,14 +175,14 @@ class Work:
         self._children = Children(self.threads)
         with stop_on_signals() as stop:
             try:
-                self._do(map(self._training, self.plan.runs), stop)
-                self._do(self._combinations(), stop)
+                self._run_tasks(map(self._training, self.plan.runs), stop)
+                self._run_tasks(self._combinations(), stop)
             finally:
                 for _, child in self._running.values():
                     child.kill()
         return self.failures
 
-    def _do(self, tasks: Iterable[Task | None], stop: StopRequest) -> None:
+    def _run_tasks(self, tasks: Iterable[Task | None], stop: StopRequest) -> None:
         """Work off tasks, so many at once."""
         pending = deque(task for task in tasks if task is not None)
         while pending or self._running:

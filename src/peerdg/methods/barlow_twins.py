@@ -5,7 +5,7 @@ from typing import Any, Self
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.methods.base import Batch, Method, RunContext, Terms
-from peerdg.methods.comparison import compare, projection_of, summed
+from peerdg.methods.comparison import compare, loss_terms, projection_of
 from peerdg.methods.settings.barlow_twins import Settings
 from peerdg.methods.views import answer_both, augment_ahead
 from peerdg.models.classifier import Classifier
@@ -61,9 +61,9 @@ class BarlowTwins(Method):
         joint = self.settings.joint_views
         _, h, h_bar, ce, ce_bar = answer_both(self.model, batch, self.augment, joint=joint)
         if self.settings.regulariser == "none":
-            return summed(ce, ce_bar)
+            return loss_terms(ce, ce_bar)
         regulariser = compare(self.settings, self.projection, h, h_bar)
-        return summed(ce, ce_bar, regulariser, w=self.settings.w)
+        return loss_terms(ce, ce_bar, regulariser, w=self.settings.w)
 
     @property
     def networks(self) -> dict[str, Classifier]:

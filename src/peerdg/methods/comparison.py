@@ -96,7 +96,9 @@ def frozen_features(network: Classifier, images: Tensor) -> Tensor:
         return network.features(images)
 
 
-def summed(ce: Tensor, ce_bar: Tensor, regulariser: Tensor | None = None, *, w: float = 0) -> Terms:
+def loss_terms(
+    ce: Tensor, ce_bar: Tensor, regulariser: Tensor | None = None, *, w: float = 0
+) -> Terms:
     """CE(x) + CE(x̄) + w · regulariser, and what it is made of."""
     terms = {"ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
     loss = ce + ce_bar

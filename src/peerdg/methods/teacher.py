@@ -13,7 +13,12 @@ from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.methods.base import Batch, Method, RunContext, Terms
 from peerdg.methods.clean import Clean, CleanImages, as_clean
-from peerdg.methods.comparison import compare_with_frozen, frozen_features, projection_of, summed
+from peerdg.methods.comparison import (
+    compare_with_frozen,
+    frozen_features,
+    loss_terms,
+    projection_of,
+)
 from peerdg.methods.features import FeatureTable
 from peerdg.methods.settings.teacher import Settings
 from peerdg.methods.views import answer_both, augment_ahead
@@ -121,7 +126,7 @@ class Teacher(Method):
         joint = self.settings.joint_views
         x_bar, h, h_bar, ce, ce_bar = answer_both(self.student, batch, self.augment, joint=joint)
         if self.settings.regulariser == "none":
-            return summed(ce, ce_bar)
+            return loss_terms(ce, ce_bar)
         regulariser = compare_with_frozen(
             self.settings,
             self.projection,
@@ -130,7 +135,7 @@ class Teacher(Method):
             clean=lambda: self.adapter(self._clean_features(batch)),
             augmented=lambda: self.adapter(self._teacher_features(x_bar)),
         )
-        return summed(ce, ce_bar, regulariser, w=self.settings.w)
+        return loss_terms(ce, ce_bar, regulariser, w=self.settings.w)
 
     @property
     def networks(self) -> dict[str, Classifier]:

@@ -75,7 +75,7 @@ def _pairs(groups: Groups) -> list[tuple[str, str, list[str]]]:
         run, baseline = groups[a][0], groups[b][0]
         if _is_compared(run, baseline):
             alone = variants[run.method] == variants[baseline.method] == 1
-            also = _also(groups[a], groups[b])
+            also = _other_differences(groups[a], groups[b])
             same_images = len(training_images((groups[a], groups[b]))) < 2
             if same_images and (alone or not also):
                 found.append((a, b, also))
@@ -91,7 +91,7 @@ def _is_compared(run: RunResult, baseline: RunResult) -> bool:
     return worth_it and OBJECTIVE not in less and less < has
 
 
-def _also(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[str]:
+def _other_differences(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[str]:
     """List options besides the methods' own in which two variants differ, if they matter."""
     if _is_same_method(a[0], b[0]):
         options = [a[0].options, b[0].options]

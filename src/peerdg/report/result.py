@@ -11,7 +11,7 @@ from typing import Any
 from peerdg.augment import REVISION, is_same_augmentation
 from peerdg.augment.settings import AugmentSettings
 from peerdg.averages.settings import AverageSettings
-from peerdg.config import plain
+from peerdg.config import dotted, plain
 from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.registry import OWN_DATA
@@ -172,7 +172,7 @@ class RunResult:
         decisive = {k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}
         # Of versions before there was a choice: no average, RandAugment.
         before = {"average": plain(AverageSettings()), "augment": {"kind": self.augment_kind}}
-        options = flat(before) | flat(decisive)
+        options = dotted(before) | dotted(decisive)
         if self.inputs.weights_sha256 is not None:
             name = Path(self.config["weights"]).name
             options["weights"] = f"{name}@{self.inputs.weights_sha256[:_SHORT_HASH]}"
@@ -395,14 +395,3 @@ def _timed(epoch: Mapping[str, Any]) -> int:
     """Count the steps that the seconds of an epoch are of."""
     steps, timed = epoch.get("steps") or 0, epoch.get("timed_steps")
     return steps if timed is None else min(int(timed), steps)
-
-
-def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten tables: {"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
-    options: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            options.update({f"{key}.{name}": inner for name, inner in value.items()})
-        else:
-            options[key] = value
-    return options

@@ -105,16 +105,16 @@ def require_combinable(members: Sequence[MemberFolder]) -> None:
                 f"{member.given} is an ensemble of its own.",
                 hint="Name its members instead, if they are runs; an ensemble is not combined.",
             )
-        for what, value in _kind(member).items():
-            if value != _kind(first)[what]:
+        for what, value in _must_agree(member).items():
+            if value != _must_agree(first)[what]:
                 raise ConfigError(
                     f"{first.given} and {member.given} have other {what}: "
-                    f"{_kind(first)[what]}; {value}.",
+                    f"{_must_agree(first)[what]}; {value}.",
                     hint="Combine runs of one --backbone on the same classes and image size.",
                 )
 
 
-def _kind(member: MemberFolder) -> dict[str, str]:
+def _must_agree(member: MemberFolder) -> dict[str, str]:
     """What must be the same in all members, as text."""
     about = member.description
     layers = [f"{layer.kind} {layer.inputs} -> {layer.outputs}" for layer in member.layers]
@@ -136,9 +136,9 @@ def warn_of_different_starts(members: Sequence[MemberFolder]) -> None:
     their weights in none of them.
     """
     first, *rest = members
-    ours = _start(first)
+    ours = _starting_point(first)
     for member in rest:
-        theirs = _start(member)
+        theirs = _starting_point(member)
         differing = [what for what in ours if what in theirs and ours[what] != theirs[what]]
         if ours and theirs and not differing:
             continue
@@ -153,7 +153,7 @@ def warn_of_different_starts(members: Sequence[MemberFolder]) -> None:
         return
 
 
-def _start(member: MemberFolder) -> dict[str, Any]:
+def _starting_point(member: MemberFolder) -> dict[str, Any]:
     """Everything recorded that decides the weights at the start of the main phase, by its name."""
     training = member.training
     if not training:

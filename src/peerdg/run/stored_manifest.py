@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peerdg.config import difference, plain
+from peerdg.config import difference, dotted, plain
 from peerdg.errors import ConfigError, DamagedError
 from peerdg.models.added import AddedLayer
 from peerdg.run.settings import MAY_CHANGE, RunConfig, hash_of
@@ -180,7 +180,7 @@ def refuse_edited_config(
         detail = " The version of peerdg that started it did not record which option was changed."
     else:
         now = config.tables(unset=True)
-        known = set(_names(started.config))
+        known = set(dotted(started.config))
         changes = [
             change
             for change in difference(started.config, now)
@@ -203,17 +203,6 @@ def new_options(
 
     An option that is not set does nothing, like one that was not there.
     """
-    known = set(_names(stored) if started.config is None else _names(started.config))
-    now = _names(config.tables())
+    known = set(dotted(stored) if started.config is None else dotted(started.config))
+    now = dotted(config.tables())
     return {name: value for name, value in now.items() if name not in known | MAY_CHANGE}
-
-
-def _names(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """{"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
-    names = {}
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            names.update({f"{key}.{name}": inner for name, inner in value.items()})
-        else:
-            names[key] = value
-    return names
