@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from peerdg.models.dictionary import CodeSums
+from peerdg.models.untraced import untraced
 
 Gradient = Literal["closed-form", "straight-through"]
 Features = Float[Tensor, "n dim"]
@@ -74,7 +75,7 @@ class MetaFeatures(nn.Module):
             composed: Tensor = self._composed(wide)
         return composed.to(x.dtype).view(f.shape).movedim(-1, self.channel)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # its loop is over any number of chunks
+    @untraced  # its loop is over any number of chunks
     def _composed(self, f: Features) -> Features:
         if not (torch.is_grad_enabled() and f.requires_grad):
             return self.compose(f)[0]

@@ -6,6 +6,8 @@ Zhou et al., "Domain generalization with MixStyle", ICLR 2021, https://arxiv.org
 import torch
 from torch import Tensor, nn
 
+from peerdg.models.untraced import untraced
+
 EPS = 1e-6  # under the square root, as in the released code
 
 
@@ -45,7 +47,7 @@ class StyleMixing(nn.Module):
         share, other = drawn
         return self.mixed(x, share.to(x.device), other.to(x.device))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it cannot trace Beta
+    @untraced  # Beta cannot be compiled
     def _draw(self, images: int) -> tuple[Tensor, Tensor] | None:
         """λ and the permutation of a batch, or None if this pass does not mix."""
         if torch.rand((), device="cpu") >= self.p:
