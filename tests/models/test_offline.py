@@ -8,6 +8,7 @@ import pytest
 
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
+from peerdg.models import download
 from peerdg.models.names import BACKBONES
 from peerdg.models.pretrained import initialise
 from tests.models.files import build
@@ -31,6 +32,8 @@ def offline(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", hangs if "never" in request.param else refused)
+    assert download.CONNECT_SECONDS < 5  # what a person waits; a tenth of a second is enough here
+    monkeypatch.setattr(download, "CONNECT_SECONDS", 0.1)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     yield tmp_path / "torch" / "hub" / "checkpoints"
