@@ -1,3 +1,5 @@
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,18 @@ def cache(session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Each test trains for itself, so that none depends on which ran before.
     monkeypatch.setenv("PEERDG_PRETRAINING_BUDGET", "0")
     return session_cache
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Only after a loss of power would a test see that its files were not on the disk yet.
+
+    That they are asked to be is tested in `test_files`; processes that tests start do wait.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # fails as well if the file is not open
+        patch.setattr(os, "sync", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
