@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.reliability import tiny_run
 from tests.reliability.processes import environment
 
+OPTIONS = '{"train": {"epochs": 2}, "pretrain": {"epochs": 1}}'
 # Makes the same tiny run under a umask and in a folder of its own.
-RUN = """
+RUN = f"""
 import os, sys
 os.umask(int(sys.argv[1], 8))
 from tests.reliability.tiny_run import main
-sys.exit(main(sys.argv[2], '{"train": {"epochs": 2}, "pretrain": {"epochs": 1}}'))
+sys.exit(main(sys.argv[2], {OPTIONS!r}))
 """
 FILES = ("model/model.safetensors", "model/model.json", "metrics.jsonl", "done.json", "config.toml")
 
@@ -32,7 +34,6 @@ def comma_locale() -> str:
     return "C"
 
 
-PLAIN = ({"TZ": "UTC", "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}, "022")
 SETTINGS = {
     "time zone": ({"TZ": "Pacific/Chatham", "PYTHONHASHSEED": "random"}, "022"),
     "locale": ({"LC_ALL": comma_locale(), "PYTHONHASHSEED": "1"}, "022"),
@@ -59,14 +60,21 @@ def files_of_run(here: Path, variables: dict[str, str], umask: str) -> dict[str,
     assert result.returncode == 0, result.stderr.decode()
     modes = {p.stat().st_mode & 0o777 for p in (here / "run/model").iterdir()}
     assert modes == {0o666 & ~int(umask, 8)}
-    contents = {file: (here / "run" / file).read_bytes() for file in FILES}
+    return contents_of(here / "run")
+
+
+def contents_of(run: Path) -> dict[str, bytes]:
+    contents = {file: (run / file).read_bytes() for file in FILES}
     json.loads(contents["done.json"])
     return contents
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return files_of_run(tmp_path_factory.mktemp("environment") / "plain", *PLAIN)
+    """Of a run in this process, with the environment of the tests."""
+    run = tmp_path_factory.mktemp("environment") / "plain"
+    assert tiny_run.main(str(run), OPTIONS) == 0
+    return contents_of(run)
 
 
 @pytest.mark.parametrize("setting", [EVERYTHING, SETTINGS["ascii"]], ids=["everything", "ascii"])
