@@ -217,7 +217,7 @@ def long_training(folder: Path, *, pretrain_epochs: int) -> list[str]:
         "train", str(photos), "--out", str(folder / "run"), "--backbone", "digits-cnn-half",
         "--weights", "none", "--transform.size", "32", "--threads", "1", "--peer.k", "1",
         "--pretrain.epochs", str(pretrain_epochs), "--epochs", "1", "--pretrain.batch-size", "4",
-        "--train.batch-size", "4", "--crafted", "off",
+        "--train.batch-size", "4", "--crafted", "off", "--peer.head-dim", "8",
     ]  # fmt: skip
 
 

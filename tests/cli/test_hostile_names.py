@@ -56,9 +56,9 @@ def trained(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(place: Path, out: Path, *options: str) -> list[str]:
     return [
         "train", str(place / "source"), f"--target={place / 'target'}\x1b[5m", f"--out={out}",
-        "--epochs=2", "--pretrain.epochs=1", "--peer.k=1", "--train.batch-size=4",
-        "--pretrain.batch-size=4", "--threads=1", "--crafted=off", "--backbone=digits-cnn-half",
-        "--weights=none", "--transform.size=32", *options,
+        "--epochs=2", "--pretrain.epochs=1", "--peer.k=1", "--peer.head-dim=8",
+        "--train.batch-size=4", "--pretrain.batch-size=4", "--threads=1", "--crafted=off",
+        "--backbone=digits-cnn-half", "--weights=none", "--transform.size=32", *options,
     ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from tests.cli.stored_models import save_photos
 # fmt: off
 OPTIONS = (
     "--backbone", "digits-cnn-half", "--weights", "none", "--transform.size", "32",
-    "--pretrain.epochs", "1", "--epochs", "2", "--peer.k", "1",
+    "--pretrain.epochs", "1", "--epochs", "2", "--peer.k", "1", "--peer.head-dim", "8",
     "--checkpoint-minutes", "0", "--threads", "1", "--keep-snapshots", "--quiet",
 )
 # fmt: on

@@ -18,7 +18,7 @@ def training(folder: Path) -> list[str]:
     return peerdg(
         "train", photos, "--target", target, "--out", folder / "run", "--crafted=off",
         "--backbone=digits-cnn-half", "--weights=none", "--transform.size=32", "--threads=1",
-        "--pretrain.epochs=1", "--epochs=2", "--peer.k=1",
+        "--pretrain.epochs=1", "--epochs=2", "--peer.k=1", "--peer.head-dim=8",
     )  # fmt: skip
 
 

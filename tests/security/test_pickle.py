@@ -182,6 +182,7 @@ RECORDS = {
 }
 
 
+@pytest.mark.parametrize("offered", [f"mknod {form.__name__}" for form in FORMS], indirect=True)
 def test_as_the_runs_own_records_it_is_not_believed(
     tmp_path: Path, canary: Path, offered: bytes, finished: Path
 ):
