@@ -11,12 +11,15 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/peerdg demo
 
-# Two workers with one thread each: more threads than cores make torch wait for itself.
+# Two workers with one thread each: more threads than cores make torch wait for itself. Compiled
+# files are kept whatever the environment says, for the workers and the hundred processes they start.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2
+
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	$(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check .
