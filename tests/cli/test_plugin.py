@@ -221,6 +221,9 @@ def test_a_stopped_run_goes_on_with_the_same_file_only_and_ends_equal(
         assert "The plugin is not the one that the run was started with" in said
         assert "Give that file with --plugin" in said
     assert "was not given" in ask(["resume", "run", "--quiet"], capsys, 2)
+    (here / "other_labels.py").write_text(text)
+    said = ask(["resume", "run", "--plugin", "other_labels.py"], capsys, 2)
+    assert "--plugin soft_labels.py" in said and "other_labels" not in said
     (here / "kept").mkdir()
     (here / "kept/soft_labels.py").write_text(text)  # where it lies does not matter
     ask(["resume", "run", "--plugin", "kept/soft_labels.py", "--quiet"], capsys)
@@ -364,3 +367,8 @@ def test_from_python_it_is_trained_resumed_and_refused_alike(plugin, here, monke
     fit(plugin, here / "run", existing="resume")
     for file in ("metrics.jsonl", "model/model.safetensors"):
         assert (here / "run" / file).read_bytes() == (here / "whole" / file).read_bytes()
+
+
+def test_commands_without_plugins_say_which_have_them(plugin, here, capsys):
+    arguments = ["bench", "photos", "--methods", "erm", "--out", "b", "--plugin", "soft_labels.py"]
+    assert "goes with train, resume, config and methods" in ask(arguments, capsys, 2)

@@ -333,6 +333,8 @@ def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
     """Which option is unknown, and the nearest known one."""
     token = error.token.keyword or error.token.value
     name = token.split("=")[0].replace("_", "-")
+    if name == "--plugin":
+        return f"Unknown option {token}.", "--plugin goes with train, resume, config and methods."
     known = [n for argument in error.argument_collection or () for n in argument.names]
     known = [n for n in known if n.startswith("--")] + ["--help", "--debug"]
     guess = _all_aliases().get(name)

@@ -197,7 +197,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     method = _text(given, "method", RunConfig.method)
     if method in COMBINATIONS:
         raise _needs_several_runs(method, layers)
-    _require_plugin(given, method)
+    _require_plugin(layers, method)
     method_kind = settings_of(method)
     budget = _text(given, "budget", RunConfig.budget)
     if budget not in BUDGETS:
@@ -221,15 +221,17 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     return _with_recipe(replace(config, **parts))
 
 
-def _require_plugin(given: Mapping[str, Any], method: str) -> None:
+def _require_plugin(layers: tuple[Mapping[str, Any], ...], method: str) -> None:
     """Refuse a method that only a plugin has, which nobody but the user can give.
 
     Raises:
         ConfigError: With the plugin's name.
     """
-    if method in method_names() or "plugin" not in given:
+    # The first is that of the run; what was given for it is another one.
+    of_run = next((layer for layer in layers if "plugin" in layer), None)
+    if method in method_names() or of_run is None:
         return
-    file = visible(file_of(_text(given, "plugin", "")))
+    file = visible(file_of(_text(of_run, "plugin", "")))
     raise ConfigError(
         f"The method '{visible(method)}' is that of a plugin, {file}, which was not given.",
         hint=f"Give the file: --plugin {file}, or plugin='{file}' in Python. It is executed, so "
