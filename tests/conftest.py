@@ -1,6 +1,8 @@
+import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -40,6 +42,13 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 def one_thread() -> None:
     """Tests run side by side; small shapes gain nothing from a second thread."""
     torch.set_num_threads(1)
+
+
+def import_timm() -> ModuleType:
+    """Skip the test where timm is absent; it needs torchvision as the package imports it."""
+    importlib.import_module("peerdg._vision")
+    module: ModuleType = pytest.importorskip("timm")
+    return module
 
 
 class TinyEncoder(torch.nn.Module):

@@ -13,6 +13,7 @@ from peerdg.models.backbones import build_classifier
 from peerdg.models.caffenet import CaffeNet
 from peerdg.models.names import BACKBONES, IMAGENET, check_backbone, has_normalisation
 from peerdg.models.stored import load_stored, save_model
+from tests.conftest import import_timm
 from tests.models.files import build, photos
 
 LARGE = {"vit_b_16", "regnet_y_16gf"}  # 86 and 84 million weights
@@ -199,7 +200,7 @@ def test_without_timm_the_extra_is_named(monkeypatch):
 class TestTimm:
     @pytest.fixture(autouse=True)
     def timm(self):
-        return pytest.importorskip("timm")
+        return import_timm()
 
     @pytest.mark.parametrize(
         ("name", "size", "dim"),

@@ -8,7 +8,7 @@ from peerdg.errors import ConfigError
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.feature_maps import OUTPUT, FeatureMap, find_stages, named_maps, recorded
-from tests.conftest import tiny_classifier
+from tests.conftest import import_timm, tiny_classifier
 
 
 def stages(backbone: str, size: int) -> list[str]:
@@ -33,7 +33,7 @@ def test_stages_of_the_usual_networks(backbone, size, names):
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "efficientnet_b0"])
 def test_stages_end_where_timm_says_they_do(name):
-    pytest.importorskip("timm")
+    import_timm()
     # Its list has the last map of each resolution too, but for layers after the last stage.
     model = build_classifier(f"timm:{name}", classes=("a", "b"))
     theirs = [about["module"] for about in model.encoder.feature_info]
@@ -43,7 +43,7 @@ def test_stages_end_where_timm_says_they_do(name):
 
 
 def test_a_transformer_is_cut_into_four_groups_of_blocks():
-    pytest.importorskip("timm")
+    import_timm()
     expected = ["patch_embed.proj", "blocks.2", "blocks.5", "blocks.8", "blocks.11", OUTPUT]
     model = build_classifier("timm:vit_tiny_patch16_224", classes=("a", "b"))
     found = find_stages(model, 224)

@@ -11,6 +11,7 @@ from peerdg.errors import ConfigError
 from peerdg.models import download
 from peerdg.models.names import BACKBONES
 from peerdg.models.pretrained import initialise
+from tests.conftest import import_timm
 from tests.models.files import build
 
 
@@ -53,7 +54,7 @@ def test_absent_weights_are_refused_with_the_file_and_its_place(offline):
 
 
 def test_absent_weights_of_timm_are_refused(offline):
-    pytest.importorskip("timm")
+    import_timm()
     model = build("timm:convnext_atto", classes=2)
     with pytest.raises(ConfigError, match=r"huggingface[.]co/timm/convnext_atto") as error:
         initialise(model, "timm:convnext_atto", "imagenet")

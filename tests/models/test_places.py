@@ -9,7 +9,7 @@ from peerdg.errors import ConfigError
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.places import choose_places, named_places, stage_places
-from tests.conftest import tiny_classifier
+from tests.conftest import import_timm, tiny_classifier
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_first_places_of_the_usual_networks(backbone, size, first):
     ],
 )
 def test_the_first_places_of_networks_of_timm(name, size, first):
-    pytest.importorskip("timm")
+    import_timm()
     with torch.device("meta"):
         model = build_classifier(f"timm:{name}", classes=("a", "b"))
     assert list(stage_places(model, size))[:2] == first

@@ -19,6 +19,7 @@ from peerdg.models.pretrained import LoadReport, _foreign_places, initialise
 from peerdg.models.stored import save_model
 from peerdg.run.build import build_model
 from peerdg.run.settings import resolve
+from tests.conftest import import_timm
 from tests.models.files import build
 
 SMALL = "squeezenet1_1"
@@ -150,7 +151,7 @@ def test_a_model_saved_by_peerdg_loads_with_its_head_where_the_classes_are_as_ma
 
 
 def test_a_model_of_timm_loads(tmp_path):
-    timm = pytest.importorskip("timm")
+    timm = import_timm()
     stored = timm.create_model("convnext_atto", pretrained=False).state_dict()
     model = build("timm:convnext_atto", classes=2)
     path = written(tmp_path / "a.safetensors", stored)

@@ -23,7 +23,7 @@ from peerdg.models.names import LARGEST_SIDE
 from peerdg.models.pretrained import initialise
 from peerdg.models.stored import load_stored, load_weights, save_model
 from tests.cli.stored_models import save_photos, save_small_model
-from tests.conftest import tiny_classifier
+from tests.conftest import import_timm, tiny_classifier
 from tests.reliability.photo_run import interrupt, photo_run
 from tests.reliability.test_damage import forge_manifest
 
@@ -138,7 +138,7 @@ def test_no_memory_is_taken_for_a_network_that_the_weights_are_not_of(
 ):
     """4.5 MB of weights name a network of 340 MB or 4 GB."""
     if backbone.startswith("timm:"):
-        pytest.importorskip("timm")
+        import_timm()
     folder = save_small_model(tmp_path / "model")
     edit(folder, backbone=backbone)
     devices: set[str] = set()
@@ -163,7 +163,7 @@ def test_no_memory_is_taken_for_a_network_that_the_weights_are_not_of(
 def test_usual_networks_load_bit_for_bit(tmp_path: Path, backbone: str):
     """RegNet cannot be made without numbers, so its shapes are compared later."""
     if backbone.startswith("timm:"):
-        pytest.importorskip("timm")
+        import_timm()
     model = build_classifier(backbone, classes=("cat", "dog"))
     save_model(tmp_path / "model", model, backbone=backbone, image_size=64)
     loaded, _ = load_stored(tmp_path / "model")
