@@ -13,7 +13,9 @@ import peerdg
 from peerdg.cli.main import run
 from peerdg.config import read_toml
 from peerdg.errors import ConfigError, Stopped
+from peerdg.grid.children import Children
 from peerdg.methods.registry import method_names
+from peerdg.run.plugin import plugin_method
 from peerdg.train import loop
 from tests.cli.stored_models import save_photos
 from tests.conftest import tiny_classifier, tiny_splits
@@ -370,5 +372,37 @@ def test_from_python_it_is_trained_resumed_and_refused_alike(plugin, here, monke
 
 
 def test_commands_without_plugins_say_which_have_them(plugin, here, capsys):
-    arguments = ["bench", "photos", "--methods", "erm", "--out", "b", "--plugin", "soft_labels.py"]
-    assert "goes with train, resume, config and methods" in ask(arguments, capsys, 2)
+    arguments = ["evaluate", "run", "--plugin", "soft_labels.py"]
+    assert "goes with train, bench, resume, config and methods" in ask(arguments, capsys, 2)
+
+
+def test_a_bench_compares_it_with_methods_of_the_package(plugin, here, capsys):
+    save_photos(here / "photos")
+    save_photos(here / "others", seed=1)
+    asked = [
+        "bench", "photos", "--target", "others", "--methods", "erm,soft-labels", "--seeds", "1",
+        "--plugin", "soft_labels.py", "--soft-labels.smoothing", "0.3", "--out", "b", *SHORT[:-1],
+    ]  # fmt: skip
+    shown = ask(asked, capsys)
+    assert "soft-labels" in shown.partition("target mean")[2]
+    config = read_toml(here / "b" / "runs" / "soft-labels-0" / "config.toml")
+    digest = hashlib.sha256(plugin.read_bytes()).hexdigest()
+    assert config["plugin"] == f"soft_labels.py sha256:{digest}"
+    assert config["soft-labels"]["smoothing"] == 0.3
+    assert "plugin" not in read_toml(here / "b" / "runs" / "erm-0" / "config.toml")
+    plugin.write_text(plugin.read_text() + "\n# changed\n")
+    assert "not the one that the run was started with" in ask(asked, capsys, 2)
+    without = [word for word in asked if word not in ("--plugin", "soft_labels.py")]
+    assert "soft-labels" in ask(without, capsys, 2)
+
+
+def test_a_process_of_a_bench_refuses_a_plugin_that_was_changed_since(plugin, here):
+    children = Children()
+    with plugin_method(plugin):
+        plugin.write_text(plugin.read_text() + "\n# changed\n")
+        child = children.start("measure", {"job": "measure", "configs": []})
+        messages = []
+        while not messages or messages[-1]["kind"] != "end":
+            messages.append(children.messages.get(timeout=60)[1])
+        assert child.close() == 2
+    assert "was changed while the bench was at work" in messages[0]["message"]

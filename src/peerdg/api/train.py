@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,6 +194,7 @@ def bench(
     overwrite: bool = False,
     progress: bool | None = None,
     class_map: Mapping[str, str] | None = None,
+    plugin: str | Path | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train several methods with several seeds on the same data, and compare them.
@@ -210,6 +211,7 @@ def bench(
         overwrite: Start anew if there is a bench in `out`.
         progress: Show progress on standard error; default: in a terminal or notebook.
         class_map: For classes that targets call by other names, the names of the source.
+        plugin: Python file with a method of your own, which is executed; `methods` names it.
         options: The options of all runs, as for `fit`, but for method, seed and average.
 
     Returns:
@@ -224,23 +226,25 @@ def bench(
         given["targets"] = _named_targets(given["targets"])
     given |= _class_map_section(given, class_map)
     own_data = {"benchmark": OWN_DATA, "root": str(data)}
-    plan = make_plan(
-        {**given, **({"benchmark": data} if _is_benchmark(data) else own_data)},
-        methods=methods.split(",") if isinstance(methods, str) else methods,
-        seeds=range(seeds) if isinstance(seeds, int) else seeds,
-    )
-    check_reference(plan, reference)
-    console = Terminal(stderr=True, highlight=False)
-    is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
-    shown = console if is_shown else None
-    preview = preview_bench(plan, Path(out), jobs=jobs, overwrite=overwrite, console=shown)
-    found = run_bench(
-        preview,
-        Path(out),
-        reference=reference,
-        existing="overwrite" if overwrite else "resume",
-        console=shown,
-    )
+    given |= {"benchmark": data} if _is_benchmark(data) else own_data
+    with nullcontext() if plugin is None else plugin_method(Path(plugin)):
+        plan = make_plan(
+            given,
+            methods=methods.split(",") if isinstance(methods, str) else methods,
+            seeds=range(seeds) if isinstance(seeds, int) else seeds,
+        )
+        check_reference(plan, reference)
+        console = Terminal(stderr=True, highlight=False)
+        is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
+        shown = console if is_shown else None
+        preview = preview_bench(plan, Path(out), jobs=jobs, overwrite=overwrite, console=shown)
+        found = run_bench(
+            preview,
+            Path(out),
+            reference=reference,
+            existing="overwrite" if overwrite else "resume",
+            console=shown,
+        )
     failures = {name: failure.message for name, failure in found.failures.items()}
     return {**found.table.plain_data(), "failures": failures, "page": str(found.page)}
 

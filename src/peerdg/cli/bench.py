@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.cli.console import console, error_console
-from peerdg.cli.flags import BenchOptions, DataFlags, all_given, whole_number, whole_numbers
+from peerdg.cli.flags import PLUGIN, BenchOptions, DataFlags, all_given, whole_number, whole_numbers
 from peerdg.cli.train import DATA, say
 from peerdg.config import merge
 from peerdg.errors import ConfigError, PeerdgError
@@ -23,6 +23,7 @@ def bench(
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"))],
     methods: str | None = None,
+    plugin: Annotated[Path | None, PLUGIN] = None,
     plan: Path | None = None,
     seeds: Annotated[int | None, Parameter(converter=whole_number)] = None,
     seed: Annotated[

@@ -104,13 +104,15 @@ def _options(methods: tuple[str, ...], *, without: tuple[str, ...] = ()) -> type
     return Parameter(name="*")(_make("Options", made))
 
 
+OF_A_BENCH = ("method", "seed", "train_seed")  # decided by --methods and --seeds
+
 if TYPE_CHECKING:
     Options = Any
     BenchOptions = Any
 else:
     _of_the_package = tuple(name for name in method_names() if plugin_of(name) is None)
     Options = _options(_of_the_package)
-    BenchOptions = _options(_of_the_package, without=("method", "seed", "train_seed"))
+    BenchOptions = _options(_of_the_package, without=OF_A_BENCH)
 
 
 def with_method_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -121,7 +123,8 @@ def with_method_flags(command: Callable[..., None]) -> Callable[..., None]:
     copied = FunctionType(command.__code__, command.__globals__, command.__name__)
     copied.__doc__, copied.__module__ = command.__doc__, command.__module__
     copied.__defaults__, copied.__kwdefaults__ = command.__defaults__, command.__kwdefaults__
-    flags = _options(method_names())
+    is_bench = command.__annotations__["options"] == BenchOptions | None
+    flags = _options(method_names(), without=OF_A_BENCH if is_bench else ())
     copied.__annotations__ = {**command.__annotations__, "options": flags | None}
     return copied
 
@@ -334,7 +337,10 @@ def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
     token = error.token.keyword or error.token.value
     name = token.split("=")[0].replace("_", "-")
     if name == "--plugin":
-        return f"Unknown option {token}.", "--plugin goes with train, resume, config and methods."
+        return (
+            f"Unknown option {token}.",
+            "--plugin goes with train, bench, resume, config and methods.",
+        )
     known = [n for argument in error.argument_collection or () for n in argument.names]
     known = [n for n in known if n.startswith("--")] + ["--help", "--debug"]
     guess = _all_aliases().get(name)

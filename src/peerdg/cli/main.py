@@ -130,7 +130,7 @@ DATA_COMMANDS = {
 
 
 # Those that take --plugin; the value says whether the flags of its method are theirs.
-WITH_PLUGIN = {"train": True, "config": True, "resume": False, "methods": False}
+WITH_PLUGIN = {"train": True, "config": True, "bench": True, "resume": False, "methods": False}
 
 
 def make_app(*, plugin_flags: bool = False) -> App:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from peerdg.files import open_for_append, writing
+from peerdg.methods.registry import loaded_plugin
 
 # -P: a file in the current folder is not imported in place of a package.
 _COMMAND = [sys.executable, "-P", "-m", "peerdg.grid.worker"]
@@ -119,7 +120,7 @@ class Children:
         thread = threading.Thread(target=self._listen, args=(name, process), daemon=True)
         child = Child(name, process, thread)
         thread.start()
-        _send_job(process, job)
+        _send_job(process, {**job, **_plugin()})
         return child
 
     def _environment(self) -> dict[str, str]:
@@ -139,6 +140,14 @@ class Children:
                 self.messages.put((name, message))
         process.wait()
         self.messages.put((name, {"kind": "end"}))
+
+
+def _plugin() -> dict[str, Any]:
+    """The plugin of this process, so that another one can load the same."""
+    plugin = loaded_plugin()
+    if plugin is None:
+        return {}
+    return {"plugin": {"path": str(plugin.path.absolute()), "identity": plugin.identity}}
 
 
 def _send_job(process: subprocess.Popen[bytes], job: Mapping[str, Any]) -> None:

@@ -70,7 +70,7 @@ def split_variants(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     common = {key: value for key, value in options.items() if key != VARIANT}
     tables = options.get(VARIANT, {})
     if not isinstance(tables, Mapping):
-        raise ConfigError(f"'{VARIANT}' must be a table of variants.", hint=_example("peer-k8"))
+        raise ConfigError(f"'{VARIANT}' must be a table of variants.", hint=_example("NAME"))
     return common, {name: _variant(name, table) for name, table in tables.items()}
 
 
@@ -138,4 +138,4 @@ def _variant(name: str, table: Any) -> Variant:
 
 
 def _example(name: str) -> str:
-    return f'For example: [{VARIANT}.{name}] with method = "peer" and peer = {{ k = 8 }}.'
+    return f'Write [{VARIANT}.{name}], then method = "...", then the options that it alone has.'

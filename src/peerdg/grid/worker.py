@@ -14,18 +14,27 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerdg.errors import PeerdgError, PeerdgWarning, RunInUseError, Stopped, is_out_of_memory
+from peerdg.errors import (
+    ConfigError,
+    PeerdgError,
+    PeerdgWarning,
+    RunInUseError,
+    Stopped,
+    is_out_of_memory,
+)
 from peerdg.files import remove
 from peerdg.grid.estimate import RunTime, costs_from_json
 from peerdg.grid.folder import PATIENCE, WAITING_SECONDS
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, Forecast, RunPlan
 from peerdg.run.hardware import keep_memory
+from peerdg.run.plugin import plugin_method
 from peerdg.run.settings import RunConfig, resolve
 from peerdg.stages import Activity
 
@@ -206,7 +215,8 @@ def main() -> int:
     warnings.simplefilter("always", PeerdgWarning)
     keep_memory()
     try:
-        {"train": train, "measure": measure, "combine": combine}[job["job"]](job, _send)
+        with _plugin_of(job):
+            {"train": train, "measure": measure, "combine": combine}[job["job"]](job, _send)
         return 0
     except Stopped as stopped:
         return stopped.exit_code
@@ -220,6 +230,25 @@ def main() -> int:
             return _failed("There is not enough memory for this.", None, 1)
         text = f"{type(error).__name__}: {error}"
         return _failed(f"This is a bug in peerdg ({text}).", "Its traceback is in the log.", 1)
+
+
+@contextmanager
+def _plugin_of(job: Mapping[str, Any]) -> Iterator[None]:
+    """Inside the block, the method of the bench's plugin is known here, too.
+
+    Raises:
+        ConfigError: If the file is not the one that the bench has loaded.
+    """
+    if (given := job.get("plugin")) is None:
+        yield
+        return
+    with plugin_method(Path(given["path"])) as plugin:
+        if plugin.identity != given["identity"]:
+            raise ConfigError(
+                f"The plugin {plugin.path} was changed while the bench was at work.",
+                hint="Give the same command again with the file as it was, or start a new bench.",
+            )
+        yield
 
 
 def _failed(message: str, hint: str | None, code: int) -> int:

@@ -51,6 +51,11 @@ def registered(plugin: Plugin) -> Iterator[None]:
         method_names.cache_clear()
 
 
+def loaded_plugin() -> Plugin | None:
+    """The plugin that is registered; None if there is none."""
+    return next(iter(_plugins.values()), None)
+
+
 def plugin_of(name: str) -> Plugin | None:
     """The plugin whose method has this name; None for methods of the package."""
     return _plugins.get(name)
