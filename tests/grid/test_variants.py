@@ -13,6 +13,7 @@ from peerdg.grid.views import views
 from peerdg.run.settings import resolve
 from tests.grid.tiny import images, trained, trained_run
 
+RESULTS = Path(__file__).parents[2] / "results"
 DATA: dict[str, Any] = {"benchmark": "digits-mini", "budget": "quick"}
 PLAN = """
 methods = ["erm", "peer"]
@@ -54,6 +55,18 @@ def test_a_variant_has_the_options_of_all_and_its_own_over_them(tmp_path: Path):
         {**DATA, "method": "p-ens", "average": {"last": 3}}
     )
     assert [run.name for run in plan.runs][:3] == ["erm-3", "peer-3", "peer-w2-3"]
+
+
+@pytest.mark.parametrize("study", sorted(RESULTS.glob("*/plan.toml")), ids=lambda p: p.parent.name)
+def test_the_published_studies_can_be_planned(study: Path):
+    found = read_plan_file(study)
+    options = {"root": "somewhere", **found.options}
+    if options["benchmark"] == "digits-mini":
+        del options["root"]
+    plan = make_plan(options, methods=found.methods, seeds=found.seeds)
+    assert found.reference in plan.methods
+    # A window of P-ENS has no run of its own.
+    assert not any(g.name.startswith(("p-ens-last", "p-ens-start")) for g in plan.groups)
 
 
 def test_variants_of_an_average_share_the_run_of_their_method():
