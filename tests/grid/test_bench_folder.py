@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peerdg.config import read_toml
 from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import Plan, make_plan
@@ -28,9 +29,22 @@ def test_the_same_bench_goes_on_and_another_is_refused_with_the_difference(tmp_p
     begun(out)
     with pytest.raises(ConfigError) as refused:
         begun(out, planned("erm", epochs=3))
-    assert "methods: 'erm,peer' -> 'erm'" in refused.value.message
     assert "train.epochs: 2 -> 3" in refused.value.message
     assert refused.value.hint is not None and "--overwrite" in refused.value.hint
+
+
+def test_a_bench_that_grows_keeps_its_runs_and_what_it_is_now(tmp_path: Path):
+    found = [
+        plan(tmp_path / "images", *methods, seeds=seeds, train={**TRAIN, "epochs": 1})
+        for methods, seeds in ((("erm",), 1), (("erm", "randaugment"), 2))
+    ]
+    begun(tmp_path / "bench", found[0])
+    folder = BenchFolder(tmp_path / "bench")
+    trained(found[0].runs[0].config, folder.run_folder(found[0].runs[0]))
+    begun(tmp_path / "bench", found[1])
+    assert [folder.is_done(run) for run in found[1].runs] == [True, False, False, False]
+    stored = read_toml(folder.options_file, levels=3)
+    assert (stored["methods"], stored["seeds"]) == (["erm", "randaugment"], [0, 1])
 
 
 def test_a_run_with_other_options_is_refused(tmp_path: Path):

@@ -202,8 +202,7 @@ class BenchFolder:
 
     def _begin(self, plan: Plan) -> None:
         if self.holds_bench:
-            self.check(plan)
-            return
+            self.check(plan)  # it may have more or fewer methods and seeds, as the table will
         tables: dict[str, Any] = {"format": FORMAT, "methods": plan.methods, "seeds": plan.seeds}
         with replace_atomically(self.options_file) as temporary:
             temporary.write_text(tomli_w.dumps({**tables, **_storable(plan.options)}), "utf-8")
@@ -214,8 +213,8 @@ class BenchFolder:
             raise ConfigError(
                 f"{self.path} holds a bench with other options:\n  "
                 + "\n  ".join(map(str, changes)),
-                hint="Repeat the command that it was started with, choose another --out folder, "
-                "or start anew with --overwrite.",
+                hint="Give the options that it was started with (methods and seeds may be other "
+                "ones), choose another --out folder, or start anew with --overwrite.",
             )
 
     def _stored_plan(self) -> Plan:

@@ -230,20 +230,22 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
 
 
 def plan_changes(old: Plan, new: Plan) -> list[Change]:
-    """List the differences of two plans that decide results; the order of methods does not."""
-    changes = []
-    if sorted(old.methods) != sorted(new.methods):
-        changes.append(Change("methods", ",".join(old.methods), ",".join(new.methods)))
-    if old.seeds != new.seeds:
-        changes.append(Change("seeds", _numbers(old.seeds), _numbers(new.seeds)))
+    """List the differences of two plans that decide the results of runs.
+
+    More or fewer methods and seeds do not: a bench may grow. One that has none of the methods is
+    another bench.
+    """
+    common = old.members.keys() & new.members.keys()
+    if not common:
+        return [Change("methods", ",".join(old.methods), ",".join(new.methods))]
     found: dict[str, Change] = {}
-    for method in old.members.keys() & new.members.keys():
+    for method in common:
         before, now = (plan.members[method].config.tables() for plan in (old, new))
         found |= {c.key: c for c in difference(before, now) if c.key not in MAY_CHANGE}
         trained = [_trained_as(plan.members[method]) for plan in (old, new)]
         if old.members[method].combination != new.members[method].combination:
             found[f"{method}.method"] = Change(f"{method}.method", *trained)
-    return [*changes, *(found[key] for key in sorted(found))]
+    return [found[key] for key in sorted(found)]
 
 
 def _trained_as(member: Member) -> str:
@@ -388,7 +390,3 @@ def _repeated(values: Iterable[Any]) -> Any:
             return value
         seen.add(value)
     return None
-
-
-def _numbers(values: Sequence[int]) -> str:
-    return ",".join(map(str, values))
