@@ -13,7 +13,7 @@ from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
 from peerdg.methods.metadata import Reconstruction, components, parts_of, reconstructed_on
-from peerdg.methods.recipes import RECIPES, Recipe
+from peerdg.methods.recipes import COMBINATIONS, RECIPES, Recipe
 from peerdg.methods.registry import (
     aliases_of,
     is_reconstruction,
@@ -23,9 +23,11 @@ from peerdg.methods.registry import (
     stored_settings,
     title_of,
 )
+from peerdg.report.comparable import comparison_notes
 from peerdg.report.comparison import comparison_page
 from peerdg.report.findings import findings
 from peerdg.report.result import RunResult
+from peerdg.report.tables import listed_runs
 from peerdg.report.variants import by_variant
 from peerdg.run.minutes import TimeBudget, schedule
 from peerdg.run.settings import notes, resolve
@@ -166,6 +168,34 @@ def test_a_recipe_is_a_reconstruction_if_it_or_its_objective_is(mirage, monkeypa
     monkeypatch.setitem(RECIPES, "fata-morgana", recipe)
     assert is_reconstruction("fata-morgana", "digits") and not is_reconstruction("mirage", "digits")
     assert not is_reconstruction("of-a-plugin", "digits")
+
+
+def test_every_method_without_published_code_or_values_is_marked():
+    everywhere = {"simde", "metacnn", "pro-randconv"}
+    expected = {
+        "digits": {*everywhere, "l2d"},
+        "pacs": {*everywhere, "m-ada", "me-ada", "pden"},
+        OWN_DATA: everywhere,
+    }
+    for data, names in expected.items():
+        known = (*method_names(), *RECIPES, *COMBINATIONS)
+        assert {name for name in known if is_reconstruction(name, data)} == names, data
+
+
+def test_reports_mark_a_reconstruction_wherever_they_name_it():
+    def result(method: str) -> RunResult:
+        config = resolve({"benchmark": "digits-mini", "budget": "quick", "method": method})
+        evaluation = {"kind": "evaluation", "model": "model", "domain": "uci", "phase": "train",
+                      "epoch": 20, "accuracy": 50.0}  # fmt: skip
+        return RunResult(Path(method), config.tables(), "done", [evaluation], [])
+
+    runs = [result(method) for method in ("erm", "simde", "pro-randconv")]
+    labels = list(by_variant(runs))
+    assert labels == ["erm", "simde †", "pro-randconv †"]
+    assert [row[2] for row in listed_runs(runs).rows] == labels
+    (note,) = [note for note in comparison_notes(by_variant(runs)) if "†" in note]
+    assert "reconstruction" in note
+    assert not any("†" in note for note in comparison_notes(by_variant(runs[:1])))
 
 
 def test_a_network_from_elsewhere_makes_an_oracle():

@@ -180,6 +180,33 @@ def test_options_of_the_regulariser_may_differ_from_those_of_p_ens():
     assert sentence.endswith("at this budget the regulariser pays in accuracy.")
 
 
+@pytest.mark.parametrize(
+    ("shifts", "end"),
+    [
+        ((-5, -3), "above p-ens on the target mean in every seed; at this budget the regulariser "
+                   "pays in accuracy."),
+        ((5, 3), "below p-ens on the target mean in every seed; at this budget the regulariser "
+                 "does not pay in accuracy."),
+        ((-5, 1), "above p-ens on the target mean, but the seeds do not agree (from -1.0 to +5.0); "
+                  "whether the regulariser pays at this budget is not shown."),
+    ],
+)  # fmt: skip
+def test_of_several_seeds_all_must_agree_on_what_the_regulariser_does(shifts, end):
+    without = {"regulariser": "none"}
+    runs = [made(), made(seed=1)]
+    runs += [made(seed=n, shift=shift, peer=without) for n, shift in enumerate(shifts)]
+    (sentence,) = points(*runs)
+    assert sentence.endswith(end)
+
+
+def test_of_many_variants_only_those_are_compared_that_differ_in_one_thing():
+    few = [made("erm", shift=-9), made(shift=-5, peer={"regulariser": "none", "k": 3}), made()]
+    assert any("also differ" in sentence for sentence in points(*few))
+    many = [made("erm", shift=-9 - n, train={"lr": 0.1 * n + 0.1}) for n in range(7)]
+    assert len(points(*many, *few[1:])) < len(points(*few))
+    assert not any("also differ" in sentence for sentence in points(*many, *few[1:]))
+
+
 def test_of_several_periods_p_ens_is_compared_with_its_own():
     runs = [made(), made(peer={"k": 3}), made(shift=-5, peer={"k": 3, "regulariser": "none"})]
     (sentence,) = points(*runs)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from peerdg.report.comparison import FIGURE, OVERVIEW, write_comparison
-from peerdg.report.figures import COLORS, overview_figure, spread_apart
+from peerdg.report.figures import COLORS, MANY, overview_figure, spread_apart
 from peerdg.report.runs import load_runs
 from peerdg.report.variants import by_variant
 from tests.report.test_selection_report import RUNS
@@ -56,6 +56,25 @@ def test_the_figures_have_a_ground_and_load_at_once(tmp_path: Path):
             assert picture.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
             if name == OVERVIEW:
                 assert picture.width >= 1600  # sharp at twice the width of a page
+
+
+def test_many_variants_have_a_panel_each_and_no_figure_of_all_targets(tmp_path: Path):
+    usual = load_runs(ROOT / "results/demo/runs.json")
+    write_comparison(usual, tmp_path, title="t")
+    runs = [
+        replace(run, config={**run.config, "train": {**run.config["train"], "lr": 0.1 * n + 0.1}})
+        for n in range(3)
+        for run in usual
+    ]
+    assert len(by_variant(runs)) > MANY
+    page = write_comparison(runs, tmp_path, title="t").read_text()
+    assert f"]({OVERVIEW})" in page and f"]({FIGURE})" not in page
+    assert not (tmp_path / FIGURE).exists()  # that of the few
+    with Image.open(tmp_path / OVERVIEW) as picture:
+        tall = picture.height / picture.width
+    overview_figure(runs[: 2 * len(usual)], tmp_path / OVERVIEW, title="t")
+    with Image.open(tmp_path / OVERVIEW) as picture:
+        assert picture.height / picture.width < tall  # fewer rows of panels
 
 
 def test_the_kept_figure_of_the_readme_is_small():

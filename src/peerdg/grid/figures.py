@@ -105,7 +105,7 @@ def steadiness_figure(table: BenchTable, path: Path) -> bool:
             color=_color(number), ecolor=_color(number, alpha=0.45), ms=6, elinewidth=0.9,
         )  # fmt: skip
     if min(x for x, _ in points) > 0 and _ratio(points) > _LOGARITHMIC:
-        axis.set_xscale("log")
+        _logarithmic(axis)
     axis.margins(0.12)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
@@ -120,6 +120,16 @@ def steadiness_figure(table: BenchTable, path: Path) -> bool:
     name_points(figure, axis, [row.label for row in rows], points)
     save_figure(figure, path, dpi=160)
     return True
+
+
+def _logarithmic(axis: Any) -> None:
+    """Use a logarithmic axis with plain numbers: 5, 10, 20."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_locator(NullLocator())
 
 
 def name_points(

@@ -14,9 +14,8 @@ from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, MINIMUM
 from peerdg.evaluate.interval import spread
 from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
-from peerdg.methods.registry import is_reconstruction
 from peerdg.report.comparable import accuracy_notes
-from peerdg.report.result import RunResult
+from peerdg.report.result import MARK, RECONSTRUCTED, RunResult
 from peerdg.report.selection import choices
 from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.report.variants import Groups
@@ -24,10 +23,10 @@ from peerdg.tables import Table
 from peerdg.text import latex_text, spreadsheet_text
 
 RECONSTRUCTION, ORACLE = "reconstruction", "oracle"
-MARKS = {RECONSTRUCTION: "†", ORACLE: "‡"}
+MARKS = {RECONSTRUCTION: MARK, ORACLE: "‡"}
 EXPLAINED = {
-    RECONSTRUCTION: "reconstruction: neither code nor values were published for this data",
-    ORACLE: "oracle: learnt from targets, or is given a network that was trained elsewhere",
+    RECONSTRUCTION: RECONSTRUCTED,
+    ORACLE: "‡ oracle: learnt from targets, or is given a network that was trained elsewhere.",
 }
 SELECTION: Rule = "source-val"  # the rule that any run can follow: its own validation images
 _MB = 1e6
@@ -172,7 +171,7 @@ class BenchTable:
     def notes(self) -> list[str]:
         """Explain marks and intervals."""
         marks = dict.fromkeys(mark for row in self.rows for mark in row.marks)
-        notes = [f"{MARKS[mark]} {EXPLAINED[mark]}." for mark in marks]
+        notes = [EXPLAINED[mark] for mark in marks]
         notes += [
             f"{row.label}: {row.failed} of its runs failed, its numbers are of "
             f"{len(row.seeds)}." for row in self.rows if row.failed
@@ -335,9 +334,7 @@ def _row(name: str, group: Sequence[RunResult], failed: int, period: int) -> Row
 
 
 def _marks(run: RunResult) -> tuple[str, ...]:
-    data, called = str(run.config["benchmark"]), str(run.config.get("recipe") or "")
-    names = (called, str(run.config["method"]))
-    found = [RECONSTRUCTION] if any(is_reconstruction(name, data) for name in names) else []
+    found = [RECONSTRUCTION] if run.is_reconstruction else []
     given = run.settings is not None and run.settings.is_oracle
     return (*found, ORACLE) if given or run.saw_targets else (*found,)
 

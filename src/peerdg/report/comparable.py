@@ -7,7 +7,7 @@ from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.methods.registry import method_names
-from peerdg.report.result import FROZEN, RunResult
+from peerdg.report.result import FROZEN, RECONSTRUCTED, RunResult
 from peerdg.report.variants import Groups, data_names, differs
 
 TRAINING_IMAGES = "training images"  # in a list of what differs
@@ -92,7 +92,11 @@ def differences(groups: Groups) -> list[str]:
 
 def comparison_notes(groups: Groups) -> list[str]:
     """Say what keeps the rows of a comparison from being comparable, in sentences."""
-    return [*accuracy_notes(groups), *_period_notes(groups)]
+    return [*_reconstruction_note(groups), *accuracy_notes(groups), *_period_notes(groups)]
+
+
+def _reconstruction_note(groups: Groups) -> list[str]:
+    return [RECONSTRUCTED] if any(group[0].is_reconstruction for group in groups.values()) else []
 
 
 def accuracy_notes(groups: Groups) -> list[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.evaluate.interval import FEW
-from peerdg.files import replace_atomically
+from peerdg.files import remove, replace_atomically
 from peerdg.methods.metadata import OFF
 from peerdg.report.comparable import comparison_notes, differences, require_comparable
-from peerdg.report.figures import accuracy_figure, overview_figure
+from peerdg.report.figures import MANY, accuracy_figure, overview_figure
 from peerdg.report.findings import findings
 from peerdg.report.result import FROZEN, RunResult
 from peerdg.report.runs import save_runs
@@ -45,9 +45,13 @@ def write_records(runs: Sequence[RunResult], folder: Path, *, title: str) -> Non
     """
     require_comparable(runs)
     save_runs(folder / RECORDS, runs)
-    if next(iter(by_variant(runs).values()))[0].targets:
+    groups = by_variant(runs)
+    if next(iter(groups.values()))[0].targets:
         overview_figure(runs, folder / OVERVIEW, title=title)
-        accuracy_figure(runs, folder / FIGURE, title=title)
+        if len(groups) > MANY:
+            remove(folder / FIGURE)  # of an earlier call, with fewer
+        else:
+            accuracy_figure(runs, folder / FIGURE, title=title)
 
 
 def comparison_page(runs: Sequence[RunResult], *, title: str) -> str:
@@ -103,12 +107,10 @@ def details(runs: Sequence[RunResult]) -> list[str]:
 def _figures(groups: Groups) -> list[str]:
     if not any(group[0].targets for group in groups.values()):
         return []
-    return [
-        f"![Mean target accuracy over training]({OVERVIEW})",
-        "",
-        f"![Accuracy on each target over training]({FIGURE})",
-        "",
-    ]
+    overview = [f"![Mean target accuracy over training]({OVERVIEW})", ""]
+    if len(groups) > MANY:
+        return overview
+    return [*overview, f"![Accuracy on each target over training]({FIGURE})", ""]
 
 
 def _batch_statistics(groups: Groups) -> str:

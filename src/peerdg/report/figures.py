@@ -19,6 +19,8 @@ from peerdg.text import visible
 # Okabe-Ito: told apart by color-blind readers too. Its yellow is too pale for a line.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PALETTE = 96  # colors of a picture; a curve needs few, and the file is a fifth as large
+MANY = 8  # variants; of more, each has a panel of its own
+_COLUMNS = 5  # of panels
 _ROOM = 0.052  # least distance between two labels at the ends of curves, of the axis' height
 
 
@@ -87,6 +89,12 @@ def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     groups = by_variant(runs)
     targets = _targets(groups)
     seeds = max(len(group) for group in groups.values())
+    of = f"mean of {len(targets)} targets" if len(targets) > 1 else visible(targets[0])
+    over = f", mean of {seeds} seeds (band: lowest to highest)" if seeds > 1 else ", one seed"
+    heading = f"{visible(title)}: {of}{over}"
+    if len(groups) > MANY:
+        _panels(groups, targets, path, heading=heading)
+        return
     figure, axis = plot.subplots(figsize=(8.2, 3.9), layout="constrained")
     ends = []
     for curve in _curves(groups, targets):
@@ -100,11 +108,41 @@ def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
     _tidy(axis)
     axis.set_xlabel("epoch")
     axis.set_ylabel("accuracy %")
-    of = f"mean of {len(targets)} targets" if len(targets) > 1 else visible(targets[0])
-    over = f", mean of {seeds} seeds (band: lowest to highest)" if seeds > 1 else ", one seed"
-    axis.set_title(f"{visible(title)}: {of}{over}", loc="left", fontsize=10, parse_math=False)
+    axis.set_title(heading, loc="left", fontsize=10, parse_math=False)
     _name_ends(axis, ends)
     save_figure(figure, path, dpi=200)
+
+
+def _panels(groups: Groups, targets: Sequence[str], path: Path, *, heading: str) -> None:
+    """Draw a panel for each variant, with all others in grey: of many, curves in one would hide."""
+    curves = {
+        name: [c for c in _curves({name: group}, targets) if len(c.epochs) > 1]
+        for name, group in groups.items()
+    }
+    curves = {name: found for name, found in curves.items() if found}
+    rows = -(-len(curves) // _COLUMNS)
+    figure, axes = pyplot().subplots(
+        rows, _COLUMNS, figsize=(10.4, 0.7 + 1.55 * rows), squeeze=False, sharex=True, sharey=True,
+        layout="constrained",
+    )  # fmt: skip
+    for axis, (name, own) in zip(axes.flat, curves.items(), strict=False):
+        for other in (c for found in curves.values() for c in found if c.style == "-"):
+            axis.plot(other.epochs, other.accuracy.mean((0, 1)), color="#d0d0d0", lw=0.6)
+        for curve in own:
+            mean = curve.accuracy.mean(1)  # over targets: [seeds, epochs]
+            if curve.style == "-":
+                axis.fill_between(curve.epochs, mean.min(0), mean.max(0), color=COLORS[0],
+                                  alpha=0.2, lw=0)  # fmt: skip
+            color, width = (COLORS[0], 2.0) if curve.style == "-" else (COLORS[1], 1.2)
+            axis.plot(curve.epochs, mean.mean(0), curve.style, color=color, lw=width)
+        axis.set_title(visible(name), fontsize=9, parse_math=False, pad=2)
+        _tidy(axis)
+    for axis in axes.flat[len(curves) :]:
+        axis.set_visible(False)
+    figure.suptitle(heading, fontsize=10, parse_math=False)
+    figure.supxlabel("epoch; dashes: a network that is trained but not deployed", fontsize=9)
+    figure.supylabel("accuracy %", fontsize=9)
+    save_figure(figure, path, dpi=130)
 
 
 def _targets(groups: Groups) -> list[str]:

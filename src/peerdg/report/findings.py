@@ -28,6 +28,7 @@ AUGMENTATION, AVERAGING, OBJECTIVE = "augmentation", "averaging", "objective"
 # What decides when and on what a run is evaluated, or names a preset: not the last accuracy.
 _WITHOUT_EFFECT_AT_THE_END = {"budget", "evaluate_every", "crafted", "crafted_images"}
 TRAINING_STEPS = "training steps"  # in a list of what differs
+_MANY = 8  # variants; of more, pairs that differ in several things are left to the tables
 # What decides the number of steps; where one of these differs, it says enough.
 _DECIDES_STEPS = {"train.epochs", "train.batch_size", "train.steps_per_epoch", "train.epoch_of"}
 
@@ -42,7 +43,7 @@ def findings(groups: Groups) -> list[str]:
     messages = [
         _compare(mean, a, b, groups, also)
         for a, b, also in _pairs(groups)
-        if a in mean and b in mean
+        if a in mean and b in mean and not (also and len(groups) > _MANY)
     ]
     steady = [
         _steadiness(name, group)
@@ -142,12 +143,25 @@ def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Se
     run, baseline = groups[a][0], groups[b][0]
     about = _about(run, baseline)
     sentence = f"{about}: {a} is {abs(gain):.1f} points {verdict} {b} on the target mean"
+    by_seed = _paired_gains(groups[a], groups[b])
+    agree = min(by_seed, default=0) > 0 or max(by_seed, default=0) < 0
+    if len(by_seed) > 1:
+        spread = f"from {min(by_seed):+.1f} to {max(by_seed):+.1f}"
+        sentence += " in every seed" if agree else f", but the seeds do not agree ({spread})"
     if also:
         sentence += f"; they also differ in {', '.join(also)}"
-    elif component := _ablated(run, baseline):
+    elif (component := _ablated(run, baseline)) and agree:
         lesson = "pays" if gain > 0 else "does not pay"
         sentence += f"; at this budget the {component} {lesson} in accuracy"
+    elif component:
+        sentence += f"; whether the {component} pays at this budget is not shown"
     return sentence + "."
+
+
+def _paired_gains(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[float]:
+    """Return the differences of target means of runs with the same seed."""
+    ours, theirs = ({run.seed: run.target_mean(run.deployed) for run in g} for g in (a, b))
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
 
 def _about(run: RunResult, baseline: RunResult) -> str:

@@ -23,6 +23,7 @@ from peerdg.evaluate.fluctuation import (
 )
 from peerdg.methods.metadata import MethodSettings
 from peerdg.methods.registry import (
+    is_reconstruction,
     known_as,
     method_names,
     own_augment_of,
@@ -43,6 +44,8 @@ WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statis
 NETWORK, OPERATIONS_REVISION = "network", "operations revision"
 UNKNOWN = "unknown"
 AUGMENT = "augment."  # begins the options of the augmentation, which not every run has
+MARK = "†"
+RECONSTRUCTED = f"{MARK} reconstruction: neither code nor values were published for this data."
 FROZEN = "frozen"  # the rule of networks that were trained with fixed batch statistics
 _SHORT_HASH = 12  # characters of the hash of a file of weights
 
@@ -112,6 +115,18 @@ class RunResult:
         other = self.augments and usual not in (None, self.augment_kind)
         name = f"{called or name}+{self.augment_kind}" if other else str(called or name)
         return f"{name} (oracle)" if self.saw_targets and "oracle" not in name else name
+
+    @property
+    def marked_method(self) -> str:
+        """`method`, with a mark if neither code nor values were published for it on this data."""
+        return f"{self.method} {MARK}" if self.is_reconstruction else self.method
+
+    @property
+    def is_reconstruction(self) -> bool:
+        """Whether the method, or the recipe that it was called by, is one on this data."""
+        data = str(self.config["benchmark"])
+        names = (str(self.config.get("recipe") or ""), str(self.config["method"]))
+        return any(is_reconstruction(name, data) for name in names)
 
     @property
     def saw_targets(self) -> bool:

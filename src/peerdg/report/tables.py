@@ -31,7 +31,7 @@ def final_accuracies(run: RunResult) -> Table:
     rows = []
     for model in run.models:
         final = run.final(model)
-        name = f"{run.method} {model}" + (" (deployed)" if model == run.deployed else "")
+        name = f"{run.marked_method} {model}" + (" (deployed)" if model == run.deployed else "")
         cells = [accuracy_text(final[d], run.images(d)) for d in domains]
         rows.append([name, *cells, *(_summary(run, model) for _ in summary)])
     return Table(["accuracy %", *domains, *summary], rows)
@@ -60,7 +60,7 @@ def listed_runs(runs: Sequence[RunResult]) -> Table:
         epochs = max((r["epoch"] for r in run.records if r.get("phase") == "train"), default=0)
         done = f"{epochs}/{run.config['train']['epochs']}"
         found = _last_accuracies(run)
-        rows.append([str(run.path), run.data, run.method, str(run.seed), run.status, done,
+        rows.append([str(run.path), run.data, run.marked_method, str(run.seed), run.status, done,
                      *(found[number] for number in shown)])  # fmt: skip
     columns = ["run", "data", "method", "seed", "status", "epochs"]
     return Table([*columns, *(name for name in accuracies if accuracies[name])], rows)

@@ -23,7 +23,7 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     groups = list(filter(None, _grouped(runs).values()))
     by_method: dict[str, list[int]] = {}
     for number, group in enumerate(groups):
-        by_method.setdefault(group[0].method, []).append(number)
+        by_method.setdefault(group[0].marked_method, []).append(number)
     labels: dict[int, str] = {}
     for method, numbers in by_method.items():
         names = _labels(method, [groups[number][0] for number in numbers])

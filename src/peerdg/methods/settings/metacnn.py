@@ -8,7 +8,7 @@ from peerdg.errors import ConfigError
 from peerdg.methods.metadata import MethodSettings
 
 IMPLEMENTED_BY = "peerdg.methods.metacnn:MetaCNN"
-TITLE = "MetaCNN (reconstruction)"
+TITLE = "MetaCNN"
 ALIASES = {"period": "k", "words": "atoms", "rho": "ridge", "s": "addressed", "eta": "decay"}
 TINY = {"k": 2, "atoms": 8, "addressed": 2}
 

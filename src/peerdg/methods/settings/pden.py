@@ -56,6 +56,7 @@ class Settings(MethodSettings):
     )
 
     period_option = "k"
+    reconstruction = "on photos"
 
     @property
     def augments(self) -> bool:

@@ -25,6 +25,7 @@ class Settings(MethodSettings):
     generator_lr: float = option(1e-4, "learning rate of the generators, by Adam", above=0)
     width: int = option(16, "channels of a generator's first convolution", at_least=1, at_most=1024)
 
+    reconstruction = "everywhere"
     deploys = "the ensemble of two networks that were trained together"
 
     @property
