@@ -151,6 +151,15 @@ def test_source_only_selection_and_what_it_costs(table):
     assert erm.regret.values == (3.0, 3.0, 3.0)  # the oracle takes epoch 6, four above it
 
 
+def test_a_seed_beside_other_work_does_not_make_a_method_expensive():
+    first, *others = GROUPS["randaugment"]
+    slow = [{**e, "seconds": 9 * e["seconds"]} if "seconds" in e else e for e in first.events]
+    groups = {"erm": GROUPS["erm"], "randaugment": [replace(first, events=slow), *others]}
+    found = row(bench_table(groups), "randaugment")
+    assert found.step_ratio == pytest.approx(2.0)
+    assert found.step_seconds.mean > 0.05  # its seconds are what they were
+
+
 def test_costs_are_relative_to_plain_training(table):
     assert row(table, "randaugment").step_seconds.mean == pytest.approx(0.02)
     assert row(table, "randaugment").step_ratio == pytest.approx(2.0)

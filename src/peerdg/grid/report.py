@@ -92,7 +92,8 @@ def explanation(table: BenchTable) -> str:
     costs = (
         ""
         if table.plain is None
-        else f" The columns with × are per-step time and memory relative to {table.plain}."
+        else f" The columns with × are relative to {table.plain}: time per step, of each method's "
+        "quickest seed, and memory."
     )
     return (
         "Accuracy in percent of the deployed network after the last epoch: mean ± standard "

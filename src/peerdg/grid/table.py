@@ -80,7 +80,8 @@ class Row:
         regret: What that epoch stays behind the best one, which only targets would show.
         seconds: Time in training epochs.
         step_seconds: Of the main phase, per step.
-        step_ratio: That, relative to plain training.
+        step_ratio: That of the quickest seed, relative to plain training: other work on the
+            machine only ever makes a run slower.
         memory: Bytes that the run's process had at its peak.
         memory_ratio: That, relative to plain training.
         shared_with: Methods that came from the same run: time and memory are those of all.
@@ -349,13 +350,21 @@ def _relative(row: Row, reference: Row | None, plain: Row | None) -> Row:
     return replace(
         row,
         difference=difference,
-        step_ratio=_over(row.step_seconds, plain.step_seconds),
-        memory_ratio=_over(row.memory, plain.memory),
+        step_ratio=_over(_quickest(row.step_seconds), _quickest(plain.step_seconds)),
+        memory_ratio=_over(_mean(row.memory), _mean(plain.memory)),
     )
 
 
-def _over(ours: Spread | None, theirs: Spread | None) -> float | None:
-    return None if ours is None or theirs is None or not theirs.mean else ours.mean / theirs.mean
+def _over(ours: float | None, theirs: float | None) -> float | None:
+    return None if ours is None or not theirs else ours / theirs
+
+
+def _quickest(found: Spread | None) -> float | None:
+    return None if found is None else min(found.values)
+
+
+def _mean(found: Spread | None) -> float | None:
+    return None if found is None else found.mean
 
 
 def _text(found: Spread | None, digits: int = 1, unit: float = 1.0) -> str:
