@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from peerdg.report.comparison import FIGURE, OVERVIEW, write_comparison
-from peerdg.report.figures import COLORS, MANY, overview_figure, spread_apart
+from peerdg.report.figures import COLORS, overview_figure, spread_apart
 from peerdg.report.runs import load_runs
-from peerdg.report.variants import by_variant
+from peerdg.report.variants import MANY, by_variant
 from tests.report.test_selection_report import RUNS
 
 ROOT = Path(__file__).parents[2]

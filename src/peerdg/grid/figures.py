@@ -6,12 +6,12 @@ from typing import Any
 
 from peerdg.grid.table import BenchTable, Row
 from peerdg.report.figures import COLORS, pyplot, save_figure
+from peerdg.report.variants import MANY
 from peerdg.text import visible
 
 # Okabe-Ito: above, below, not told apart. Marks differ too, for those who see no colors.
 ABOVE, BELOW, OPEN = "#0072B2", "#D55E00", "#595959"
 _ROW_INCHES = 0.36
-_MANY = 8  # methods; beyond, the lines of standard deviations would cover each other
 _LOGARITHMIC = 10.0  # ratio of the largest to the smallest value
 # Places of a label around its point, in points, the nearest first; the first that is free is taken.
 _PLACES = [
@@ -97,7 +97,7 @@ def steadiness_figure(table: BenchTable, path: Path) -> bool:
     plot = pyplot()
     figure, axis = plot.subplots(figsize=(7.6, 4.6), layout="constrained")
     points = [(_mean(row.fluctuation), _mean(row.score)) for row in rows]
-    with_bars = len(rows) <= _MANY
+    with_bars = len(rows) <= MANY
     for number, (row, (x, y)) in enumerate(zip(rows, points, strict=True)):
         axis.errorbar(
             x, y, xerr=_std(row.fluctuation, x) if with_bars else None,

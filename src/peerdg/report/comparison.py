@@ -11,7 +11,7 @@ from peerdg.evaluate.interval import FEW
 from peerdg.files import remove, replace_atomically
 from peerdg.methods.metadata import OFF
 from peerdg.report.comparable import comparison_notes, differences, require_comparable
-from peerdg.report.figures import MANY, accuracy_figure, overview_figure
+from peerdg.report.figures import accuracy_figure, overview_figure
 from peerdg.report.findings import findings
 from peerdg.report.result import FROZEN, RunResult
 from peerdg.report.runs import save_runs
@@ -23,7 +23,7 @@ from peerdg.report.tables import (
     profile_table,
     targets_table,
 )
-from peerdg.report.variants import Groups, by_variant, variant_differences
+from peerdg.report.variants import MANY, Groups, by_variant, variant_differences
 from peerdg.text import markdown_text
 
 OVERVIEW, FIGURE, PAGE, RECORDS = "overview.png", "accuracy.png", "report.md", "runs.json"

@@ -13,13 +13,12 @@ from PIL import Image
 from peerdg.errors import ConfigError
 from peerdg.files import replace_atomically
 from peerdg.report.result import RunResult
-from peerdg.report.variants import Groups, by_variant
+from peerdg.report.variants import MANY, Groups, by_variant
 from peerdg.text import visible
 
 # Okabe-Ito: told apart by color-blind readers too. Its yellow is too pale for a line.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PALETTE = 96  # colors of a picture; a curve needs few, and the file is a fifth as large
-MANY = 8  # variants; of more, each has a panel of its own
 _COLUMNS = 5  # of panels
 _ROOM = 0.052  # least distance between two labels at the ends of curves, of the axis' height
 

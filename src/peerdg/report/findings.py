@@ -22,13 +22,12 @@ from peerdg.report.comparable import (
     training_images,
 )
 from peerdg.report.result import RunResult
-from peerdg.report.variants import Groups
+from peerdg.report.variants import MANY, Groups
 
 AUGMENTATION, AVERAGING, OBJECTIVE = "augmentation", "averaging", "objective"
 # What decides when and on what a run is evaluated, or names a preset: not the last accuracy.
 _WITHOUT_EFFECT_AT_THE_END = {"budget", "evaluate_every", "crafted", "crafted_images"}
 TRAINING_STEPS = "training steps"  # in a list of what differs
-_MANY = 8  # variants; of more, pairs that differ in several things are left to the tables
 # What decides the number of steps; where one of these differs, it says enough.
 _DECIDES_STEPS = {"train.epochs", "train.batch_size", "train.steps_per_epoch", "train.epoch_of"}
 
@@ -43,7 +42,7 @@ def findings(groups: Groups) -> list[str]:
     messages = [
         _compare(mean, a, b, groups, also)
         for a, b, also in _pairs(groups)
-        if a in mean and b in mean and not (also and len(groups) > _MANY)
+        if a in mean and b in mean and not (also and len(groups) > MANY)
     ]
     steady = [
         _steadiness(name, group)

@@ -8,6 +8,7 @@ from peerdg.report.result import AUGMENT, OPERATIONS_REVISION, UNKNOWN, RunResul
 
 DATA = "data"  # as an option in a label: the images that were learnt from
 START = "initial_weights"  # likewise: of the user's own network
+MANY = 8  # variants; of more, curves in one picture, or sentences on every pair, hide each other
 _NAMED = 4  # options in a label; of more, the fewest that tell the variants apart
 _FINGERPRINT = 6  # characters of it, where two folders have the same name
 
