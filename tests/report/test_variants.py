@@ -167,7 +167,10 @@ def test_the_page_names_w_and_what_was_held_back():
     runs = [variant(), variant(peer={"w": 0.1})]
     runs = [replace(r, records=[{**x, "n": 171} for x in r.records]) for r in runs]
     page = comparison_page(runs, title="t")
-    assert "171 source images for validation" in page
+    assert "; 171 source images for validation" in page
+    known = [replace(r, inputs=replace(r.inputs, images={"train": 1499})) for r in runs]
+    learnt = comparison_page(known, title="t")
+    assert "; 1,499 source images to learn from, 171 for validation" in learnt
     assert "peer w=2: k 1, w 2. peer w=0.1: k 1, w 0.1." in page
 
 

@@ -12,7 +12,7 @@ from peerdg.config import merge
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import Plan, make_plan
-from peerdg.grid.variants import PlanFile, read_plan_file
+from peerdg.grid.variants import PlanFile, Questions, read_plan_file
 
 _SEEDS = 5
 
@@ -44,7 +44,7 @@ def bench(
     Args:
         out: Folder of the runs and the results.
         methods: Methods with commas between them, as `peerdg methods` lists them.
-        plan: TOML file with methods, seeds, options and variants; flags win over it.
+        plan: TOML file with methods, seeds, options, variants, questions; flags win over it.
         seeds: Seeds per method, from 0 on; default: 5.
         seed: These seeds, e.g. 3,4,5, in place of --seeds.
         reference: Method that differences are to; default: plain training, or the first.
@@ -66,7 +66,12 @@ def bench(
         show_plan(made, out, jobs=jobs, overwrite=overwrite, only_look=True)
         return
     bench_and_report(
-        made, out, reference=reference or file.reference, jobs=jobs, overwrite=overwrite
+        made,
+        out,
+        reference=reference or file.reference,
+        questions=file.questions,
+        jobs=jobs,
+        overwrite=overwrite,
     )
 
 
@@ -94,6 +99,7 @@ def bench_and_report(
     out: Path,
     *,
     reference: str | None = None,
+    questions: Questions | None = None,
     jobs: int = 1,
     overwrite: bool = False,
     title: str | None = None,
@@ -111,6 +117,7 @@ def bench_and_report(
         preview,
         out,
         reference=reference,
+        questions=questions,
         title=title,
         existing="overwrite" if overwrite else "resume",
         console=error_console,

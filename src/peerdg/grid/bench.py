@@ -17,6 +17,7 @@ from peerdg.grid.folder import BenchFolder, Existing
 from peerdg.grid.plan import Group, Plan
 from peerdg.grid.report import write_bench
 from peerdg.grid.table import BenchTable, bench_table
+from peerdg.grid.variants import Questions
 from peerdg.grid.views import combined_view, views
 from peerdg.grid.work import Estimate, Work, cores, estimate, threads_each
 from peerdg.report.figures import pyplot
@@ -187,6 +188,7 @@ def run_bench(
     out: Path,
     *,
     reference: str | None = None,
+    questions: Questions | None = None,
     title: str | None = None,
     existing: Existing = "resume",
     console: Console | None = None,
@@ -197,6 +199,7 @@ def run_bench(
         preview: What to do.
         out: The bench's folder.
         reference: The method that differences are to; default: plain training, or the first.
+        questions: Pairs of methods to compare; those that the bench does not have are left out.
         title: Of the report.
         existing: Whether to go on with a bench that is there, or to start anew.
         console: Where progress is shown; default: nowhere.
@@ -225,7 +228,7 @@ def run_bench(
             failures = work.train()
         finally:
             shown.close()
-        return _conclude(plan, bench, failures, reference, title)
+        return _conclude(plan, bench, failures, reference, title, questions)
     finally:
         bench.close()
 
@@ -236,6 +239,7 @@ def _conclude(
     failures: Mapping[str, Failure],
     reference: str | None,
     title: str | None,
+    questions: Questions | None,
 ) -> Bench:
     """Read everything that is complete, and write the report."""
     by_method = collect(plan, bench)
@@ -250,7 +254,7 @@ def _conclude(
         for group in plan.groups
         for member in group.members
     }
-    table = bench_table(by_method, reference=reference, failed=failed)
+    table = bench_table(by_method, reference=reference, failed=failed, questions=questions)
     page = write_bench(
         table, runs, bench.path, title=title or f"Bench: {table.data}", failures=failures
     )

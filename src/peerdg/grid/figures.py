@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peerdg.grid.table import BenchTable, Row
+from peerdg.evaluate.paired import Difference
+from peerdg.grid.questions import FLUCTUATION, Answer
+from peerdg.grid.table import BenchTable
 from peerdg.report.figures import COLORS, pyplot, save_figure
 from peerdg.report.variants import MANY
 from peerdg.text import visible
 
-# Okabe-Ito: above, below, not told apart. Marks differ too, for those who see no colors.
-ABOVE, BELOW, OPEN = "#0072B2", "#D55E00", "#595959"
+# Okabe-Ito: better, worse, not told apart. Marks differ too, for those who see no colors.
+BETTER, WORSE, OPEN = "#0072B2", "#D55E00", "#595959"
 _ROW_INCHES = 0.36
 _LOGARITHMIC = 10.0  # ratio of the largest to the smallest value
 # Places of a label around its point, in points, the nearest first; the first that is free is taken.
@@ -42,14 +44,11 @@ def differences_figure(table: BenchTable, path: Path) -> bool:
     figure, axis = plot.subplots(figsize=(7.6, 1.5 + _ROW_INCHES * len(rows)), layout="constrained")
     axis.axvline(0, color="#000000", lw=1)
     for place, row in enumerate(rows):
-        _draw_difference(axis, place, row, reference)
-    axis.set_yticks(range(len(rows)), [visible(row.label) for row in rows])
-    for tick in axis.get_yticklabels():
-        tick.set_parse_math(False)
+        common = sorted(row.by_seed.keys() & reference.by_seed.keys())
+        single = [row.by_seed[seed] - reference.by_seed[seed] for seed in common]
+        _draw_difference(axis, place, row.difference, single)
+    _name_rows(axis, [row.label for row in rows])
     axis.set_ylim(-0.7, len(rows) - 0.3)
-    axis.grid(axis="x", alpha=0.25)
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)
     axis.set_xlabel(f"{table.score}: points above or below {visible(table.reference)}")
     counts = sorted({row.difference.n for row in rows if row.difference is not None})
     seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
@@ -63,18 +62,95 @@ def differences_figure(table: BenchTable, path: Path) -> bool:
     return True
 
 
-def _draw_difference(axis: Any, place: int, row: Row, reference: Row) -> None:
-    found = row.difference
+def answers_figure(table: BenchTable, path: Path) -> bool:
+    """Draw the pairs that were asked for, by question: accuracy left, fluctuation right.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    if not table.answers:
+        return False
+    lines = _by_question(table.answers)
+    plot = pyplot()
+    moved = any(FLUCTUATION in found.differences for found in table.answers)
+    figure, axes = plot.subplots(
+        ncols=2 if moved else 1, sharey=True, squeeze=False, layout="constrained",
+        figsize=(9.6 if moved else 7.6, 1.2 + 0.75 * _ROW_INCHES * len(lines)),
+    )  # fmt: skip
+    axes[0, 0].set_ylim(len(lines) - 0.4, -0.8)  # questions from top to bottom
+    _draw_answers(axes[0, 0], lines, table.score)
+    axes[0, 0].set_xlabel(f"{table.score}: difference in points")
+    if moved:
+        _draw_answers(axes[0, 1], lines, FLUCTUATION)
+        axes[0, 1].set_xlabel("fluctuation: difference in variance, below 0 is steadier")
+    for place, line in enumerate(lines):
+        if isinstance(line, str):
+            axes[0, 0].annotate(
+                visible(line), (0, place), xycoords=("axes fraction", "data"), va="center",
+                fontsize=9, fontweight="bold", parse_math=False, annotation_clip=False,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )  # fmt: skip
+    _name_rows(axes[0, 0], ["" if isinstance(line, str) else line.label for line in lines])
+    figure.suptitle(
+        f"{visible(table.data)}: differences of runs with the same seed. Line: 95 % bootstrap "
+        "interval;\ndots: single seeds; filled: interval without 0; blue is better, orange worse",
+        x=0.01, ha="left", fontsize=9.5, parse_math=False,
+    )  # fmt: skip
+    save_figure(figure, path, dpi=160)
+    return True
+
+
+def _by_question(answers: Sequence[Answer]) -> list[str | Answer]:
+    """List the lines of the figure: each question, then its pairs."""
+    lines: list[str | Answer] = []
+    for found in answers:
+        if found.question not in lines:
+            lines.append(found.question)
+        lines.append(found)
+    return lines
+
+
+def _draw_answers(axis: Any, lines: Sequence[str | Answer], measure: str) -> None:
+    axis.axvline(0, color="#000000", lw=1)
+    for place, line in enumerate(lines):
+        if not isinstance(line, str) and measure in line.differences:
+            single = list(line.by_seed[measure].values())
+            _draw_difference(
+                axis, place, line.differences[measure], single,
+                lower_is_better=measure == FLUCTUATION,
+            )  # fmt: skip
+
+
+def _name_rows(axis: Any, names: Sequence[str]) -> None:
+    """Write a name beside each row of a forest plot, and leave only what guides the eye."""
+    axis.set_yticks(range(len(names)), [visible(name) for name in names])
+    for tick in axis.get_yticklabels():
+        tick.set_parse_math(False)
+    for each in axis.figure.axes:
+        each.grid(axis="x", alpha=0.25)
+        each.spines[["top", "right", "left"]].set_visible(False)
+        each.tick_params(axis="y", length=0)
+
+
+def _draw_difference(
+    axis: Any,
+    place: int,
+    found: Difference | None,
+    single: Sequence[float],
+    *,
+    lower_is_better: bool = False,
+) -> None:
+    """Draw one row of a forest plot: interval, mean, and the differences of single seeds."""
     if found is None:
         return
     color, is_clear = OPEN, False
     if found.low is not None and found.high is not None:
         is_clear = found.low > 0 or found.high < 0
-        color = OPEN if not is_clear else ABOVE if found.mean > 0 else BELOW
+        is_better = (found.mean < 0) == lower_is_better
+        color = OPEN if not is_clear else BETTER if is_better else WORSE
         axis.plot([found.low, found.high], [place, place], color=color, lw=2, zorder=2)
-    common = row.by_seed.keys() & reference.by_seed.keys()
-    single = [row.by_seed[seed] - reference.by_seed[seed] for seed in sorted(common)]
-    axis.plot(single, [place - 0.22] * len(single), ".", color=color, alpha=0.5, ms=4, zorder=1)
+    below = -0.22 if not axis.yaxis_inverted() else 0.22
+    axis.plot(single, [place + below] * len(single), ".", color=color, alpha=0.5, ms=4, zorder=1)
     axis.plot(
         [found.mean], [place], "D", color=color, ms=6.5, mew=1.5, zorder=3,
         markerfacecolor=color if is_clear else "white",

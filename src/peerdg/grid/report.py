@@ -7,15 +7,16 @@ from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.evaluate.paired import RESAMPLES
 from peerdg.files import remove, replace_atomically
 from peerdg.grid.children import Failure
-from peerdg.grid.figures import differences_figure, steadiness_figure
+from peerdg.grid.figures import answers_figure, differences_figure, steadiness_figure
+from peerdg.grid.questions import answers_csv, answers_table
 from peerdg.grid.table import BenchTable
 from peerdg.report.comparison import PAGE, details, opening, write_records
 from peerdg.report.result import RunResult
 from peerdg.report.tables import targets_table
 from peerdg.text import markdown_text
 
-DIFFERENCES, STEADINESS = "differences.png", "steadiness.png"
-LATEX, CSV = "table.tex", "table.csv"
+DIFFERENCES, STEADINESS, ANSWERS = "differences.png", "steadiness.png", "answers.png"
+LATEX, CSV, ANSWERS_CSV = "table.tex", "table.csv", "answers.csv"
 
 
 def write_bench(
@@ -42,6 +43,7 @@ def write_bench(
     figures = {
         DIFFERENCES: differences_figure(table, folder / DIFFERENCES),
         STEADINESS: steadiness_figure(table, folder / STEADINESS),
+        ANSWERS: answers_figure(table, folder / ANSWERS),
     }
     for name, is_drawn in figures.items():
         if not is_drawn:
@@ -49,7 +51,12 @@ def write_bench(
     page = bench_page(
         table, runs, title=title, failures=failures, figures=[n for n in figures if figures[n]]
     )
-    for name, text in {LATEX: table.latex(), CSV: table.csv(), PAGE: page}.items():
+    texts = {LATEX: table.latex(), CSV: table.csv(), PAGE: page}
+    if table.answers:
+        texts[ANSWERS_CSV] = answers_csv(table.answers)
+    else:
+        remove(folder / ANSWERS_CSV)
+    for name, text in texts.items():
         with replace_atomically(folder / name) as temporary:
             temporary.write_text(text, "utf-8")
     return folder / PAGE
@@ -67,8 +74,9 @@ def bench_page(
     captions = {
         DIFFERENCES: f"Difference of each method to {table.reference}, with its interval",
         STEADINESS: "Accuracy against fluctuation, a point for each method",
+        ANSWERS: "Differences of the pairs that the questions name",
     }
-    pictures = [f"![{markdown_text(captions[name])}]({name})\n" for name in figures]
+    pictures = {name: f"![{markdown_text(captions[name])}]({name})\n" for name in figures}
     notes = [f"- {markdown_text(note)}" for note in table.notes()]
     failed = [
         f"- {markdown_text(f'The run {name} failed: {failure.message}')}"
@@ -76,15 +84,38 @@ def bench_page(
     ]
     return "\n".join([
         *opening(runs, title=title),
-        *pictures[:1],
+        *_chosen(pictures, DIFFERENCES),
         table.table().markdown(),
         *([*notes, *failed, ""] if notes or failed else []),
         markdown_text(explanation(table)),
         "",
-        *pictures[1:],
+        *_chosen(pictures, STEADINESS),
+        *_answers(table, pictures),
         *([targets_table(runs).markdown()] if any(run.targets for run in runs) else []),
         *details(runs),
     ])  # fmt: skip
+
+
+def _chosen(pictures: Mapping[str, str], name: str) -> list[str]:
+    return [pictures[name]] if name in pictures else []
+
+
+def _answers(table: BenchTable, pictures: Mapping[str, str]) -> list[str]:
+    """Compose the part about pairs of rows; empty if none was asked for."""
+    if not table.answers:
+        return []
+    lines = [
+        "## Questions",
+        "",
+        "Differences of runs with the same seed, with the interval of the table above. Fluctuation "
+        "below 0 is steadier.",
+        "",
+        *_chosen(pictures, ANSWERS),
+    ]
+    for question in dict.fromkeys(found.question for found in table.answers):
+        asked = [found for found in table.answers if found.question == question]
+        lines += [f"**{markdown_text(question)}**", "", answers_table(asked).markdown()]
+    return lines
 
 
 def explanation(table: BenchTable) -> str:

@@ -14,6 +14,8 @@ from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, MINIMUM
 from peerdg.evaluate.interval import spread
 from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
+from peerdg.grid.questions import Answer, answer, difference_text
+from peerdg.grid.variants import Questions
 from peerdg.report.comparable import accuracy_notes
 from peerdg.report.result import MARK, RECONSTRUCTED, RunResult
 from peerdg.report.selection import choices
@@ -75,6 +77,7 @@ class Row:
         targets: Accuracy on each target.
         difference: Of the score to that of the reference; None for the reference itself.
         source_val: Accuracy on the source's validation images.
+        crafted: Mean over crafted validation, if there are targets beside it.
         fluctuation: Variance of the deployed network's target accuracy over training.
         selected: Target mean of the epoch that is best on the source's validation images.
         regret: What that epoch stays behind the best one, which only targets would show.
@@ -96,6 +99,7 @@ class Row:
     targets: dict[str, Spread] = field(default_factory=dict)
     difference: Difference | None = None
     source_val: Spread | None = None
+    crafted: Spread | None = None
     fluctuation: Spread | None = None
     selected: Spread | None = None
     regret: Spread | None = None
@@ -125,6 +129,7 @@ class BenchTable:
         rows: The methods, in the order they were asked for.
         period: Epochs between the evaluations that fluctuation is over, the same for all rows.
         cautions: Sentences about what differs between rows besides the method.
+        answers: Pairs of rows that were asked for, compared.
     """
 
     data: str
@@ -134,6 +139,7 @@ class BenchTable:
     rows: tuple[Row, ...]
     period: int = 1
     cautions: tuple[str, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
     def plain_data(self) -> dict[str, Any]:
         """Convert to nested dictionaries, lists and numbers."""
@@ -146,12 +152,14 @@ class BenchTable:
 
     def table(self) -> Table:
         """Make the table for people: mean ± standard deviation over seeds."""
+        has_targets = self.score != CRAFTED_MEAN
         columns = {
             "method": [row.label for row in self.rows],
             "seeds": [_seeds(row) for row in self.rows],
             self.score: [_text(row.score) for row in self.rows],
             f"vs {self.reference} [95 %]": [self._difference(row) for row in self.rows],
             "source val": [_text(row.source_val) for row in self.rows],
+            **({CRAFTED_MEAN: [_text(row.crafted) for row in self.rows]} if has_targets else {}),
             "fluctuation": [_text(row.fluctuation, 2) for row in self.rows],
             f"by {SELECTION}": [_text(row.selected) for row in self.rows],
             "regret": [_text(row.regret) for row in self.rows],
@@ -191,14 +199,7 @@ class BenchTable:
         return notes
 
     def _difference(self, row: Row) -> str:
-        if row.method == self.reference:
-            return "reference"
-        found = row.difference
-        if found is None:
-            return "-"
-        if found.low is None or found.high is None:
-            return f"{found.mean:+.1f} ({found.reason})"
-        return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+        return "reference" if row.method == self.reference else difference_text(row.difference)
 
     def csv(self) -> str:
         """Write all numbers in full as CSV, one row for each method."""
@@ -221,7 +222,9 @@ class BenchTable:
             "difference low": difference and difference.low,
             "difference high": difference and difference.high,
             "difference pairs": difference and difference.n,
-            **_columns("source val", row.source_val), **_columns("fluctuation", row.fluctuation),
+            **_columns("source val", row.source_val),
+            **(_columns(CRAFTED_MEAN, row.crafted) if self.score != CRAFTED_MEAN else {}),
+            **_columns("fluctuation", row.fluctuation),
             "fluctuation period": None if row.fluctuation is None else self.period,
             **_columns(f"by {SELECTION}", row.selected), **_columns("regret", row.regret),
             **_columns("seconds", row.seconds), **_columns("step seconds", row.step_seconds),
@@ -254,6 +257,7 @@ def bench_table(
     *,
     reference: str | None = None,
     failed: Mapping[str, int] | None = None,
+    questions: Questions | None = None,
 ) -> BenchTable:
     """Tabulate finished runs.
 
@@ -262,6 +266,7 @@ def bench_table(
         reference: The method that differences are to; default: plain training if the bench has
             it, else the first.
         failed: How many runs of each method failed.
+        questions: Pairs of rows to compare, under what they are compared for.
     """
     finished = {name: group for name, group in groups.items() if group}
     first = next(iter(finished.values()))[0]
@@ -273,14 +278,16 @@ def bench_table(
     ]
     compared = next((row for row in rows if row.method == reference), None)
     cheap = next((row for row in rows if row.method == plain), None)
+    score = "target mean" if first.targets else CRAFTED_MEAN
     return BenchTable(
         data=first.data,
-        score="target mean" if first.targets else CRAFTED_MEAN,
+        score=score,
         reference=reference,
         plain=plain,
         rows=tuple(_relative(row, compared, cheap) for row in rows),
         period=period,
         cautions=tuple(accuracy_notes(finished)),
+        answers=tuple(answer(questions or {}, finished, score=score, period=period)),
     )
 
 
@@ -324,6 +331,7 @@ def _row(name: str, group: Sequence[RunResult], failed: int, period: int) -> Row
         by_seed={seed: score for seed, score in scores.items() if score is not None},
         targets={target: found for target, found in targets.items() if found is not None},
         source_val=Spread.of(final.get(VALIDATION) for final in finals),
+        crafted=Spread.of(run.crafted_mean(run.deployed) for run in group),
         fluctuation=Spread.of(None if f is None else f.mean.var for f in moved),
         selected=Spread.of(None if c is None else c.target for c in chosen),
         regret=Spread.of(None if c is None else c.regret for c in chosen),

@@ -1,15 +1,17 @@
-"""Variants: methods with options of their own, under names of their own.
+"""Plan of a study, as a file: methods with options of their own, and questions about them.
 
     [variant.peer-k8]
     method = "peer"
     peer = { k = 8 }
 
-A study of what a part of a method is worth has many of them, in the file that `peerdg bench --plan`
-reads. Free of torch.
+    [question]
+    "Does a longer period help?" = [["peer-k8", "peer"]]
+
+`peerdg bench --plan` reads it. Free of torch.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,11 @@ from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
 from peerdg.methods.registry import method_names
 
+Pair = tuple[str, str]  # a row of the table, and the one that it is compared with
+Questions = Mapping[str, Sequence[Pair]]  # pairs, under what they are compared for
+
 VARIANT = "variant"  # the key of their table among the options of a bench
+QUESTION = "question"
 LEVELS = 3  # sections within each other: of variants, of one of them, of its method
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes a part of a folder's name
 _OF_THE_BENCH = ("seed", "train_seed", "recipe", VARIANT)
@@ -47,12 +53,14 @@ class PlanFile:
         methods: Rows of the table before those of the variants.
         reference: The row that differences are to.
         options: Of all runs, with the table of variants.
+        questions: Pairs of rows to compare.
     """
 
     seeds: tuple[int, ...]
     methods: tuple[str, ...] = ()
     reference: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    questions: Questions = field(default_factory=dict)
 
 
 def known_methods() -> tuple[str, ...]:
@@ -81,8 +89,8 @@ def read_plan_file(path: Path) -> PlanFile:
         ConfigError: If the file cannot be read, or has other keys or types.
     """
     tables = read_toml(path, levels=LEVELS)
-    variants = tables.pop(VARIANT, {})
-    known = [f.name for f in fields(PlanFile)]
+    variants, asked = tables.pop(VARIANT, {}), tables.pop(QUESTION, {})
+    known = [*(f.name for f in fields(PlanFile) if f.name != "questions"), VARIANT, QUESTION]
     for key in tables:
         if key not in known:
             raise ConfigError(f"Unknown key '{key}' in {path}.", hint=suggest(key, known, ""))
@@ -96,10 +104,12 @@ def read_plan_file(path: Path) -> PlanFile:
         raise ConfigError(f"'reference' must be the name of a method in {path}.")
     if VARIANT in options:
         raise ConfigError(f"Variants stand outside of 'options' in {path}.", hint=_example("NAME"))
+    rows = (*methods, *(name for name in variants if name not in methods))
     return PlanFile(
         seeds=_seeds(tables.get("seeds", 5), path),
-        methods=(*methods, *(name for name in variants if name not in methods)),
+        methods=rows,
         reference=reference,
+        questions=_questions(asked, rows, path),
         options={**options, VARIANT: variants} if variants else options,
     )
 
@@ -110,6 +120,26 @@ def _seeds(value: Any, path: Path) -> tuple[int, ...]:
     if isinstance(value, list) and all(type(seed) is int for seed in value):
         return tuple(value)
     raise ConfigError(f"'seeds' must be a number or a list of numbers in {path}.")
+
+
+def _questions(tables: Any, rows: Sequence[str], path: Path) -> dict[str, list[Pair]]:
+    hint = f'Write [{QUESTION}], then "What is asked?" = [["method", "partner"], ...].'
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"'{QUESTION}' must be a table in {path}.", hint=hint)
+    for text, pairs in tables.items():
+        if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
+            raise ConfigError(f"The question {text!r} needs pairs of rows in {path}.", hint=hint)
+        for name in (name for pair in pairs for name in pair if name not in rows):
+            raise ConfigError(
+                f"The question {text!r} names '{name}', which is no row of {path}.",
+                hint=did_you_mean(str(name), rows),
+            )
+    return {text: [(a, b) for a, b in pairs] for text, pairs in tables.items()}
+
+
+def _is_pair(pair: Any) -> bool:
+    """Whether it is two different names."""
+    return isinstance(pair, list) and len({*map(str, pair)}) == len(pair) == 2
 
 
 def _variant(name: str, table: Any) -> Variant:

@@ -145,7 +145,7 @@ def _conditions(groups: Groups) -> str:
     training = config["train"]
     differ = ", ".join(differences(groups))
     return (
-        f"Data: {run.data}, targets {', '.join(run.targets) or 'none'}; {_held_back(run)}. "
+        f"Data: {run.data}, targets {', '.join(run.targets) or 'none'}; {_source_images(run)}. "
         f"{f'Rows differ in {differ}; what follows is of the first. ' if differ else ''}"
         f"Backbone: {config['backbone']}. Budget: {config['budget']}, "
         f"{config['pretrain']['epochs']} + {training['epochs']} epochs, batch "
@@ -157,10 +157,15 @@ def _conditions(groups: Groups) -> str:
     )
 
 
-def _held_back(run: RunResult) -> str:
-    """Say what was not trained on, beside the targets."""
-    images = run.images(VALIDATION)
-    return f"{images:,} source images for validation" if images else "no validation images"
+def _source_images(run: RunResult) -> str:
+    """Say how many images of the source were learnt from, if that is known, and held back."""
+    held_back, learnt_from = run.images(VALIDATION), run.inputs.images.get("train")
+    if learnt_from is None:
+        return (
+            f"{held_back:,} source images for validation" if held_back else "no validation images"
+        )
+    validation = f"{held_back:,}" if held_back else "none"
+    return f"{learnt_from:,} source images to learn from, {validation} for validation"
 
 
 def _own_options(groups: Groups) -> str:

@@ -86,6 +86,7 @@ class Inputs:
         deployed: The observed network that ships; None likewise.
         models: SHA-256 of the weights of networks that the method is given, by option.
         oracle: Whether the run, or a network that it is given, learnt from targets.
+        images: How many each part of the data has; empty in runs that are older than the record.
     """
 
     network: str | None = None
@@ -96,6 +97,7 @@ class Inputs:
     deployed: str | None = None
     models: dict[str, str] = field(default_factory=dict)
     oracle: bool = False
+    images: dict[str, int] = field(default_factory=dict)
 
 
 def read_inputs(manifest: Path) -> Inputs:

@@ -1,0 +1,142 @@
+"""The questions of a study: pairs of its rows, compared with each other.
+
+    [question]
+    "Does the regulariser add to averaging?" = [["peer", "p-ens"], ["peer-w2", "p-ens"]]
+
+The table of a bench has differences to one reference. Most questions are about other pairs, and
+about more than accuracy: what a part of a method is worth, in points and in steadiness.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from peerdg.data import VALIDATION
+from peerdg.evaluate.paired import Difference, paired_difference
+from peerdg.grid.variants import Questions
+from peerdg.report.result import MARK, RunResult
+from peerdg.report.tables import CRAFTED_MEAN
+from peerdg.report.variants import Groups
+from peerdg.tables import Table
+from peerdg.text import spreadsheet_text
+
+FLUCTUATION, OF_TRAINED = "fluctuation", "of the trained network"
+_DIGITS = {FLUCTUATION: 2, OF_TRAINED: 2}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One row of a study against another, over the seeds that both have.
+
+    Attributes:
+        question: What the pair is compared for.
+        method: The row.
+        partner: What it is compared with.
+        differences: Of each measure, method minus partner: target mean, source validation, crafted
+            validation, fluctuation of the deployed and of the trained network. Measures that the
+            runs do not have are left out.
+        by_seed: The same of single seeds.
+        label: Both names, a reconstruction with its mark.
+    """
+
+    question: str
+    method: str
+    partner: str
+    differences: Mapping[str, Difference]
+    by_seed: Mapping[str, Mapping[int, float]]
+    label: str
+
+
+def answer(questions: Questions, groups: Groups, *, score: str, period: int) -> list[Answer]:
+    """Compare the pairs whose rows have finished runs of a common seed.
+
+    Args:
+        questions: Pairs under what they are compared for.
+        groups: The finished runs of each row.
+        score: What rows are compared by, as the table calls it.
+        period: Epochs between the evaluations that fluctuation is over, the same for all rows.
+    """
+    found = []
+    for question, pairs in questions.items():
+        for method, partner in pairs:
+            ours, theirs = (groups.get(name, ()) for name in (method, partner))
+            measured = {
+                name: (_by_seed(ours, measure), _by_seed(theirs, measure))
+                for name, measure in _measures(score, period).items()
+            }
+            compared = {name: paired_difference(a, b) for name, (a, b) in measured.items()}
+            known = {name: one for name, one in compared.items() if one is not None}
+            by_seed = {name: _minus(*measured[name]) for name in known}
+            if score in known:
+                label = f"{_marked(method, ours)} - {_marked(partner, theirs)}"
+                found.append(Answer(question, method, partner, known, by_seed, label))
+    return found
+
+
+def _marked(name: str, group: Sequence[RunResult]) -> str:
+    return f"{name} {MARK}" if group[0].is_reconstruction else name
+
+
+def _minus(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
+    return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
+
+
+def _measures(score: str, period: int) -> dict[str, Callable[[RunResult], float | None]]:
+    """Name what runs are compared by; no run has everything."""
+
+    def variance(run: RunResult, model: str) -> float | None:
+        found = run.fluctuation(model, every=period)
+        return None if found is None else found.mean.var
+
+    return {
+        score: lambda run: run.score(run.deployed),
+        "source val": lambda run: run.final(run.deployed).get(VALIDATION),
+        CRAFTED_MEAN: lambda run: run.crafted_mean(run.deployed),
+        FLUCTUATION: lambda run: variance(run, run.deployed),
+        OF_TRAINED: lambda run: variance(run, run.trained),
+    }
+
+
+def _by_seed(
+    group: Sequence[RunResult], measure: Callable[[RunResult], float | None]
+) -> dict[int, float]:
+    found = {run.seed: measure(run) for run in group}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def answers_table(answers: Sequence[Answer]) -> Table:
+    """Tabulate answers to one question: a row for each pair, a column for each measure."""
+    measures = dict.fromkeys(name for found in answers for name in found.differences)
+    rows = [
+        [
+            found.label,
+            str(next(iter(found.differences.values())).n),
+            *(difference_text(found.differences.get(m), _DIGITS.get(m, 1)) for m in measures),
+        ]
+        for found in answers
+    ]
+    return Table(["difference", "seeds", *measures], rows)
+
+
+def difference_text(found: Difference | None, digits: int = 1) -> str:
+    """Format as `+1.2 [+0.3, +2.0]`."""
+    if found is None:
+        return "-"
+    if found.low is None or found.high is None:
+        return f"{found.mean:+.{digits}f} ({found.reason})"
+    return f"{found.mean:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
+
+
+def answers_csv(answers: Iterable[Answer]) -> str:
+    """Write all differences in full as CSV, one row for each pair and measure."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    columns = ["question", "method", "partner", "measure"]
+    writer.writerow([*columns, "pairs", "difference", "std", "low", "high"])
+    for found in answers:
+        for measure, d in found.differences.items():
+            names = map(spreadsheet_text, (found.question, found.method, found.partner, measure))
+            numbers = ("" if v is None else v for v in (d.std, d.low, d.high))
+            writer.writerow([*names, d.n, d.mean, *numbers])
+    return out.getvalue()

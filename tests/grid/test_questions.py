@@ -1,0 +1,96 @@
+"""The questions of a study: pairs of rows, compared seed by seed in every measure."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peerdg.errors import ConfigError
+from peerdg.evaluate.paired import paired_difference
+from peerdg.grid.questions import answers_csv, answers_table
+from peerdg.grid.report import ANSWERS, ANSWERS_CSV, write_bench
+from peerdg.grid.table import bench_table
+from peerdg.grid.variants import read_plan_file
+from peerdg.text import markdown_text
+from tests.grid.test_table import GROUPS
+
+WORTH, OTHER = "What is averaging worth?", "And <the> rest | of it?"
+QUESTIONS = {WORTH: [("p-ens", "randaugment")], OTHER: [("l2d", "erm"), ("peer", "erm")]}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return bench_table(GROUPS, questions=QUESTIONS)
+
+
+def test_a_pair_is_compared_seed_by_seed(table):
+    first, second = table.answers  # of PEER there is no run
+    assert (first.question, first.method, first.partner) == (WORTH, "p-ens", "randaugment")
+    assert first.by_seed["target mean"] == {0: -4.0, 1: -5.0, 2: -8.0}  # 59 against 63, 64, 67
+    expected = paired_difference({0: -4.0, 1: -5.0, 2: -8.0}, dict.fromkeys(range(3), 0.0))
+    assert first.differences["target mean"] == expected
+    assert second.differences["target mean"].n == 2  # seeds that both have
+
+
+def test_fluctuation_is_that_of_the_deployed_and_of_the_trained_network(table):
+    """The trained network moves by 1 from epoch to epoch, the average by half of it."""
+    found = table.answers[0].differences
+
+    def variance(swing: float) -> float:
+        # Epochs 6 to 8, the first five periods left out; epoch 6 is four points higher.
+        return float(np.var([4.0, swing, 0.0]))
+
+    assert found["fluctuation"].mean == pytest.approx(variance(0.5) - variance(1.0))
+    assert found["of the trained network"].mean == pytest.approx(0.0)
+    assert found["source val"].mean == 0.0
+    assert "crafted val" not in found  # nothing was crafted in these runs
+
+
+def test_numbers_are_the_same_in_table_and_file(table):
+    shown = answers_table(table.answers[:1])
+    assert shown.columns[:3] == ["difference", "seeds", "target mean"]
+    assert shown.rows[0][:2] == ["p-ens - randaugment", "3"]
+    written = list(csv.DictReader(io.StringIO(answers_csv(table.answers))))
+    first = written[0]
+    assert (first["method"], first["measure"], first["pairs"]) == ("p-ens", "target mean", "3")
+    assert shown.rows[0][2].startswith(f"{float(first['difference']):+.1f} [")
+    assert len(written) == sum(len(found.differences) for found in table.answers)
+
+
+def test_the_page_has_each_question_once_and_marks_reconstructions(table, tmp_path: Path):
+    runs = [run for group in GROUPS.values() for run in group]
+    page = write_bench(table, runs, tmp_path, title="Study").read_text()
+    assert page.count(f"**{WORTH}**") == 1 and page.count(f"]({ANSWERS})") == 1
+    assert f"**{markdown_text(OTHER)}**" in page and OTHER not in page
+    assert "l2d † - erm" in page
+    assert (tmp_path / ANSWERS).stat().st_size > 10_000 and (tmp_path / ANSWERS_CSV).exists()
+    again = write_bench(bench_table(GROUPS), runs, tmp_path, title="Study").read_text()
+    assert "## Questions" not in again
+    assert not (tmp_path / ANSWERS).exists() and not (tmp_path / ANSWERS_CSV).exists()
+
+
+def test_questions_are_read_from_a_plan(tmp_path: Path):
+    file = tmp_path / "plan.toml"
+    file.write_text('methods = ["erm", "peer"]\n[question]\n"Is it?" = [["peer", "erm"]]\n')
+    assert read_plan_file(file).questions == {"Is it?": [("peer", "erm")]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("question = 3", "must be a table", "[question]"),
+        ('[question]\n"A?" = 3', "needs pairs", "[question]"),
+        ('[question]\n"A?" = ["erm", "peer"]', "needs pairs", "[question]"),
+        ('[question]\n"A?" = [["erm"]]', "needs pairs", "[question]"),
+        ('[question]\n"A?" = [["erm", "erm"]]', "needs pairs", "[question]"),
+        ('[question]\n"A?" = [["erm", 3]]', "names '3'", ""),
+        ('[question]\n"A?" = [["pear", "erm"]]', "names 'pear'", "peer"),
+    ],
+)
+def test_a_question_about_no_row_is_refused(tmp_path: Path, text: str, message: str, hint: str):
+    (tmp_path / "plan.toml").write_text('methods = ["erm", "peer"]\n' + text)
+    with pytest.raises(ConfigError, match=message) as refused:
+        read_plan_file(tmp_path / "plan.toml")
+    assert hint in (refused.value.hint or "")
