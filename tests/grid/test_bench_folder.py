@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peerdg.cli.main import run
 from peerdg.config import read_toml
 from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
 from peerdg.grid.folder import BenchFolder
@@ -112,6 +113,18 @@ def test_somebody_elses_folder_stays_as_it_is(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(OutputError, match="Not a directory"):
         begun(tmp_path / "notes.txt")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_data_is_read(tmp_path: Path, capsys):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "photo.txt").write_text("mine")
+    for out in ("file/bench", "file", "full"):
+        asked = ["bench", "pacs", "--root", str(tmp_path), "--methods", "erm"]
+        assert run([*asked, "--out", str(tmp_path / out)], debug=False) == 4
+        assert str(tmp_path / out) in capsys.readouterr().err
+    BenchFolder(tmp_path / "new" / "deep").require_free()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "full"]  # and nothing is made
 
 
 def test_overwriting_removes_what_a_bench_makes_and_nothing_else(tmp_path: Path):

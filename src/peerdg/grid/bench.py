@@ -158,6 +158,7 @@ def preview_bench(
 
     Raises:
         RunInUseError: If another bench works in the folder.
+        OutputError: If it cannot be written, or holds something else.
         ConfigError: If the folder was made with other options, or something is not installed.
         PeerdgError: If the data or a network cannot be used.
     """

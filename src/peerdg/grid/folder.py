@@ -12,6 +12,7 @@ remembers it.
 
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,11 +136,18 @@ class BenchFolder:
                 self._refuse_other_run(run)
 
     def require_free(self) -> None:
-        """Refuse a folder that another bench works in, before anything is prepared.
+        """Refuse a folder that another bench works in, or nobody can, before anything is prepared.
 
         Raises:
             RunInUseError: If there is one.
+            OutputError: If it cannot be written, or holds something else.
         """
+        self._refuse_links()
+        self._require_bench_or_nothing()
+        with writing(self.path):
+            nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+            with tempfile.TemporaryFile(dir=nearest):  # without a name: nothing is left behind
+                pass
         if self.holds_bench and self._lock.is_held:
             self._lock.acquire()  # raises, with the name of the process
             self._lock.release()  # it has ended in between
