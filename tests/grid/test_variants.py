@@ -69,6 +69,20 @@ def test_the_published_studies_can_be_planned(study: Path):
     assert not any(g.name.startswith(("p-ens-last", "p-ens-start")) for g in plan.groups)
 
 
+def test_any_row_of_a_plan_may_be_chosen(tmp_path: Path):
+    """Options of methods that no chosen row trains by are left out, not refused."""
+    file = tmp_path / "plan.toml"
+    file.write_text(PLAN.replace("peer = { k = 4", "randaugment = { k = 3 }\npeer = { k = 4"))
+    found = read_plan_file(file)
+    for rows in (["peer-w2"], ["newest"], ["erm"], list(found.methods)):
+        chosen = found.only(rows)
+        plan = make_plan(chosen.options, methods=rows, seeds=[0])
+        whole = make_plan(found.options, methods=found.methods, seeds=[0])
+        assert plan.members == {name: whole.members[name] for name in rows}
+    assert "peer" not in found.only(["erm"]).options
+    assert found.only(["erm"]).questions == found.questions
+
+
 def test_variants_of_an_average_share_the_run_of_their_method():
     plan = planned(
         {

@@ -17,7 +17,7 @@ from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError
-from peerdg.grid.bench import check_reference, preview_bench, run_bench
+from peerdg.grid.bench import check_reference, check_until, preview_bench, run_bench
 from peerdg.grid.plan import make_plan
 from peerdg.methods.registry import method_names
 from peerdg.models.stored import OWN, load_stored
@@ -191,6 +191,7 @@ def bench(
     seeds: int | Sequence[int] = 5,
     reference: str | None = None,
     jobs: int = 1,
+    until: int | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
     class_map: Mapping[str, str] | None = None,
@@ -208,6 +209,7 @@ def bench(
         seeds: How many, from 0 on, or which.
         reference: The method that differences are to; default: plain training, or the first.
         jobs: Runs at once; they share the cores.
+        until: Train each run to this epoch, and compare them there; a later call goes on.
         overwrite: Start anew if there is a bench in `out`.
         progress: Show progress on standard error; default: in a terminal or notebook.
         class_map: For classes that targets call by other names, the names of the source.
@@ -234,10 +236,13 @@ def bench(
             seeds=range(seeds) if isinstance(seeds, int) else seeds,
         )
         check_reference(plan, reference)
+        check_until(plan, until)
         console = Terminal(stderr=True, highlight=False)
         is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
         shown = console if is_shown else None
-        preview = preview_bench(plan, Path(out), jobs=jobs, overwrite=overwrite, console=shown)
+        preview = preview_bench(
+            plan, Path(out), until=until, jobs=jobs, overwrite=overwrite, console=shown
+        )
         found = run_bench(
             preview,
             Path(out),

@@ -10,7 +10,7 @@ from peerdg.cli.flags import PLUGIN, BenchOptions, DataFlags, all_given, whole_n
 from peerdg.cli.train import DATA, say
 from peerdg.config import merge
 from peerdg.errors import ConfigError, PeerdgError
-from peerdg.grid.folder import BenchFolder
+from peerdg.grid.folder import BenchFolder, Existing
 from peerdg.grid.plan import Plan, make_plan
 from peerdg.grid.variants import PlanFile, Questions, read_plan_file
 
@@ -31,6 +31,8 @@ def bench(
     ] = None,
     reference: str | None = None,
     jobs: Annotated[int, Parameter(converter=whole_number)] = 1,
+    until: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    train: Annotated[bool, Parameter(negative="--no-train", name=())] = True,
     dry_run: bool = False,
     overwrite: bool = False,
     common: DataFlags | None = None,
@@ -49,21 +51,25 @@ def bench(
         seed: These seeds, e.g. 3,4,5, in place of --seeds.
         reference: Method that differences are to; default: plain training, or the first.
         jobs: Runs at once; each has its share of the cores.
+        until: Train each run to this epoch, and compare them there; a later call goes on.
+        train: Train what is not finished; --no-train only makes the table of what is.
         dry_run: Only show what would be trained.
         overwrite: Start anew if there is a bench in this folder.
     """
     file = PlanFile(seeds=tuple(range(_SEEDS))) if plan is None else read_plan_file(plan)
+    rows = file.methods if methods is None else _names(methods)
+    file = file.only(rows)
     given = merge(file.options, all_given(data, common or DataFlags(), options, file.options))
     if "benchmark" not in given:
         raise ConfigError("No data is given.", hint="Name a benchmark or a folder of images first.")
     chosen = file.seeds if seeds is None else range(max(0, seeds))
     made = make_plan(
         given,
-        methods=file.methods if methods is None else _names(methods),
+        methods=rows,
         seeds=chosen if seed is None else seed,
     )
     if dry_run:
-        show_plan(made, out, jobs=jobs, overwrite=overwrite, only_look=True)
+        show_plan(made, out, jobs=jobs, until=until, overwrite=overwrite, only_look=True)
         return
     bench_and_report(
         made,
@@ -71,6 +77,8 @@ def bench(
         reference=reference or file.reference,
         questions=file.questions,
         jobs=jobs,
+        until=until,
+        train=train,
         overwrite=overwrite,
     )
 
@@ -79,14 +87,29 @@ def _names(methods: str) -> list[str]:
     return [name.strip() for name in methods.split(",") if name.strip()]
 
 
-def show_plan(plan: Plan, out: Path, *, jobs: int, overwrite: bool, only_look: bool = False) -> Any:
+def show_plan(
+    plan: Plan,
+    out: Path,
+    *,
+    jobs: int,
+    until: int | None = None,
+    overwrite: bool = False,
+    only_look: bool = False,
+) -> Any:
     """Print what will be trained, what is shared and how long it takes; returns it."""
-    from peerdg.grid.bench import preview_bench
+    from peerdg.grid.bench import check_until, preview_bench
 
+    check_until(plan, until)
     for line in plan.notes:
         say(line)
     preview = preview_bench(
-        plan, out, jobs=jobs, overwrite=overwrite, only_look=only_look, console=error_console
+        plan,
+        out,
+        until=until,
+        jobs=jobs,
+        overwrite=overwrite,
+        only_look=only_look,
+        console=error_console,
     )
     console.print(preview.table().rich())
     for sentence in preview.sentences():
@@ -101,27 +124,28 @@ def bench_and_report(
     reference: str | None = None,
     questions: Questions | None = None,
     jobs: int = 1,
+    until: int | None = None,
+    train: bool = True,
     overwrite: bool = False,
     title: str | None = None,
 ) -> None:
-    """Train, then print the table and where the report is.
+    """Train, unless told not to, then print the table and where the report is.
 
     Raises:
         PeerdgError: If runs failed; the table of the others is printed before.
     """
-    from peerdg.grid.bench import check_reference, run_bench
+    from peerdg.grid.bench import check_reference, check_until, run_bench, tabulate_bench
 
     check_reference(plan, reference)
-    preview = show_plan(plan, out, jobs=jobs, overwrite=overwrite)
-    found = run_bench(
-        preview,
-        out,
-        reference=reference,
-        questions=questions,
-        title=title,
-        existing="overwrite" if overwrite else "resume",
-        console=error_console,
-    )
+    about: dict[str, Any] = {"reference": reference, "questions": questions, "title": title}
+    if train:
+        preview = show_plan(plan, out, jobs=jobs, until=until, overwrite=overwrite)
+        existing: Existing = "overwrite" if overwrite else "resume"
+        found = run_bench(preview, out, existing=existing, console=error_console, **about)
+    elif overwrite:
+        raise ConfigError("--overwrite would remove what --no-train makes a table of.")
+    else:
+        found = tabulate_bench(plan, out, until=check_until(plan, until), **about)
     console.print(found.table.table().rich())
     for note in (*found.table.notes(), *found.table.cautions):
         console.print(note, markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from peerdg.grid.variants import Questions
 from peerdg.grid.views import combined_view, views
 from peerdg.grid.work import Estimate, Work, cores, estimate, threads_each
 from peerdg.report.figures import pyplot
-from peerdg.report.result import RunResult
+from peerdg.report.result import RunResult, as_of
 from peerdg.report.runs import read_run
 from peerdg.run.forecast import duration
 from peerdg.tables import Table
@@ -137,10 +137,34 @@ def check_reference(plan: Plan, reference: str | None) -> str | None:
     return reference
 
 
+def check_until(plan: Plan, until: int | None) -> int | None:
+    """Check the epoch that runs are trained to, and return it.
+
+    Raises:
+        ConfigError: If a run is not evaluated after it, or is made of finished runs.
+    """
+    if until is None:
+        return None
+    for name, member in plan.members.items():
+        every = member.config.evaluate_every
+        if member.combination is not None:
+            raise ConfigError(
+                f"'{name}' is made of finished runs; there is none after epoch {until}.",
+                hint=f"Leave '{name}' out of --methods, or --until out.",
+            )
+        if until < 1 or (until % every and until < member.config.train.epochs):
+            raise ConfigError(
+                f"'{name}' is evaluated every {every} epochs, so not after epoch {until}.",
+                hint=f"Give --until a multiple of {every}, or --evaluate-every a divisor of it.",
+            )
+    return until
+
+
 def preview_bench(
     plan: Plan,
     out: Path,
     *,
+    until: int | None = None,
     jobs: int = 1,
     overwrite: bool = False,
     only_look: bool = False,
@@ -151,6 +175,7 @@ def preview_bench(
     Args:
         plan: All runs.
         out: The bench's folder.
+        until: The epoch that runs are trained to; default: their last.
         jobs: Runs at once.
         overwrite: Whether it is going to start anew.
         only_look: Look at a bench that another process works in, too.
@@ -165,11 +190,11 @@ def preview_bench(
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; at least one is needed.")
     scipy_stats(), pyplot()  # what is not installed is missed before the work, not after it
-    bench = BenchFolder(out)
+    bench = BenchFolder(out, until=until)
     if not only_look:
         bench.require_free()
     if overwrite:
-        progress = Progress({})
+        progress = Progress({}, until)
     else:
         bench.check(plan)
         progress = Progress.read(bench, plan)
@@ -210,7 +235,7 @@ def run_bench(
         PeerdgError: If no run is complete at the end.
     """
     plan = preview.plan
-    bench = BenchFolder.open(out, plan, existing=existing)
+    bench = BenchFolder.open(out, plan, existing=existing, until=preview.progress.until)
     try:
         combined = [
             bench.has_result(group, seed)
@@ -234,6 +259,30 @@ def run_bench(
         bench.close()
 
 
+def tabulate_bench(
+    plan: Plan,
+    out: Path,
+    *,
+    until: int | None = None,
+    reference: str | None = None,
+    questions: Questions | None = None,
+    title: str | None = None,
+) -> Bench:
+    """Make the table of the runs that are complete, and train nothing.
+
+    Raises:
+        ConfigError: If there is no bench, it has other options, or no run of it is complete.
+        RunInUseError: If another bench works in the folder.
+    """
+    if not BenchFolder(out).holds_bench:
+        raise ConfigError(f"{out} holds no bench.", hint="Train one first, without --no-train.")
+    bench = BenchFolder.open(out, plan, until=until)
+    try:
+        return _conclude(plan, bench, {}, reference, title, questions)
+    finally:
+        bench.close()
+
+
 def _conclude(
     plan: Plan,
     bench: BenchFolder,
@@ -245,6 +294,9 @@ def _conclude(
     """Read everything that is complete, and write the report."""
     by_method = collect(plan, bench)
     runs = [run for group in by_method.values() for run in group]
+    if not runs and not failures:
+        after = "" if bench.until is None else f" after epoch {bench.until}"
+        raise ConfigError(f"No run in {bench.path} is complete{after}.", hint="Train them first.")
     if not runs:
         name, first = next(iter(failures.items()))
         error = PeerdgError(f"No run was finished. {name}: {first.message}", hint=first.hint)
@@ -256,9 +308,11 @@ def _conclude(
         for member in group.members
     }
     table = bench_table(by_method, reference=reference, failed=failed, questions=questions)
+    after = "" if bench.until is None else f", as of epoch {bench.until}"
     page = write_bench(
-        table, runs, bench.path, title=title or f"Bench: {table.data}", failures=failures
-    )
+        table, runs, bench.path, title=f"{title or f'Bench: {table.data}'}{after}",
+        failures=failures,
+    )  # fmt: skip
     return Bench(table, page, failures)
 
 
@@ -280,7 +334,7 @@ def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
             found[group.name].append(combined_view(group, seed, folder, results))
             continue
         for method, view in views(runs[0], results[0]).items():
-            found[method].append(view)
+            found[method].append(view if bench.until is None else as_of(view, bench.until))
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from peerdg.errors import PeerdgError
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import Plan, PlannedRun
-from peerdg.report.result import RunResult
+from peerdg.report.result import RunResult, last_evaluated
 from peerdg.report.runs import read_run
 from peerdg.run.forecast import Costs, PhaseCosts, RunPlan
 from peerdg.run.settings import RunConfig
@@ -66,9 +66,11 @@ class Progress:
 
     Args:
         results: The runs that were begun.
+        until: The epoch after which a run counts as complete; default: its last.
     """
 
     results: Mapping[str, RunResult]
+    until: int | None = None
 
     @classmethod
     def read(cls, bench: BenchFolder, plan: Plan, before: "Progress | None" = None) -> "Progress":
@@ -88,11 +90,19 @@ class Progress:
                 results[run.name] = read_run(bench.run_folder(run))
             except PeerdgError:
                 continue
-        return cls(results)
+        return cls(results, bench.until)
 
     def is_done(self, run: PlannedRun) -> bool:
         """Whether a run is complete."""
-        return run.name in self.results and self.results[run.name].status == "done"
+        found = self.results.get(run.name)
+        if found is None or found.status == "done":
+            return found is not None
+        return self.until is not None and last_evaluated(found.records) >= self.until
+
+    def epochs(self, config: RunConfig) -> int:
+        """Count the epochs of the main phase that a run is to be trained for."""
+        epochs = config.train.epochs
+        return epochs if self.until is None else min(self.until, epochs)
 
     def share(self, run: PlannedRun) -> float:
         """Return the share of the main phase's epochs that is done."""
@@ -100,7 +110,7 @@ class Progress:
         if found is None:
             return 0.0
         epochs = [r["epoch"] for r in found.records if r.get("phase") == "train"]
-        return min(1.0, max(epochs, default=0) / max(1, run.config.train.epochs))
+        return min(1.0, max(epochs, default=0) / max(1, self.epochs(run.config)))
 
     def of(self, runs: Iterable[PlannedRun]) -> list[RunResult]:
         """Select the runs that were begun."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.evaluate.paired import Difference
-from peerdg.grid.questions import FLUCTUATION, Answer
+from peerdg.grid.questions import DIGITS, FLUCTUATION, Answer
 from peerdg.grid.table import BenchTable
 from peerdg.report.figures import COLORS, pyplot, save_figure
 from peerdg.report.variants import MANY
@@ -117,7 +117,7 @@ def _draw_answers(axis: Any, lines: Sequence[str | Answer], measure: str) -> Non
             single = list(line.by_seed[measure].values())
             _draw_difference(
                 axis, place, line.differences[measure], single,
-                lower_is_better=measure == FLUCTUATION,
+                lower_is_better=measure == FLUCTUATION, digits=DIGITS.get(measure, 1),
             )  # fmt: skip
 
 
@@ -139,6 +139,7 @@ def _draw_difference(
     single: Sequence[float],
     *,
     lower_is_better: bool = False,
+    digits: int = 1,
 ) -> None:
     """Draw one row of a forest plot: interval, mean, and the differences of single seeds."""
     if found is None:
@@ -156,7 +157,7 @@ def _draw_difference(
         markerfacecolor=color if is_clear else "white",
     )  # fmt: skip
     axis.annotate(
-        f"{found.mean:+.1f}", (1.01, place), xycoords=("axes fraction", "data"),
+        f"{found.mean:+.{digits}f}", (1.01, place), xycoords=("axes fraction", "data"),
         va="center", fontsize=9, color=color, annotation_clip=False,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import tomli_w
 
 from peerdg.config import read_toml
-from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
+from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, RunInUseError
 from peerdg.files import (
     TEMPORARY,
     refuse_entry,
@@ -35,6 +35,7 @@ from peerdg.files import (
 from peerdg.grid.plan import Group, Plan, PlannedRun, make_plan, plan_changes
 from peerdg.grid.variants import LEVELS
 from peerdg.models.description import read_description
+from peerdg.report.result import last_evaluated
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.lock import LOCK, OWNER, FolderLock
 from peerdg.run.settings import refuse_difference, resolve
@@ -62,10 +63,16 @@ class _Stored:
 
 
 class BenchFolder:
-    """The folder of a bench; `open` takes it for this process, until `close`."""
+    """The folder of a bench; `open` takes it for this process, until `close`.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Where it is.
+        until: A run is complete once it was evaluated after this epoch; default: after its last.
+    """
+
+    def __init__(self, path: Path, *, until: int | None = None) -> None:
         self.path = path
+        self.until = until
         self.options_file = path / "bench.toml"
         self.runs = path / "runs"
         self.combined = path / "combined"
@@ -73,7 +80,9 @@ class BenchFolder:
         self._lock = FolderLock(path, _LOCK)
 
     @classmethod
-    def open(cls, path: Path, plan: Plan, *, existing: Existing = "resume") -> "BenchFolder":
+    def open(
+        cls, path: Path, plan: Plan, *, existing: Existing = "resume", until: int | None = None
+    ) -> "BenchFolder":
         """Lock the folder for a bench with `plan`, new or to be continued.
 
         Raises:
@@ -82,7 +91,7 @@ class BenchFolder:
             ConfigError: If it was made with other options, with the difference.
             DamagedError: If it holds links where files belong, or `bench.toml` is damaged.
         """
-        bench = cls(path)
+        bench = cls(path, until=until)
         bench._refuse_links()
         bench._require_bench_or_nothing()
         with writing(path):
@@ -154,7 +163,18 @@ class BenchFolder:
 
     def is_done(self, run: PlannedRun) -> bool:
         """Whether a run is complete."""
-        return RunFolder(self.run_folder(run)).done
+        folder = RunFolder(self.run_folder(run))
+        return folder.done or self._has_arrived(folder)
+
+    def _has_arrived(self, folder: RunFolder) -> bool:
+        """Whether a run that has more epochs was evaluated after the one where the bench stops."""
+        if self.until is None or not folder.holds_run:
+            return False
+        try:
+            records = folder.metrics.read()
+        except PeerdgError:
+            return False  # the run itself says what is wrong with it
+        return last_evaluated(records) >= self.until
 
     def is_complete(self, plan: Plan) -> bool:
         """Whether all runs and combinations are complete."""

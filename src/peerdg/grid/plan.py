@@ -16,7 +16,7 @@ from peerdg.averages.settings import KINDS, OPTIONS_OF
 from peerdg.config import Change, did_you_mean, difference, merge
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
-from peerdg.grid.variants import Variant, known_methods, split_variants
+from peerdg.grid.variants import Variant, known_methods, objective_of, split_variants
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
 from peerdg.methods.registry import method_names, settings_of
 from peerdg.run.settings import MAY_CHANGE, RunConfig, resolve
@@ -208,7 +208,7 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
     common, variants = split_variants(options)
     _check_methods(methods, variants)
     _check_seeds(seeds)
-    _check_options(common, [variants[m].method if m in variants else m for m in methods])
+    _check_options(common, {m: variants[m].method if m in variants else m for m in methods})
     members, notes = {}, {}
     for method in methods:
         variant = variants.get(method, Variant(method))
@@ -300,14 +300,9 @@ def _order_in_group(member: Member) -> int:
     return -1 if kind is None else list(KINDS).index(kind)
 
 
-def _objective(method: str) -> str:
-    method = COMBINATIONS[method].member if method in COMBINATIONS else method
-    return RECIPES[method].method if method in RECIPES else method
-
-
 def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Filter the options of this method: all but the sections of others."""
-    others = {*method_names()} - {_objective(method)}
+    others = {*method_names()} - {objective_of(method)}
     own = {key: value for key, value in options.items() if key not in others}
     if isinstance(own.get("average"), Mapping):
         own["average"] = _average_options(method, own["average"])
@@ -318,7 +313,7 @@ def _average_of(method: str) -> str | None:
     """Return the kind of average that a method deploys, if any."""
     recipe = RECIPES.get(COMBINATIONS[method].member if method in COMBINATIONS else method)
     asked = None if recipe is None else recipe.average
-    return asked or settings_of(_objective(method)).own_average
+    return asked or settings_of(objective_of(method)).own_average
 
 
 def _average_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,7 +351,8 @@ def _check_seeds(seeds: Sequence[int]) -> None:
         raise ConfigError(f"The seed {twice} is named twice.")
 
 
-def _check_options(options: Mapping[str, Any], methods: Sequence[str]) -> None:
+def _check_options(options: Mapping[str, Any], methods: Mapping[str, str]) -> None:
+    """Refuse options that no row has; `methods` are those that the rows train by."""
     for key, flag in _DECIDED_BY_BENCH.items():
         if key in options:
             raise ConfigError(f"'{key}' is decided by {flag}.")
@@ -365,7 +361,7 @@ def _check_options(options: Mapping[str, Any], methods: Sequence[str]) -> None:
             "'average.kind' is decided by --methods.",
             hint="Name the methods that deploy an average; `peerdg methods` lists them.",
         )
-    kinds = set(map(_average_of, methods))
+    kinds = set(map(_average_of, methods.values()))
     for kind, names in OPTIONS_OF.items():
         for name in {*names} & {*options.get("average", {})} if kind not in kinds else ():
             raise ConfigError(
@@ -373,7 +369,7 @@ def _check_options(options: Mapping[str, Any], methods: Sequence[str]) -> None:
                 "bench has.",
                 hint=f"Leave average.{name} out, or name a method with that average.",
             )
-    used = {_objective(method) for method in methods}
+    used = set(map(objective_of, methods.values()))
     unused = [key for key in options if key in method_names() and key not in used]
     if unused:
         raise ConfigError(

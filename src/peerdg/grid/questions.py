@@ -21,8 +21,8 @@ from peerdg.report.variants import Groups
 from peerdg.tables import Table
 from peerdg.text import spreadsheet_text
 
-FLUCTUATION, OF_TRAINED = "fluctuation", "of the trained network"
-_DIGITS = {FLUCTUATION: 2, OF_TRAINED: 2}
+FLUCTUATION, TRAINED = "fluctuation", "trained: "
+DIGITS = {FLUCTUATION: 2, TRAINED + FLUCTUATION: 2}  # behind the point; one for accuracies
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Answer:
         method: The row.
         partner: What it is compared with.
         differences: Of each measure, method minus partner: target mean, source validation, crafted
-            validation, fluctuation of the deployed and of the trained network. Measures that the
-            runs do not have are left out.
+            validation and fluctuation of the deployed network, target mean and fluctuation of the
+            trained one. Measures that the runs do not have are left out.
         by_seed: The same of single seeds.
         label: Both names, a reconstruction with its mark.
     """
@@ -94,7 +94,8 @@ def _measures(score: str, period: int) -> dict[str, Callable[[RunResult], float 
         "source val": lambda run: run.final(run.deployed).get(VALIDATION),
         CRAFTED_MEAN: lambda run: run.crafted_mean(run.deployed),
         FLUCTUATION: lambda run: variance(run, run.deployed),
-        OF_TRAINED: lambda run: variance(run, run.trained),
+        TRAINED + score: lambda run: run.score(run.trained),
+        TRAINED + FLUCTUATION: lambda run: variance(run, run.trained),
     }
 
 
@@ -112,7 +113,7 @@ def answers_table(answers: Sequence[Answer]) -> Table:
         [
             found.label,
             str(next(iter(found.differences.values())).n),
-            *(difference_text(found.differences.get(m), _DIGITS.get(m, 1)) for m in measures),
+            *(difference_text(found.differences.get(m), DIGITS.get(m, 1)) for m in measures),
         ]
         for found in answers
     ]

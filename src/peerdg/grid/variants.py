@@ -12,7 +12,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,21 @@ class PlanFile:
     reference: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     questions: Questions = field(default_factory=dict)
+
+    def only(self, rows: Sequence[str]) -> "PlanFile":
+        """Leave out the sections of methods that none of these rows trains by."""
+        variants = split_variants(self.options)[1]
+        used = {variants[name].method if name in variants else name for name in rows}
+        trained = {objective_of(name) for name in used if name in known_methods()}
+        sections = {*method_names()} - trained
+        kept = {key: value for key, value in self.options.items() if key not in sections}
+        return replace(self, options=kept)
+
+
+def objective_of(method: str) -> str:
+    """Return the objective that a method, recipe or combination trains by."""
+    method = COMBINATIONS[method].member if method in COMBINATIONS else method
+    return RECIPES[method].method if method in RECIPES else method
 
 
 def known_methods() -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from peerdg.grid.children import Child, Children, Failure
 from peerdg.grid.display import Shown
 from peerdg.grid.estimate import Progress, RunTime, time_left
 from peerdg.grid.folder import BenchFolder
-from peerdg.grid.plan import Group, Plan, PlannedRun
+from peerdg.grid.plan import Plan, PlannedRun
+from peerdg.run.settings import RunConfig
 from peerdg.train.signals import StopRequest, stop_on_signals
 
 LOOK_SECONDS = 0.2  # between two looks at the stop request
@@ -67,7 +68,12 @@ def estimate(
     unknown = [group for group in to_do if group.name not in times]
     costs: dict[str, Any] = {}
     if unknown:
-        found = _measured(unknown, plan.seeds[0], threads, note)
+        first = [group.runs(plan.seeds[0])[0].config for group in unknown]
+        shown = [
+            replace(c, threads=threads, train=replace(c.train, epochs=progress.epochs(c)))
+            for c in first
+        ]
+        found = _measured(shown, threads, note)
         for group, answer in zip(unknown, found, strict=True):
             costs[group.name] = answer["costs"]
             if answer["costs"] is not None:
@@ -76,11 +82,10 @@ def estimate(
 
 
 def _measured(
-    groups: Sequence[Group], seed: int, threads: int | None, note: Callable[[str], None]
+    runs: Sequence[RunConfig], threads: int | None, note: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Measure the costs of each group in a separate process, which frees its memory."""
-    first = [group.runs(seed)[0].config for group in groups]
-    configs = [replace(config, threads=threads).tables() for config in first]
+    """Measure the costs of each run in a separate process, which frees its memory."""
+    configs = [config.tables() for config in runs]
     children = Children(threads)
     answers: list[dict[str, Any]] = []
     with stop_on_signals() as stop:
@@ -202,6 +207,7 @@ class Work:
             "config": replace(run.config, threads=self.threads or run.config.threads).tables(),
             "out": str(folder),
             "costs": self.estimate.costs.get(run.group.name),
+            "until": self.bench.until,
             "beside": [str(self.bench.run_folder(r)) for r in self.plan.runs if r is not run],
         }
         return Task(run.name, job, lambda: self.describe(folder))

@@ -52,16 +52,24 @@ class PipeProgress:
     Args:
         send: Takes a message.
         costs: Measured in advance, if they were.
+        until: The run stops after the evaluation of this epoch, if it has more.
         clock: Seconds; only differences count.
     """
 
     shows_time = False  # costs are measured once for all seeds, by the bench
 
     def __init__(
-        self, send: Send, costs: Costs | None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        send: Send,
+        costs: Costs | None,
+        *,
+        until: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.send = send
         self.costs = costs
+        self.until = until
+        self.has_arrived = False
         self.clock = clock
         self._forecast: Forecast | None = None
         self._position: dict[str, Any] = {}
@@ -108,7 +116,11 @@ class PipeProgress:
         self._report()
 
     def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
-        """Do nothing: the bench reads the records."""
+        """Stop the run where it is to stop; the bench reads the records."""
+        epochs = self._position.get("epochs", 0)
+        if self.until is not None and self.until <= epoch < epochs:
+            self.has_arrived = True
+            signal.raise_signal(signal.SIGTERM)  # as if asked from outside: it saves its state
 
     def close(self) -> None:
         """Do nothing."""
@@ -138,16 +150,20 @@ class PipeProgress:
 
 
 def train(job: Mapping[str, Any], send: Send) -> None:
-    """Train one run, or go on with it."""
+    """Train one run, or go on with it, to its end or to where the bench is to stop."""
     config = resolve(job["config"])
     run = _open(Path(job["out"]), config, send)
+    costs = None if job["costs"] is None else costs_from_json(job["costs"])
+    progress = PipeProgress(send, costs, until=job.get("until"))
     try:
         from peerdg.run.runner import execute
 
-        costs = None if job["costs"] is None else costs_from_json(job["costs"])
         others = (RunFolder(Path(path)) for path in job["beside"])
         begun = next((other for other in others if other.manifest_file.exists()), None)
-        execute(config, run, PipeProgress(send, costs), same_data_as=begun)
+        execute(config, run, progress, same_data_as=begun)
+    except Stopped:
+        if not progress.has_arrived:
+            raise
     finally:
         run.close()
 

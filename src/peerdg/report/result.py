@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -391,6 +391,33 @@ class RunResult:
             burn_in_periods=burn_in_periods,
         )
         return run_fluctuation(series)
+
+
+def last_evaluated(records: Iterable[Mapping[str, Any]]) -> int:
+    """Find the last epoch of the main phase after which networks were evaluated; -1 without one."""
+    found = (r["epoch"] for r in records if r.get("kind") == "evaluation")
+    return max((int(epoch) for epoch in found), default=-1)
+
+
+def as_of(run: RunResult, epoch: int) -> RunResult:
+    """Present a run as it was after an epoch of its main phase, as if that had been the last.
+
+    Args:
+        run: Finished, or evaluated after that epoch at least.
+        epoch: One after which it was evaluated.
+    """
+
+    def is_later(entry: Mapping[str, Any]) -> bool:
+        return entry.get("phase") == "train" and (entry.get("epoch") or 0) > epoch
+
+    train = {**run.config["train"], "epochs": min(epoch, run.config["train"]["epochs"])}
+    return replace(
+        run,
+        status="done",
+        config={**run.config, "train": train},
+        records=[record for record in run.records if not is_later(record)],
+        events=[event for event in run.events if not is_later(event)],
+    )
 
 
 def _per_step(epochs: Sequence[Mapping[str, Any]]) -> float | None:
