@@ -6,7 +6,7 @@ import pytest
 
 from peerdg.cli.main import run as command
 from peerdg.errors import ConfigError
-from peerdg.grid.bench import Bench, Preview, check_until, run_bench, tabulate_bench
+from peerdg.grid.bench import Bench, Preview, run_bench, tabulate_bench
 from peerdg.grid.estimate import Progress
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import Plan
@@ -44,6 +44,7 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(tmp_path: Path):
     assert {run.path.name for run in records} == {"randaugment-0", "p-ens-0", "peer-0"}
     assert {run.config["train"]["epochs"] for run in records} == {2}
 
+    assert first.table.cautions[-1] == "As of epoch 2 of 4."
     weights = out / "runs/peer-0/checkpoint"
     before = sorted((p.name, p.stat().st_mtime_ns) for p in weights.iterdir())
     again = benched(found, out, until=2)  # there is nothing to do
@@ -54,9 +55,13 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(tmp_path: Path):
     for run, whole in zip(found.runs, alone, strict=True):
         folder = RunFolder(out / "runs" / run.name)
         assert folder.done and folder.metrics.read() == whole.records
+    options = (out / "bench.toml").read_bytes()
     # What has gone on, or is finished, can still be compared where it was.
     assert scores(tabulate_bench(found, out, until=2)) == scores(first)
     assert scores(tabulate_bench(found, out)) == scores(last)
+    few = plan(tmp_path / "images", "peer", peer={"k": 1})
+    assert scores(tabulate_bench(few, out)) == {"peer": scores(last)["peer"]}
+    assert (out / "bench.toml").read_bytes() == options  # only looked at
     task = next(row for row in last.table.rows if row.method == "peer")
     assert task.score.values == (alone[1].target_mean("task"),)
 
@@ -82,10 +87,25 @@ def test_a_table_of_what_is_finished_trains_nothing(tmp_path: Path, capsys):
     assert "--overwrite would remove" in capsys.readouterr().err
 
 
+def test_half_an_evaluation_is_none(tmp_path: Path):
+    """A process that was killed while it wrote the records of the epoch."""
+    found = plan(tmp_path / "images", "peer", peer={"k": 1})
+    (run,) = found.runs
+    bench = BenchFolder(tmp_path / "bench", until=2)
+    folder = bench.run_folder(run)
+    trained_run(run, bench.runs)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    last = max(n for n, line in enumerate(lines) if '"epoch": 2' in line)
+    (folder / "done.json").unlink()
+    for kept, arrived in ((lines[: last + 1], True), (lines[:last], False)):
+        (folder / "metrics.jsonl").write_text("".join(kept))
+        assert bench.is_done(run) == Progress.read(bench, found).is_done(run) == arrived
+
+
 @pytest.mark.parametrize(
     ("methods", "until", "message"),
     [
-        (("erm",), 0, "not after epoch 0"),
+        (("erm",), 0, "at least one epoch"),
         (("erm",), 3, "evaluated every 2 epochs, so not after epoch 3"),
         (("erm", "diwa"), 2, "'diwa' is made of finished runs"),
     ],
@@ -93,6 +113,7 @@ def test_a_table_of_what_is_finished_trains_nothing(tmp_path: Path, capsys):
 def test_an_epoch_without_evaluation_is_refused(tmp_path: Path, methods, until, message):
     found = plan(tmp_path / "images", *methods, evaluate_every=2)
     with pytest.raises(ConfigError, match=message):
-        check_until(found, until)
-    assert check_until(plan(tmp_path / "images", "erm", evaluate_every=2), 4) == 4
-    assert check_until(found, None) is None
+        found.check_until(until)
+    assert plan(tmp_path / "images", "erm", evaluate_every=2).check_until(2) == 2
+    assert found.check_until(None) is None
+    assert found.check_until(4) is None  # the last epoch: nothing is left out

@@ -1,5 +1,6 @@
 """Variants of methods in a bench, and the file that names them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,10 @@ def test_any_row_of_a_plan_may_be_chosen(tmp_path: Path):
         whole = make_plan(found.options, methods=found.methods, seeds=[0])
         assert plan.members == {name: whole.members[name] for name in rows}
     assert "peer" not in found.only(["erm"]).options
+    assert (found.only(["erm"]).reference, found.only(["peer"]).reference) == (None, "peer")
+    decay = replace(found, options={**found.options, "average": {"decay": 0.9, "k": 3}})
+    assert decay.only(["erm", "newest"]).options["average"] == {"k": 3}
+    assert decay.only(["ema"]).options["average"]["decay"] == 0.9
     assert found.only(["erm"]).questions == found.questions
 
 

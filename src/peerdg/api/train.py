@@ -17,7 +17,7 @@ from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError
-from peerdg.grid.bench import check_reference, check_until, preview_bench, run_bench
+from peerdg.grid.bench import check_reference, preview_bench, run_bench
 from peerdg.grid.plan import make_plan
 from peerdg.methods.registry import method_names
 from peerdg.models.stored import OWN, load_stored
@@ -236,7 +236,7 @@ def bench(
             seeds=range(seeds) if isinstance(seeds, int) else seeds,
         )
         check_reference(plan, reference)
-        check_until(plan, until)
+        until = plan.check_until(until)
         console = Terminal(stderr=True, highlight=False)
         is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
         shown = console if is_shown else None

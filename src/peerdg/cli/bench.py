@@ -58,7 +58,7 @@ def bench(
     """
     file = PlanFile(seeds=tuple(range(_SEEDS))) if plan is None else read_plan_file(plan)
     rows = file.methods if methods is None else _names(methods)
-    file = file.only(rows)
+    file = file if methods is None else file.only(rows)
     given = merge(file.options, all_given(data, common or DataFlags(), options, file.options))
     if "benchmark" not in given:
         raise ConfigError("No data is given.", hint="Name a benchmark or a folder of images first.")
@@ -68,6 +68,7 @@ def bench(
         methods=rows,
         seeds=chosen if seed is None else seed,
     )
+    until = made.check_until(until)
     if dry_run:
         show_plan(made, out, jobs=jobs, until=until, overwrite=overwrite, only_look=True)
         return
@@ -97,9 +98,8 @@ def show_plan(
     only_look: bool = False,
 ) -> Any:
     """Print what will be trained, what is shared and how long it takes; returns it."""
-    from peerdg.grid.bench import check_until, preview_bench
+    from peerdg.grid.bench import preview_bench
 
-    check_until(plan, until)
     for line in plan.notes:
         say(line)
     preview = preview_bench(
@@ -134,7 +134,7 @@ def bench_and_report(
     Raises:
         PeerdgError: If runs failed; the table of the others is printed before.
     """
-    from peerdg.grid.bench import check_reference, check_until, run_bench, tabulate_bench
+    from peerdg.grid.bench import check_reference, run_bench, tabulate_bench
 
     check_reference(plan, reference)
     about: dict[str, Any] = {"reference": reference, "questions": questions, "title": title}
@@ -145,7 +145,7 @@ def bench_and_report(
     elif overwrite:
         raise ConfigError("--overwrite would remove what --no-train makes a table of.")
     else:
-        found = tabulate_bench(plan, out, until=check_until(plan, until), **about)
+        found = tabulate_bench(plan, out, until=until, **about)
     console.print(found.table.table().rich())
     for note in (*found.table.notes(), *found.table.cautions):
         console.print(note, markup=False, soft_wrap=True)

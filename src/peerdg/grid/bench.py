@@ -1,7 +1,7 @@
 """A bench from its options to its table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -137,29 +137,6 @@ def check_reference(plan: Plan, reference: str | None) -> str | None:
     return reference
 
 
-def check_until(plan: Plan, until: int | None) -> int | None:
-    """Check the epoch that runs are trained to, and return it.
-
-    Raises:
-        ConfigError: If a run is not evaluated after it, or is made of finished runs.
-    """
-    if until is None:
-        return None
-    for name, member in plan.members.items():
-        every = member.config.evaluate_every
-        if member.combination is not None:
-            raise ConfigError(
-                f"'{name}' is made of finished runs; there is none after epoch {until}.",
-                hint=f"Leave '{name}' out of --methods, or --until out.",
-            )
-        if until < 1 or (until % every and until < member.config.train.epochs):
-            raise ConfigError(
-                f"'{name}' is evaluated every {every} epochs, so not after epoch {until}.",
-                hint=f"Give --until a multiple of {every}, or --evaluate-every a divisor of it.",
-            )
-    return until
-
-
 def preview_bench(
     plan: Plan,
     out: Path,
@@ -274,9 +251,7 @@ def tabulate_bench(
         ConfigError: If there is no bench, it has other options, or no run of it is complete.
         RunInUseError: If another bench works in the folder.
     """
-    if not BenchFolder(out).holds_bench:
-        raise ConfigError(f"{out} holds no bench.", hint="Train one first, without --no-train.")
-    bench = BenchFolder.open(out, plan, until=until)
+    bench = BenchFolder.open_trained(out, plan, until=until)
     try:
         return _conclude(plan, bench, {}, reference, title, questions)
     finally:
@@ -303,17 +278,37 @@ def _conclude(
         error.exit_code = first.code
         raise error
     failed = {
-        member.method: sum(_has_failed(group, seed, failures) for seed in plan.seeds)
+        member.method: sum(
+            _has_failed(group, seed, failures) and not bench.has_result(group, seed)
+            for seed in plan.seeds
+        )
         for group in plan.groups
         for member in group.members
     }
     table = bench_table(by_method, reference=reference, failed=failed, questions=questions)
+    table = replace(table, cautions=(*table.cautions, *_stage(plan, bench.until)))
     after = "" if bench.until is None else f", as of epoch {bench.until}"
     page = write_bench(
         table, runs, bench.path, title=f"{title or f'Bench: {table.data}'}{after}",
         failures=failures,
     )  # fmt: skip
     return Bench(table, page, failures)
+
+
+def _stage(plan: Plan, until: int | None) -> list[str]:
+    """Say that a table is of runs which have more epochs, and whose numbers that may change."""
+    if until is None:
+        return []
+    epochs = max(member.config.train.epochs for member in plan.members.values())
+    sentence = f"As of epoch {until} of {epochs}"
+    by_length = [
+        name
+        for name, member in plan.members.items()
+        if not {"swa", "sma", "swad"}.isdisjoint(member.watched[:1])
+    ]
+    if by_length:
+        sentence += f"; what {', '.join(by_length)} averages depends on the length of the whole run"
+    return [f"{sentence}."]
 
 
 def _has_failed(group: Group, seed: int, failures: Mapping[str, Failure]) -> bool:
@@ -343,5 +338,7 @@ def _in_short(path: Path) -> str:
     run = read_run(path)
     score = run.score(run.deployed)
     accuracy = "" if score is None else f", {run.deployed} {score:.1f} %"
-    seconds = next((e["seconds"] for e in reversed(run.events) if e["event"] == "done"), 0.0)
+    seconds = next((e["seconds"] for e in reversed(run.events) if e["event"] == "done"), None)
+    if seconds is None:  # it has more epochs than the bench asked for
+        return f"at epoch {max(r['epoch'] for r in run.evaluations)}{accuracy}"
     return f"done in {duration(seconds)}{accuracy}"

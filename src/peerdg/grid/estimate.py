@@ -11,7 +11,7 @@ from typing import Any
 from peerdg.errors import PeerdgError
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import Plan, PlannedRun
-from peerdg.report.result import RunResult, last_evaluated
+from peerdg.report.result import RunResult, is_evaluated
 from peerdg.report.runs import read_run
 from peerdg.run.forecast import Costs, PhaseCosts, RunPlan
 from peerdg.run.settings import RunConfig
@@ -95,9 +95,11 @@ class Progress:
     def is_done(self, run: PlannedRun) -> bool:
         """Whether a run is complete."""
         found = self.results.get(run.name)
-        if found is None or found.status == "done":
-            return found is not None
-        return self.until is not None and last_evaluated(found.records) >= self.until
+        if found is None:
+            return False
+        if self.until is None or self.until >= run.config.train.epochs:
+            return found.status == "done"
+        return is_evaluated(found.records, self.until)
 
     def epochs(self, config: RunConfig) -> int:
         """Count the epochs of the main phase that a run is to be trained for."""

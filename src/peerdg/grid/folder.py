@@ -35,7 +35,8 @@ from peerdg.files import (
 from peerdg.grid.plan import Group, Plan, PlannedRun, make_plan, plan_changes
 from peerdg.grid.variants import LEVELS
 from peerdg.models.description import read_description
-from peerdg.report.result import last_evaluated
+from peerdg.report.result import is_evaluated
+from peerdg.report.runs import read_records
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.lock import LOCK, OWNER, FolderLock
 from peerdg.run.settings import refuse_difference, resolve
@@ -106,6 +107,27 @@ class BenchFolder:
             raise
         return bench
 
+    @classmethod
+    def open_trained(cls, path: Path, plan: Plan, *, until: int | None = None) -> "BenchFolder":
+        """Lock the folder of a bench to look at its runs; nothing of it is changed.
+
+        Raises:
+            ConfigError: If there is no bench, or it was made with other options.
+            RunInUseError: If another bench works in it.
+            DamagedError: If it holds links where files belong, or a file of it is damaged.
+        """
+        bench = cls(path, until=until)
+        bench._refuse_links()
+        if not bench.holds_bench:
+            raise ConfigError(f"{path} holds no bench.", hint="Train one first.")
+        bench._lock.acquire()
+        try:
+            bench.check(plan)
+        except BaseException:
+            bench.close()
+            raise
+        return bench
+
     def close(self) -> None:
         """Unlock the folder; if nothing was begun in it, leave it as it was."""
         keep = self.holds_bench
@@ -164,17 +186,15 @@ class BenchFolder:
     def is_done(self, run: PlannedRun) -> bool:
         """Whether a run is complete."""
         folder = RunFolder(self.run_folder(run))
-        return folder.done or self._has_arrived(folder)
-
-    def _has_arrived(self, folder: RunFolder) -> bool:
-        """Whether a run that has more epochs was evaluated after the one where the bench stops."""
-        if self.until is None or not folder.holds_run:
+        if self.until is None or self.until >= run.config.train.epochs:
+            return folder.done
+        if not folder.holds_run:
             return False
         try:
-            records = folder.metrics.read()
+            records = read_records(folder, is_done=folder.done)
         except PeerdgError:
             return False  # the run itself says what is wrong with it
-        return last_evaluated(records) >= self.until
+        return is_evaluated(records, self.until)
 
     def is_complete(self, plan: Plan) -> bool:
         """Whether all runs and combinations are complete."""

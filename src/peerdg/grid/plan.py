@@ -7,6 +7,7 @@ under a name of its own. Free of torch, so that a misspelt method is answered at
 """
 
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,9 +17,9 @@ from peerdg.averages.settings import KINDS, OPTIONS_OF
 from peerdg.config import Change, did_you_mean, difference, merge
 from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
-from peerdg.grid.variants import Variant, known_methods, objective_of, split_variants
-from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
-from peerdg.methods.registry import method_names, settings_of
+from peerdg.grid.variants import Variant, average_of, known_methods, objective_of, split_variants
+from peerdg.methods.recipes import COMBINATIONS, Combination
+from peerdg.methods.registry import method_names
 from peerdg.run.settings import MAY_CHANGE, RunConfig, resolve
 
 _DECIDED_BY_BENCH = {
@@ -190,6 +191,31 @@ class Plan:
         """Name of the data set."""
         return next(iter(self.members.values())).config.benchmark
 
+    def check_until(self, until: int | None) -> int | None:
+        """Check the epoch that runs are trained to, and return it; None if none has more epochs.
+
+        Raises:
+            ConfigError: If a run is not evaluated after it, or is made of finished runs.
+        """
+        configs = {name: member.config for name, member in self.members.items()}
+        if until is None or until >= max(c.train.epochs for c in configs.values()):
+            return None
+        if until < 1:
+            raise ConfigError(f"--until is {until}; at least one epoch is needed.")
+        for name, config in configs.items():
+            if self.members[name].combination is not None:
+                raise ConfigError(
+                    f"'{name}' is made of finished runs; there is none after epoch {until}.",
+                    hint=f"Leave '{name}' out of --methods, or --until out.",
+                )
+            if until % config.evaluate_every and until < config.train.epochs:
+                raise ConfigError(
+                    f"'{name}' is evaluated every {config.evaluate_every} epochs, so not after "
+                    f"epoch {until}.",
+                    hint=f"Give --until a multiple of {config.evaluate_every}.",
+                )
+        return operator.index(until)
+
 
 def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequence[int]) -> Plan:
     """Plan a bench, and refuse everything that can be refused without looking at data.
@@ -309,16 +335,9 @@ def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-def _average_of(method: str) -> str | None:
-    """Return the kind of average that a method deploys, if any."""
-    recipe = RECIPES.get(COMBINATIONS[method].member if method in COMBINATIONS else method)
-    asked = None if recipe is None else recipe.average
-    return asked or settings_of(objective_of(method)).own_average
-
-
 def _average_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Filter the options of the average that this method deploys; empty if it has none."""
-    kind = _average_of(method)
+    kind = average_of(method)
     if kind is None:
         return {}
     others = {name for other, names in OPTIONS_OF.items() if other != kind for name in names}
@@ -361,7 +380,7 @@ def _check_options(options: Mapping[str, Any], methods: Mapping[str, str]) -> No
             "'average.kind' is decided by --methods.",
             hint="Name the methods that deploy an average; `peerdg methods` lists them.",
         )
-    kinds = set(map(_average_of, methods.values()))
+    kinds = set(map(average_of, methods.values()))
     for kind, names in OPTIONS_OF.items():
         for name in {*names} & {*options.get("average", {})} if kind not in kinds else ():
             raise ConfigError(

@@ -108,7 +108,7 @@ def _answers(table: BenchTable, pictures: Mapping[str, str]) -> list[str]:
         "## Questions",
         "",
         "Differences of runs with the same seed, with the interval of the table above. Fluctuation "
-        "below 0 is steadier. `trained` is the network that learns, where another one is deployed.",
+        "below 0 is steadier. `trained` is the network that learns.",
         "",
         *_chosen(pictures, ANSWERS),
     ]

@@ -77,7 +77,7 @@ class Row:
         targets: Accuracy on each target.
         difference: Of the score to that of the reference; None for the reference itself.
         source_val: Accuracy on the source's validation images.
-        crafted: Mean over crafted validation, if there are targets beside it.
+        crafted: Mean over crafted validation.
         fluctuation: Variance of the deployed network's target accuracy over training.
         selected: Target mean of the epoch that is best on the source's validation images.
         regret: What that epoch stays behind the best one, which only targets would show.
@@ -147,8 +147,10 @@ class BenchTable:
 
     @property
     def pairs(self) -> int:
-        """The fewest seeds that a difference is over."""
-        return min((row.difference.n for row in self.rows if row.difference), default=0)
+        """The fewest seeds, but for single ones, that a difference is over."""
+        rows = [row.difference.n for row in self.rows if row.difference]
+        answers = [found.n for answer in self.answers for found in answer.differences.values()]
+        return min((n for n in (*rows, *answers) if n > 1), default=0)
 
     def table(self) -> Table:
         """Make the table for people: mean ± standard deviation over seeds."""
@@ -271,7 +273,7 @@ def bench_table(
     finished = {name: group for name, group in groups.items() if group}
     first = next(iter(finished.values()))[0]
     plain = next((name for name, group in finished.items() if _is_plain(group[0])), None)
-    reference = reference or plain or next(iter(groups))
+    reference = reference or plain or next(iter(finished))
     period = common_period([run for group in finished.values() for run in group])
     rows = [
         _row(name, group, (failed or {}).get(name, 0), period) for name, group in groups.items()

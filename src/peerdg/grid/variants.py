@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from peerdg.averages.settings import OPTIONS_OF
 from peerdg.config import did_you_mean, read_toml, suggest
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
-from peerdg.methods.registry import method_names
+from peerdg.methods.registry import method_names, settings_of
 
 Pair = tuple[str, str]  # a row of the table, and the one that it is compared with
 Questions = Mapping[str, Sequence[Pair]]  # pairs, under what they are compared for
@@ -63,13 +64,30 @@ class PlanFile:
     questions: Questions = field(default_factory=dict)
 
     def only(self, rows: Sequence[str]) -> "PlanFile":
-        """Leave out the sections of methods that none of these rows trains by."""
+        """Leave out what none of these rows has: sections of methods, options of averages."""
         variants = split_variants(self.options)[1]
         used = {variants[name].method if name in variants else name for name in rows}
-        trained = {objective_of(name) for name in used if name in known_methods()}
-        sections = {*method_names()} - trained
-        kept = {key: value for key, value in self.options.items() if key not in sections}
-        return replace(self, options=kept)
+        used &= {*known_methods()}
+        options = {
+            key: value
+            for key, value in self.options.items()
+            if key not in {*method_names()} - set(map(objective_of, used))
+        }
+        if isinstance(options.get("average"), Mapping):
+            kinds = OPTIONS_OF.keys() - set(map(average_of, used))
+            unused = {name for kind in kinds for name in OPTIONS_OF[kind]}
+            unused -= {name for kind in OPTIONS_OF.keys() - kinds for name in OPTIONS_OF[kind]}
+            average = options["average"].items()
+            options["average"] = {name: value for name, value in average if name not in unused}
+        reference = self.reference if self.reference in rows else None
+        return replace(self, options=options, reference=reference)
+
+
+def average_of(method: str) -> str | None:
+    """Return the kind of average that a method deploys, if any."""
+    recipe = RECIPES.get(COMBINATIONS[method].member if method in COMBINATIONS else method)
+    asked = None if recipe is None else recipe.average
+    return asked or settings_of(objective_of(method)).own_average
 
 
 def objective_of(method: str) -> str:

@@ -63,7 +63,8 @@ def estimate(
     times = {
         group.name: time
         for group in to_do
-        if (time := RunTime.of_runs(progress.of(plan.runs_of(group)))) is not None
+        if progress.epochs(group.config) == group.config.train.epochs  # else they took longer
+        and (time := RunTime.of_runs(progress.of(plan.runs_of(group)))) is not None
     }
     unknown = [group for group in to_do if group.name not in times]
     costs: dict[str, Any] = {}

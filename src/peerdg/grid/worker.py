@@ -86,8 +86,8 @@ class PipeProgress:
         self._report(activity=f"reading {what}")
 
     def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
-        """Remember the plan."""
-        self._forecast = Forecast(plan, self.costs, self.clock)
+        """Remember the plan, as far as the bench goes."""
+        self._forecast = Forecast(plan.cut(self.until), self.costs, self.clock)
 
     def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
         """Send a message."""

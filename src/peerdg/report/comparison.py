@@ -160,7 +160,7 @@ def _conditions(groups: Groups) -> str:
 def _source_images(run: RunResult) -> str:
     """Say how many images of the source were learnt from, if that is known, and held back."""
     held_back, learnt_from = run.images(VALIDATION), run.inputs.images.get("train")
-    if learnt_from is None:
+    if learnt_from is None or run.saw_targets:
         return (
             f"{held_back:,} source images for validation" if held_back else "no validation images"
         )

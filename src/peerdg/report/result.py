@@ -393,14 +393,15 @@ class RunResult:
         return run_fluctuation(series)
 
 
-def last_evaluated(records: Iterable[Mapping[str, Any]]) -> int:
-    """Find the last epoch of the main phase after which networks were evaluated; -1 without one."""
-    found = (r["epoch"] for r in records if r.get("kind") == "evaluation")
-    return max((int(epoch) for epoch in found), default=-1)
+def is_evaluated(records: Iterable[Mapping[str, Any]], epoch: int) -> bool:
+    """Whether networks were evaluated after this epoch of the main phase."""
+    return any(r["epoch"] == epoch for r in records if r["kind"] == "evaluation")
 
 
 def as_of(run: RunResult, epoch: int) -> RunResult:
     """Present a run as it was after an epoch of its main phase, as if that had been the last.
+
+    Its memory stays that of the whole run.
 
     Args:
         run: Finished, or evaluated after that epoch at least.

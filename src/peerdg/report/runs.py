@@ -67,7 +67,7 @@ def read_run(path: Path) -> RunResult:
         path=path,
         config=config,
         status=status,
-        records=_records(run, is_done=status == "done"),
+        records=read_records(run, is_done=status == "done"),
         events=run.events.read(),
         profile=_read_profile(run.profile_file),
         folder=_folder_name(config),
@@ -183,8 +183,8 @@ def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[
     return groups
 
 
-def _records(run: RunFolder, *, is_done: bool) -> list[dict[str, Any]]:
-    """The records of a run; only one that is not done may have been killed while it wrote them."""
+def read_records(run: RunFolder, *, is_done: bool) -> list[dict[str, Any]]:
+    """Read the records of a run; one that is not done may have been killed while it wrote them."""
     records = run.metrics.read()
     return records if is_done else _without_half_an_evaluation(records)
 

@@ -5,7 +5,7 @@ Free of torch and of any display. Seconds come from a clock that tests replace.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from peerdg.stages import Activity
 
@@ -60,6 +60,20 @@ class RunPlan:
 
     phases: tuple[PhasePlan, ...]
     fitted: bool = False
+
+    def cut(self, epochs: int | None) -> "RunPlan":
+        """Plan the same with at most so many epochs of the last phase; None leaves it whole."""
+        *first, last = self.phases
+        if epochs is None or epochs >= last.epochs:
+            return self
+        shorter = replace(
+            last,
+            epochs=epochs,
+            evaluations=tuple(epoch for epoch in last.evaluations if epoch <= epochs),
+            epoch_steps=last.epoch_steps[:epochs],
+            growth=last.growth[:epochs],
+        )
+        return replace(self, phases=(*first, shorter))
 
 
 @dataclass(frozen=True)

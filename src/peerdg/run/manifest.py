@@ -213,7 +213,7 @@ def _write_manifest(
 
 def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
     validation = {} if splits.validation is None else {VALIDATION: splits.validation}
-    parts = {"train": splits.train, **validation, **splits.targets}
+    parts = {**splits.targets, **validation, "train": splits.train}  # whatever a target is called
     return {
         "command": [storable(argument) for argument in sys.argv],
         "config_hash": config.hash,
