@@ -190,3 +190,20 @@ def test_runs_on_own_images_are_listed_by_their_folder(tmp_path, monkeypatch, ca
     assert peerdg(["runs", "run"], debug=True) == 0
     shown = capsys.readouterr().out
     assert "own-data" not in shown
+
+
+def test_rows_of_a_bench_are_called_as_the_bench_calls_them(tmp_path):
+    heavy = [replace(variant(seed, peer={"w": 2.0}), row="peer-heavy") for seed in (0, 1)]
+    light = [replace(variant(seed, peer={"w": 0.1}), row="peer") for seed in (0, 1)]
+    assert {name: len(group) for name, group in by_variant([*heavy, *light]).items()} == {
+        "peer-heavy": 2, "peer": 2,
+    }  # fmt: skip
+    save_runs(tmp_path / "runs.json", [*heavy, *light])
+    assert list(by_variant(load_runs(tmp_path / "runs.json"))) == ["peer-heavy", "peer"]
+    # Another bench calls something else `peer`: options tell them apart, and no run is lost.
+    other = [replace(variant(0, peer={"w": 0.5}), row="peer")]
+    found = by_variant([*heavy, *light, *other])
+    assert list(found) == ["peer w=2", "peer w=0.1", "peer w=0.5"]
+    assert sum(map(len, found.values())) == 5
+    alone = [variant(0, peer={"w": 0.5})]  # a run of no bench
+    assert len(by_variant([*light, *alone])) == 2

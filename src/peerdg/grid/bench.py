@@ -330,7 +330,7 @@ def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
             continue
         for method, view in views(runs[0], results[0]).items():
             found[method].append(view if bench.until is None else as_of(view, bench.until))
-    return found
+    return {name: [replace(run, row=name) for run in runs] for name, runs in found.items()}
 
 
 def _in_short(path: Path) -> str:

@@ -113,17 +113,22 @@ def answers_table(answers: Sequence[Answer]) -> Table:
         [
             found.label,
             str(next(iter(found.differences.values())).n),
-            *(difference_text(found.differences.get(m), DIGITS.get(m, 1)) for m in measures),
+            *(
+                difference_text(found.differences.get(m), DIGITS.get(m, 1), one_seed=False)
+                for m in measures
+            ),
         ]
         for found in answers
     ]
     return Table(["difference", "seeds", *measures], rows)
 
 
-def difference_text(found: Difference | None, digits: int = 1) -> str:
-    """Format as `+1.2 [+0.3, +2.0]`."""
+def difference_text(found: Difference | None, digits: int = 1, *, one_seed: bool = True) -> str:
+    """Format as `+1.2 [+0.3, +2.0]`; of one seed, say so if `one_seed`."""
     if found is None:
         return "-"
+    if found.n == 1 and not one_seed:
+        return f"{found.mean:+.{digits}f}"
     if found.low is None or found.high is None:
         return f"{found.mean:+.{digits}f} ({found.reason})"
     return f"{found.mean:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"

@@ -68,6 +68,7 @@ class RunResult:
             those of all of them.
         combined_from: The runs that were combined to this result, if it is no single run; it has
             one evaluation, at the end.
+        row: What the bench that it is part of calls it; empty if there is none.
     """
 
     path: Path
@@ -81,6 +82,7 @@ class RunResult:
     inputs: Inputs = field(default_factory=Inputs)
     shared_with: tuple[str, ...] = ()
     combined_from: tuple[str, ...] = ()
+    row: str = ""
 
     @property
     def data(self) -> str:
@@ -120,6 +122,12 @@ class RunResult:
     def marked_method(self) -> str:
         """`method`, with a mark if neither code nor values were published for it on this data."""
         return f"{self.method} {MARK}" if self.is_reconstruction else self.method
+
+    @property
+    def marked_row(self) -> str:
+        """`row`, with the marks that `marked_method` has."""
+        name = f"{self.row} (oracle)" if self.saw_targets and "oracle" not in self.row else self.row
+        return f"{name} {MARK}" if self.is_reconstruction else name
 
     @property
     def is_reconstruction(self) -> bool:

@@ -171,6 +171,7 @@ class _Saved:
     inputs: Inputs = field(default_factory=Inputs)
     shared_with: tuple[str, ...] = ()
     combined_from: tuple[str, ...] = ()
+    row: str = ""
 
 
 def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[str, str]]]:
@@ -248,6 +249,7 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
             "inputs": asdict(_with_weights(run)),
             **({"shared_with": run.shared_with} if run.shared_with else {}),
             **({"combined_from": run.combined_from} if run.combined_from else {}),
+            **({"row": run.row} if run.row else {}),
         }
         for run in runs
     ]
@@ -318,4 +320,5 @@ def _loaded(saved: _Saved, path: Path) -> RunResult:
         inputs=saved.inputs,
         shared_with=saved.shared_with,
         combined_from=saved.combined_from,
+        row=saved.row,
     )

@@ -19,7 +19,7 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     """Group finished runs that differ only in their seed, under a short unique name.
 
     A method with one variant is called by its name; several have the options that differ between
-    them beside it, `erm lr=0.1`.
+    them beside it, `erm lr=0.1`. Rows of a bench are called as the bench calls them.
     """
     groups = list(filter(None, _grouped(runs).values()))
     by_method: dict[str, list[int]] = {}
@@ -29,10 +29,18 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     for method, numbers in by_method.items():
         names = _labels(method, [groups[number][0] for number in numbers])
         labels.update(zip(numbers, names, strict=True))
+    rows = {n: group[0].marked_row for n, group in enumerate(groups) if _has_one_row(group)}
+    named = {**labels, **rows}
+    if len({*named.values()}) < len(groups):
+        named = labels  # two benches have a row of one name
     return {
-        labels[number]: sorted(group, key=lambda run: run.seed)
+        named[number]: sorted(group, key=lambda run: run.seed)
         for number, group in enumerate(groups)
     }
+
+
+def _has_one_row(group: Sequence[RunResult]) -> bool:
+    return bool(group[0].row) and len({run.row for run in group}) == 1
 
 
 def variant_differences(groups: Groups) -> list[str]:
