@@ -82,7 +82,9 @@ def answers_figure(table: BenchTable, path: Path) -> bool:
     axes[0, 0].set_xlabel(f"{table.score}: difference in points")
     if moved:
         _draw_answers(axes[0, 1], lines, FLUCTUATION)
-        axes[0, 1].set_xlabel("fluctuation: difference in variance, below 0 is steadier")
+        axes[0, 1].set_xlabel("fluctuation: difference, below 0 is steadier")
+        axes[0, 0].set_zorder(2)  # a long question goes on over the right half
+        axes[0, 0].patch.set_visible(False)
     for place, line in enumerate(lines):
         if isinstance(line, str):
             axes[0, 0].annotate(
