@@ -35,8 +35,6 @@ from peerdg.files import (
 from peerdg.grid.plan import Group, Plan, PlannedRun, make_plan, plan_changes
 from peerdg.grid.variants import LEVELS
 from peerdg.models.description import read_description
-from peerdg.report.result import is_evaluated
-from peerdg.report.runs import read_records
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.lock import LOCK, OWNER, FolderLock
 from peerdg.run.settings import refuse_difference, resolve
@@ -190,6 +188,10 @@ class BenchFolder:
             return folder.done
         if not folder.holds_run:
             return False
+        # Late: reports need numpy, and the help of a command does not.
+        from peerdg.report.result import is_evaluated
+        from peerdg.report.runs import read_records
+
         try:
             records = read_records(folder, is_done=folder.done)
         except PeerdgError:
