@@ -58,6 +58,8 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(tmp_path: Path):
     options = (out / "bench.toml").read_bytes()
     # What has gone on, or is finished, can still be compared where it was.
     assert scores(tabulate_bench(found, out, until=2)) == scores(first)
+    assert {run.evaluations[-1]["epoch"] for run in load_runs(out / "runs.json")} == {2}
+    assert {e["epoch"] for run in load_runs(out / "runs.json") for e in run._epochs} == {1, 2}
     assert scores(tabulate_bench(found, out)) == scores(last)
     few = plan(tmp_path / "images", "peer", peer={"k": 1})
     assert scores(tabulate_bench(few, out)) == {"peer": scores(last)["peer"]}
