@@ -32,7 +32,7 @@ def bench(
     reference: str | None = None,
     jobs: Annotated[int, Parameter(converter=whole_number)] = 1,
     until: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    train: Annotated[bool, Parameter(negative="--no-train", name=())] = True,
+    train: bool = True,
     dry_run: bool = False,
     overwrite: bool = False,
     common: DataFlags | None = None,
