@@ -194,6 +194,19 @@ def test_nothing_is_promised_before_anything_is_known():
     assert forecast.share() == 0
 
 
+def test_a_phase_of_unknown_length_ahead_keeps_the_share_below_that_of_the_steps():
+    """The end of pre-training is not the end of the run, though no evaluation was timed yet."""
+    machine = Machine(PLAN, true_costs())
+    forecast = Forecast(PLAN, clock=lambda: machine.now)
+    points = list(machine.run(forecast))
+    steps = sum(phase.all_steps for phase in PLAN.phases)
+    assert [share for phase, *_, share in points if phase == "pretrain"] == [
+        pytest.approx(10 * epoch / steps) for epoch in range(4)
+    ]
+    first = next(share for phase, *_, share in points if phase == "train")
+    assert first <= 40 / steps
+
+
 def test_a_resumed_run_does_not_count_what_is_behind_it():
     machine = Machine(PLAN, true_costs())
     forecast = Forecast(PLAN, true_costs(), clock=lambda: machine.now)

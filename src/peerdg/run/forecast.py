@@ -235,10 +235,15 @@ class Forecast:
         """The part of the run's work that is done, from 0 to 1."""
         left = self.left()
         if left is None:
-            phase = self.plan.phases[self._phase]
-            return (phase.steps_before(self._epoch) + self._step) / max(1, phase.all_steps)
+            return self._steps_done() / max(1, sum(phase.all_steps for phase in self.plan.phases))
         done = sum(self._done(phase) or 0.0 for phase in self.plan.phases[: self._phase + 1])
         return done / (done + left) if done else 0.0
+
+    def _steps_done(self) -> int:
+        """Steps of all phases so far."""
+        *before, current = self.plan.phases[: self._phase + 1]
+        here = current.steps_before(self._epoch) + self._step
+        return sum(phase.all_steps for phase in before) + here
 
     def _of_phase(self, phase: PhasePlan) -> float | None:
         """Seconds that the phase still takes."""
