@@ -47,6 +47,31 @@ def test_the_same_values_have_the_same_interval():
     assert bootstrap_interval(VALUES) == bootstrap_interval(VALUES)
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.2, 0.6, 0.9, 1.1, 2.0])
+@pytest.mark.parametrize("n", [2, 3, 5, 9])
+def test_is_clear_if_a_paired_t_test_and_the_bootstrap_agree(n: int, shift: float):
+    values = np.random.default_rng(n).normal(shift, 1.0, n)
+    a, b = dict(enumerate(values + 50)), dict.fromkeys(range(n), 50.0)
+    found = paired_difference(a, b)
+    assert found is not None and found.low is not None and found.high is not None
+    test = stats.ttest_rel(list(a.values()), list(b.values()))
+    interval = test.confidence_interval(0.95)
+    assert (found.mean - found.margin, found.mean + found.margin) == pytest.approx(interval)
+    assert found.is_clear == (test.pvalue < 0.05 and (found.low > 0 or found.high < 0))
+
+
+def test_an_interval_without_zero_may_not_be_clear():
+    found = paired_difference({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.0, 1: 0.0, 2: 0.0})
+    assert found is not None and found.low is not None and found.low > 0
+    assert not found.is_clear  # t is 2.65, and 4.30 is needed
+
+
+def test_one_difference_and_equal_ones_are_never_clear():
+    assert not Difference(1, 2.0, reason="one seed").is_clear
+    equal = paired_difference({0: 3.0, 1: 3.0}, {0: 1.0, 1: 1.0})
+    assert equal is not None and not equal.is_clear
+
+
 def test_turns_with_the_sign_and_scales():
     low, high = bootstrap_interval(VALUES)
     assert bootstrap_interval([-v for v in VALUES]) == pytest.approx((-high, -low), abs=0.05)

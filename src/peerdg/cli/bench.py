@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.cli.console import console, error_console
-from peerdg.cli.flags import PLUGIN, BenchOptions, DataFlags, all_given, whole_number, whole_numbers
+from peerdg.cli.flags import PLUGIN, SEED_LIST, BenchOptions, DataFlags, all_given, whole_number
 from peerdg.cli.train import DATA, say
 from peerdg.config import merge
 from peerdg.errors import ConfigError, PeerdgError
@@ -26,9 +26,7 @@ def bench(
     plugin: Annotated[Path | None, PLUGIN] = None,
     plan: Path | None = None,
     seeds: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    seed: Annotated[
-        tuple[int, ...] | None, Parameter(converter=whole_numbers, negative_iterable=())
-    ] = None,
+    seed: Annotated[tuple[int, ...] | None, SEED_LIST] = None,
     reference: str | None = None,
     jobs: Annotated[int, Parameter(converter=whole_number)] = 1,
     until: Annotated[int | None, Parameter(converter=whole_number)] = None,

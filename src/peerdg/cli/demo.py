@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from peerdg.cli.bench import bench_and_report
 from peerdg.cli.console import console
-from peerdg.cli.flags import whole_number
+from peerdg.cli.flags import SEED_LIST, whole_number
 from peerdg.errors import ConfigError
 from peerdg.grid.folder import BenchFolder
 from peerdg.grid.plan import make_plan
@@ -19,6 +19,7 @@ def demo(
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("runs/demo"),
     seeds: Annotated[int, Parameter(converter=whole_number)] = 3,
+    seed: Annotated[tuple[int, ...] | None, SEED_LIST] = None,
     epochs: Annotated[int | None, Parameter(converter=whole_number)] = None,
     overwrite: bool = False,
 ) -> None:
@@ -30,7 +31,8 @@ def demo(
 
     Args:
         out: Folder of the runs, the report and the plots.
-        seeds: Seeds per method.
+        seeds: Seeds per method, from 0 on.
+        seed: These seeds, e.g. 3,4,5, in place of --seeds.
         epochs: Epochs of the main phase, in place of the preset's.
         overwrite: Start anew, whatever is in this folder of an earlier demo.
     """
@@ -39,7 +41,7 @@ def demo(
     options: dict[str, Any] = {"benchmark": "digits-mini", "budget": "quick"}
     if epochs is not None:
         options["train"] = {"epochs": epochs}
-    plan = make_plan(options, methods=METHODS, seeds=range(seeds))
+    plan = make_plan(options, methods=METHODS, seeds=range(seeds) if seed is None else seed)
     anew = overwrite or BenchFolder(out).is_complete(plan)
     bench_and_report(plan, out, overwrite=anew, title="peerdg demo: digits-mini")
     from peerdg.report.comparison import OVERVIEW  # imports numpy

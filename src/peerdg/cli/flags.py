@@ -73,6 +73,9 @@ def whole_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
         raise ValueError(f'"{",".join(values)}" is no list of whole numbers.') from None
 
 
+SEED_LIST = Parameter(converter=whole_numbers, negative_iterable=())
+
+
 def _shown(default: Any) -> str:
     if default is None:
         return "unset"

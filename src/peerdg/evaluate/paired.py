@@ -13,7 +13,7 @@ from peerdg.rng import seed_for
 
 LEVEL = 0.95
 RESAMPLES = 9999
-FEW_SEEDS = 5  # below, an interval is at most as wide as the seeds that there happen to be
+FEW_SEEDS = 10  # below, the bootstrap interval holds the mean in less than 90 % of cases
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Difference:
         low: Lower end of the 95 % interval; None if there is no interval.
         high: Upper end; None likewise.
         reason: Why there is no interval; empty if there is one.
+        margin: Half the width of Student's 95 % interval; None if there is no interval.
     """
 
     n: int
@@ -35,6 +36,14 @@ class Difference:
     low: float | None = None
     high: float | None = None
     reason: str = ""
+    margin: float | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether neither the bootstrap interval nor Student's holds 0."""
+        if self.low is None or self.high is None or self.margin is None:
+            return False
+        return not self.low <= 0 <= self.high and abs(self.mean) > self.margin
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:
@@ -44,6 +53,10 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
     Bootstrap Confidence Intervals", JASA 82, 1987), by `scipy.stats.bootstrap`. Where BCa does not
     exist the percentiles of the resampled means stand in for it. Equal differences have no
     interval: resampling them gives no information.
+
+    Over few seeds a bootstrap is too narrow: of five normal differences its interval holds the mean
+    in about 84 % of the cases, of three in 73 %. Student's interval, mean ± t s / √n, is exact for
+    normal differences, so a difference is called clear only if neither holds 0.
 
     Args:
         a: A number for each seed.
@@ -63,7 +76,12 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
     if math.isclose(max(differences), min(differences), abs_tol=1e-9):
         return Difference(len(seeds), mean, std, reason="equal in all seeds")
     low, high = bootstrap_interval(differences)
-    return Difference(len(seeds), mean, std, low, high)
+    return Difference(len(seeds), mean, std, low, high, margin=_margin(std, len(seeds)))
+
+
+def _margin(std: float, n: int) -> float:
+    """Compute half the width of Student's interval of the mean of n values."""
+    return float(scipy_stats().t.ppf((1 + LEVEL) / 2, n - 1) * std / math.sqrt(n))
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:

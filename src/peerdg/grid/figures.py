@@ -13,6 +13,9 @@ from peerdg.text import visible
 
 # Okabe-Ito: better, worse, not told apart. Marks differ too, for those who see no colors.
 BETTER, WORSE, OPEN = "#0072B2", "#D55E00", "#595959"
+LEGEND = (
+    "95 % intervals: thick bootstrap, thin Student's t; filled: neither holds 0; dots: single seeds"
+)
 _ROW_INCHES = 0.36
 _LOGARITHMIC = 10.0  # ratio of the largest to the smallest value
 # Places of a label around its point, in points, the nearest first; the first that is free is taken.
@@ -55,7 +58,7 @@ def differences_figure(table: BenchTable, path: Path) -> bool:
     seeds = "one seed" if seeds == "1" else f"{seeds} seeds"
     axis.set_title(
         f"{visible(table.data)}: difference to {visible(table.reference)}, mean of {seeds}\n"
-        "line: 95 % bootstrap interval; dots: single seeds; filled: interval without 0",
+        + LEGEND,
         loc="left", fontsize=9.5, parse_math=False,
     )  # fmt: skip
     save_figure(figure, path, dpi=160)
@@ -94,8 +97,8 @@ def answers_figure(table: BenchTable, path: Path) -> bool:
             )  # fmt: skip
     _name_rows(axes[0, 0], ["" if isinstance(line, str) else line.label for line in lines])
     figure.suptitle(
-        f"{visible(table.data)}: differences of runs with the same seed. Line: 95 % bootstrap "
-        "interval;\ndots: single seeds; filled: interval without 0; blue is better, orange worse",
+        f"{visible(table.data)}: differences of runs with the same seed; blue is better, orange "
+        f"worse\n{LEGEND}",
         x=0.01, ha="left", fontsize=9.5, parse_math=False,
     )  # fmt: skip
     save_figure(figure, path, dpi=160)
@@ -146,17 +149,17 @@ def _draw_difference(
     """Draw one row of a forest plot: interval, mean, and the differences of single seeds."""
     if found is None:
         return
-    color, is_clear = OPEN, False
-    if found.low is not None and found.high is not None:
-        is_clear = found.low > 0 or found.high < 0
-        is_better = (found.mean < 0) == lower_is_better
-        color = OPEN if not is_clear else BETTER if is_better else WORSE
-        axis.plot([found.low, found.high], [place, place], color=color, lw=2, zorder=2)
+    is_better = (found.mean < 0) == lower_is_better
+    color = OPEN if not found.is_clear else BETTER if is_better else WORSE
+    if found.low is not None and found.high is not None and found.margin is not None:
+        ends = [found.mean - found.margin, found.mean + found.margin]
+        axis.plot(ends, [place, place], color=color, lw=0.8, zorder=2)
+        axis.plot([found.low, found.high], [place, place], color=color, lw=2.4, zorder=2)
     below = -0.22 if not axis.yaxis_inverted() else 0.22
     axis.plot(single, [place + below] * len(single), ".", color=color, alpha=0.5, ms=4, zorder=1)
     axis.plot(
         [found.mean], [place], "D", color=color, ms=6.5, mew=1.5, zorder=3,
-        markerfacecolor=color if is_clear else "white",
+        markerfacecolor=color if found.is_clear else "white",
     )  # fmt: skip
     axis.annotate(
         f"{found.mean:+.{digits}f}", (1.01, place), xycoords=("axes fraction", "data"),

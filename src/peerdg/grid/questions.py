@@ -22,6 +22,7 @@ from peerdg.tables import Table
 from peerdg.text import spreadsheet_text
 
 FLUCTUATION, TRAINED = "fluctuation", "trained: "
+CLEAR = "*"  # behind an interval: Student's does not hold 0, either
 DIGITS = {FLUCTUATION: 2, TRAINED + FLUCTUATION: 2}  # behind the point; one for accuracies
 
 
@@ -124,14 +125,15 @@ def answers_table(answers: Sequence[Answer]) -> Table:
 
 
 def difference_text(found: Difference | None, digits: int = 1, *, one_seed: bool = True) -> str:
-    """Format as `+1.2 [+0.3, +2.0]`; of one seed, say so if `one_seed`."""
+    """Format as `+1.2 [+0.3, +2.0]`, with a star if that is clear; of one seed, say so."""
     if found is None:
         return "-"
     if found.n == 1 and not one_seed:
         return f"{found.mean:+.{digits}f}"
     if found.low is None or found.high is None:
         return f"{found.mean:+.{digits}f} ({found.reason})"
-    return f"{found.mean:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
+    star = f" {CLEAR}" if found.is_clear else ""
+    return f"{found.mean:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]{star}"
 
 
 def answers_csv(answers: Iterable[Answer]) -> str:
@@ -139,10 +141,10 @@ def answers_csv(answers: Iterable[Answer]) -> str:
     out = io.StringIO()
     writer = csv.writer(out)
     columns = ["question", "method", "partner", "measure"]
-    writer.writerow([*columns, "pairs", "difference", "std", "low", "high"])
+    writer.writerow([*columns, "pairs", "difference", "std", "low", "high", "t margin"])
     for found in answers:
         for measure, d in found.differences.items():
             names = map(spreadsheet_text, (found.question, found.method, found.partner, measure))
-            numbers = ("" if v is None else v for v in (d.std, d.low, d.high))
+            numbers = ("" if v is None else v for v in (d.std, d.low, d.high, d.margin))
             writer.writerow([*names, d.n, d.mean, *numbers])
     return out.getvalue()

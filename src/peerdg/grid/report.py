@@ -8,7 +8,7 @@ from peerdg.evaluate.paired import RESAMPLES
 from peerdg.files import remove, replace_atomically
 from peerdg.grid.children import Failure
 from peerdg.grid.figures import answers_figure, differences_figure, steadiness_figure
-from peerdg.grid.questions import answers_csv, answers_table
+from peerdg.grid.questions import CLEAR, answers_csv, answers_table
 from peerdg.grid.table import BenchTable
 from peerdg.report.comparison import PAGE, details, opening, write_records
 from peerdg.report.result import RunResult
@@ -107,7 +107,8 @@ def _answers(table: BenchTable, pictures: Mapping[str, str]) -> list[str]:
     lines = [
         "## Questions",
         "",
-        "Differences of runs with the same seed, with the interval of the table above. Fluctuation "
+        "Differences of runs with the same seed, with the interval of the table above and "
+        f"{CLEAR} where Student's does not hold 0, either. Fluctuation "
         "below 0 is steadier. `trained` is the network that learns.",
         "",
         *_chosen(pictures, ANSWERS),

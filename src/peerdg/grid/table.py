@@ -14,7 +14,7 @@ from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, MINIMUM
 from peerdg.evaluate.interval import spread
 from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
-from peerdg.grid.questions import Answer, answer, difference_text
+from peerdg.grid.questions import CLEAR, Answer, answer, difference_text
 from peerdg.grid.variants import Questions
 from peerdg.report.comparable import accuracy_notes
 from peerdg.report.result import MARK, RECONSTRUCTED, RunResult
@@ -192,11 +192,11 @@ class BenchTable:
                 "shared: the method came from a run that others share, so its time and memory are "
                 "those of all averages that watched it; alone it needs less."
             )
-        if 1 < self.pairs < FEW_SEEDS:
+        if self.pairs > 1:
+            few = f" (of {self.pairs} seeds too narrow on its own)"
             notes.append(
-                f"With {self.pairs} seeds an interval reaches at most from the lowest to the "
-                "highest difference; it is narrower than the truth allows. Five seeds or more are "
-                "better."
+                f"{CLEAR}: neither the bootstrap interval{few if self.pairs < FEW_SEEDS else ''} "
+                "nor Student's 95 % interval holds 0."
             )
         return notes
 
@@ -223,6 +223,7 @@ class BenchTable:
             "difference std": difference and difference.std,
             "difference low": difference and difference.low,
             "difference high": difference and difference.high,
+            "difference t margin": difference and difference.margin,
             "difference pairs": difference and difference.n,
             **_columns("source val", row.source_val),
             **(_columns(CRAFTED_MEAN, row.crafted) if self.score != CRAFTED_MEAN else {}),
