@@ -92,7 +92,7 @@ def bench_page(
         *_chosen(pictures, STEADINESS),
         *_answers(table, pictures),
         *([targets_table(runs).markdown()] if any(run.targets for run in runs) else []),
-        *details(runs),
+        *details(runs, with_findings=not table.answers),
     ])  # fmt: skip
 
 

@@ -79,18 +79,20 @@ def opening(runs: Sequence[RunResult], *, title: str) -> list[str]:
     return [f"# {markdown_text(title)}", "", markdown_text(_conditions(by_variant(runs))), ""]
 
 
-def details(runs: Sequence[RunResult]) -> list[str]:
-    """Compose what follows the table: notes, findings, curves, fluctuation, selection, profiles."""
+def details(runs: Sequence[RunResult], *, with_findings: bool = True) -> list[str]:
+    """Compose what follows the table: notes, findings, curves, fluctuation, selection, profiles.
+
+    Args:
+        runs: What the page is about.
+        with_findings: Whether to state what can be compared; without where a study asked for it.
+    """
     groups = by_variant(runs)
     # Names and values come from run folders, which may be somebody else's.
     sentences = [*variant_differences(groups), *comparison_notes(groups)]
     notes = [f"- {markdown_text(sentence)}" for sentence in sentences]
     return [
         *([*notes, ""] if notes else []),
-        "## What it shows",
-        "",
-        *(f"- {markdown_text(sentence)}" for sentence in findings(groups)),
-        "",
+        *(_findings(groups) if with_findings else ["## Over training", ""]),
         *_figures(groups),
         f"## Fluctuation, first {BURN_IN_PERIODS} periods left out",
         "",
@@ -102,6 +104,11 @@ def details(runs: Sequence[RunResult]) -> list[str]:
         *_gradients_section(runs),
         *_profile_section(runs),
     ]
+
+
+def _findings(groups: Groups) -> list[str]:
+    sentences = (f"- {markdown_text(sentence)}" for sentence in findings(groups))
+    return ["## What it shows", "", *sentences, ""]
 
 
 def _figures(groups: Groups) -> list[str]:

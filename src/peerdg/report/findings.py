@@ -24,6 +24,7 @@ from peerdg.report.comparable import (
 from peerdg.report.result import RunResult
 from peerdg.report.variants import MANY, Groups
 
+SEEDS_TO_JUDGE = 5  # of so many, all agree by chance in 6 % of cases; of three, in 25 %
 AUGMENTATION, AVERAGING, OBJECTIVE = "augmentation", "averaging", "objective"
 # What decides when and on what a run is evaluated, or names a preset: not the last accuracy.
 _WITHOUT_EFFECT_AT_THE_END = {"budget", "evaluate_every", "crafted", "crafted_images"}
@@ -149,12 +150,19 @@ def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Se
         sentence += " in every seed" if agree else f", but the seeds do not agree ({spread})"
     if also:
         sentence += f"; they also differ in {', '.join(also)}"
-    elif (component := _ablated(run, baseline)) and agree:
-        lesson = "pays" if gain > 0 else "does not pay"
-        sentence += f"; at this budget the {component} {lesson} in accuracy"
-    elif component:
-        sentence += f"; whether the {component} pays at this budget is not shown"
+    elif component := _ablated(run, baseline):
+        sentence += f"; {_lesson(component, by_seed, agree=agree)}"
     return sentence + "."
+
+
+def _lesson(component: str, by_seed: Sequence[float], *, agree: bool) -> str:
+    """Say whether a component pays, if there are seeds enough to tell that from chance."""
+    if agree and len(by_seed) >= SEEDS_TO_JUDGE:
+        lesson = "pays" if by_seed[0] > 0 else "does not pay"
+        return f"at this budget the {component} {lesson} in accuracy"
+    seeds = "one seed" if len(by_seed) < 2 else f"{len(by_seed)} seeds"
+    by = f" by {seeds}" if agree else ""
+    return f"whether the {component} pays at this budget is not shown{by}"
 
 
 def _paired_gains(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[float]:

@@ -9,7 +9,7 @@ from peerdg.evaluate.interval import accuracy_spread, spread
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
 from peerdg.report.result import RunResult
 from peerdg.report.tables import CRAFTED_MEAN
-from peerdg.report.variants import by_variant
+from peerdg.report.variants import MANY, by_variant
 from peerdg.tables import Table
 from peerdg.text import markdown_text
 
@@ -84,7 +84,9 @@ def selection_section(runs: Sequence[RunResult]) -> list[str]:
             "",
             crafted_table(runs).markdown(),
         ]
-    return [*lines, "", "### Chosen epochs", "", choices_table(runs).markdown()]
+    if len(by_variant(runs)) <= MANY:
+        lines += ["", "### Chosen epochs", "", choices_table(runs).markdown()]
+    return [*lines, ""]
 
 
 def settings_findings(runs: Sequence[RunResult]) -> list[str]:
