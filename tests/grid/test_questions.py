@@ -66,6 +66,7 @@ def test_the_page_has_each_question_once_and_marks_reconstructions(table, tmp_pa
     assert page.count(f"**{WORTH}**") == 1 and page.count(f"]({ANSWERS})") == 1
     assert f"**{markdown_text(OTHER)}**" in page and OTHER not in page
     assert "l2d † - erm" in page
+    assert "## What it shows" not in page  # what was asked is answered; nobody asked the rest
     assert (tmp_path / ANSWERS).stat().st_size > 10_000 and (tmp_path / ANSWERS_CSV).exists()
     again = write_bench(bench_table(GROUPS), runs, tmp_path, title="Study").read_text()
     assert "## Questions" not in again
