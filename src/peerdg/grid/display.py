@@ -96,7 +96,7 @@ class RunLine:
         speed = self.images_per_second
         images = "" if speed is None else f", {speed:,.0f} images/s"
         left = "" if self.left is None else f", {duration(self.left)} left"
-        return f"{self.name}: {self.where}, {int(100 * self.share)} %{images}{left}"
+        return f"{_short(self.name)}: {self.where}, {int(100 * self.share)} %{images}{left}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render in one line of the console's width."""
@@ -115,12 +115,17 @@ class RunLine:
         if room < LEAST_LABEL:
             yield Text(shorten(f"{visible(self.name)}  {right.strip()}", width))
             return
-        name = abridge(visible(self.name), min(room, LONGEST_LABEL))
+        name = _short(self.name, min(room, LONGEST_LABEL))
         cells = min(LONGEST_BAR, width - cell_len(name) - cell_len(place) - cell_len(right) - 6)
         done = round(cells * self.share)
         full, rest = ("#", "-") if options.ascii_only else ("━", "─")
         bar = (full * done, "bar.complete"), (rest * (cells - done), "bar.back")
         yield Text.assemble(f"{name}  {place}  ", *bar, f"  {right.rstrip()}")
+
+
+def _short(name: str, length: int = LONGEST_LABEL) -> str:
+    """Shorten the name of a run that many methods share."""
+    return abridge(visible(name), length)
 
 
 class BenchDisplay:
@@ -163,7 +168,7 @@ class BenchDisplay:
         self.lines[name] = RunLine(name)
         self._shown_at[name] = self.clock()
         if self._live is None:
-            self._say(f"{name}: started")
+            self._say(f"{_short(name)}: started")
 
     def progressed(self, name: str, message: Mapping[str, Any]) -> None:
         """Update its line; in a log, one now and then."""
@@ -179,7 +184,7 @@ class BenchDisplay:
         self.lines.pop(name, None)
         self.ended_runs += 1
         self._left, self._left_at = left, self.clock()
-        self._say(f"[{self.ended_runs}/{self.total}] {name}: {text}")
+        self._say(f"[{self.ended_runs}/{self.total}] {_short(name)}: {text}")
 
     def note(self, text: str) -> None:
         """Print one line, unless it was printed before."""
