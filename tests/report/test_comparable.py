@@ -476,6 +476,8 @@ def test_a_period_that_is_not_k_is_told_of():
 
 def test_rows_with_other_periods_are_told_of():
     page = comparison_page([made(peer={"k": 2}), made("erm", evaluate_every=3)], title="t")
-    assert "periods of different lengths, in epochs (peer: 2, erm: 3)" in page
+    assert "periods of different lengths, in epochs (2: peer; 3: erm)" in page
     page = comparison_page([made(peer={"k": 3}), made("erm", evaluate_every=3)], title="t")
     assert "different lengths" not in page
+    many = [made(peer={"w": 0.1 * n}) for n in range(8)] + [made(peer={"k": 2})]
+    assert "in epochs (1: the others; 2: peer w=2 k=2)" in comparison_page(many, title="t")

@@ -94,6 +94,17 @@ def test_of_many_differences_the_fewest_that_tell_variants_apart_are_named():
         assert part in sentence
 
 
+def test_each_of_many_variants_is_told_apart_from_the_first():
+    lengths = [variant(train={"epochs": n}) for n in (3, 4, 5, 6)]
+    both = variant(train={"epochs": 7}, peer={"w": 0.1})
+    assert variant_differences(by_variant([*lengths, both])) == [
+        "peer w=2 epochs=4 is peer w=2 epochs=3 with train.epochs 4.",
+        "peer w=2 epochs=5 is peer w=2 epochs=3 with train.epochs 5.",
+        "peer w=2 epochs=6 is peer w=2 epochs=3 with train.epochs 6.",
+        "peer w=0.1 epochs=7 is peer w=2 epochs=3 with peer.w 0.1, train.epochs 7.",
+    ]
+
+
 def test_other_training_images_are_another_variant_not_another_seed():
     """The folder is not part of the config that is compared, but its images are."""
     first = variant(0, data="1111111111", folder="photos")

@@ -8,7 +8,7 @@ from peerdg.errors import ConfigError
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.methods.registry import method_names
 from peerdg.report.result import FROZEN, RECONSTRUCTED, RunResult
-from peerdg.report.variants import Groups, data_names, differs
+from peerdg.report.variants import MANY, Groups, data_names, differs
 
 TRAINING_IMAGES = "training images"  # in a list of what differs
 
@@ -185,10 +185,17 @@ def _period_notes(groups: Groups) -> list[str]:
         for name, run in first.items()
         if run.k is not None and run.k != run.period
     ]
-    if len({run.period for run in first.values()}) > 1:
-        periods = ", ".join(f"{name}: {run.period}" for name, run in first.items())
+    rows: dict[int, list[str]] = {}
+    for name, run in first.items():
+        rows.setdefault(run.period, []).append(name)
+    if len(rows) > 1:
+        most = max(rows.values(), key=len) if len(first) > MANY else []
+        lengths = "; ".join(
+            f"{period}: {'the others' if names is most else ', '.join(names)}"
+            for period, names in sorted(rows.items())
+        )
         notes.append(
-            f"Fluctuation has periods of different lengths, in epochs ({periods}); the variances "
+            f"Fluctuation has periods of different lengths, in epochs ({lengths}); the variances "
             "of these rows cannot be compared."
         )
     return notes

@@ -176,11 +176,13 @@ def _source_images(run: RunResult) -> str:
 
 
 def _own_options(groups: Groups) -> str:
-    """List the options of each method that results depend on."""
+    """List the options of each method that results depend on; of many rows, its first one's."""
+    first = {group[0].method: name for name, group in reversed(list(groups.items()))}
+    shown = groups if len(groups) <= MANY else first.values()
     return "".join(
         f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in found.items()) + ". "
         for name, group in groups.items()
-        if (found := _announced(group[0]))
+        if name in shown and (found := _announced(group[0]))
     )
 
 

@@ -44,16 +44,33 @@ def _has_one_row(group: Sequence[RunResult]) -> bool:
 
 
 def variant_differences(groups: Groups) -> list[str]:
-    """List every option in which the variants of a method differ, for methods with several."""
-    by_method: dict[str, list[RunResult]] = {}
-    for group in groups.values():
-        by_method.setdefault(group[0].method, []).append(group[0])
+    """List every option in which the variants of a method differ, for methods with several.
+
+    Of a few variants the values stand side by side; each of many is told apart from the first.
+    """
+    by_method: dict[str, dict[str, RunResult]] = {}
+    for name, group in groups.items():
+        by_method.setdefault(group[0].method, {})[name] = group[0]
     sentences = []
     for method, runs in by_method.items():
-        if options := _differing(runs):
-            parts = [f"{key} ({', '.join(_column(values))})" for key, values in options.items()]
+        options = {key: _column(v) for key, v in _differing(list(runs.values())).items()}
+        if len(runs) > _NAMED:
+            sentences += _each_of_many(list(runs), options)
+        elif options:
+            parts = [f"{key} ({', '.join(values)})" for key, values in options.items()]
             sentences.append(f"The variants of {method} differ in {'; '.join(parts)}.")
     return sentences
+
+
+def _each_of_many(names: Sequence[str], options: Mapping[str, Sequence[str]]) -> list[str]:
+    """Say of each variant in what it differs from the first."""
+    return [
+        f"{name} is {names[0]} with "
+        + ", ".join(f"{key} {v[place]}" for key, v in options.items() if v[place] != v[0])
+        + "."
+        for place, name in enumerate(names)
+        if place
+    ]
 
 
 def _grouped(runs: Sequence[RunResult]) -> dict[tuple[str, ...], list[RunResult]]:
