@@ -1,11 +1,12 @@
 """A bench as pictures: differences to the reference, and accuracy against fluctuation."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from peerdg.evaluate.paired import Difference
-from peerdg.grid.questions import DIGITS, FLUCTUATION, Answer
+from peerdg.grid.questions import FLUCTUATION, RATIOS, Answer
 from peerdg.grid.table import BenchTable
 from peerdg.report.figures import COLORS, pyplot, save_figure
 from peerdg.report.variants import MANY
@@ -17,6 +18,7 @@ LEGEND = (
     "95 % intervals: thick bootstrap, thin Student's t; filled: neither holds 0; dots: single seeds"
 )
 _ROW_INCHES = 0.36
+_RATIO_TICKS = (0.01, 0.1, 1, 10, 100), (0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LOGARITHMIC = 10.0  # ratio of the largest to the smallest value
 # Places of a label around its point, in points, the nearest first; the first that is free is taken.
 _PLACES = [
@@ -85,7 +87,8 @@ def answers_figure(table: BenchTable, path: Path) -> bool:
     axes[0, 0].set_xlabel(f"{table.score}: difference in points")
     if moved:
         _draw_answers(axes[0, 1], lines, FLUCTUATION)
-        axes[0, 1].set_xlabel("fluctuation: difference, below 0 is steadier")
+        axes[0, 1].set_xlabel("fluctuation: ratio, below 1 is steadier")
+        _tick_ratios(axes[0, 1])
         axes[0, 0].set_zorder(2)  # a long question goes on over the right half
         axes[0, 0].patch.set_visible(False)
     for place, line in enumerate(lines):
@@ -122,8 +125,16 @@ def _draw_answers(axis: Any, lines: Sequence[str | Answer], measure: str) -> Non
             single = list(line.by_seed[measure].values())
             _draw_difference(
                 axis, place, line.differences[measure], single,
-                lower_is_better=measure == FLUCTUATION, digits=DIGITS.get(measure, 1),
+                lower_is_better=measure in RATIOS, is_ratio=measure in RATIOS,
             )  # fmt: skip
+
+
+def _tick_ratios(axis: Any) -> None:
+    """Call the logarithms of an axis by the ratios that they are of."""
+    low, high = axis.get_xlim()
+    wide, narrow = ([r for r in all_ if low <= math.log(r) <= high] for all_ in _RATIO_TICKS)
+    ratios = wide if len(wide) > 2 else narrow
+    axis.set_xticks([math.log(r) for r in ratios], [f"×{r:g}" for r in ratios])
 
 
 def _name_rows(axis: Any, names: Sequence[str]) -> None:
@@ -144,9 +155,9 @@ def _draw_difference(
     single: Sequence[float],
     *,
     lower_is_better: bool = False,
-    digits: int = 1,
+    is_ratio: bool = False,
 ) -> None:
-    """Draw one row of a forest plot: interval, mean, and the differences of single seeds."""
+    """Draw one row of a forest plot: intervals, mean, and the differences of single seeds."""
     if found is None:
         return
     is_better = (found.mean < 0) == lower_is_better
@@ -161,8 +172,9 @@ def _draw_difference(
         [found.mean], [place], "D", color=color, ms=6.5, mew=1.5, zorder=3,
         markerfacecolor=color if found.is_clear else "white",
     )  # fmt: skip
+    text = f"×{math.exp(found.mean):.2f}" if is_ratio else f"{found.mean:+.1f}"
     axis.annotate(
-        f"{found.mean:+.{digits}f}", (1.01, place), xycoords=("axes fraction", "data"),
+        text, (1.01, place), xycoords=("axes fraction", "data"),
         va="center", fontsize=9, color=color, annotation_clip=False,
     )  # fmt: skip
 

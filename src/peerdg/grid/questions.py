@@ -9,6 +9,7 @@ about more than accuracy: what a part of a method is worth, in points and in ste
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from peerdg.text import spreadsheet_text
 
 FLUCTUATION, TRAINED = "fluctuation", "trained: "
 CLEAR = "*"  # behind an interval: Student's does not hold 0, either
-DIGITS = {FLUCTUATION: 2, TRAINED + FLUCTUATION: 2}  # behind the point; one for accuracies
+RATIOS = {FLUCTUATION, TRAINED + FLUCTUATION}  # a variance that is halved says more than "-0.4"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Answer:
         partner: What it is compared with.
         differences: Of each measure, method minus partner: target mean, source validation, crafted
             validation and fluctuation of the deployed network, target mean and fluctuation of the
-            trained one. Measures that the runs do not have are left out.
+            trained one. Those of `RATIOS` are differences of logarithms, so logarithms of ratios.
+            Measures that the runs do not have are left out.
         by_seed: The same of single seeds.
         label: Both names, a reconstruction with its mark.
     """
@@ -86,17 +88,17 @@ def _minus(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
 def _measures(score: str, period: int) -> dict[str, Callable[[RunResult], float | None]]:
     """Name what runs are compared by; no run has everything."""
 
-    def variance(run: RunResult, model: str) -> float | None:
+    def log_variance(run: RunResult, model: str) -> float | None:
         found = run.fluctuation(model, every=period)
-        return None if found is None else found.mean.var
+        return None if found is None or not found.mean.var else math.log(found.mean.var)
 
     return {
         score: lambda run: run.score(run.deployed),
         "source val": lambda run: run.final(run.deployed).get(VALIDATION),
         CRAFTED_MEAN: lambda run: run.crafted_mean(run.deployed),
-        FLUCTUATION: lambda run: variance(run, run.deployed),
+        FLUCTUATION: lambda run: log_variance(run, run.deployed),
         TRAINED + score: lambda run: run.score(run.trained),
-        TRAINED + FLUCTUATION: lambda run: variance(run, run.trained),
+        TRAINED + FLUCTUATION: lambda run: log_variance(run, run.trained),
     }
 
 
@@ -115,7 +117,9 @@ def answers_table(answers: Sequence[Answer]) -> Table:
             found.label,
             str(next(iter(found.differences.values())).n),
             *(
-                difference_text(found.differences.get(m), DIGITS.get(m, 1), one_seed=False)
+                ratio_text(found.differences.get(m))
+                if m in RATIOS
+                else difference_text(found.differences.get(m), one_seed=False)
                 for m in measures
             ),
         ]
@@ -124,27 +128,39 @@ def answers_table(answers: Sequence[Answer]) -> Table:
     return Table(["difference", "seeds", *measures], rows)
 
 
-def difference_text(found: Difference | None, digits: int = 1, *, one_seed: bool = True) -> str:
+def difference_text(found: Difference | None, *, one_seed: bool = True) -> str:
     """Format as `+1.2 [+0.3, +2.0]`, with a star if that is clear; of one seed, say so."""
     if found is None:
         return "-"
     if found.n == 1 and not one_seed:
-        return f"{found.mean:+.{digits}f}"
+        return f"{found.mean:+.1f}"
     if found.low is None or found.high is None:
-        return f"{found.mean:+.{digits}f} ({found.reason})"
+        return f"{found.mean:+.1f} ({found.reason})"
     star = f" {CLEAR}" if found.is_clear else ""
-    return f"{found.mean:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]{star}"
+    return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]{star}"
+
+
+def ratio_text(found: Difference | None) -> str:
+    """Format a difference of logarithms as `×0.52 [0.31, 0.84]`, with a star if that is clear."""
+    if found is None:
+        return "-"
+    ratio = f"×{math.exp(found.mean):.2f}"
+    if found.low is None or found.high is None:
+        return ratio if found.n == 1 else f"{ratio} ({found.reason})"
+    star = f" {CLEAR}" if found.is_clear else ""
+    return f"{ratio} [{math.exp(found.low):.2f}, {math.exp(found.high):.2f}]{star}"
 
 
 def answers_csv(answers: Iterable[Answer]) -> str:
-    """Write all differences in full as CSV, one row for each pair and measure."""
+    """Write all differences in full as CSV, one row for each pair and measure; logs of ratios."""
     out = io.StringIO()
     writer = csv.writer(out)
     columns = ["question", "method", "partner", "measure"]
     writer.writerow([*columns, "pairs", "difference", "std", "low", "high", "t margin"])
     for found in answers:
         for measure, d in found.differences.items():
-            names = map(spreadsheet_text, (found.question, found.method, found.partner, measure))
+            name = f"log {measure}" if measure in RATIOS else measure
+            names = map(spreadsheet_text, (found.question, found.method, found.partner, name))
             numbers = ("" if v is None else v for v in (d.std, d.low, d.high, d.margin))
             writer.writerow([*names, d.n, d.mean, *numbers])
     return out.getvalue()

@@ -108,8 +108,9 @@ def _answers(table: BenchTable, pictures: Mapping[str, str]) -> list[str]:
         "## Questions",
         "",
         "Differences of runs with the same seed, with the interval of the table above and "
-        f"{CLEAR} where Student's does not hold 0, either. Fluctuation "
-        "below 0 is steadier. `trained` is the network that learns.",
+        f"{CLEAR} where Student's does not hold 0, either. Fluctuation is "
+        "compared as a ratio of variances, by logarithms: below 1 is steadier. `trained` is the "
+        "network that learns.",
         "",
         *_chosen(pictures, ANSWERS),
     ]
