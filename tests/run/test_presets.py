@@ -1,5 +1,6 @@
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from peerdg.methods.registry import method_names
 from peerdg.run.presets import BUDGETS, preset, preset_text
 from peerdg.run.settings import RunConfig, notes, resolve
 
+RESULTS = Path(__file__).parents[2] / "results"
 EVERY = [(b, budget, m) for b in BENCHMARKS for budget in BUDGETS for m in method_names()]
 
 
@@ -28,7 +30,9 @@ def test_every_value_of_a_preset_names_its_origin(data):
     lines = [line for line in preset_text(data).splitlines() if "=" in line and line[0] != "#"]
     assert lines
     for line in lines:
-        assert re.search(r"# (paper|code|assumption)\b", line), line
+        assert re.search(r"# (paper|code|assumption)\b|# study \w+: ", line), line
+        if study := re.search(r"# study (\w+): ", line):
+            assert (RESULTS / study[1] / "README.md").exists(), line
 
 
 SOURCES = {  # training images of the usual source

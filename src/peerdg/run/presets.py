@@ -30,10 +30,15 @@ def origins(benchmark: str, budget: str) -> dict[str, str]:
 
 
 def reason(origin: str) -> str:
-    """The origin of a value as a reason: `paper`, `paper: Digits`, `assumption: why`."""
+    """The origin of a value as a reason: `paper`, `paper: Digits`, `assumption: why`, `study x: y`.
+
+    Studies are those of the project, `results/x`; what they chose, they chose by the source alone.
+    """
     kind, _, text = origin.partition(": ")
     if kind == "assumption":
         return text
+    if kind.startswith("study "):
+        return f"{text} ({kind})"
     return f"the {kind}'s value" + (f" ({text})" if text else "")
 
 
