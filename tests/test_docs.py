@@ -1,6 +1,7 @@
 """Statements of the documentation that the code or the kept records decide."""
 
 import ast
+import csv
 import re
 from pathlib import Path
 
@@ -205,3 +206,31 @@ def test_the_citation_file_is_complete_and_agrees_with_the_readme():
     assert f"{{{' and '.join(names)}}}" in bibtex
     assert TITLE in bibtex.replace("{PEER}", "PEER")
     assert PAPER in bibtex and "{2025}" in bibtex and paper["collection-title"] in bibtex
+
+
+INTERVAL = re.compile(
+    r"[+-]\d+\.\d \[[+-]\d+\.\d, [+-]\d+\.\d\](?: \*)?|×\d\.\d\d \[\d\.\d\d, \d+\.\d\d\](?: \*)?"
+)
+CONCLUSIONS = [ROOT / "docs/findings.md", *(ROOT / "results").glob("*/README.md")]
+
+
+@pytest.mark.parametrize("page", CONCLUSIONS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_interval_of_a_conclusion_is_in_a_report(page: Path):
+    """With its star, if it has one: no number of a page of conclusions is typed from memory."""
+    reports = [path.read_text("utf-8") for path in (ROOT / "results").glob("*/report.md")]
+    cells = {cell.strip() for text in reports for cell in text.replace("\\", "").split("|")}
+    stated = INTERVAL.findall(" ".join(page.read_text("utf-8").split()))
+    assert [found for found in stated if found not in cells] == []
+
+
+def test_the_table_of_parts_in_the_findings_is_that_of_study_mini():
+    with (ROOT / "results/mini/table.csv").open(encoding="utf-8") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    text = (ROOT / "docs/findings.md").read_text("utf-8")
+    parts = text.partition("| | target mean | variance |")[2].splitlines()[2:7]
+    methods = ["erm", "randaugment", "peer-latest", "p-ens", "peer"]
+    for line, row in zip(parts, (rows[name] for name in methods), strict=True):
+        mean, std, moved = (
+            float(row[name]) for name in ("target mean", "target mean std", "fluctuation")
+        )
+        assert line.endswith(f"| {mean:.1f} ± {std:.1f} | {moved:.2f} |")

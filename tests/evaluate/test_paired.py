@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from peerdg.evaluate.paired import Difference, bootstrap_interval, paired_difference
+from peerdg.evaluate.paired import (
+    STUDENT,
+    Difference,
+    bootstrap_interval,
+    is_beyond_chance,
+    paired_difference,
+)
 
 VALUES = [1.0, 2.5, 0.5, 4.0, 3.0]
 
@@ -58,6 +64,20 @@ def test_is_clear_if_a_paired_t_test_and_the_bootstrap_agree(n: int, shift: floa
     interval = test.confidence_interval(0.95)
     assert (found.mean - found.margin, found.mean + found.margin) == pytest.approx(interval)
     assert found.is_clear == (test.pvalue < 0.05 and (found.low > 0 or found.high < 0))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7, 8, 9, 10])
+def test_the_table_of_student_is_that_of_scipy(n: int):
+    assert pytest.approx(stats.t.ppf(0.975, n - 1), rel=5e-4) == STUDENT[n]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 30])
+@pytest.mark.parametrize("shift", [0.0, 0.4, 1.0, 3.0])
+def test_beyond_chance_is_what_a_t_test_says(n: int, shift: float):
+    values = list(np.random.default_rng(n).normal(shift, 1.0, n))
+    expected = n > 1 and stats.ttest_1samp(values, 0.0).pvalue < 0.05
+    assert is_beyond_chance(values) == expected
+    assert is_beyond_chance([-v for v in values]) == expected
 
 
 def test_an_interval_without_zero_may_not_be_clear():

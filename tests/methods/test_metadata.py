@@ -119,13 +119,14 @@ def test_sentences_compare_it_with_every_baseline_that_has_less(mirage):
         compared("mirage", {"every": 1, "critic": "soft", "beta": 0.9}, shift=4),
     ]
     assert [s for s in findings(by_variant(runs)) if "points" in s] == [
-        "augmentation alone: randaugment is 1.0 points above erm on the target mean.",
-        "Mirage against no augmentation: mirage is 4.0 points above erm on the target mean.",
+        "augmentation alone: randaugment is 1.0 points above erm on the target mean in one seed.",
+        "Mirage against no augmentation: mirage is 4.0 points above erm on the target mean in one "
+        "seed.",
         "Mirage against augmentation alone: mirage is 3.0 points above randaugment on the target "
-        "mean.",
+        "mean in one seed.",
         "Mirage against augmentation with averaging, without critic: mirage is 2.0 points above "
-        "plain-mirage on the target mean; whether the critic pays at this budget is not shown by "
-        "one seed.",
+        "plain-mirage on the target mean in one seed; whether the critic pays at this budget is "
+        "not shown.",
     ]
     page = comparison_page(runs, title="t")
     assert "mirage: every 1, beta 0.9." in page

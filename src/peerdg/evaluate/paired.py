@@ -13,6 +13,18 @@ from peerdg.rng import seed_for
 
 LEVEL = 0.95
 RESAMPLES = 9999
+# 97.5 % quantile of Student's t for the mean of so many values; scipy has it, if it is installed.
+STUDENT = {
+    2: 12.71,
+    3: 4.303,
+    4: 3.183,
+    5: 2.777,
+    6: 2.571,
+    7: 2.447,
+    8: 2.365,
+    9: 2.307,
+    10: 2.263,
+}
 FEW_SEEDS = 10  # below, the bootstrap interval holds the mean in less than 90 % of cases
 
 
@@ -82,6 +94,18 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
 def _margin(std: float, n: int) -> float:
     """Compute half the width of Student's interval of the mean of n values."""
     return float(scipy_stats().t.ppf((1 + LEVEL) / 2, n - 1) * std / math.sqrt(n))
+
+
+def is_beyond_chance(differences: Sequence[float]) -> bool:
+    """Whether Student's 95 % interval of the mean excludes 0; one difference shows nothing.
+
+    Does without scipy, for sentences of a report; of more than ten it asks a little too much.
+    """
+    n = len(differences)
+    if n < 2:
+        return False
+    margin = STUDENT[min(n, max(STUDENT))] * float(np.std(differences, ddof=1)) / math.sqrt(n)
+    return abs(float(np.mean(differences))) > margin
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:

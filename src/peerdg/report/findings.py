@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.evaluate.paired import is_beyond_chance
 from peerdg.methods.metadata import OFF, components, parts_of
 from peerdg.methods.registry import title_of
 from peerdg.report.comparable import (
@@ -24,7 +25,6 @@ from peerdg.report.comparable import (
 from peerdg.report.result import RunResult
 from peerdg.report.variants import MANY, Groups
 
-SEEDS_TO_JUDGE = 5  # of so many, all agree by chance in 6 % of cases; of three, in 25 %
 AUGMENTATION, AVERAGING, OBJECTIVE = "augmentation", "averaging", "objective"
 # What decides when and on what a run is evaluated, or names a preset: not the last accuracy.
 _WITHOUT_EFFECT_AT_THE_END = {"budget", "evaluate_every", "crafted", "crafted_images"}
@@ -138,31 +138,26 @@ def _ablated(a: RunResult, b: RunResult) -> str | None:
 
 
 def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Sequence[str]) -> str:
+    """Say which of two is more accurate, if that is more than the seeds differ by chance."""
     gain = mean[a] - mean[b]
-    verdict = "above" if gain > 0 else "below"
     run, baseline = groups[a][0], groups[b][0]
-    about = _about(run, baseline)
-    sentence = f"{about}: {a} is {abs(gain):.1f} points {verdict} {b} on the target mean"
     by_seed = _paired_gains(groups[a], groups[b])
-    agree = min(by_seed, default=0) > 0 or max(by_seed, default=0) < 0
-    if len(by_seed) > 1:
-        spread = f"from {min(by_seed):+.1f} to {max(by_seed):+.1f}"
-        sentence += " in every seed" if agree else f", but the seeds do not agree ({spread})"
+    is_clear = is_beyond_chance(by_seed)
+    if is_clear or len(by_seed) < 2:
+        verdict = f"is {abs(gain):.1f} points {'above' if gain > 0 else 'below'} {b}"
+        sentence = f"{a} {verdict} on the target mean{' in one seed' if len(by_seed) == 1 else ''}"
+    else:
+        spread = f"{gain:+.1f} points; single seeds from {min(by_seed):+.1f} to {max(by_seed):+.1f}"
+        sentence = f"{a} and {b} are not told apart on the target mean ({spread})"
     if also:
         sentence += f"; they also differ in {', '.join(also)}"
     elif component := _ablated(run, baseline):
-        sentence += f"; {_lesson(component, by_seed, agree=agree)}"
-    return sentence + "."
-
-
-def _lesson(component: str, by_seed: Sequence[float], *, agree: bool) -> str:
-    """Say whether a component pays, if there are seeds enough to tell that from chance."""
-    if agree and len(by_seed) >= SEEDS_TO_JUDGE:
-        lesson = "pays" if by_seed[0] > 0 else "does not pay"
-        return f"at this budget the {component} {lesson} in accuracy"
-    seeds = "one seed" if len(by_seed) < 2 else f"{len(by_seed)} seeds"
-    by = f" by {seeds}" if agree else ""
-    return f"whether the {component} pays at this budget is not shown{by}"
+        pays = (
+            f"at this budget the {component} {'pays' if gain > 0 else 'does not pay'} in accuracy"
+        )
+        not_shown = f"whether the {component} pays at this budget is not shown"
+        sentence += f"; {pays if is_clear else not_shown}"
+    return f"{_about(run, baseline)}: {sentence}."
 
 
 def _paired_gains(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[float]:
