@@ -76,8 +76,17 @@ def test_the_table_of_student_is_that_of_scipy(n: int):
 def test_beyond_chance_is_what_a_t_test_says(n: int, shift: float):
     values = list(np.random.default_rng(n).normal(shift, 1.0, n))
     expected = n > 1 and stats.ttest_1samp(values, 0.0).pvalue < 0.05
-    assert is_beyond_chance(values) == expected
-    assert is_beyond_chance([-v for v in values]) == expected
+    same = [0.0] * n
+    assert is_beyond_chance(values, same) == is_beyond_chance(same, values) == expected
+
+
+def test_a_few_differences_that_are_alike_by_chance_show_nothing():
+    seeds, gain = [66.0, 70.0, 73.0], [1.6, 1.5, 1.6]
+    assert stats.ttest_1samp(gain, 0.0).pvalue < 0.001
+    assert not is_beyond_chance(list(np.add(seeds, gain)), seeds)
+    assert is_beyond_chance(list(np.add(seeds, [21.0, 23.0, 24.0])), seeds)
+    five, gains = [66.0, 70.0, 73.0, 69.0, 68.0], [1.6, 1.5, 1.6, 1.4, 1.7]
+    assert is_beyond_chance(list(np.add(five, gains)), five)
 
 
 def test_an_interval_without_zero_may_not_be_clear():

@@ -186,8 +186,8 @@ def test_options_of_the_regulariser_may_differ_from_those_of_p_ens():
     [
         ((-5, -3, -4, -1, -2), "peer is 3.0 points above p-ens on the target mean; at this budget "
                                "the regulariser pays in accuracy."),
-        ((5, 3, 4), "peer is 4.0 points below p-ens on the target mean; at this budget the "
-                    "regulariser does not pay in accuracy."),
+        ((25, 23, 24), "peer is 24.0 points below p-ens on the target mean; at this budget the "
+                       "regulariser does not pay in accuracy."),
         ((5, 3, 1), "peer and p-ens are not told apart on the target mean (-3.0 points; single "
                     "seeds from -5.0 to -1.0); whether the regulariser pays at this budget is not "
                     "shown."),

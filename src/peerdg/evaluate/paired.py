@@ -25,6 +25,7 @@ STUDENT = {
     9: 2.307,
     10: 2.263,
 }
+PAIRS_TO_TRUST = 5
 FEW_SEEDS = 10  # below, the bootstrap interval holds the mean in less than 90 % of cases
 
 
@@ -96,16 +97,25 @@ def _margin(std: float, n: int) -> float:
     return float(scipy_stats().t.ppf((1 + LEVEL) / 2, n - 1) * std / math.sqrt(n))
 
 
-def is_beyond_chance(differences: Sequence[float]) -> bool:
-    """Whether Student's 95 % interval of the mean excludes 0; one difference shows nothing.
+def is_beyond_chance(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether Student's 95 % interval of the mean of paired differences excludes 0.
 
+    Of fewer than five pairs the differences are now and then alike by chance, and the interval is
+    far too narrow then: the spread of `a` and of `b` counts as well, as if they were not paired.
     Does without scipy, for sentences of a report; of more than ten it asks a little too much.
+
+    Args:
+        a: A number for each seed.
+        b: The same, in the same order, of what it is compared with; one pair shows nothing.
     """
-    n = len(differences)
+    n = len(a)
     if n < 2:
         return False
-    margin = STUDENT[min(n, max(STUDENT))] * float(np.std(differences, ddof=1)) / math.sqrt(n)
-    return abs(float(np.mean(differences))) > margin
+    differences = np.subtract(a, b)
+    std = float(np.std(differences, ddof=1))
+    if n < PAIRS_TO_TRUST:
+        std = max(std, math.hypot(np.std(a, ddof=1), np.std(b, ddof=1)))
+    return abs(float(differences.mean())) > STUDENT[min(n, max(STUDENT))] * std / math.sqrt(n)
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -141,8 +141,9 @@ def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Se
     """Say which of two is more accurate, if that is more than the seeds differ by chance."""
     gain = mean[a] - mean[b]
     run, baseline = groups[a][0], groups[b][0]
-    by_seed = _paired_gains(groups[a], groups[b])
-    is_clear = is_beyond_chance(by_seed)
+    ours, theirs = _paired(groups[a], groups[b])
+    by_seed = list(np.subtract(ours, theirs))
+    is_clear = is_beyond_chance(ours, theirs)
     if is_clear or len(by_seed) < 2:
         verdict = f"is {abs(gain):.1f} points {'above' if gain > 0 else 'below'} {b}"
         sentence = f"{a} {verdict} on the target mean{' in one seed' if len(by_seed) == 1 else ''}"
@@ -160,10 +161,11 @@ def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Se
     return f"{_about(run, baseline)}: {sentence}."
 
 
-def _paired_gains(a: Sequence[RunResult], b: Sequence[RunResult]) -> list[float]:
-    """Return the differences of target means of runs with the same seed."""
+def _paired(a: Sequence[RunResult], b: Sequence[RunResult]) -> tuple[list[float], list[float]]:
+    """Return the target means of runs with the same seed."""
     ours, theirs = ({run.seed: run.target_mean(run.deployed) for run in g} for g in (a, b))
-    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    seeds = sorted(ours.keys() & theirs.keys())
+    return [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
 
 
 def _about(run: RunResult, baseline: RunResult) -> str:
