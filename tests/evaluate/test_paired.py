@@ -80,10 +80,16 @@ def test_beyond_chance_is_what_a_t_test_says(n: int, shift: float):
     assert is_beyond_chance(values, same) == is_beyond_chance(same, values) == expected
 
 
+def test_equal_differences_show_nothing():
+    assert not is_beyond_chance([3.0, 4.0, 5.0, 6.0, 7.0], [1.0, 2.0, 3.0, 4.0, 5.0])
+
+
 def test_a_few_differences_that_are_alike_by_chance_show_nothing():
     seeds, gain = [66.0, 70.0, 73.0], [1.6, 1.5, 1.6]
     assert stats.ttest_1samp(gain, 0.0).pvalue < 0.001
     assert not is_beyond_chance(list(np.add(seeds, gain)), seeds)
+    found = paired_difference(dict(enumerate(np.add(seeds, gain))), dict(enumerate(seeds)))
+    assert found is not None and found.low is not None and found.low > 0 and not found.is_clear
     assert is_beyond_chance(list(np.add(seeds, [21.0, 23.0, 24.0])), seeds)
     five, gains = [66.0, 70.0, 73.0, 69.0, 68.0], [1.6, 1.5, 1.6, 1.4, 1.7]
     assert is_beyond_chance(list(np.add(five, gains)), five)

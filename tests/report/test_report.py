@@ -112,7 +112,8 @@ def test_findings_follow_the_numbers_in_either_direction(runs):
     mean = {n: np.mean([r.target_mean(r.deployed) for r in g]) for n, g in groups.items()}
     sentence = next(s for s in findings(groups) if "without regulariser" in s)
     gain = mean["peer"] - mean["p-ens"]
-    assert f"peer and p-ens are not told apart on the target mean ({gain:+.1f} points" in sentence
+    assert "peer and p-ens are not told apart by 2 seeds on the target mean" in sentence
+    assert f"({gain:+.1f} points" in sentence
     assert sentence.endswith("is not shown.")
     swapped = {
         name: [

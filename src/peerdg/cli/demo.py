@@ -1,4 +1,4 @@
-"""`peerdg demo`: a bench of three methods on the embedded digits."""
+"""`peerdg demo`: a bench of four methods on the embedded digits."""
 
 from pathlib import Path
 from typing import Annotated, Any

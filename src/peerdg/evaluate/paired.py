@@ -69,7 +69,9 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
 
     Over few seeds a bootstrap is too narrow: of five normal differences its interval holds the mean
     in about 84 % of the cases, of three in 73 %. Student's interval, mean ± t s / √n, is exact for
-    normal differences, so a difference is called clear only if neither holds 0.
+    normal differences, so a difference is called clear only if neither holds 0. Of fewer than five
+    pairs the differences are now and then alike by chance, so s is then at least what it would be
+    if `a` and `b` were not paired.
 
     Args:
         a: A number for each seed.
@@ -89,33 +91,34 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
     if math.isclose(max(differences), min(differences), abs_tol=1e-9):
         return Difference(len(seeds), mean, std, reason="equal in all seeds")
     low, high = bootstrap_interval(differences)
-    return Difference(len(seeds), mean, std, low, high, margin=_margin(std, len(seeds)))
+    s = _spread([a[seed] for seed in seeds], [b[seed] for seed in seeds])
+    quantile = scipy_stats().t.ppf((1 + LEVEL) / 2, len(seeds) - 1)
+    margin = float(quantile * s / math.sqrt(len(seeds)))
+    return Difference(len(seeds), mean, std, low, high, margin=margin)
 
 
-def _margin(std: float, n: int) -> float:
-    """Compute half the width of Student's interval of the mean of n values."""
-    return float(scipy_stats().t.ppf((1 + LEVEL) / 2, n - 1) * std / math.sqrt(n))
+def _spread(a: Sequence[float], b: Sequence[float]) -> float:
+    """Estimate the standard deviation of a - b; of a few pairs, not below that without pairing."""
+    std = float(np.std(np.subtract(a, b), ddof=1))
+    if len(a) >= PAIRS_TO_TRUST:
+        return std
+    return max(std, math.hypot(np.std(a, ddof=1), np.std(b, ddof=1)))
 
 
 def is_beyond_chance(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether Student's 95 % interval of the mean of paired differences excludes 0.
+    """Whether Student's interval of the mean difference excludes 0, see `paired_difference`.
 
-    Of fewer than five pairs the differences are now and then alike by chance, and the interval is
-    far too narrow then: the spread of `a` and of `b` counts as well, as if they were not paired.
     Does without scipy, for sentences of a report; of more than ten it asks a little too much.
 
     Args:
         a: A number for each seed.
         b: The same, in the same order, of what it is compared with; one pair shows nothing.
     """
-    n = len(a)
-    if n < 2:
+    n, differences = len(a), np.subtract(a, b)
+    if n < 2 or math.isclose(differences.max(), differences.min(), abs_tol=1e-9):
         return False
-    differences = np.subtract(a, b)
-    std = float(np.std(differences, ddof=1))
-    if n < PAIRS_TO_TRUST:
-        std = max(std, math.hypot(np.std(a, ddof=1), np.std(b, ddof=1)))
-    return abs(float(differences.mean())) > STUDENT[min(n, max(STUDENT))] * std / math.sqrt(n)
+    margin = STUDENT[min(n, max(STUDENT))] * _spread(a, b) / math.sqrt(n)
+    return abs(float(differences.mean())) > margin
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:

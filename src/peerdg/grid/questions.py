@@ -113,19 +113,23 @@ def answers_table(answers: Sequence[Answer]) -> Table:
     """Tabulate answers to one question: a row for each pair, a column for each measure."""
     measures = dict.fromkeys(name for found in answers for name in found.differences)
     rows = [
-        [
-            found.label,
-            str(next(iter(found.differences.values())).n),
-            *(
-                ratio_text(found.differences.get(m))
-                if m in RATIOS
-                else difference_text(found.differences.get(m), one_seed=False)
-                for m in measures
-            ),
-        ]
+        [found.label, str(_seeds(found)), *(_answer_text(found, measure) for measure in measures)]
         for found in answers
     ]
     return Table(["difference", "seeds", *measures], rows)
+
+
+def _seeds(found: Answer) -> int:
+    return next(iter(found.differences.values())).n
+
+
+def _answer_text(found: Answer, measure: str) -> str:
+    """Format one cell; a measure that fewer seeds have says so: a variance of 0 has no ratio."""
+    difference, is_ratio = found.differences.get(measure), measure in RATIOS
+    text = ratio_text(difference) if is_ratio else difference_text(difference, one_seed=False)
+    if difference is None or difference.n == _seeds(found):
+        return text
+    return f"{text} of {difference.n}"
 
 
 def difference_text(found: Difference | None, *, one_seed: bool = True) -> str:

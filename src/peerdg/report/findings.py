@@ -6,7 +6,7 @@ trained network, which its records name. Runs are compared with baselines that h
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -35,15 +35,10 @@ _DECIDES_STEPS = {"train.epochs", "train.batch_size", "train.steps_per_epoch", "
 
 def findings(groups: Groups) -> list[str]:
     """State differences between methods, and whether an average is steadier than its network."""
-    mean = {
-        name: float(np.mean([run.target_mean(run.deployed) for run in group]))
-        for name, group in groups.items()
-        if group[0].targets
-    }
     messages = [
-        _compare(mean, a, b, groups, also)
+        _compare(a, b, groups, also)
         for a, b, also in _pairs(groups)
-        if a in mean and b in mean and not (also and len(groups) > MANY)
+        if _paired(groups[a], groups[b])[0] and not (also and len(groups) > MANY)
     ]
     steady = [
         _steadiness(name, group)
@@ -137,19 +132,20 @@ def _ablated(a: RunResult, b: RunResult) -> str | None:
     return present[0] if len(present) == 1 else None
 
 
-def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Sequence[str]) -> str:
+def _compare(a: str, b: str, groups: Groups, also: Sequence[str]) -> str:
     """Say which of two is more accurate, if that is more than the seeds differ by chance."""
-    gain = mean[a] - mean[b]
     run, baseline = groups[a][0], groups[b][0]
     ours, theirs = _paired(groups[a], groups[b])
     by_seed = list(np.subtract(ours, theirs))
+    gain = float(np.mean(by_seed))
     is_clear = is_beyond_chance(ours, theirs)
     if is_clear or len(by_seed) < 2:
         verdict = f"is {abs(gain):.1f} points {'above' if gain > 0 else 'below'} {b}"
         sentence = f"{a} {verdict} on the target mean{' in one seed' if len(by_seed) == 1 else ''}"
     else:
         spread = f"{gain:+.1f} points; single seeds from {min(by_seed):+.1f} to {max(by_seed):+.1f}"
-        sentence = f"{a} and {b} are not told apart on the target mean ({spread})"
+        seeds = f"by {len(by_seed)} seeds"
+        sentence = f"{a} and {b} are not told apart {seeds} on the target mean ({spread})"
     if also:
         sentence += f"; they also differ in {', '.join(also)}"
     elif component := _ablated(run, baseline):
@@ -162,8 +158,11 @@ def _compare(mean: Mapping[str, float], a: str, b: str, groups: Groups, also: Se
 
 
 def _paired(a: Sequence[RunResult], b: Sequence[RunResult]) -> tuple[list[float], list[float]]:
-    """Return the target means of runs with the same seed."""
-    ours, theirs = ({run.seed: run.target_mean(run.deployed) for run in g} for g in (a, b))
+    """Return the target means of runs with the same seed; none without targets."""
+    ours, theirs = (
+        {run.seed: run.target_mean(run.deployed) for run in group if run.targets}
+        for group in (a, b)
+    )
     seeds = sorted(ours.keys() & theirs.keys())
     return [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
 
@@ -183,17 +182,19 @@ def _about(run: RunResult, baseline: RunResult) -> str:
 
 
 def _steadiness(name: str, group: Sequence[RunResult]) -> str:
-    deployed, trained = (_variance(group, model) for model in (group[0].deployed, group[0].trained))
-    if deployed is None or trained is None:
+    pairs = [
+        (deployed.mean.var, trained.mean.var)
+        for run in group
+        if (deployed := run.fluctuation(run.deployed)) and (trained := run.fluctuation(run.trained))
+    ]
+    if not pairs:
         return f"{name}: too few periods after the first {BURN_IN_PERIODS} to speak of fluctuation."
-    verdict = "less" if deployed < trained else "not less"
+    steadier = sum(deployed < trained for deployed, trained in pairs)
+    seeds = "every seed" if steadier == len(pairs) else f"{steadier} of {len(pairs)} seeds"
+    seeds = "" if len(pairs) == 1 else f" in {seeds}"
+    verdict = "less" if steadier or len(pairs) > 1 else "not less"
+    deployed, trained = np.mean(pairs, axis=0)
     return (
         f"{name}: the deployed network ({group[0].deployed}) fluctuates {verdict} than the trained "
-        f"one ({group[0].trained}): {deployed:.2f} and {trained:.2f}."
+        f"one ({group[0].trained}){seeds}: {deployed:.2f} and {trained:.2f}."
     )
-
-
-def _variance(group: Sequence[RunResult], model: str) -> float | None:
-    found = [run.fluctuation(model) for run in group]
-    values = [f.mean.var for f in found if f is not None]
-    return float(np.mean(values)) if values else None
