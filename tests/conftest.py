@@ -44,6 +44,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def own_global_stream() -> None:
+    """Make each test independent of the ones before: torchvision draws from the global stream."""
+    torch.manual_seed(0)
+
+
 def import_timm() -> ModuleType:
     """Skip the test where timm is absent; it needs torchvision as the package imports it."""
     importlib.import_module("peerdg._vision")
