@@ -1,3 +1,7 @@
+import copy
+from collections import Counter
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,8 +52,12 @@ def test_images_are_resized_to_what_the_network_sees():
 
 
 class SizeOfImages(nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.scale = scale
+
     def forward(self, x):
-        return torch.full((len(x), 1), float(x.shape[-1]))
+        return torch.full((len(x), 1), self.scale * x.shape[-1])
 
 
 def test_every_model_is_judged_on_every_domain():
@@ -63,3 +71,55 @@ def test_every_model_is_judged_on_every_domain():
         expected = evaluate_domain(models[record["model"]], domains[record["domain"]])
         assert record == {"model": record["model"], "domain": record["domain"], **expected}
     assert len({record["loss"] for record in records}) == 4
+
+
+def test_equal_copies_are_evaluated_once_and_recorded_each():
+    network, domains = tiny_classifier(), {"a": tiny_domain(), "b": tiny_domain(seed=1)}
+    models = {
+        "network": network,
+        "mean": copy.deepcopy(network).requires_grad_(False),
+        "later": tiny_classifier(seed=1),
+        "newest": copy.deepcopy(network),
+    }
+    passes = Counter()
+    for name, model in models.items():
+        model.register_forward_hook(lambda *_, name=name: passes.update([name]))
+    records = evaluate_models(models, domains, copies=tuple(models))
+    assert passes == {"network": 2, "later": 2}
+    assert [(r["model"], r["domain"]) for r in records] == list(product(models, domains))
+    for record in records:
+        expected = evaluate_domain(models[record["model"]], domains[record["domain"]])
+        assert record == {"model": record["model"], "domain": record["domain"], **expected}
+
+
+@pytest.mark.parametrize("part", ["weight", "statistic"])
+def test_copies_that_differ_in_one_number_are_evaluated_each(part):
+    network = tiny_classifier(batch_norm=True)
+    other = copy.deepcopy(network)
+    tensor = other.head.bias if part == "weight" else other.encoder.norm.running_mean
+    with torch.no_grad():
+        tensor[-1] += 1
+    models = {"network": network, "other": other}
+    first, second = evaluate_models(models, {"a": tiny_domain()}, copies=models)
+    assert first["loss"] != second["loss"]
+
+
+def test_models_that_are_no_copies_are_evaluated_each_though_their_weights_are_equal():
+    """Weights do not say what a network does with them."""
+    classes = ("small", "large")
+    plain = Classifier(SizeOfImages(), nn.Linear(1, 2), classes=classes)
+    half = Classifier(SizeOfImages(scale=0.5), copy.deepcopy(plain.head), classes=classes)
+    models = {"plain": plain, "half": half}
+    first, second = evaluate_models(models, {"a": tiny_domain(classes=2)}, copies=["plain"])
+    assert first["loss"] != second["loss"]
+
+
+def test_an_evaluation_resizes_each_image_once(monkeypatch):
+    resized = []
+    resize = accuracy.resize
+    monkeypatch.setattr(
+        accuracy, "resize", lambda images, size: resized.append(len(images)) or resize(images, size)
+    )
+    models = {"proxy": tiny_classifier(), "task": tiny_classifier(seed=1)}
+    evaluate_models(models, {"a": tiny_domain(n=24)}, size=16)
+    assert sum(resized) == 24

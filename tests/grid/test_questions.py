@@ -81,7 +81,31 @@ def test_the_page_has_each_question_once_and_marks_reconstructions(table, tmp_pa
 def test_questions_are_read_from_a_plan(tmp_path: Path):
     file = tmp_path / "plan.toml"
     file.write_text('methods = ["erm", "peer"]\n[question]\n"Is it?" = [["peer", "erm"]]\n')
-    assert read_plan_file(file).questions == {"Is it?": [("peer", "erm")]}
+    assert read_plan_file(file).study.questions == {"Is it?": [("peer", "erm")]}
+
+
+def test_two_differences_are_compared_seed_by_seed(tmp_path: Path):
+    file = tmp_path / "plan.toml"
+    rows = '["p-ens", "erm"], ["randaugment", "erm"]'
+    file.write_text(f"methods = {list(GROUPS)}\n[question]\n'More?' = [[{rows}]]\n")
+    questions = read_plan_file(file).study.questions
+    assert questions == {"More?": [(("p-ens", "erm"), ("randaugment", "erm"))]}
+    (found,) = bench_table(GROUPS, questions=questions).answers
+    assert found.by_seed["target mean"] == {0: -4.0, 1: -5.0, 2: -8.0}  # as without ERM
+    assert found.label == "(p-ens - erm) - (randaugment - erm)"
+    assert (found.method, found.partner) == ("(p-ens - erm)", "(randaugment - erm)")
+    crossed = {"?": [(("p-ens", "randaugment"), ("l2d", "erm"))]}
+    (found,) = bench_table(GROUPS, questions=crossed).answers
+    alone = {
+        (a, b): bench_table(GROUPS, questions={"?": [(a, b)]}).answers[0].by_seed["target mean"]
+        for a, b in crossed["?"][0]
+    }
+    assert found.by_seed["target mean"] == {
+        seed: alone["p-ens", "randaugment"][seed] - alone["l2d", "erm"][seed] for seed in (0, 1)
+    }
+    assert found.label.endswith(" - (l2d † - erm)")
+    absent = {"?": [(("peer", "erm"), ("l2d", "erm"))]}  # of PEER there is no run
+    assert bench_table(GROUPS, questions=absent).answers == ()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +116,11 @@ def test_questions_are_read_from_a_plan(tmp_path: Path):
         ('[question]\n"A?" = ["erm", "peer"]', "needs pairs", "[question]"),
         ('[question]\n"A?" = [["erm"]]', "needs pairs", "[question]"),
         ('[question]\n"A?" = [["erm", "erm"]]', "needs pairs", "[question]"),
-        ('[question]\n"A?" = [["erm", 3]]', "names '3'", ""),
+        ('[question]\n"A?" = [["erm", 3]]', "needs pairs", "[question]"),
+        ('[question]\n"A?" = [[["erm", "peer"], "erm"]]', "needs pairs", "[question]"),
+        ('[question]\n"A?" = [[["erm", "peer"], ["erm", "peer"]]]', "needs pairs", "[question]"),
+        ('[question]\n"A?" = [[["erm", "peer"], ["erm", "erm"]]]', "needs pairs", "[question]"),
+        ('[question]\n"A?" = [[["erm", "peer"], ["pear", "erm"]]]', "names 'pear'", "peer"),
         ('[question]\n"A?" = [["pear", "erm"]]', "names 'pear'", "peer"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(tmp_path: Path):
     assert {run.path.name for run in records} == {"randaugment-0", "p-ens-0", "peer-0"}
     assert {run.config["train"]["epochs"] for run in records} == {2}
 
-    assert first.table.cautions[-1] == "As of epoch 2 of 4."
+    assert first.table.remarks[-1] == "As of epoch 2 of 4."
     weights = out / "runs/peer-0/checkpoint"
     before = sorted((p.name, p.stat().st_mtime_ns) for p in weights.iterdir())
     again = benched(found, out, until=2)  # there is nothing to do

@@ -85,7 +85,7 @@ def test_any_row_of_a_plan_may_be_chosen(tmp_path: Path):
     decay = replace(found, options={**found.options, "average": {"decay": 0.9, "k": 3}})
     assert decay.only(["erm", "newest"]).options["average"] == {"k": 3}
     assert decay.only(["ema"]).options["average"]["decay"] == 0.9
-    assert found.only(["erm"]).questions == found.questions
+    assert found.only(["erm"]).study == found.study
 
 
 def test_variants_of_an_average_share_the_run_of_their_method():

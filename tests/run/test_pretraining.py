@@ -21,6 +21,7 @@ from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.models.classifier import Classifier
 from peerdg.run import pretraining
 from peerdg.run.checkpoint import load_checkpoint, write_checkpoint
+from peerdg.run.folder import RunFolder
 from peerdg.run.pretraining import (
     FOLDER,
     clear_pretrainings,
@@ -264,7 +265,7 @@ def stop_at(monkeypatch, count: int) -> None:
     monkeypatch.setattr(loop, "train_step", counted)
 
 
-def test_a_run_stopped_in_pretraining_leaves_none_and_resumes_to_the_same_end(
+def test_a_run_stopped_in_pretraining_resumes_to_the_same_end_and_shares_it(
     tmp_path, cache, monkeypatch
 ):
     expected = content(fit(tmp_path / "alone", share_pretraining=False))
@@ -273,8 +274,54 @@ def test_a_run_stopped_in_pretraining_leaves_none_and_resumes_to_the_same_end(
         fit(tmp_path / "stopped")
     assert shared_pretrainings(cache) == []
     resumed = fit(tmp_path / "stopped", existing="resume")
-    assert content(resumed) == expected
-    assert shared_pretrainings(cache) == []  # it was not made in one piece
+    assert content(resumed) == expected and len(shared_pretrainings(cache)) == 1
+    second = fit(tmp_path / "second")
+    assert was_shared(second) and content(second) == expected
+
+
+@pytest.mark.parametrize("other", ["code", "switched off"])
+def test_a_pretraining_that_was_begun_otherwise_is_not_shared(other, tmp_path, cache, monkeypatch):
+    """Its first half may have other last bits than the entry promises."""
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        stop_at(patch, 4)
+        if other == "code":
+            patch.setattr(pretraining, "_code_digest", lambda: "0123456789abcdef")
+        fit(tmp_path / "stopped", share_pretraining=other == "code")
+    fit(tmp_path / "stopped", existing="resume", share_pretraining=True)
+    assert shared_pretrainings(cache) == []
+
+
+def test_once_in_parts_it_is_not_shared_after_further_stops(tmp_path, cache, monkeypatch):
+    """A run of a version that did not record its start."""
+    for stop, older in ((3, True), (1, False)):
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            stop_at(patch, stop)
+            if older:
+                patch.setattr(pretraining, "record_start", lambda *_, **__: True)
+            fit(tmp_path / "stopped", existing="resume")
+    fit(tmp_path / "stopped", existing="resume")
+    assert shared_pretrainings(cache) == []
+
+
+def test_an_entry_has_no_epochs_of_a_main_phase_and_none_twice(tmp_path, cache):
+    run = fit(tmp_path / "first")
+    folder = RunFolder(run.path)
+    folder.event("epoch", phase="pretrain", epoch=2, steps=3, seconds=7.0)  # done again
+    again = pretraining.SharedPretraining(cache / FOLDER, "again", "key", budget=10**9)
+    again.store(network(), folder)
+    events = load_checkpoint(again.path).state["events"]
+    assert [(e["phase"], e["epoch"]) for e in events] == [("pretrain", 1), ("pretrain", 2)]
+    assert events[-1]["seconds"] == 7.0
+
+
+def test_a_resumed_pretraining_waits_for_no_other(tmp_path, cache, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        stop_at(patch, 4)
+        fit(tmp_path / "stopped")
+    (lock,) = (cache / FOLDER).glob("*.lock")
+    with FileLock(lock):
+        fit(tmp_path / "stopped", existing="resume")
+    assert shared_pretrainings(cache) == []
 
 
 def test_a_run_that_took_it_and_was_stopped_resumes_to_the_same_end(tmp_path, monkeypatch):

@@ -192,6 +192,7 @@ def bench(
     reference: str | None = None,
     jobs: int = 1,
     until: int | None = None,
+    records: Sequence[str | Path] | str | Path = (),
     overwrite: bool = False,
     progress: bool | None = None,
     class_map: Mapping[str, str] | None = None,
@@ -210,6 +211,7 @@ def bench(
         reference: The method that differences are to; default: plain training, or the first.
         jobs: Runs at once; they share the cores.
         until: Train each run to this epoch, and compare them there; a later call goes on.
+        records: `runs.json` of one or several earlier benches, whose rows are not trained again.
         overwrite: Start anew if there is a bench in `out`.
         progress: Show progress on standard error; default: in a terminal or notebook.
         class_map: For classes that targets call by other names, the names of the source.
@@ -240,8 +242,15 @@ def bench(
         console = Terminal(stderr=True, highlight=False)
         is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
         shown = console if is_shown else None
+        files = [records] if isinstance(records, str | Path) else records
         preview = preview_bench(
-            plan, Path(out), until=until, jobs=jobs, overwrite=overwrite, console=shown
+            plan,
+            Path(out),
+            until=until,
+            records=[Path(file) for file in files],
+            jobs=jobs,
+            overwrite=overwrite,
+            console=shown,
         )
         found = run_bench(
             preview,

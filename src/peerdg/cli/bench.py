@@ -1,5 +1,6 @@
 """`peerdg bench`: several methods with several seeds on the same data, compared."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from peerdg.config import merge
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.grid.folder import BenchFolder, Existing
 from peerdg.grid.plan import Plan, make_plan
-from peerdg.grid.variants import PlanFile, Questions, read_plan_file
+from peerdg.grid.study import Study
+from peerdg.grid.variants import PlanFile, read_plan_file
 
 _SEEDS = 5
 
@@ -30,6 +32,7 @@ def bench(
     reference: str | None = None,
     jobs: Annotated[int, Parameter(converter=whole_number)] = 1,
     until: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    records: tuple[Path, ...] = (),
     train: bool = True,
     dry_run: bool = False,
     overwrite: bool = False,
@@ -50,6 +53,7 @@ def bench(
         reference: Method that differences are to; default: plain training, or the first.
         jobs: Runs at once; each has its share of the cores.
         until: Train each run to this epoch, and compare them there; a later call goes on.
+        records: runs.json of an earlier bench, whose rows are not trained again.
         train: Train what is not finished; --no-train only makes the table of what is.
         dry_run: Only show what would be trained.
         overwrite: Start anew if there is a bench in this folder.
@@ -68,15 +72,18 @@ def bench(
     )
     until = made.check_until(until)
     if dry_run:
-        show_plan(made, out, jobs=jobs, until=until, overwrite=overwrite, only_look=True)
+        show_plan(
+            made, out, jobs=jobs, until=until, records=records, overwrite=overwrite, only_look=True
+        )
         return
     bench_and_report(
         made,
         out,
         reference=reference or file.reference,
-        questions=file.questions,
+        study=file.study,
         jobs=jobs,
         until=until,
+        records=records,
         train=train,
         overwrite=overwrite,
     )
@@ -92,6 +99,7 @@ def show_plan(
     *,
     jobs: int,
     until: int | None = None,
+    records: Sequence[Path] = (),
     overwrite: bool = False,
     only_look: bool = False,
 ) -> Any:
@@ -104,6 +112,7 @@ def show_plan(
         plan,
         out,
         until=until,
+        records=records,
         jobs=jobs,
         overwrite=overwrite,
         only_look=only_look,
@@ -120,9 +129,10 @@ def bench_and_report(
     out: Path,
     *,
     reference: str | None = None,
-    questions: Questions | None = None,
+    study: Study | None = None,
     jobs: int = 1,
     until: int | None = None,
+    records: Sequence[Path] = (),
     train: bool = True,
     overwrite: bool = False,
     title: str | None = None,
@@ -135,15 +145,15 @@ def bench_and_report(
     from peerdg.grid.bench import check_reference, run_bench, tabulate_bench
 
     check_reference(plan, reference)
-    about: dict[str, Any] = {"reference": reference, "questions": questions, "title": title}
+    about: dict[str, Any] = {"reference": reference, "study": study, "title": title}
     if train:
-        preview = show_plan(plan, out, jobs=jobs, until=until, overwrite=overwrite)
+        preview = show_plan(plan, out, jobs=jobs, until=until, records=records, overwrite=overwrite)
         existing: Existing = "overwrite" if overwrite else "resume"
         found = run_bench(preview, out, existing=existing, console=error_console, **about)
     elif overwrite:
         raise ConfigError("--overwrite would remove what --no-train makes a table of.")
     else:
-        found = tabulate_bench(plan, out, until=until, **about)
+        found = tabulate_bench(plan, out, until=until, records=records, **about)
     console.print(found.table.table().rich())
     for note in (*found.table.notes(), *found.table.cautions):
         console.print(note, markup=False, soft_wrap=True)

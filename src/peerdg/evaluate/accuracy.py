@@ -1,6 +1,8 @@
 """Accuracy on whole domains, in large batches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +13,6 @@ from peerdg.data.domain import Domain
 from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass, in_eval_mode
 
 
-@torch.inference_mode()
 def evaluate_domain(
     model: Classifier,
     domain: Domain,
@@ -29,32 +30,14 @@ def evaluate_domain(
         size: Side to which images are resized; None leaves them as they are.
         before_chunk: Called before each chunk of images; it may raise to give up.
     """
-    size = size or domain.image_size[0]
-    batch = images_per_pass(size)
-    device = model.head.weight.device
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    loss = torch.zeros((), dtype=torch.float64, device=device)
-    chunks = zip(domain.images.split(batch), domain.labels.split(batch), strict=True)
-    with in_eval_mode(model):
-        for images, labels in chunks:
-            before_chunk()
-            labels = labels.to(device)
-            logits = model(resize(images.to(device), size))
-            correct += (logits.argmax(1) == labels).sum()
-            loss += F.cross_entropy(logits, labels, reduction="sum")
-    n = len(domain)
-    return {
-        "n": n,
-        "correct": int(correct),
-        "accuracy": 100 * int(correct) / n,
-        "loss": float(loss) / n,
-    }
+    return _evaluate_together([model], domain, size=size, before_chunk=before_chunk)[0]
 
 
 def evaluate_models(
     models: Mapping[str, Classifier],
     domains: Mapping[str, Domain],
     *,
+    copies: Collection[str] = (),
     size: int | None = None,
     before_chunk: Callable[[], None] = lambda: None,
     batch_statistics: Mapping[str, str] | None = None,
@@ -65,12 +48,22 @@ def evaluate_models(
     Args:
         models: Classifiers, by name.
         domains: Images with labels in the models' class order, by name.
+        copies: Names of those that are copies of one network, with weights of their own. Where
+            these are equal (an average of one snapshot), one is evaluated for all.
         size: Side to which images are resized; None leaves them as they are.
         before_chunk: Called before each chunk of images; may raise to stop.
         batch_statistics: Where the statistics of batch normalisation come from, by the name of the
             model; recorded for the models that have any.
         oracle: Whether they, or a network that guides them, learnt from targets; recorded if so.
     """
+    evaluated = _evaluated_as(models, copies)
+    distinct = {name: models[name] for name in evaluated.values()}
+    results: dict[tuple[str, str], dict[str, Any]] = {}
+    for domain, images in domains.items():
+        found = _evaluate_together(
+            list(distinct.values()), images, size=size, before_chunk=before_chunk
+        )
+        results |= {(name, domain): result for name, result in zip(distinct, found, strict=True)}
     records = []
     for name, model in models.items():
         rule: dict[str, Any] = {}
@@ -78,7 +71,60 @@ def evaluate_models(
             rule["batch_statistics"] = batch_statistics[name]
         if oracle:
             rule["oracle"] = True
-        for domain, images in domains.items():
-            result = evaluate_domain(model, images, size=size, before_chunk=before_chunk)
+        for domain in domains:
+            result = results[evaluated[name], domain]
             records.append({"model": name, "domain": domain, **result, **rule})
     return records
+
+
+@torch.inference_mode()
+def _evaluate_together(
+    models: Sequence[Classifier],
+    domain: Domain,
+    *,
+    size: int | None,
+    before_chunk: Callable[[], None],
+) -> list[dict[str, Any]]:
+    """Evaluate several models on a domain whose images are read and resized once."""
+    size = size or domain.image_size[0]
+    batch = images_per_pass(size)
+    devices = [model.head.weight.device for model in models]
+    correct = [torch.zeros((), dtype=torch.int64, device=device) for device in devices]
+    loss = [torch.zeros((), dtype=torch.float64, device=device) for device in devices]
+    chunks = zip(domain.images.split(batch), domain.labels.split(batch), strict=True)
+    with ExitStack() as modes:
+        for model in models:
+            modes.enter_context(in_eval_mode(model))
+        for images, labels in chunks:
+            before_chunk()
+            resized = resize(images.to(devices[0]), size)
+            for number, model in enumerate(models):
+                before_chunk()
+                answers = labels.to(devices[number])
+                logits = model(resized.to(devices[number]))
+                correct[number] += (logits.argmax(1) == answers).sum()
+                loss[number] += F.cross_entropy(logits, answers, reduction="sum")
+    n = len(domain)
+    return [
+        {"n": n, "correct": int(c), "accuracy": 100 * int(c) / n, "loss": float(total) / n}
+        for c, total in zip(correct, loss, strict=True)
+    ]
+
+
+def _evaluated_as(models: Mapping[str, Classifier], copies: Collection[str]) -> dict[str, str]:
+    """Name for each model the one that is evaluated for it: itself, or an equal copy before it."""
+    names: dict[str, str] = {}
+    for name, model in models.items():
+        earlier = (other for other in dict.fromkeys(names.values()) if other in copies)
+        same = (other for other in earlier if _have_equal_weights(models[other], model))
+        names[name] = next(same, name) if name in copies else name
+    return names
+
+
+def _have_equal_weights(first: Classifier, second: Classifier) -> bool:
+    """Whether all parameters and buffers are equal."""
+    ours = dict(chain(first.named_parameters(), first.named_buffers()))
+    theirs = dict(chain(second.named_parameters(), second.named_buffers()))
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(value, theirs[name]) for name, value in ours.items()
+    )

@@ -1,6 +1,7 @@
 """A bench from its options to its table."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from peerdg.config import did_you_mean
+from peerdg.data.parallel import cores
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.evaluate.paired import scipy_stats
 from peerdg.grid.children import Failure
@@ -15,13 +17,15 @@ from peerdg.grid.display import BenchDisplay, Silence
 from peerdg.grid.estimate import Progress, count_pretrainings, time_left
 from peerdg.grid.folder import BenchFolder, Existing
 from peerdg.grid.plan import Group, Plan
+from peerdg.grid.records import RecordedRows
 from peerdg.grid.report import write_bench
+from peerdg.grid.study import Study
 from peerdg.grid.table import BenchTable, bench_table
-from peerdg.grid.variants import Questions
 from peerdg.grid.views import combined_view, views
-from peerdg.grid.work import Estimate, Work, cores, estimate, threads_each
+from peerdg.grid.work import Estimate, Work, estimate, threads_each
+from peerdg.report.comparison import RECORDS
 from peerdg.report.figures import pyplot
-from peerdg.report.result import RunResult, as_of
+from peerdg.report.result import DEPENDS_ON_LENGTH, RunResult, as_of
 from peerdg.report.runs import read_run
 from peerdg.run.forecast import duration
 from peerdg.tables import Table
@@ -52,6 +56,7 @@ class Preview:
         estimate: How long each takes.
         jobs: Runs at once.
         threads: CPU threads of each; None leaves it to torch.
+        recorded: Rows of earlier benches that are not trained again.
     """
 
     plan: Plan
@@ -59,6 +64,7 @@ class Preview:
     estimate: Estimate
     jobs: int
     threads: int | None
+    recorded: RecordedRows | None = None
 
     @property
     def left(self) -> float | None:
@@ -84,7 +90,12 @@ class Preview:
 
     def sentences(self) -> list[str]:
         """Say what runs share, and how long they take."""
-        return [*self._shared(), self._time()]
+        return [*self._recorded(), *self._shared(), self._time()]
+
+    def _recorded(self) -> list[str]:
+        names = {run.name for run in self.plan.runs if self.progress.is_trained(run)}
+        taken = len(self.progress.recorded - names)
+        return [f"From records, not trained here: {taken} runs."] if taken else []
 
     def _shared(self) -> list[str]:
         plan, found = self.plan, []
@@ -142,6 +153,7 @@ def preview_bench(
     out: Path,
     *,
     until: int | None = None,
+    records: Sequence[Path] = (),
     jobs: int = 1,
     overwrite: bool = False,
     only_look: bool = False,
@@ -153,6 +165,7 @@ def preview_bench(
         plan: All runs.
         out: The bench's folder.
         until: The epoch that runs are trained to; default: their last.
+        records: Files of earlier benches, `runs.json`, whose rows are not trained again.
         jobs: Runs at once.
         overwrite: Whether it is going to start anew.
         only_look: Look at a bench that another process works in, too.
@@ -162,16 +175,17 @@ def preview_bench(
         RunInUseError: If another bench works in the folder.
         OutputError: If it cannot be written, or holds something else.
         ConfigError: If the folder was made with other options, or something is not installed.
-        PeerdgError: If the data or a network cannot be used.
+        PeerdgError: If the data, a network or a file of records cannot be used.
     """
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; at least one is needed.")
     scipy_stats(), pyplot()  # what is not installed is missed before the work, not after it
-    bench = BenchFolder(out, until=until)
+    recorded = _read_records(records, plan, out, until)
+    bench = BenchFolder(out, until=until, recorded=recorded)
     if not only_look:
         bench.require_free()
     if overwrite:
-        progress = Progress({}, until)
+        progress = Progress({}, until, recorded.runs)
     else:
         bench.check(plan)
         progress = Progress.read(bench, plan)
@@ -183,7 +197,7 @@ def preview_bench(
             console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     found = estimate(plan, progress, threads=threads, note=note)
-    return Preview(plan, progress, found, jobs, threads)
+    return Preview(plan, progress, found, jobs, threads, recorded)
 
 
 def run_bench(
@@ -191,7 +205,7 @@ def run_bench(
     out: Path,
     *,
     reference: str | None = None,
-    questions: Questions | None = None,
+    study: Study | None = None,
     title: str | None = None,
     existing: Existing = "resume",
     console: Console | None = None,
@@ -202,7 +216,7 @@ def run_bench(
         preview: What to do.
         out: The bench's folder.
         reference: The method that differences are to; default: plain training, or the first.
-        questions: Pairs of methods to compare; those that the bench does not have are left out.
+        study: What the report is asked for besides the table.
         title: Of the report.
         existing: Whether to go on with a bench that is there, or to start anew.
         console: Where progress is shown; default: nowhere.
@@ -212,7 +226,9 @@ def run_bench(
         PeerdgError: If no run is complete at the end.
     """
     plan = preview.plan
-    bench = BenchFolder.open(out, plan, existing=existing, until=preview.progress.until)
+    bench = BenchFolder.open(
+        out, plan, existing=existing, until=preview.progress.until, recorded=preview.recorded
+    )
     try:
         combined = [
             bench.has_result(group, seed)
@@ -231,7 +247,7 @@ def run_bench(
             failures = work.train()
         finally:
             shown.close()
-        return _conclude(plan, bench, failures, reference, title, questions)
+        return _conclude(plan, bench, failures, reference, title, study or Study())
     finally:
         bench.close()
 
@@ -241,21 +257,44 @@ def tabulate_bench(
     out: Path,
     *,
     until: int | None = None,
+    records: Sequence[Path] = (),
     reference: str | None = None,
-    questions: Questions | None = None,
+    study: Study | None = None,
     title: str | None = None,
 ) -> Bench:
     """Make the table of the runs that are complete, and train nothing.
 
+    With records of earlier benches there need be no bench in the folder: it gets their table.
+
     Raises:
         ConfigError: If there is no bench, it has other options, or no run of it is complete.
         RunInUseError: If another bench works in the folder.
+        DataError: If a file does not hold records.
     """
-    bench = BenchFolder.open_trained(out, plan, until=until)
+    recorded = _read_records(records, plan, out, until)
+    may_be_new = bool(records) and not BenchFolder(out).holds_bench
+    opened = BenchFolder.open if may_be_new else BenchFolder.open_trained
+    bench = opened(out, plan, until=until, recorded=recorded)
     try:
-        return _conclude(plan, bench, {}, reference, title, questions)
+        return _conclude(plan, bench, {}, reference, title, study or Study())
     finally:
         bench.close()
+
+
+def _read_records(files: Sequence[Path], plan: Plan, out: Path, until: int | None) -> RecordedRows:
+    """Read the rows of earlier benches.
+
+    Raises:
+        ConfigError: If a file is the one that this bench writes: rows that it has and this bench
+            does not would be lost.
+    """
+    for file in files:
+        if os.path.realpath(file) == os.path.realpath(out / RECORDS):
+            raise ConfigError(
+                f"The records in {file} would be overwritten.",
+                hint="Choose another --out folder, or copy them first.",
+            )
+    return RecordedRows.read(files, plan, until=until)
 
 
 def _conclude(
@@ -264,7 +303,7 @@ def _conclude(
     failures: Mapping[str, Failure],
     reference: str | None,
     title: str | None,
-    questions: Questions | None,
+    study: Study,
 ) -> Bench:
     """Read everything that is complete, and write the report."""
     by_method = collect(plan, bench)
@@ -285,12 +324,12 @@ def _conclude(
         for group in plan.groups
         for member in group.members
     }
-    table = bench_table(by_method, reference=reference, failed=failed, questions=questions)
-    table = replace(table, cautions=(*table.cautions, *_stage(plan, bench.until)))
+    table = bench_table(by_method, reference=reference, failed=failed, questions=study.questions)
+    table = replace(table, remarks=(*_stage(plan, bench.until), *_taken(runs)))
     after = "" if bench.until is None else f", as of epoch {bench.until}"
     page = write_bench(
         table, runs, bench.path, title=f"{title or f'Bench: {table.data}'}{after}",
-        failures=failures,
+        failures=failures, study=study,
     )  # fmt: skip
     return Bench(table, page, failures)
 
@@ -304,11 +343,26 @@ def _stage(plan: Plan, until: int | None) -> list[str]:
     by_length = [
         name
         for name, member in plan.members.items()
-        if not {"swa", "sma", "swad"}.isdisjoint(member.watched[:1])
+        if not DEPENDS_ON_LENGTH.isdisjoint(member.watched[:1])
     ]
     if by_length:
         sentence += f"; what {', '.join(by_length)} averages depends on the length of the whole run"
     return [f"{sentence}."]
+
+
+def _taken(runs: Sequence[RunResult]) -> list[str]:
+    """Say which rows were trained for another bench."""
+    rows: dict[str, list[int]] = {}
+    for run in runs:
+        if run.is_taken:
+            rows.setdefault(run.row, []).append(run.seed)
+    if not rows:
+        return []
+    text = "; ".join(f"{row}, seed {', '.join(map(str, seeds))}" for row, seeds in rows.items())
+    return [
+        f"Taken from the records of another bench ({text}): time and memory are those of where "
+        "it was trained."
+    ]
 
 
 def _has_failed(group: Group, seed: int, failures: Mapping[str, Failure]) -> bool:
@@ -319,10 +373,16 @@ def _has_failed(group: Group, seed: int, failures: Mapping[str, Failure]) -> boo
 def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
     """Collect the finished runs and combinations of each method, in the order of the methods."""
     found: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
+    taken: set[tuple[str, int]] = set()
     for seed, group in product(plan.seeds, plan.groups):
         if not bench.has_result(group, seed):
             continue
         runs = group.runs(seed)
+        if not bench.has_trained(group, seed) and bench.recorded is not None:
+            for method, result in bench.recorded.of(group, seed).items():
+                found[method].append(result)
+                taken.add((method, seed))
+            continue
         results = [read_run(bench.run_folder(run)) for run in runs]
         if group.combination is not None:
             folder = bench.combined_folder(group, seed)
@@ -330,7 +390,13 @@ def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
             continue
         for method, view in views(runs[0], results[0]).items():
             found[method].append(view if bench.until is None else as_of(view, bench.until))
-    return {name: [replace(run, row=name) for run in runs] for name, runs in found.items()}
+    files = 0 if bench.recorded is None else bench.recorded.files
+    if files == 1 and len(taken) == sum(map(len, found.values())):
+        taken.clear()  # all rows of one file are that bench as it was
+    return {
+        name: [replace(r, row=name, is_taken=r.is_taken or (name, r.seed) in taken) for r in runs]
+        for name, runs in found.items()
+    }
 
 
 def _in_short(path: Path) -> str:

@@ -67,10 +67,12 @@ class Progress:
     Args:
         results: The runs that were begun.
         until: The epoch after which a run counts as complete; default: its last.
+        recorded: Names of runs that need no training, since their rows are in records.
     """
 
     results: Mapping[str, RunResult]
     until: int | None = None
+    recorded: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, bench: BenchFolder, plan: Plan, before: "Progress | None" = None) -> "Progress":
@@ -83,17 +85,22 @@ class Progress:
         """
         results = {}
         for run in plan.runs:
-            if before is not None and before.is_done(run):
+            if before is not None and before.is_trained(run):
                 results[run.name] = before.results[run.name]
                 continue
             try:
                 results[run.name] = read_run(bench.run_folder(run))
             except PeerdgError:
                 continue
-        return cls(results, bench.until)
+        recorded = frozenset() if bench.recorded is None else bench.recorded.runs
+        return cls(results, bench.until, recorded)
 
     def is_done(self, run: PlannedRun) -> bool:
-        """Whether a run is complete."""
+        """Whether a run is complete, here or in records."""
+        return run.name in self.recorded or self.is_trained(run)
+
+    def is_trained(self, run: PlannedRun) -> bool:
+        """Whether a run was completed here."""
         found = self.results.get(run.name)
         if found is None:
             return False
@@ -142,7 +149,7 @@ def time_left(
     to_do = [r for r in plan.runs if not progress.is_done(r) and r.name not in without]
     if any(run.group.name not in times for run in to_do):
         return None
-    pretrained = {_pretraining_of(run.config) for run in plan.runs if progress.is_done(run)}
+    pretrained = {_pretraining_of(run.config) for run in plan.runs if progress.is_trained(run)}
     seconds = []
     for run in to_do:
         time, share, key = times[run.group.name], progress.share(run), _pretraining_of(run.config)

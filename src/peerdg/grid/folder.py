@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 
@@ -40,6 +40,9 @@ from peerdg.run.lock import LOCK, OWNER, FolderLock
 from peerdg.run.settings import refuse_difference, resolve
 from peerdg.run.stored_manifest import read_manifest, refuse_edited_config
 from peerdg.schema import conform
+
+if TYPE_CHECKING:  # it needs numpy, and the help of a command does not
+    from peerdg.grid.records import RecordedRows
 
 FORMAT = 1
 _LOCK = "bench"
@@ -67,11 +70,15 @@ class BenchFolder:
     Args:
         path: Where it is.
         until: A run is complete once it was evaluated after this epoch; default: after its last.
+        recorded: Rows of earlier benches; their runs are complete, too.
     """
 
-    def __init__(self, path: Path, *, until: int | None = None) -> None:
+    def __init__(
+        self, path: Path, *, until: int | None = None, recorded: "RecordedRows | None" = None
+    ) -> None:
         self.path = path
         self.until = until
+        self.recorded = recorded
         self.options_file = path / "bench.toml"
         self.runs = path / "runs"
         self.combined = path / "combined"
@@ -80,7 +87,13 @@ class BenchFolder:
 
     @classmethod
     def open(
-        cls, path: Path, plan: Plan, *, existing: Existing = "resume", until: int | None = None
+        cls,
+        path: Path,
+        plan: Plan,
+        *,
+        existing: Existing = "resume",
+        until: int | None = None,
+        recorded: "RecordedRows | None" = None,
     ) -> "BenchFolder":
         """Lock the folder for a bench with `plan`, new or to be continued.
 
@@ -90,7 +103,7 @@ class BenchFolder:
             ConfigError: If it was made with other options, with the difference.
             DamagedError: If it holds links where files belong, or `bench.toml` is damaged.
         """
-        bench = cls(path, until=until)
+        bench = cls(path, until=until, recorded=recorded)
         bench._refuse_links()
         bench._require_bench_or_nothing()
         with writing(path):
@@ -106,7 +119,14 @@ class BenchFolder:
         return bench
 
     @classmethod
-    def open_trained(cls, path: Path, plan: Plan, *, until: int | None = None) -> "BenchFolder":
+    def open_trained(
+        cls,
+        path: Path,
+        plan: Plan,
+        *,
+        until: int | None = None,
+        recorded: "RecordedRows | None" = None,
+    ) -> "BenchFolder":
         """Lock the folder of a bench to look at its runs; nothing of it is changed.
 
         Raises:
@@ -114,7 +134,7 @@ class BenchFolder:
             RunInUseError: If another bench works in it.
             DamagedError: If it holds links where files belong, or a file of it is damaged.
         """
-        bench = cls(path, until=until)
+        bench = cls(path, until=until, recorded=recorded)
         bench._refuse_links()
         if not bench.holds_bench:
             raise ConfigError(f"{path} holds no bench.", hint="Train one first.")
@@ -182,7 +202,12 @@ class BenchFolder:
             self._lock.release()  # it has ended in between
 
     def is_done(self, run: PlannedRun) -> bool:
-        """Whether a run is complete."""
+        """Whether a run is complete, here or in the records of an earlier bench."""
+        recorded = self.recorded is not None and self.recorded.covers(run)
+        return recorded or self.is_trained(run)
+
+    def is_trained(self, run: PlannedRun) -> bool:
+        """Whether the folder of a run has it complete."""
         folder = RunFolder(self.run_folder(run))
         if self.until is None or self.until >= run.config.train.epochs:
             return folder.done
@@ -210,8 +235,13 @@ class BenchFolder:
         A combined model that is damaged, was not evaluated, or is of other weights than those of
         its runs is none: it is made again.
         """
+        recorded = self.recorded is not None and self.recorded.has(group, seed)
+        return recorded or self.has_trained(group, seed)
+
+    def has_trained(self, group: Group, seed: int) -> bool:
+        """Whether the result of a seed is in this folder."""
         runs = group.runs(seed)
-        if not all(map(self.is_done, runs)):
+        if not all(map(self.is_trained, runs)):
             return False
         if group.combination is None:
             return True

@@ -2,9 +2,11 @@
 
     [question]
     "Does the regulariser add to averaging?" = [["peer", "p-ens"], ["peer-w2", "p-ens"]]
+    "More than without averaging?" = [[["peer", "p-ens"], ["peer-latest", "randaugment"]]]
 
 The table of a bench has differences to one reference. Most questions are about other pairs, and
-about more than accuracy: what a part of a method is worth, in points and in steadiness.
+about more than accuracy: what a part of a method is worth, in points and in steadiness. Two
+differences can be compared, too: whether two parts are worth more together than each alone.
 """
 
 import csv
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.paired import Difference, paired_difference
-from peerdg.grid.variants import Questions
+from peerdg.grid.study import Questions, Term, rows_of
 from peerdg.report.result import MARK, RunResult
 from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.report.variants import Groups
@@ -33,7 +35,7 @@ class Answer:
 
     Attributes:
         question: What the pair is compared for.
-        method: The row.
+        method: The row, or the difference of two.
         partner: What it is compared with.
         differences: Of each measure, method minus partner: target mean, source validation, crafted
             validation and fluctuation of the deployed network, target mean and fluctuation of the
@@ -63,22 +65,30 @@ def answer(questions: Questions, groups: Groups, *, score: str, period: int) -> 
     found = []
     for question, pairs in questions.items():
         for method, partner in pairs:
-            ours, theirs = (groups.get(name, ()) for name in (method, partner))
             measured = {
-                name: (_by_seed(ours, measure), _by_seed(theirs, measure))
+                name: (_values(method, groups, measure), _values(partner, groups, measure))
                 for name, measure in _measures(score, period).items()
             }
             compared = {name: paired_difference(a, b) for name, (a, b) in measured.items()}
             known = {name: one for name, one in compared.items() if one is not None}
             by_seed = {name: _minus(*measured[name]) for name in known}
             if score in known:
-                label = f"{_marked(method, ours)} - {_marked(partner, theirs)}"
-                found.append(Answer(question, method, partner, known, by_seed, label))
+                label = f"{_marked(method, groups)} - {_marked(partner, groups)}"
+                ours, theirs = _joined(rows_of(method)), _joined(rows_of(partner))
+                found.append(Answer(question, ours, theirs, known, by_seed, label))
     return found
 
 
-def _marked(name: str, group: Sequence[RunResult]) -> str:
-    return f"{name} {MARK}" if group[0].is_reconstruction else name
+def _marked(term: Term, groups: Groups) -> str:
+    """Name a term, reconstructions with their mark."""
+    return _joined([
+        f"{name} {MARK}" if groups[name][0].is_reconstruction else name for name in rows_of(term)
+    ])  # fmt: skip
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Format as `peer`, or `(peer - p-ens)`."""
+    return names[0] if len(names) == 1 else f"({' - '.join(names)})"
 
 
 def _minus(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
@@ -100,6 +110,14 @@ def _measures(score: str, period: int) -> dict[str, Callable[[RunResult], float 
         TRAINED + score: lambda run: run.score(run.trained),
         TRAINED + FLUCTUATION: lambda run: log_variance(run, run.trained),
     }
+
+
+def _values(
+    term: Term, groups: Groups, measure: Callable[[RunResult], float | None]
+) -> dict[int, float]:
+    """Measure a row, or the difference of two, for each seed."""
+    found = [_by_seed(groups.get(name, ()), measure) for name in rows_of(term)]
+    return found[0] if len(found) == 1 else _minus(*found)
 
 
 def _by_seed(

@@ -8,7 +8,10 @@ from peerdg.evaluate.paired import RESAMPLES
 from peerdg.files import remove, replace_atomically
 from peerdg.grid.children import Failure
 from peerdg.grid.figures import answers_figure, differences_figure, steadiness_figure
+from peerdg.grid.published import published_section
 from peerdg.grid.questions import CLEAR, answers_csv, answers_table
+from peerdg.grid.ranking import ranking_section
+from peerdg.grid.study import Study
 from peerdg.grid.table import BenchTable
 from peerdg.report.comparison import PAGE, details, opening, write_records
 from peerdg.report.result import RunResult
@@ -26,6 +29,7 @@ def write_bench(
     *,
     title: str,
     failures: Mapping[str, Failure] | None = None,
+    study: Study | None = None,
 ) -> Path:
     """Write `report.md` and everything beside it; returns the page.
 
@@ -35,6 +39,7 @@ def write_bench(
         folder: Where to.
         title: Of the page.
         failures: Why runs failed, by their names.
+        study: What the page is asked for besides the table; `table` has the answers.
 
     Raises:
         ConfigError: If the runs cannot stand side by side.
@@ -49,7 +54,12 @@ def write_bench(
         if not is_drawn:
             remove(folder / name)  # of an earlier call that had something to draw
     page = bench_page(
-        table, runs, title=title, failures=failures, figures=[n for n in figures if figures[n]]
+        table,
+        runs,
+        title=title,
+        failures=failures,
+        figures=[n for n in figures if figures[n]],
+        study=study,
     )
     texts = {LATEX: table.latex(), CSV: table.csv(), PAGE: page}
     if table.answers:
@@ -69,8 +79,10 @@ def bench_page(
     title: str,
     failures: Mapping[str, Failure] | None = None,
     figures: Sequence[str] = (),
+    study: Study | None = None,
 ) -> str:
     """Compose the page as Markdown."""
+    study = study or Study()
     captions = {
         DIFFERENCES: f"Difference of each method to {table.reference}, with its interval",
         STEADINESS: "Accuracy against fluctuation, a point for each method",
@@ -90,7 +102,9 @@ def bench_page(
         markdown_text(explanation(table)),
         "",
         *_chosen(pictures, STEADINESS),
+        *published_section(table, study.published),
         *_answers(table, pictures),
+        *ranking_section(table, study.rankings),
         *([targets_table(runs).markdown()] if any(run.targets for run in runs) else []),
         *details(runs, with_findings=not table.answers),
     ])  # fmt: skip

@@ -15,7 +15,7 @@ from peerdg.evaluate.interval import spread
 from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
 from peerdg.grid.questions import CLEAR, Answer, answer, difference_text
-from peerdg.grid.variants import Questions
+from peerdg.grid.study import Questions
 from peerdg.report.comparable import accuracy_notes
 from peerdg.report.result import MARK, RECONSTRUCTED, RunResult
 from peerdg.report.selection import choices
@@ -129,6 +129,7 @@ class BenchTable:
         rows: The methods, in the order they were asked for.
         period: Epochs between the evaluations that fluctuation is over, the same for all rows.
         cautions: Sentences about what differs between rows besides the method.
+        remarks: Sentences about the whole: as of which epoch it is, what was trained elsewhere.
         answers: Pairs of rows that were asked for, compared.
     """
 
@@ -139,6 +140,7 @@ class BenchTable:
     rows: tuple[Row, ...]
     period: int = 1
     cautions: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     answers: tuple[Answer, ...] = ()
 
     def plain_data(self) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class BenchTable:
         return Table(list(cells), list(map(list, zip(*cells.values(), strict=True))))
 
     def notes(self) -> list[str]:
-        """Explain marks and intervals."""
+        """Explain marks, intervals, and what the whole is."""
         marks = dict.fromkeys(mark for row in self.rows for mark in row.marks)
         notes = [EXPLAINED[mark] for mark in marks]
         notes += [
@@ -198,7 +200,7 @@ class BenchTable:
                 f"{CLEAR}: neither the bootstrap interval{few if self.pairs < FEW_SEEDS else ''} "
                 "nor Student's 95 % interval holds 0."
             )
-        return notes
+        return [*notes, *self.remarks]
 
     def _difference(self, row: Row) -> str:
         return "reference" if row.method == self.reference else difference_text(row.difference)

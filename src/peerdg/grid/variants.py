@@ -1,13 +1,10 @@
-"""Plan of a study, as a file: methods with options of their own, and questions about them.
+"""Plan of a study, as a file: methods with options of their own.
 
     [variant.peer-k8]
     method = "peer"
     peer = { k = 8 }
 
-    [question]
-    "Does a longer period help?" = [["peer-k8", "peer"]]
-
-`peerdg bench --plan` reads it. Free of torch.
+`peerdg bench --plan` reads it; `grid.study` reads what it asks of the report. Free of torch.
 """
 
 import re
@@ -19,14 +16,11 @@ from typing import Any
 from peerdg.averages.settings import OPTIONS_OF
 from peerdg.config import did_you_mean, read_toml, suggest
 from peerdg.errors import ConfigError
+from peerdg.grid.study import SECTIONS, Study, read_study
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
 from peerdg.methods.registry import method_names, settings_of
 
-Pair = tuple[str, str]  # a row of the table, and the one that it is compared with
-Questions = Mapping[str, Sequence[Pair]]  # pairs, under what they are compared for
-
 VARIANT = "variant"  # the key of their table among the options of a bench
-QUESTION = "question"
 LEVELS = 3  # sections within each other: of variants, of one of them, of its method
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes a part of a folder's name
 _OF_THE_BENCH = ("seed", "train_seed", "recipe", VARIANT)
@@ -54,14 +48,14 @@ class PlanFile:
         methods: Rows of the table before those of the variants.
         reference: The row that differences are to.
         options: Of all runs, with the table of variants.
-        questions: Pairs of rows to compare.
+        study: What the report is asked for.
     """
 
     seeds: tuple[int, ...]
     methods: tuple[str, ...] = ()
     reference: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    questions: Questions = field(default_factory=dict)
+    study: Study = field(default_factory=Study)
 
     def only(self, rows: Sequence[str]) -> "PlanFile":
         """Leave out what none of these rows has: sections of methods, options of averages."""
@@ -122,8 +116,9 @@ def read_plan_file(path: Path) -> PlanFile:
         ConfigError: If the file cannot be read, or has other keys or types.
     """
     tables = read_toml(path, levels=LEVELS)
-    variants, asked = tables.pop(VARIANT, {}), tables.pop(QUESTION, {})
-    known = [*(f.name for f in fields(PlanFile) if f.name != "questions"), VARIANT, QUESTION]
+    variants = tables.pop(VARIANT, {})
+    asked = {name: tables.pop(name) for name in SECTIONS if name in tables}
+    known = [*(f.name for f in fields(PlanFile) if f.name != "study"), VARIANT, *SECTIONS]
     for key in tables:
         if key not in known:
             raise ConfigError(f"Unknown key '{key}' in {path}.", hint=suggest(key, known, ""))
@@ -142,7 +137,7 @@ def read_plan_file(path: Path) -> PlanFile:
         seeds=_seeds(tables.get("seeds", 5), path),
         methods=rows,
         reference=reference,
-        questions=_questions(asked, rows, path),
+        study=read_study(asked, rows, path),
         options={**options, VARIANT: variants} if variants else options,
     )
 
@@ -153,26 +148,6 @@ def _seeds(value: Any, path: Path) -> tuple[int, ...]:
     if isinstance(value, list) and all(type(seed) is int for seed in value):
         return tuple(value)
     raise ConfigError(f"'seeds' must be a number or a list of numbers in {path}.")
-
-
-def _questions(tables: Any, rows: Sequence[str], path: Path) -> dict[str, list[Pair]]:
-    hint = f'Write [{QUESTION}], then "What is asked?" = [["method", "partner"], ...].'
-    if not isinstance(tables, Mapping):
-        raise ConfigError(f"'{QUESTION}' must be a table in {path}.", hint=hint)
-    for text, pairs in tables.items():
-        if not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
-            raise ConfigError(f"The question {text!r} needs pairs of rows in {path}.", hint=hint)
-        for name in (name for pair in pairs for name in pair if name not in rows):
-            raise ConfigError(
-                f"The question {text!r} names '{name}', which is no row of {path}.",
-                hint=did_you_mean(str(name), rows),
-            )
-    return {text: [(a, b) for a, b in pairs] for text, pairs in tables.items()}
-
-
-def _is_pair(pair: Any) -> bool:
-    """Whether it is two different names."""
-    return isinstance(pair, list) and len({*map(str, pair)}) == len(pair) == 2
 
 
 def _variant(name: str, table: Any) -> Variant:

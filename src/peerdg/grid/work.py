@@ -4,7 +4,6 @@ What one of them does, be it a NaN or a process that is killed, is reported and 
 signal stops all of them; each saves its state, and the next call goes on from there.
 """
 
-import os
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from peerdg.data.parallel import cores
 from peerdg.errors import PeerdgError, Stopped
 from peerdg.grid.children import Child, Children, Failure
 from peerdg.grid.display import Shown
@@ -36,12 +36,6 @@ class Estimate:
 
     times: Mapping[str, RunTime] = field(default_factory=dict)
     costs: Mapping[str, Any] = field(default_factory=dict)
-
-
-def cores() -> int:
-    """Count the CPU cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def threads_each(jobs: int, given: int | None = None) -> int | None:
@@ -210,6 +204,7 @@ class Work:
             "costs": self.estimate.costs.get(run.group.name),
             "until": self.bench.until,
             "beside": [str(self.bench.run_folder(r)) for r in self.plan.runs if r is not run],
+            "recorded": [] if self.bench.recorded is None else self.bench.recorded.fingerprints,
         }
         return Task(run.name, job, lambda: self.describe(folder))
 

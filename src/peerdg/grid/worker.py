@@ -160,7 +160,8 @@ def train(job: Mapping[str, Any], send: Send) -> None:
 
         others = (RunFolder(Path(path)) for path in job["beside"])
         begun = next((other for other in others if other.manifest_file.exists()), None)
-        execute(config, run, progress, same_data_as=begun)
+        recorded = job.get("recorded", [])
+        execute(config, run, progress, same_data_as=begun, same_fingerprints=recorded)
     except Stopped:
         if not progress.has_arrived:
             raise

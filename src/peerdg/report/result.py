@@ -47,6 +47,7 @@ AUGMENT = "augment."  # begins the options of the augmentation, which not every 
 MARK = "†"
 RECONSTRUCTED = f"{MARK} reconstruction: neither code nor values were published for this data."
 FROZEN = "frozen"  # the rule of networks that were trained with fixed batch statistics
+DEPENDS_ON_LENGTH = {"swa", "sma", "swad"}  # averages of a part of the run
 _SHORT_HASH = 12  # characters of the hash of a file of weights
 
 
@@ -69,6 +70,8 @@ class RunResult:
         combined_from: The runs that were combined to this result, if it is no single run; it has
             one evaluation, at the end.
         row: What the bench that it is part of calls it; empty if there is none.
+        is_taken: Whether that bench took it from the records of another one.
+        planned_epochs: Of the whole main phase, if it is presented as of an earlier epoch.
     """
 
     path: Path
@@ -83,6 +86,8 @@ class RunResult:
     shared_with: tuple[str, ...] = ()
     combined_from: tuple[str, ...] = ()
     row: str = ""
+    is_taken: bool = False
+    planned_epochs: int | None = None
 
     @property
     def data(self) -> str:
@@ -184,7 +189,9 @@ class RunResult:
     @property
     def variant(self) -> str:
         """All options but the seed that decide the result, as a comparable text."""
-        return json.dumps(self.options, sort_keys=True, default=str)
+        whole = self.planned_epochs if self._depends_on_length else None
+        options = self.options if whole is None else {**self.options, "planned epochs": whole}
+        return json.dumps(options, sort_keys=True, default=str)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -210,18 +217,30 @@ class RunResult:
             options = {k: v for k, v in options.items() if not k.startswith(AUGMENT)}
         options["batch_statistics"] = self.batch_statistics
         options.pop("pretrain.epoch_of", None)  # there is no pool yet
-        options["train.epoch_of"] = self._epoch_of()
+        options["train.epoch_of"] = self.epoch_of
         if self.combined_from:
             options["combination"] = self.config.get("recipe")
         return options
 
-    def _epoch_of(self) -> str:
-        """Return what set the length of its epochs; before there was a choice, the pool."""
+    @property
+    def _depends_on_length(self) -> bool:
+        """Whether its first epochs are other ones in a run of another length."""
+        kinds = {*self.config.get("average", {}).get("kind", ())}
+        return bool(kinds & DEPENDS_ON_LENGTH) or "lr_step" in self.config.get("train", {})
+
+    @property
+    def epoch_of(self) -> str:
+        """What set the length of its epochs; before there was a choice, the pool."""
         train = self.config.get("train", {})
         fixed = train.get("steps_per_epoch") is not None
         if fixed or self.settings is None or not self.settings.trains_on_pool:
             return "source"
         return str(train.get("epoch_of", "pool"))
+
+    @property
+    def has_current_operations(self) -> bool:
+        """Whether its augmentation, if it has one, would make the same images today."""
+        return not self.augments or self._operations_revision() == REVISION
 
     def _operations_revision(self) -> int | str:
         """Return the revision of its operations; of those that mean the same, the latest."""
@@ -419,10 +438,12 @@ def as_of(run: RunResult, epoch: int) -> RunResult:
     def is_later(entry: Mapping[str, Any]) -> bool:
         return entry.get("phase") == "train" and (entry.get("epoch") or 0) > epoch
 
-    train = {**run.config["train"], "epochs": min(epoch, run.config["train"]["epochs"])}
+    epochs = run.config["train"]["epochs"]
+    train = {**run.config["train"], "epochs": min(epoch, epochs)}
     return replace(
         run,
         status="done",
+        planned_epochs=run.planned_epochs or (epochs if epoch < epochs else None),
         config={**run.config, "train": train},
         records=[record for record in run.records if not is_later(record)],
         events=[event for event in run.events if not is_later(event)],

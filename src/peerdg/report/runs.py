@@ -172,6 +172,8 @@ class _Saved:
     shared_with: tuple[str, ...] = ()
     combined_from: tuple[str, ...] = ()
     row: str = ""
+    is_taken: bool = False
+    planned_epochs: int | None = within(at_least=1, default=None)
 
 
 def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[str, str]]]:
@@ -250,6 +252,8 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
             **({"shared_with": run.shared_with} if run.shared_with else {}),
             **({"combined_from": run.combined_from} if run.combined_from else {}),
             **({"row": run.row} if run.row else {}),
+            **({"is_taken": True} if run.is_taken else {}),
+            **({"planned_epochs": run.planned_epochs} if run.planned_epochs else {}),
         }
         for run in runs
     ]
@@ -321,4 +325,6 @@ def _loaded(saved: _Saved, path: Path) -> RunResult:
         shared_with=saved.shared_with,
         combined_from=saved.combined_from,
         row=saved.row,
+        is_taken=saved.is_taken,
+        planned_epochs=saved.planned_epochs,
     )

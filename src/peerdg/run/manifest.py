@@ -89,6 +89,19 @@ def require_same_data(other: RunFolder, splits: Splits) -> None:
         raise ConfigError(changes, hint="Restore the data, or start anew with --overwrite.")
 
 
+def require_fingerprints(recorded: Mapping[str, str], splits: Splits) -> None:
+    """Refuse data that is not what recorded runs, which this one is to be compared with, had.
+
+    Raises:
+        ConfigError: If it is not; it names the parts.
+    """
+    if changed := _changed_parts(recorded, splits):
+        raise ConfigError(
+            f"The records are of runs on other data: {', '.join(changed)}.",
+            hint="Give the data that they were trained on, or leave the records out.",
+        )
+
+
 def record_roles(run: RunFolder, *, trained: str, deployed: str) -> None:
     """Add to the manifest which observed network learns, and which one ships.
 
@@ -232,12 +245,17 @@ def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
     }
 
 
+def _changed_parts(old: Mapping[str, str], splits: Splits) -> list[str]:
+    """List the parts of the data whose fingerprints differ."""
+    new = splits.fingerprint
+    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+
+
 def _changes(
     old: Mapping[str, str], run: RunFolder, splits: Splits, *, since: str = "the run was started"
 ) -> str:
     """Which parts of the data changed, and the files where they are known; empty if none did."""
-    new = splits.fingerprint
-    changed = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    changed = _changed_parts(old, splits)
     if not changed:
         return ""
     try:

@@ -58,6 +58,7 @@ BUDGET = "PEERDG_PRETRAINING_BUDGET"
 WAITING_SECONDS = 0.2  # between two looks at the lock of another run
 _ENTRY = re.compile(r"(.+)-[0-9a-f]{16}")
 _LOCK = ".lock"
+_BEGUN = "begun_pretraining"
 Note = Callable[[str], None]
 
 
@@ -94,12 +95,13 @@ class SharedPretraining:
         self.budget = budget
 
     @contextlib.contextmanager
-    def reserved(self, note: Note, stop: StopRequest) -> Iterator[bool]:
+    def reserved(self, note: Note, stop: StopRequest, *, wait: bool = True) -> Iterator[bool]:
         """Hold the entry's lock inside the block, so that one run makes it and the others wait.
 
         Args:
             note: Receives a sentence if another run has to be waited for.
             stop: Ends the waiting.
+            wait: Whether to wait for another run at all.
 
         Yields:
             Whether the lock is held; if not, the entry must not be written.
@@ -109,7 +111,7 @@ class SharedPretraining:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _refuse_odd_lock(self.path)
-            held = _acquire(lock, note, stop)
+            held = _acquire(lock, note, stop, wait=wait)
         except (OSError, NotImplementedError, DamagedError) as error:
             _warn_not_shared(error)
         try:
@@ -151,8 +153,14 @@ class SharedPretraining:
         if sum(t.numel() * t.element_size() for t in tensors.values()) > self.budget:
             return
         metrics = [record for record in run.metrics.read() if record["phase"] == "pretrain"]
-        epochs = [e for e in run.events.read() if e["event"] == "epoch"]
-        events = [{"kind": e["event"], **_without(e, "event", "time")} for e in epochs]
+        # The last event of each epoch: a run that was killed has done some of them twice, and may
+        # have begun its main phase before.
+        epochs = {
+            event.get("epoch"): event
+            for event in run.events.read()
+            if event["event"] == "epoch" and event.get("phase") == "pretrain"
+        }
+        events = [{"kind": e["event"], **_without(e, "event", "time")} for e in epochs.values()]
         about = _About(self.key, metrics, events)
         try:
             require_real_folder(self.folder)
@@ -242,6 +250,7 @@ def pretrain(
     network: Classifier,
     run: RunFolder,
     *,
+    resumes: bool,
     note: Note,
     stop: StopRequest,
 ) -> bool:
@@ -252,19 +261,34 @@ def pretrain(
         shared: The entry.
         network: The network to pre-train.
         run: The run folder.
+        resumes: Whether the run goes on with a pre-training of its own; it waits for no other.
         note: Receives a sentence if another run has to be waited for.
         stop: Ends the waiting.
 
     Returns:
         Whether it was taken from another run.
     """
-    with shared.reserved(note, stop) as held:
-        if shared.load(network, run):
+    with shared.reserved(note, stop, wait=not resumes) as held:
+        if not resumes and shared.load(network, run):
             return True
+        is_whole = record_start(run, shared, resumes=resumes)
         train()
-        if held:
+        if held and is_whole:
             shared.store(network, run)
     return False
+
+
+def record_start(run: RunFolder, shared: SharedPretraining | None, *, resumes: bool) -> bool:
+    """Record that a process trains for an entry; return whether all that trained before it did.
+
+    A run that was stopped goes on with what it has. If it was begun with other code, versions or
+    hardware, its weights are not those of the entry to the last bit.
+    """
+    name = None if shared is None else shared.path.name
+    before = {e.get("entry") for e in run.events.read() if e["event"] == _BEGUN}
+    is_whole = not resumes or before == {name}
+    run.event(_BEGUN, entry=name if is_whole else None)  # once in parts, it stays so
+    return is_whole
 
 
 @dataclass(frozen=True)
@@ -343,15 +367,15 @@ def _refuse_odd_lock(path: Path) -> None:
     refuse_hard_link(_lock_of(path))
 
 
-def _acquire(lock: FileLock, note: Note, stop: StopRequest) -> bool:
-    """Wait for the lock; False if a signal asked to stop before it was free."""
+def _acquire(lock: FileLock, note: Note, stop: StopRequest, *, wait: bool) -> bool:
+    """Wait for the lock, or only try; False if a signal asked to stop before it was free."""
     waited = False
     while True:
         try:
             lock.acquire(timeout=0)
             return True
         except Timeout:
-            if stop:
+            if stop or not wait:
                 return False
             if not waited:
                 note(

@@ -57,6 +57,7 @@ from peerdg.run.manifest import (
     check_manifest,
     record_roles,
     require_batch_statistics,
+    require_fingerprints,
     require_same_augmentation,
     require_same_data,
     require_same_layers,
@@ -64,7 +65,7 @@ from peerdg.run.manifest import (
 from peerdg.run.minutes import TimeBudget
 from peerdg.run.model_files import finish, model_writer
 from peerdg.run.plan import fit_run, measure_run_costs, method_of, phases_of, run_plan
-from peerdg.run.pretraining import pretrain, shared_pretraining
+from peerdg.run.pretraining import pretrain, record_start, shared_pretraining
 from peerdg.run.profile import profiled
 from peerdg.run.progress import Progress
 from peerdg.run.recorder import Recorder
@@ -85,6 +86,7 @@ def execute(
     profile: bool = False,
     budget: TimeBudget | None = None,
     same_data_as: RunFolder | None = None,
+    same_fingerprints: Sequence[Mapping[str, str]] = (),
 ) -> Classifier:
     """Train what `config` describes, or go on with it, and leave the result in `run`.
 
@@ -98,6 +100,8 @@ def execute(
         profile: Measure where the time goes, and leave it in `profile.json`.
         budget: The time a new run may take; it decides the epochs, which the run folder keeps.
         same_data_as: A run that this one is to be compared with, so that it must have its data.
+        same_fingerprints: The fingerprints of the data of recorded runs that it is to be compared
+            with.
 
     Returns:
         The deployed model.
@@ -112,6 +116,8 @@ def execute(
     parts = _make_parts(config, progress, splits, model, classes)
     if same_data_as is not None:
         require_same_data(same_data_as, parts.splits)
+    for recorded in same_fingerprints:
+        require_fingerprints(recorded, parts.splits)
     config, costs = _schedule(config, run, parts, progress, budget)
     run.check_space(space_needed(config, parts.network, parts.source, parts.domains))
     _begin(config, run, parts)
@@ -364,10 +370,10 @@ def _train(
                 trained = next(iter(method.observed))
                 record_roles(checkpointer.run, trained=trained, deployed=method.deployed_name)
             train = partial(run_phase, phase, method, source, seed=seed, services=services)
-            if phase.name == "train" or checkpointer.resumes:
+            if phase.name == "train":
                 train()
             else:
-                _pretrain(config, phase, train, parts, checkpointer.run, progress, stop)
+                _pretrain(config, phase, train, parts, checkpointer, progress, stop)
     return method
 
 
@@ -376,15 +382,17 @@ def _pretrain(
     phase: Phase,
     train: Callable[[], None],
     parts: _Parts,
-    run: RunFolder,
+    checkpointer: Checkpointer,
     progress: Progress,
     stop: StopRequest,
 ) -> None:
     """Pre-train, or take what an equal run has pre-trained."""
-    shared = shared_pretraining(config, phase, parts.network, parts.source, run)
+    run, network, resumes = checkpointer.run, parts.network, checkpointer.resumes
+    shared = shared_pretraining(config, phase, network, parts.source, run)
     if shared is None:
+        record_start(run, shared, resumes=resumes)
         train()
-    elif pretrain(train, shared, parts.network, run, note=progress.note, stop=stop):
+    elif pretrain(train, shared, network, run, resumes=resumes, note=progress.note, stop=stop):
         epochs = phase.settings.epochs
         steps = steps_per_epoch(phase.settings, len(parts.source))
         progress.start_phase(phase.name, epochs=epochs, steps=steps, done=epochs)
@@ -410,6 +418,7 @@ def _evaluate(
     return evaluate_models(
         method.observed,
         parts.domains,
+        copies={next(iter(method.networks)), *method.averages},
         size=parts.source.size,
         before_chunk=before_chunk,
         batch_statistics={name: method.statistics_of(name, rule) for name in method.observed},
