@@ -1,5 +1,6 @@
 """What a run needs is known before it begins."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 import peerdg
-from peerdg.errors import DataError, OutputError
+from peerdg.data.splits import Splits
+from peerdg.errors import DataError, OutputError, PeerdgWarning
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from peerdg.run.checks import check_fit
+from peerdg.run.checks import FAIR_STEPS, check_fit
 from peerdg.run.folder import RunFolder
 from peerdg.run.settings import RunConfig
-from tests.conftest import tiny_classifier, tiny_splits
+from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 EPOCHS = 3
 
@@ -104,3 +106,61 @@ def test_a_network_that_cannot_take_the_images_is_left_in_the_mode_it_was_in():
     with pytest.raises(DataError, match="cannot take the 12 x 12 images"):
         check_fit(model, tiny_splits(), 12)
     assert all(part.training for part in model.modules())
+
+
+def one_sided_splits() -> Splits:
+    """Sixteen images, twelve of them of one class: the best constant answer has a loss of 0.735."""
+    images = tiny_domain(n=16).images.clone()
+    images[:12] //= 2  # dark: the class can be learnt
+    labels = torch.tensor([0] * 12 + [1] * 2 + [2] * 2)
+    return replace(tiny_splits(), train=replace(tiny_domain(n=16), images=images, labels=labels))
+
+
+def learn(out: Path, phase: str, *, lr: float, steps: int = FAIR_STEPS) -> None:
+    """Train one phase with batches of the whole source and leave the other one out."""
+    model = tiny_classifier()
+    with torch.no_grad():  # logits are the logarithms of the classes' shares, for every image
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([12 / 16, 2 / 16, 2 / 16]).log())
+    epochs = {"pretrain": 0, "train": 1} | {phase: steps}
+    schedules = {name: {"epochs": n, "batch_size": 16} for name, n in epochs.items()}
+    schedules[phase]["lr"] = lr
+    peerdg.fit(
+        one_sided_splits(),
+        out=out,
+        model=model,
+        method="erm",
+        progress=False,
+        crafted="off",
+        evaluate_every=steps,
+        **schedules,
+    )
+
+
+@pytest.mark.parametrize("phase", ["pretrain", "train"])
+def test_a_phase_that_answers_every_image_alike_is_named_with_its_rate(phase, tmp_path: Path):
+    entropy = -(12 / 16 * math.log(12 / 16) + 4 / 16 * math.log(2 / 16))
+    with pytest.warns(PeerdgWarning, match="has learnt nothing") as warned:
+        learn(tmp_path / "run", phase, lr=1e-12)
+    (message,) = [str(w.message) for w in warned]
+    assert f"{entropy:.2f}, is that of the same answer for every image ({entropy:.2f})" in message
+    assert f"--{phase}.lr 1e-12" in message
+    events = (tmp_path / "run/events.jsonl").read_text()
+    assert "nothing_learnt" in events
+
+
+def test_a_phase_that_learns_or_is_very_short_is_not_warned_of(tmp_path: Path):
+    """Warnings are errors here."""
+    learn(tmp_path / "learns", "pretrain", lr=0.01)
+    learn(tmp_path / "short", "pretrain", lr=1e-12, steps=FAIR_STEPS - 1)
+
+
+def test_a_shared_pretraining_that_learnt_nothing_is_warned_of_in_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PEERDG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PEERDG_PRETRAINING_BUDGET")
+    for run in ("first", "second"):
+        with pytest.warns(PeerdgWarning, match="Pre-training has learnt nothing"):
+            learn(tmp_path / run, "pretrain", lr=1e-12)
+    assert "shared_pretraining" in (tmp_path / "second/events.jsonl").read_text()

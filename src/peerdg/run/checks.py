@@ -1,4 +1,8 @@
-"""Checks before a run begins: that its parts fit each other, the memory and the disk."""
+"""Checks of a run.
+
+Before it begins: that its parts fit each other, the memory and the disk. After a phase: that the
+network learnt something.
+"""
 
 import copy
 import warnings
@@ -10,15 +14,16 @@ from torch import nn
 from peerdg.augment.base import resize
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
-from peerdg.errors import DataError
+from peerdg.errors import DataError, PeerdgWarning
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.rng import seeded
 from peerdg.run.build import evaluated_domains
+from peerdg.run.folder import RunFolder
 from peerdg.run.plan import method_of, phases_of
 from peerdg.run.settings import RunConfig
 from peerdg.text import one_line
-from peerdg.train.loop import evaluation_epochs
+from peerdg.train.loop import Phase, evaluation_epochs
 from peerdg.train.optim import make_optimizers
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.settings import PhaseSettings
@@ -26,6 +31,8 @@ from peerdg.train.source import Source, require_memory
 
 CHECKPOINTS = 3  # two are kept while the next one is written
 MODELS = 2  # the one that is there, and the one that takes its place
+CONSTANT = 0.98  # part of the loss of constant answers from which on nothing was learnt
+FAIR_STEPS = 100  # before which a network may know nothing yet
 
 
 def check_fit(model: Classifier, splits: Splits, size: int) -> None:
@@ -55,6 +62,36 @@ def check_batches(config: RunConfig, images: int) -> None:
     for phase in (config.pretrain, config.train):
         if phase.epochs:
             steps_per_epoch(phase, images)
+
+
+def warn_if_nothing_was_learnt(run: RunFolder, phase: Phase, source: Source) -> None:
+    """Warn after a phase whose network answers every image alike, as one does that has diverged.
+
+    A rate that is too high may kill a network (all of its units are zero) without any number that
+    is not finite. The best constant answer, the shares p of the classes, has a cross-entropy of
+    H = -sum p log p on the source; the mean over the last epoch, on clean images, is compared with
+    that.
+    """
+    epochs = [r for r in run.metrics.read() if r["kind"] == "epoch" and r["phase"] == phase.name]
+    steps = phase.settings.epochs * steps_per_epoch(phase.settings, len(source))
+    loss = epochs[-1].get("ce_clean") if epochs else None  # not every method has the term
+    constant = _label_entropy(source.domain)
+    if not isinstance(loss, float) or steps < FAIR_STEPS or loss < CONSTANT * constant:
+        return
+    name = {"pretrain": "Pre-training", "train": "Training"}[phase.name]
+    message = (
+        f"{name} has learnt nothing: its loss on clean images, {loss:.2f}, is that of the same "
+        f"answer for every image ({constant:.2f}). Lower the learning rate, "
+        f"--{phase.name}.lr {phase.settings.lr:g}."
+    )
+    warnings.warn(message, PeerdgWarning, stacklevel=2)
+    run.event("nothing_learnt", message=message)
+
+
+def _label_entropy(domain: Domain) -> float:
+    """H = -sum p log p over the shares p of the classes."""
+    p = torch.bincount(domain.labels, minlength=len(domain.classes)).double() / len(domain)
+    return float(-torch.special.xlogy(p, p).sum())
 
 
 def space_needed(

@@ -47,7 +47,12 @@ from peerdg.run.build import (
     match_classes,
 )
 from peerdg.run.checkpointer import Checkpointer
-from peerdg.run.checks import check_batches, check_fit, space_needed
+from peerdg.run.checks import (
+    check_batches,
+    check_fit,
+    space_needed,
+    warn_if_nothing_was_learnt,
+)
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, RunPlan
 from peerdg.run.hardware import find_device, has_bf16, peak_memory
@@ -374,6 +379,7 @@ def _train(
                 train()
             else:
                 _pretrain(config, phase, train, parts, checkpointer, progress, stop)
+            warn_if_nothing_was_learnt(checkpointer.run, phase, source)
     return method
 
 
