@@ -51,8 +51,8 @@ def differences_figure(table: BenchTable, path: Path) -> bool:
     for place, row in enumerate(rows):
         common = sorted(row.by_seed.keys() & reference.by_seed.keys())
         single = [row.by_seed[seed] - reference.by_seed[seed] for seed in common]
-        _draw_difference(axis, place, row.difference, single)
-    _name_rows(axis, [row.label for row in rows])
+        draw_difference(axis, place, row.difference, single)
+    name_rows(axis, [row.label for row in rows])
     axis.set_ylim(-0.7, len(rows) - 0.3)
     axis.set_xlabel(f"{table.score}: points above or below {visible(table.reference)}")
     counts = sorted({row.difference.n for row in rows if row.difference is not None})
@@ -88,7 +88,7 @@ def answers_figure(table: BenchTable, path: Path) -> bool:
     if moved:
         _draw_answers(axes[0, 1], lines, FLUCTUATION)
         axes[0, 1].set_xlabel("fluctuation: ratio, below 1 is steadier")
-        _tick_ratios(axes[0, 1])
+        tick_ratios(axes[0, 1])
         axes[0, 0].set_zorder(2)  # a long question goes on over the right half
         axes[0, 0].patch.set_visible(False)
     for place, line in enumerate(lines):
@@ -98,7 +98,7 @@ def answers_figure(table: BenchTable, path: Path) -> bool:
                 fontsize=9, fontweight="bold", parse_math=False, annotation_clip=False,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             )  # fmt: skip
-    _name_rows(axes[0, 0], ["" if isinstance(line, str) else line.label for line in lines])
+    name_rows(axes[0, 0], ["" if isinstance(line, str) else line.label for line in lines])
     figure.suptitle(
         f"{visible(table.data)}: differences of runs with the same seed; blue is better, orange "
         f"worse\n{LEGEND}",
@@ -123,13 +123,13 @@ def _draw_answers(axis: Any, lines: Sequence[str | Answer], measure: str) -> Non
     for place, line in enumerate(lines):
         if not isinstance(line, str) and measure in line.differences:
             single = list(line.by_seed[measure].values())
-            _draw_difference(
+            draw_difference(
                 axis, place, line.differences[measure], single,
                 lower_is_better=measure in RATIOS, is_ratio=measure in RATIOS,
             )  # fmt: skip
 
 
-def _tick_ratios(axis: Any) -> None:
+def tick_ratios(axis: Any) -> None:
     """Call the logarithms of an axis by the ratios that they are of."""
     low, high = axis.get_xlim()
     wide, narrow = ([r for r in all_ if low <= math.log(r) <= high] for all_ in _RATIO_TICKS)
@@ -137,7 +137,7 @@ def _tick_ratios(axis: Any) -> None:
     axis.set_xticks([math.log(r) for r in ratios], [f"×{r:g}" for r in ratios])
 
 
-def _name_rows(axis: Any, names: Sequence[str]) -> None:
+def name_rows(axis: Any, names: Sequence[str]) -> None:
     """Write a name beside each row of a forest plot, and leave only what guides the eye."""
     axis.set_yticks(range(len(names)), [visible(name) for name in names])
     for tick in axis.get_yticklabels():
@@ -148,7 +148,7 @@ def _name_rows(axis: Any, names: Sequence[str]) -> None:
         each.tick_params(axis="y", length=0)
 
 
-def _draw_difference(
+def draw_difference(
     axis: Any,
     place: int,
     found: Difference | None,

@@ -1,0 +1,119 @@
+"""What each part is worth in every study: the table and the figure of docs/findings.md.
+
+    python results/findings.py           # writes both
+    python results/findings.py --check   # exit code 1 if the table is not what the studies say
+
+Reads `answers.csv` of each study, which `peerdg bench` wrote; nothing is computed anew.
+"""
+
+import csv
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from peerdg.evaluate.paired import Difference
+from peerdg.grid.figures import LEGEND, draw_difference, name_rows, tick_ratios
+from peerdg.grid.questions import difference_text, ratio_text
+from peerdg.report.figures import pyplot, save_figure
+
+RESULTS = Path(__file__).parent
+PAGE = RESULTS.parent / "docs/findings.md"
+FIGURE = RESULTS.parent / "docs/findings.png"
+BEGIN, END = "<!-- python results/findings.py: begin -->\n", "<!-- end -->\n"
+
+STUDIES = ("mini", "digits", "photos")
+PARTS = {  # what is added: the rows that are compared
+    "augmentation": ("randaugment", "erm"),
+    "averaging (P-ENS)": ("p-ens", "randaugment"),
+    "averaging (EMA)": ("ema", "randaugment"),
+    "regulariser, without averaging": ("peer-latest", "randaugment"),
+    "regulariser, on top of averaging": ("peer", "p-ens"),
+    "PEER as a whole": ("peer", "randaugment"),
+}
+ACCURACY, FLUCTUATION = "target mean", "log fluctuation"
+
+Answers = Mapping[tuple[str, str], Mapping[str, Difference]]  # by pair and measure
+
+
+def read_answers(study: str) -> Answers:
+    """Read the differences of a study."""
+    found: dict[tuple[str, str], dict[str, Difference]] = {}
+    with (RESULTS / study / "answers.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            std, low, high, margin = (
+                float(line[name]) if line[name] else None
+                for name in ("std", "low", "high", "t margin")
+            )
+            found.setdefault((line["method"], line["partner"]), {})[line["measure"]] = Difference(
+                int(line["pairs"]), float(line["difference"]), std, low, high, margin=margin
+            )
+    return found
+
+
+def table(studies: Mapping[str, Answers]) -> str:
+    """Tabulate what each part is worth in points, and as a ratio of variances."""
+    rows = []
+    for part, pair in PARTS.items():
+        found = [answers.get(pair, {}) for answers in studies.values()]
+        points = [difference_text(each.get(ACCURACY), one_seed=False) for each in found]
+        ratios = [ratio_text(each.get(FLUCTUATION)) for each in found]
+        rows += [[f"**{part}**: points", *points], ["variance", *ratios]]
+    columns = [f"{name} ({_seeds(answers)})" for name, answers in studies.items()]
+    lines = [["", *columns], ["---"] + ["--:"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _seeds(answers: Answers) -> str:
+    seeds = max(answers[pair][ACCURACY].n for pair in PARTS.values() if pair in answers)
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def figure(studies: Mapping[str, Answers], path: Path) -> None:
+    """Draw the table: for each part a heading and a row for each study."""
+    lines = [(part, study) for part in PARTS for study in ("", *studies)]
+    plot = pyplot()
+    drawn, axes = plot.subplots(ncols=2, sharey=True, figsize=(9.6, 7.6), layout="constrained")
+    axes[0].set_ylim(len(lines) - 0.4, -0.6)
+    for axis, measure in zip(axes, (ACCURACY, FLUCTUATION), strict=True):
+        is_ratio = measure == FLUCTUATION
+        axis.axvline(0, color="#000000", lw=1)
+        for place, (part, study) in enumerate(lines):
+            found = studies.get(study, {}).get(PARTS[part], {}).get(measure)
+            draw_difference(axis, place, found, (), lower_is_better=is_ratio, is_ratio=is_ratio)
+    for place, (part, study) in enumerate(lines):
+        if not study:
+            axes[0].annotate(
+                part, (0, place), xycoords=("axes fraction", "data"), va="center", fontsize=9.5,
+                fontweight="bold", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )  # fmt: skip
+    axes[0].set_xscale("symlog", linthresh=3)
+    axes[0].set_xlim(-8, 45)
+    axes[0].set_xticks([-5, -2, 0, 2, 5, 10, 20, 40], ["-5", "-2", "0", "2", "5", "10", "20", "40"])
+    axes[0].minorticks_off()
+    axes[0].set_xlabel("accuracy on unseen domains: points")
+    axes[1].set_xlabel("fluctuation: ratio of variances, below 1 is steadier")
+    tick_ratios(axes[1])
+    name_rows(axes[0], [study for _, study in lines])
+    drawn.suptitle(
+        "What each part is worth, by study; blue is better, orange worse, grey not told apart\n"
+        + LEGEND.partition("; dots")[0],
+        x=0.01, ha="left", fontsize=9.5,
+    )  # fmt: skip
+    save_figure(drawn, path, dpi=160)
+
+
+def main(arguments: list[str]) -> int:
+    """Write table and figure, or compare the table."""
+    studies = {name: read_answers(name) for name in STUDIES}
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    now, _, after = rest.partition(END)
+    new = table(studies)
+    if arguments == ["--check"]:
+        return int(now != new)
+    PAGE.write_text(before + BEGIN + new + END + after, "utf-8")
+    figure(studies, FIGURE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
