@@ -44,9 +44,11 @@ def read_answers(study: str) -> Answers:
                 float(line[name]) if line[name] else None
                 for name in ("std", "low", "high", "t margin")
             )
-            found.setdefault((line["method"], line["partner"]), {})[line["measure"]] = Difference(
-                int(line["pairs"]), float(line["difference"]), std, low, high, margin=margin
-            )
+            pair, pairs = (line["method"], line["partner"]), int(line["pairs"])
+            found.setdefault(pair, {})[line["measure"]] = Difference(
+                pairs, float(line["difference"]), std, low, high, margin=margin,
+                reason="equal in all seeds" if low is None and pairs > 1 else "",
+            )  # fmt: skip
     return found
 
 
@@ -54,17 +56,33 @@ def table(studies: Mapping[str, Answers]) -> str:
     """Tabulate what each part is worth in points, and as a ratio of variances."""
     rows = []
     for part, pair in PARTS.items():
-        found = [answers.get(pair, {}) for answers in studies.values()]
-        points = [difference_text(each.get(ACCURACY), one_seed=False) for each in found]
-        ratios = [ratio_text(each.get(FLUCTUATION)) for each in found]
-        rows += [[f"**{part}**: points", *points], ["variance", *ratios]]
+        for measure in (ACCURACY, FLUCTUATION):
+            label = f"**{part}**: points" if measure == ACCURACY else "variance"
+            cells = [_cell(answers, pair, measure) for answers in studies.values()]
+            rows.append([label, *cells])
     columns = [f"{name} ({_seeds(answers)})" for name, answers in studies.items()]
     lines = [["", *columns], ["---"] + ["--:"] * len(columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def _cell(answers: Answers, pair: tuple[str, str], measure: str) -> str:
+    """Format a difference; it says so if it is of fewer seeds than others of the study."""
+    found = answers.get(pair, {}).get(measure)
+    is_ratio = measure == FLUCTUATION
+    text = ratio_text(found) if is_ratio else difference_text(found, one_seed=False)
+    fewer = found is not None and found.n < _most_seeds(answers)
+    return f"{text} ({_count(found.n)})" if found is not None and fewer else text
+
+
 def _seeds(answers: Answers) -> str:
-    seeds = max(answers[pair][ACCURACY].n for pair in PARTS.values() if pair in answers)
+    return _count(_most_seeds(answers))
+
+
+def _most_seeds(answers: Answers) -> int:
+    return max(answers[pair][ACCURACY].n for pair in PARTS.values() if pair in answers)
+
+
+def _count(seeds: int) -> str:
     return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
@@ -105,7 +123,10 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
 def main(arguments: list[str]) -> int:
     """Write table and figure, or compare the table."""
     studies = {name: read_answers(name) for name in STUDIES}
-    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    page = PAGE.read_text("utf-8")
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        sys.exit(f"{PAGE} must hold these two lines once, around the table:\n{BEGIN}{END}")
+    before, _, rest = page.partition(BEGIN)
     now, _, after = rest.partition(END)
     new = table(studies)
     if arguments == ["--check"]:

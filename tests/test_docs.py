@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import importlib.util
 import re
 from pathlib import Path
 
@@ -244,6 +245,7 @@ def test_every_interval_of_a_conclusion_is_in_a_report(page: Path):
     [
         ("mini", ["erm", "randaugment", "peer-latest", "p-ens", "peer"]),
         ("digits", ["erm", "randaugment", "peer-latest", "p-ens", "peer"]),
+        ("photos", ["erm", "randaugment", "peer-latest", "p-ens", "peer"]),
     ],
 )
 def test_the_tables_of_parts_in_the_findings_are_those_of_the_studies(study, methods):
@@ -257,3 +259,11 @@ def test_the_tables_of_parts_in_the_findings_are_those_of_the_studies(study, met
         mean, moved = float(row["target mean"]), float(row["fluctuation"])
         spread = f" ± {float(row['target mean std']):.1f}" if row["target mean std"] else ""
         assert line.endswith(f"| {mean:.1f}{spread} | {moved:.2f} |")
+
+
+def test_the_table_over_all_studies_is_what_their_records_say():
+    spec = importlib.util.spec_from_file_location("findings", ROOT / "results/findings.py")
+    assert spec is not None and spec.loader is not None
+    findings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(findings)
+    assert findings.main(["--check"]) == 0

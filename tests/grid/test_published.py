@@ -72,6 +72,13 @@ def test_without_a_row_or_target_in_common_there_is_no_table(table):
     assert published_section(table, Published("", {"p-ens": {"cartoon": 1.0}})) == []
 
 
+def test_a_row_that_was_published_on_other_targets_only_is_left_out_by_name(table):
+    some = {"randaugment": {"uci": 70.0}, "p-ens": {"cartoon": 75.0}}
+    assert [row[0] for row in published_table(table, Published("", some)).rows] == ["randaugment"]
+    section = "\n".join(published_section(table, Published("", some)))
+    assert "Published on other targets only: p-ens." in section
+
+
 def test_the_page_has_the_table_and_where_it_is_from(table):
     runs = [run for group in GROUPS.values() for run in group]
     page = bench_page(table, runs, title="x", study=Study(published=PUBLISHED))
@@ -104,6 +111,7 @@ def test_a_plan_has_them_by_row_and_target(tmp_path: Path):
         ("[published]\npeer = { syn = 1 }", "needs a source and rows"),
         ('[published]\nsource = "s"\npier = { syn = 1 }', "'pier', which is no row"),
         ('[published]\nsource = "s"\npeer = 3', "percentages of 'peer'"),
+        ('[published]\nsource = "s"\npeer = {}', "percentages of 'peer'"),
         ('[published]\nsource = "s"\npeer = { syn = 101 }', "percentages of 'peer'"),
         ('[published]\nsource = "s"\npeer = { syn = true }', "percentages of 'peer'"),
         ('[published]\nsource = "s"\npeer = { syn = nan }', "percentages of 'peer'"),

@@ -83,6 +83,13 @@ def test_the_page_has_the_rankings_of_rows_that_it_has():
     )  # fmt: skip
 
 
+def test_without_targets_crafted_validation_is_not_compared_with_itself():
+    table = bench_table(GROUPS)
+    rankings = {"all": [row.method for row in table.rows]}
+    assert ranking_section(table, rankings) != []
+    assert ranking_section(replace(table, score="crafted val"), rankings) == []
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

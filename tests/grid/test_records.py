@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from peerdg.cli.main import run as command
-from peerdg.errors import ConfigError, DataError
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.grid.bench import Bench, Preview, preview_bench, run_bench, tabulate_bench
 from peerdg.grid.estimate import Progress
 from peerdg.grid.folder import BenchFolder
@@ -70,6 +70,26 @@ def test_a_bench_with_records_trains_only_what_they_do_not_have(tmp_path: Path):
     # With the records of the second nothing is left to do; without any, rows are missing.
     assert RecordedRows.read([out / "runs.json"], more).runs == {run.name for run in more.runs}
     assert {r.method: r.seeds for r in tabulate_bench(more, out).table.rows}["erm"] == ()
+
+
+@pytest.mark.parametrize("epoch_of", ["source", "pool"])
+def test_what_an_epoch_is_one_of_is_compared_only_where_it_matters(tmp_path: Path, epoch_of: str):
+    """Steps of the tiny bench are counted, so it does not."""
+    found = plan(tmp_path / "images", "erm", train={**TRAIN, "epoch_of": epoch_of})
+    trained_bench(tmp_path, found)
+    assert RecordedRows.read([tmp_path / "first/runs.json"], found).runs == {"erm-0"}
+
+
+def test_a_network_that_learnt_nothing_is_named_also_by_records(tmp_path: Path):
+    dead = {"epochs": 50, "batch_size": 8, "steps_per_epoch": 2, "lr": 1e-12}
+    found = plan(tmp_path / "images", "erm", "randaugment", pretrain=dead, **OPTIONS)
+    with pytest.warns(PeerdgWarning, match="Pre-training has learnt nothing"):
+        first = trained_bench(tmp_path, found)
+    notes = [f"{name}, seed 0: pre-training has learnt nothing" for name in ("erm", "randaugment")]
+    again = tabulate_bench(found, tmp_path / "again", records=[tmp_path / "first/runs.json"])
+    for bench in (first, again):
+        assert [note.partition(", so")[0] for note in bench.table.cautions[:2]] == notes
+        assert all(note in bench.page.read_text() for note in notes)
 
 
 def test_a_run_that_was_trained_here_wins_over_its_record(tmp_path: Path):

@@ -116,15 +116,24 @@ def one_sided_splits() -> Splits:
     return replace(tiny_splits(), train=replace(tiny_domain(n=16), images=images, labels=labels))
 
 
-def learn(out: Path, phase: str, *, lr: float, steps: int = FAIR_STEPS) -> None:
-    """Train one phase with batches of the whole source and leave the other one out."""
+def learn(
+    out: Path,
+    phase: str,
+    *,
+    lr: float,
+    steps: int = FAIR_STEPS,
+    epochs: int | None = None,
+) -> None:
+    """Train one phase, an epoch for each step by default, and hardly anything of the other."""
     model = tiny_classifier()
     with torch.no_grad():  # logits are the logarithms of the classes' shares, for every image
         model.head.weight.zero_()
         model.head.bias.copy_(torch.tensor([12 / 16, 2 / 16, 2 / 16]).log())
-    epochs = {"pretrain": 0, "train": 1} | {phase: steps}
-    schedules = {name: {"epochs": n, "batch_size": 16} for name, n in epochs.items()}
+    count = {"pretrain": 0, "train": 1} | {phase: epochs or steps}
+    schedules: dict[str, Any] = {n: {"epochs": e, "batch_size": 16} for n, e in count.items()}
     schedules[phase]["lr"] = lr
+    if epochs is not None:
+        schedules[phase]["steps_per_epoch"] = steps // epochs
     peerdg.fit(
         one_sided_splits(),
         out=out,
@@ -132,7 +141,7 @@ def learn(out: Path, phase: str, *, lr: float, steps: int = FAIR_STEPS) -> None:
         method="erm",
         progress=False,
         crafted="off",
-        evaluate_every=steps,
+        evaluate_every=count["train"],
         **schedules,
     )
 
@@ -144,7 +153,7 @@ def test_a_phase_that_answers_every_image_alike_is_named_with_its_rate(phase, tm
         learn(tmp_path / "run", phase, lr=1e-12)
     (message,) = [str(w.message) for w in warned]
     assert f"{entropy:.2f}, is that of the same answer for every image ({entropy:.2f})" in message
-    assert f"--{phase}.lr 1e-12" in message
+    assert f"--{phase}.lr 1e-12" in message and "raise it" in message
     events = (tmp_path / "run/events.jsonl").read_text()
     assert "nothing_learnt" in events
 
@@ -153,6 +162,7 @@ def test_a_phase_that_learns_or_is_very_short_is_not_warned_of(tmp_path: Path):
     """Warnings are errors here."""
     learn(tmp_path / "learns", "pretrain", lr=0.01)
     learn(tmp_path / "short", "pretrain", lr=1e-12, steps=FAIR_STEPS - 1)
+    learn(tmp_path / "one epoch", "pretrain", lr=1e-12, steps=FAIR_STEPS, epochs=1)
 
 
 def test_a_shared_pretraining_that_learnt_nothing_is_warned_of_in_every_run(

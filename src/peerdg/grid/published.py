@@ -20,18 +20,21 @@ def published_section(table: BenchTable, published: Published | None) -> list[st
         markdown_text(
             f"Ours / published, in percent. Published: {published.source}. Means are over the "
             "targets of this table. The last column has the differences of these means to the "
-            f"first row, ours of the same seeds.{_left_out(shown, published)}"
+            f"first row, ours of the same seeds.{_left_out(shown, published, table)}"
         ),
         "",
         shown.markdown(),
     ]
 
 
-def _left_out(shown: Table, published: Published) -> str:
-    """Name published targets that are not in the table, be they missing in ours or in some rows."""
+def _left_out(shown: Table, published: Published, table: BenchTable) -> str:
+    """Name published targets and rows of ours that are not in the table, and why."""
     known = dict.fromkeys(target for row in published.accuracy.values() for target in row)
     missing = [target for target in known if target not in shown.columns]
-    return f" Left out, since not all rows have them: {', '.join(missing)}." if missing else ""
+    text = f" Left out, since not all rows have them: {', '.join(missing)}." if missing else ""
+    labels = {row.label for row in table.rows if row.targets and row.method in published.accuracy}
+    strange = sorted(labels - {row[0] for row in shown.rows})
+    return text + (f" Published on other targets only: {', '.join(strange)}." if strange else "")
 
 
 def published_table(table: BenchTable, published: Published) -> Table | None:
@@ -45,7 +48,11 @@ def published_table(table: BenchTable, published: Published) -> Table | None:
         None if no row was published, or none on the targets that there are.
     """
     ours = {row.method: row for row in table.rows if row.targets}
-    rows = [ours[name] for name in published.accuracy if name in ours]
+    rows = [
+        ours[name]
+        for name, theirs in published.accuracy.items()
+        if name in ours and ours[name].targets.keys() & theirs.keys()
+    ]
     targets = [
         target
         for target in (rows[0].targets if rows else ())

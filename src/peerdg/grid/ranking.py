@@ -39,7 +39,7 @@ class Ranking:
 def ranking_section(table: BenchTable, rankings: Mapping[str, Sequence[str]]) -> list[str]:
     """Compose the part of the page as Markdown; empty if nothing is to be ranked."""
     shown = ranking_table(table, rankings)
-    if not shown.rows:
+    if not shown.rows or table.score == CRAFTED_MEAN:  # there are no targets to agree with
         return []
     return [
         "## Choosing without targets",

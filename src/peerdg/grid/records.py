@@ -153,7 +153,8 @@ def _stored_options(run: RunResult, expected: Mapping[str, Any], what: str) -> d
     """
     options = dict(run.config)
     epochs = run.planned_epochs or options["train"]["epochs"]
-    options["train"] = {**options["train"], "epochs": epochs, "epoch_of": run.epoch_of}
+    epoch_of = run.epoch_of if run.grows_with_pool else expected["train"]["epoch_of"]
+    options["train"] = {**options["train"], "epochs": epochs, "epoch_of": epoch_of}
     statistics = run.batch_statistics
     if "batch_statistics" not in options and statistics is not None:
         options["batch_statistics"] = statistics

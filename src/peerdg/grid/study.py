@@ -116,7 +116,8 @@ def _published(tables: Any, rows: Sequence[str], path: Path) -> Published:
         raise ConfigError(f"'{PUBLISHED}' needs a source and rows in {path}.", hint=hint)
     _require_rows(accuracy, f"'{PUBLISHED}'", rows, path)
     for name, values in accuracy.items():
-        if not isinstance(values, Mapping) or not all(map(_is_percent, values.values())):
+        known = isinstance(values, Mapping) and values and all(map(_is_percent, values.values()))
+        if not known:
             raise ConfigError(
                 f"'{PUBLISHED}' needs percentages of '{name}' by target in {path}.", hint=hint
             )

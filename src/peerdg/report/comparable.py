@@ -11,6 +11,7 @@ from peerdg.report.result import FROZEN, RECONSTRUCTED, RunResult
 from peerdg.report.variants import MANY, Groups, data_names, differs
 
 TRAINING_IMAGES = "training images"  # in a list of what differs
+_PHASES = {"pretrain": "pre-training", "train": "training"}
 
 
 def require_comparable(runs: Sequence[RunResult]) -> None:
@@ -102,10 +103,22 @@ def _reconstruction_note(groups: Groups) -> list[str]:
 def accuracy_notes(groups: Groups) -> list[str]:
     """Say what keeps accuracies from being comparable, in sentences."""
     return [
+        *_fruitless_notes(groups),
         *_training_note(groups),
         *_steps_note(groups),
         *_start_notes(groups),
         *_validation_note(groups),
+    ]
+
+
+def _fruitless_notes(groups: Groups) -> list[str]:
+    """Name runs whose network died on the way: they say something about a rate only."""
+    return [
+        f"{name}, seed {run.seed}: {_PHASES[phase]} has learnt nothing, so the row says little "
+        "about the method."
+        for name, group in groups.items()
+        for run in group
+        for phase in run.fruitless_phases
     ]
 
 

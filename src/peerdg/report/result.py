@@ -32,6 +32,7 @@ from peerdg.methods.registry import (
 )
 from peerdg.models.names import OWN, may_have_batch_norm
 from peerdg.run.folder import Status
+from peerdg.run.json_lines import NOTHING_LEARNT
 from peerdg.run.settings import MAY_CHANGE
 from peerdg.run.stored_manifest import Inputs
 
@@ -232,10 +233,19 @@ class RunResult:
     def epoch_of(self) -> str:
         """What set the length of its epochs; before there was a choice, the pool."""
         train = self.config.get("train", {})
-        fixed = train.get("steps_per_epoch") is not None
-        if fixed or self.settings is None or not self.settings.trains_on_pool:
-            return "source"
-        return str(train.get("epoch_of", "pool"))
+        return str(train.get("epoch_of", "pool")) if self.grows_with_pool else "source"
+
+    @property
+    def grows_with_pool(self) -> bool:
+        """Whether `epoch_of` matters: it learns from a pool, and its steps are not fixed."""
+        fixed = self.config.get("train", {}).get("steps_per_epoch") is not None
+        return not fixed and self.settings is not None and self.settings.trains_on_pool
+
+    @property
+    def fruitless_phases(self) -> list[str]:
+        """Phases at whose end the network answered every image alike."""
+        found = {e.get("phase") for e in self.events if e.get("event") == NOTHING_LEARNT}
+        return [phase for phase in ("pretrain", "train") if phase in found]
 
     @property
     def has_current_operations(self) -> bool:

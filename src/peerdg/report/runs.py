@@ -16,7 +16,7 @@ from peerdg.methods.registry import method_names, model_options_of, settings_of
 from peerdg.models.names import is_weights_file
 from peerdg.report.result import RunResult
 from peerdg.run.folder import RunFolder, read_run_config
-from peerdg.run.json_lines import check_event, check_metric
+from peerdg.run.json_lines import NOTHING_LEARNT, check_event, check_metric
 from peerdg.run.settings import MAY_CHANGE
 from peerdg.run.stored_manifest import Inputs, read_inputs, read_manifest
 from peerdg.schema import LARGEST, conform, read_stored, within
@@ -236,6 +236,11 @@ def _read_profile(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def _is_kept(event: Mapping[str, Any]) -> bool:
+    """Whether an event belongs into records: times, memory, and that nothing was learnt."""
+    return event.get("event") in ("epoch", NOTHING_LEARNT) or "peak_memory" in event
+
+
 def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
     """Save the records of runs as one small file, without where they were run."""
     kept = [
@@ -244,7 +249,7 @@ def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
             "status": run.status,
             "config": _without_places(run.config),
             "records": run.records,
-            "events": [e for e in run.events if e.get("event") == "epoch" or "peak_memory" in e],
+            "events": [e for e in run.events if _is_kept(e)],
             "profile": run.profile,
             "folder": run.folder,
             "fingerprints": run.fingerprints,

@@ -20,6 +20,7 @@ from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.rng import seeded
 from peerdg.run.build import evaluated_domains
 from peerdg.run.folder import RunFolder
+from peerdg.run.json_lines import NOTHING_LEARNT
 from peerdg.run.plan import method_of, phases_of
 from peerdg.run.settings import RunConfig
 from peerdg.text import one_line
@@ -70,22 +71,25 @@ def warn_if_nothing_was_learnt(run: RunFolder, phase: Phase, source: Source) -> 
     A rate that is too high may kill a network (all of its units are zero) without any number that
     is not finite. The best constant answer, the shares p of the classes, has a cross-entropy of
     H = -sum p log p on the source; the mean over the last epoch, on clean images, is compared with
-    that.
+    that. Phases of one epoch, whose mean is that of their beginning too, are not judged.
     """
     epochs = [r for r in run.metrics.read() if r["kind"] == "epoch" and r["phase"] == phase.name]
     steps = phase.settings.epochs * steps_per_epoch(phase.settings, len(source))
-    loss = epochs[-1].get("ce_clean") if epochs else None  # not every method has the term
+    if len(epochs) < 2 or steps < FAIR_STEPS:
+        return
     constant = _label_entropy(source.domain)
-    if not isinstance(loss, float) or steps < FAIR_STEPS or loss < CONSTANT * constant:
+    loss = epochs[-1].get("ce_clean")  # not every method has the term
+    if not isinstance(loss, float) or loss < CONSTANT * constant:
         return
     name = {"pretrain": "Pre-training", "train": "Training"}[phase.name]
     message = (
         f"{name} has learnt nothing: its loss on clean images, {loss:.2f}, is that of the same "
-        f"answer for every image ({constant:.2f}). Lower the learning rate, "
-        f"--{phase.name}.lr {phase.settings.lr:g}."
+        f"answer for every image ({constant:.2f}). Lower the learning rate "
+        f"(--{phase.name}.lr {phase.settings.lr:g}); if the loss only fell slowly, raise it or "
+        "train for more epochs."
     )
     warnings.warn(message, PeerdgWarning, stacklevel=2)
-    run.event("nothing_learnt", message=message)
+    run.event(NOTHING_LEARNT, phase=phase.name, message=message)
 
 
 def _label_entropy(domain: Domain) -> float:

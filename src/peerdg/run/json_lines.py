@@ -16,6 +16,8 @@ from peerdg.files import open_for_append, open_regular, writing
 from peerdg.schema import conform, within
 from peerdg.text import visible
 
+NOTHING_LEARNT = "nothing_learnt"  # event of a phase whose network answers every image alike
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Metric:
