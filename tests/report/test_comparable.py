@@ -381,6 +381,20 @@ def test_a_functions_address_is_no_part_of_a_fingerprint():
     assert network_fingerprint(Activation()) == network_fingerprint(Activation())
 
 
+def test_where_lists_of_a_split_are_is_neither_kept_nor_compared(tmp_path: Path):
+    """What is in them is: it decides the fingerprints of the data."""
+    runs = [
+        made(seed=seed, benchmark="pacs", pacs={"split": "official", "lists": f"/home/{seed}"})
+        for seed in (0, 1)
+    ]
+    assert len(by_variant(runs)) == 1
+    save_runs(tmp_path / "runs.json", runs)
+    assert "/home" not in (tmp_path / "runs.json").read_text()
+    assert [run.config["pacs"] for run in load_runs(tmp_path / "runs.json")] == [
+        {"split": "official"}
+    ] * 2
+
+
 def test_files_of_weights_of_one_name_stay_apart(tmp_path: Path):
     files = [tmp_path / folder / "best.pth" for folder in ("a", "b", "c")]
     for file, content in zip(files, (b"first", b"second", b"first"), strict=True):

@@ -19,10 +19,10 @@ from peerdg.methods.registry import model_options_of
 from peerdg.models.names import is_weights_file
 from peerdg.report.result import RunResult, as_of, is_evaluated
 from peerdg.report.runs import load_runs
-from peerdg.run.settings import MAY_CHANGE, RunConfig
+from peerdg.run.settings import DATA_PLACES, MAY_CHANGE, RunConfig
 from peerdg.text import visible
 
-_NO_MATTER = {*MAY_CHANGE, "keep_snapshots"}  # options that change no result
+_NO_MATTER = {*MAY_CHANGE, *DATA_PLACES, "keep_snapshots"}  # options that change no result
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from peerdg.methods.registry import (
 from peerdg.models.names import OWN, may_have_batch_norm
 from peerdg.run.folder import Status
 from peerdg.run.json_lines import NOTHING_LEARNT
-from peerdg.run.settings import MAY_CHANGE
+from peerdg.run.settings import DATA_PLACES, MAY_CHANGE
 from peerdg.run.stored_manifest import Inputs
 
 # Options in which runs of one variant may differ: their seed, the name they were called by, and
@@ -204,6 +204,7 @@ class RunResult:
         # Of versions before there was a choice: no average, RandAugment.
         before = {"average": plain(AverageSettings()), "augment": {"kind": self.augment_kind}}
         options = dotted(before) | dotted(decisive)
+        options = {name: value for name, value in options.items() if name not in DATA_PLACES}
         if self.inputs.weights_sha256 is not None:
             name = Path(self.config["weights"]).name
             options["weights"] = f"{name}@{self.inputs.weights_sha256[:_SHORT_HASH]}"

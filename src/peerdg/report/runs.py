@@ -17,7 +17,7 @@ from peerdg.models.names import is_weights_file
 from peerdg.report.result import RunResult
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.json_lines import NOTHING_LEARNT, check_event, check_metric
-from peerdg.run.settings import MAY_CHANGE
+from peerdg.run.settings import DATA_PLACES, MAY_CHANGE
 from peerdg.run.stored_manifest import Inputs, read_inputs, read_manifest
 from peerdg.schema import LARGEST, conform, read_stored, within
 from peerdg.text import visible
@@ -286,6 +286,9 @@ def _with_weights(run: RunResult) -> Inputs:
 
 def _without_places(config: dict[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in config.items() if k not in MAY_CHANGE}
+    for section, _, key in (name.partition(".") for name in DATA_PLACES):
+        if section in kept:
+            kept[section] = {k: v for k, v in kept[section].items() if k != key}
     if kept.get("weights"):
         kept["weights"] = Path(kept["weights"]).name
     own = dict(kept.get(kept["method"], {}))

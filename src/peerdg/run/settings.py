@@ -164,6 +164,8 @@ def hash_of(tables: Mapping[str, Any]) -> str:
 
 # What may change between start and resume: where and how safely the run goes on, not what it does.
 MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root", "share_pretraining"}
+# Options of data sets that name places: what is there decides, by the fingerprints of the data.
+DATA_PLACES = {"pacs.lists"}
 SECTIONS: dict[str, type[Any]] = {
     "train": PhaseSettings,
     "pretrain": PhaseSettings,
