@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from peerdg.report.comparison import FIGURE, OVERVIEW, write_comparison
-from peerdg.report.figures import COLORS, overview_figure, spread_apart
+from peerdg.report.figures import COLORS, Curve, overview_figure, spread_apart
 from peerdg.report.runs import load_runs
 from peerdg.report.variants import MANY, by_variant
 from tests.report.test_selection_report import RUNS
@@ -29,6 +29,12 @@ def test_labels_are_moved_apart_in_order_and_around_where_they_belong(values, ro
 def test_labels_with_room_stay_where_they_are():
     assert spread_apart([0.0, 5.0, 10.0], room=5) == [0.0, 5.0, 10.0]
     assert spread_apart([1.0, 1.0, 9.0], room=2) == [0.0, 2.0, 9.0]
+
+
+def test_a_curve_of_many_equal_models_is_called_by_the_first():
+    values = np.zeros((1, 1, 2))
+    named = [Curve(("a", "b", "c", "d")[:n], "k", "-", values[0, 0], values) for n in (1, 2, 4)]
+    assert [curve.label for curve in named] == ["a", "a = b", "a = 3 others"]
 
 
 def colors_in(path: Path) -> set[tuple[int, ...]]:

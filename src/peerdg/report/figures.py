@@ -21,6 +21,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 _PALETTE = 96  # colors of a picture; a curve needs few, and the file is a fifth as large
 _COLUMNS = 5  # of panels
 _ROOM = 0.052  # least distance between two labels at the ends of curves, of the axis' height
+_MOST_NAMES = 2  # of a curve, beside its end
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,18 +29,25 @@ class Curve:
     """Accuracy of one observed model over training.
 
     Args:
-        label: The variant and the model.
+        names: The variant and the model; several that have the same accuracies.
         color: The variant's.
         style: Dashes for a model that is trained but not deployed.
         epochs: Where it was evaluated.
         accuracy: `[seeds, targets, epochs]`, in percent.
     """
 
-    label: str
+    names: tuple[str, ...]
     color: str
     style: str
     epochs: NDArray[np.float64]
     accuracy: NDArray[np.float64]
+
+    @property
+    def label(self) -> str:
+        """Its names; of many the first, since the figure would be all label."""
+        if len(self.names) <= _MOST_NAMES:
+            return " = ".join(self.names)
+        return f"{self.names[0]} = {len(self.names) - 1} others"
 
 
 def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
@@ -156,15 +164,13 @@ def _curves(groups: Groups, targets: Sequence[str]) -> list[Curve]:
         for model in group[0].models:
             label = visible(name if len(group[0].models) == 1 else f"{name} {model}")
             epochs, accuracy = _accuracies(group, model, targets)
-            curve = Curve(
-                label, color, "-" if model == group[0].deployed else "--", epochs, accuracy
-            )
+            style = "-" if model == group[0].deployed else "--"
+            curve = Curve((label,), color, style, epochs, accuracy)
             twins = [n for n, c in enumerate(curves) if np.array_equal(c.accuracy, accuracy)]
             if twins:
                 twin = curves[twins[0]]
                 style = "-" if "-" in (twin.style, curve.style) else "--"
-                both = f"{twin.label} = {label}"
-                curves[twins[0]] = replace(twin, label=both, style=style)
+                curves[twins[0]] = replace(twin, names=(*twin.names, label), style=style)
             else:
                 curves.append(curve)
     return curves
@@ -194,7 +200,8 @@ def _name_ends(axis: Any, ends: Sequence[tuple[float, float, str, str]]) -> None
         axis.annotate(
             label, (x, y), xytext=(1.02, place), textcoords=("axes fraction", "data"),
             color=color, va="center", fontsize=9.5, parse_math=False, annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 2},
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 2,
+                        "relpos": (0, 0.5)},
         )  # fmt: skip
 
 
