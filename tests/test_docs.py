@@ -15,7 +15,7 @@ import peerdg
 from peerdg.evaluate.paired import is_beyond_chance
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs
-from peerdg.run.presets import BUDGETS, preset
+from peerdg.run.presets import preset
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(peerdg.__file__).parent
@@ -31,9 +31,14 @@ def test_the_card_of_peer_names_the_w_of_every_preset():
         for name in re.findall(r"`([\w-]+)`", names)
     }
     assert named == {name: preset(name, "quick")["peer"]["w"] for name in PRESETS}
-    assert "`standard` and `paper` use 2." in text
-    others = {preset(n, b)["peer"]["w"] for n in PRESETS for b in BUDGETS if b != "quick"}
-    assert others == {2.0}
+    assert (
+        "`standard` uses 0.1 with the head of 128 outputs and 0.01 with that of 1024:" in text
+        and text[text.index("`standard` uses") :].index("`paper` uses 2.")
+    )
+    for name in PRESETS:
+        head = preset(name, "standard")["peer"]["head_dim"]
+        assert preset(name, "standard")["peer"]["w"] == {128: 0.1, 1024: 0.01}[head]
+        assert preset(name, "paper")["peer"]["w"] == 2.0
 
 
 def reaches_the_network(source: str) -> bool:
