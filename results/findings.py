@@ -105,8 +105,9 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
                 fontweight="bold", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             )  # fmt: skip
     axes[0].set_xscale("symlog", linthresh=3)
-    axes[0].set_xlim(-8, 45)
-    axes[0].set_xticks([-5, -2, 0, 2, 5, 10, 20, 40], ["-5", "-2", "0", "2", "5", "10", "20", "40"])
+    axes[0].set_xlim(-30, 45)
+    ticks = (-20, -5, -2, 0, 2, 5, 20)
+    axes[0].set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
     axes[0].minorticks_off()
     axes[0].set_xlabel("accuracy on unseen domains: points")
     axes[1].set_xlabel("fluctuation: ratio of variances, below 1 is steadier")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from peerdg.report.comparison import FIGURE, OVERVIEW, write_comparison
-from peerdg.report.figures import COLORS, Curve, overview_figure, spread_apart
+from peerdg.report.figures import COLORS, Curve, name_with_seeds, overview_figure, spread_apart
 from peerdg.report.runs import load_runs
 from peerdg.report.variants import MANY, by_variant
 from tests.report.test_selection_report import RUNS
@@ -35,6 +35,12 @@ def test_a_curve_of_many_equal_models_is_called_by_the_first():
     values = np.zeros((1, 1, 2))
     named = [Curve(("a", "b", "c", "d")[:n], "k", "-", values[0, 0], values) for n in (1, 2, 4)]
     assert [curve.label for curve in named] == ["a", "a = b", "a = 3 others"]
+
+
+def test_a_row_of_fewer_seeds_is_named_as_such():
+    assert name_with_seeds("a", [0, 1, 2], 3) == "a"
+    assert name_with_seeds("a", [1], 3) == "a (seed 1)"
+    assert name_with_seeds("a", [0, 2], 3) == "a (2 of 3 seeds)"
 
 
 def colors_in(path: Path) -> set[tuple[int, ...]]:

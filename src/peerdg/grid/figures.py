@@ -8,7 +8,7 @@ from typing import Any
 from peerdg.evaluate.paired import Difference
 from peerdg.grid.questions import FLUCTUATION, RATIOS, Answer
 from peerdg.grid.table import BenchTable
-from peerdg.report.figures import COLORS, pyplot, save_figure
+from peerdg.report.figures import COLORS, name_with_seeds, pyplot, save_figure
 from peerdg.report.variants import MANY
 from peerdg.text import visible
 
@@ -211,7 +211,9 @@ def steadiness_figure(table: BenchTable, path: Path) -> bool:
         "the left",
         loc="left", fontsize=9.5, parse_math=False,
     )  # fmt: skip
-    name_points(figure, axis, [row.label for row in rows], points)
+    most = max(len(row.seeds) for row in rows)
+    names = [name_with_seeds(row.label, row.seeds, most) for row in rows]
+    name_points(figure, axis, names, points)
     save_figure(figure, path, dpi=160)
     return True
 

@@ -53,7 +53,7 @@ class Curve:
 def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
     """Draw one panel per target: every model and seed, the mean over seeds stronger."""
     plot = pyplot()
-    groups = by_variant(runs)
+    groups = _with_seeds(by_variant(runs))
     targets = _targets(groups)
     curves = _curves(groups, targets)
     columns = min(2, len(targets))
@@ -93,7 +93,7 @@ def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> Non
 def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
     """Draw the mean over the targets: a curve for each model, named at its end, a band of seeds."""
     plot = pyplot()
-    groups = by_variant(runs)
+    groups = _with_seeds(by_variant(runs))
     targets = _targets(groups)
     seeds = max(len(group) for group in groups.values())
     of = f"mean of {len(targets)} targets" if len(targets) > 1 else visible(targets[0])
@@ -150,6 +150,23 @@ def _panels(groups: Groups, targets: Sequence[str], path: Path, *, heading: str)
     figure.supxlabel("epoch; dashes: a network that is trained but not deployed", fontsize=9)
     figure.supylabel("accuracy %", fontsize=9)
     save_figure(figure, path, dpi=130)
+
+
+def _with_seeds(groups: Groups) -> Groups:
+    """Name variants of fewer seeds than others as such: a mean over other seeds is no equal."""
+    most = max(len(group) for group in groups.values())
+    return {
+        name_with_seeds(name, [run.seed for run in group], most): group
+        for name, group in groups.items()
+    }
+
+
+def name_with_seeds(name: str, seeds: Sequence[int], most: int) -> str:
+    """Format as `peer (seed 0)` or `peer (2 of 3 seeds)`, if there are fewer than of others."""
+    if len(seeds) == most:
+        return name
+    few = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} of {most} seeds"
+    return f"{name} ({few})"
 
 
 def _targets(groups: Groups) -> list[str]:
