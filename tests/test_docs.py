@@ -272,3 +272,31 @@ def test_the_table_over_all_studies_is_what_their_records_say():
     findings = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(findings)
     assert findings.main(["--check"]) == 0
+
+
+def test_the_means_over_the_last_evaluations_of_study_photos_are_those_of_its_records():
+    names = {
+        "ERM": "erm", "RandAugment": "randaugment", "P-ENS": "p-ens", "SMA": "sma", "EMA": "ema",
+        "P-ENS, newest four": "p-ens-last4", "PEER: task model": "peer", "PEER: proxy": "peer",
+        "regulariser without averaging": "peer-latest",
+    }  # fmt: skip
+    runs = load_runs(ROOT / "results/photos/runs.json")
+
+    def late(run: RunResult, model: str) -> float:
+        values = [
+            r["accuracy"]
+            for r in run.evaluations
+            if r["model"] == model and r["epoch"] >= 45 and r["domain"] in run.targets
+        ]
+        assert len(values) == 4 * 2
+        return float(np.mean(values))
+
+    text = (ROOT / "results/photos/README.md").read_text("utf-8")
+    lines = text[text.index("| epochs 45 to 60 |") :].splitlines()[2:11]
+    for line in lines:
+        label, mean, seeds = (cell.strip() for cell in line.strip("|").split("|"))
+        own = sorted((r for r in runs if r.row == names[label]), key=lambda run: run.seed)
+        values = [late(r, r.trained if label.endswith("proxy") else r.deployed) for r in own]
+        assert len(values) == 3
+        assert seeds == ", ".join(f"{value:.1f}" for value in values), label
+        assert mean == f"{np.mean(values):.1f}", label
