@@ -142,7 +142,7 @@ def test_all_differences_are_listed_at_once(started: Path):
     other = resolve(START, {"seed": 7, "peer": {"k": 3, "w": 1.0}})
     with pytest.raises(ConfigError) as caught:
         RunFolder.open(started, other, existing="resume")
-    for part in ("seed: 0 -> 7", "peer.k: 10 -> 3", "peer.w: 2.0 -> 1.0"):
+    for part in ("seed: 0 -> 7", "peer.k: 10 -> 3", "peer.w: 0.1 -> 1.0"):
         assert part in caught.value.message
 
 
