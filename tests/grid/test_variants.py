@@ -9,8 +9,10 @@ import pytest
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
 from peerdg.grid.plan import make_plan, plan_changes
+from peerdg.grid.records import RecordedRows
 from peerdg.grid.variants import read_plan_file
 from peerdg.grid.views import views
+from peerdg.report.runs import load_runs
 from peerdg.run.settings import resolve
 from tests.grid.tiny import images, trained, trained_run
 
@@ -68,6 +70,24 @@ def test_the_published_studies_can_be_planned(study: Path):
     assert found.reference in plan.methods
     # A window of P-ENS has no run of its own.
     assert not any(g.name.startswith(("p-ens-last", "p-ens-start")) for g in plan.groups)
+
+
+@pytest.mark.parametrize("study", sorted(RESULTS.glob("*/plan.toml")), ids=lambda p: p.parent.name)
+def test_the_records_of_a_study_are_those_of_its_plan_today(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A preset that changes must not change a published study: its plan states the old value."""
+    found = read_plan_file(study)
+    runs = load_runs(study.parent / "runs.json")
+    # The files of weights are not part of the project.
+    digest = runs[0].inputs.weights_sha256
+    monkeypatch.setattr("peerdg.grid.records._hash_of_weights", lambda *_: digest)
+    weights = {run.config["weights"] for run in runs} - {"none"}
+    options = {**found.options, **({"weights": weights.pop()} if weights else {})}
+    plan = make_plan(options, methods=found.methods, seeds=found.seeds)
+    until = runs[0].config["train"]["epochs"]
+    recorded = RecordedRows.read([study.parent / "runs.json"], plan, until=until)
+    assert len(recorded.results) == len(runs)
 
 
 def test_any_row_of_a_plan_may_be_chosen(tmp_path: Path):
