@@ -31,6 +31,7 @@ def option(
     announced: bool = False,
     part_of: str | None = None,
     names_model: bool = False,
+    is_place: bool = False,
 ) -> Any:
     """A dataclass field with its help text and the range it must lie in.
 
@@ -46,10 +47,12 @@ def option(
             this one has no effect.
         names_model: Whether its value says which trained network is used, so that a run keeps a
             fingerprint of it.
+        is_place: Whether its value says only where files are, so that neither records nor
+            comparisons of runs have it.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "limits": limits, "announced": announced, "part_of": part_of}
-    metadata["names_model"] = names_model
+    metadata |= {"names_model": names_model, "is_place": is_place}
     return field(default=default, metadata=metadata)
 
 

@@ -57,7 +57,9 @@ class PacsSettings:
     )
     test: Literal["all", "random"] = option("all", _TEST_80)
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
-    lists: str | None = option(None, "folder with the kfold lists; default: in the usual places")
+    lists: str | None = option(
+        None, "folder with the kfold lists; default: in the usual places", is_place=True
+    )
     drop_dubious: bool = option(
         False, "leave out the sketch n02103406_4068-1.png, which Dassl counts as an error"
     )

@@ -165,7 +165,12 @@ def hash_of(tables: Mapping[str, Any]) -> str:
 # What may change between start and resume: where and how safely the run goes on, not what it does.
 MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root", "share_pretraining"}
 # Options of data sets that name places: what is there decides, by the fingerprints of the data.
-DATA_PLACES = {"pacs.lists"}
+DATA_PLACES = {
+    f"{data.name}.{f.name}"
+    for data in BENCHMARKS.values()
+    for f in fields(data.settings)
+    if f.metadata.get("is_place")
+}
 SECTIONS: dict[str, type[Any]] = {
     "train": PhaseSettings,
     "pretrain": PhaseSettings,
