@@ -30,7 +30,12 @@ PARTS = {  # what is added: the rows that are compared
     "regulariser, on top of averaging": ("peer", "p-ens"),
     "PEER as a whole": ("peer", "randaugment"),
 }
-ACCURACY, FLUCTUATION = "target mean", "log fluctuation"
+ACCURACY, LATE, FLUCTUATION = "target mean", "late mean", "log fluctuation"
+MEASURES = {  # as columns of `answers.csv`: as lines of the table
+    ACCURACY: "**{part}**: last epoch",
+    LATE: "last five evaluations",
+    FLUCTUATION: "variance",
+}
 
 Answers = Mapping[tuple[str, str], Mapping[str, Difference]]  # by pair and measure
 
@@ -53,13 +58,12 @@ def read_answers(study: str) -> Answers:
 
 
 def table(studies: Mapping[str, Answers]) -> str:
-    """Tabulate what each part is worth in points, and as a ratio of variances."""
+    """Tabulate what each part is worth in points, last and late, and as a ratio of variances."""
     rows = []
     for part, pair in PARTS.items():
-        for measure in (ACCURACY, FLUCTUATION):
-            label = f"**{part}**: points" if measure == ACCURACY else "variance"
+        for measure, label in MEASURES.items():
             cells = [_cell(answers, pair, measure) for answers in studies.values()]
-            rows.append([label, *cells])
+            rows.append([label.format(part=part), *cells])
     columns = [f"{name} ({_seeds(answers)})" for name, answers in studies.items()]
     lines = [["", *columns], ["---"] + ["--:"] * len(columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -90,9 +94,9 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
     """Draw the table: for each part a heading and a row for each study."""
     lines = [(part, study) for part in PARTS for study in ("", *studies)]
     plot = pyplot()
-    drawn, axes = plot.subplots(ncols=2, sharey=True, figsize=(9.6, 7.6), layout="constrained")
+    drawn, axes = plot.subplots(ncols=3, sharey=True, figsize=(12.4, 7.6), layout="constrained")
     axes[0].set_ylim(len(lines) - 0.4, -0.6)
-    for axis, measure in zip(axes, (ACCURACY, FLUCTUATION), strict=True):
+    for axis, measure in zip(axes, MEASURES, strict=True):
         is_ratio = measure == FLUCTUATION
         axis.axvline(0, color="#000000", lw=1)
         for place, (part, study) in enumerate(lines):
@@ -104,14 +108,15 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
                 part, (0, place), xycoords=("axes fraction", "data"), va="center", fontsize=9.5,
                 fontweight="bold", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             )  # fmt: skip
-    axes[0].set_xscale("symlog", linthresh=3)
-    axes[0].set_xlim(-30, 45)
-    ticks = (-20, -5, -2, 0, 2, 5, 20)
-    axes[0].set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
-    axes[0].minorticks_off()
-    axes[0].set_xlabel("accuracy on unseen domains: points")
-    axes[1].set_xlabel("fluctuation: ratio of variances, below 1 is steadier")
-    tick_ratios(axes[1])
+    for axis, when in zip(axes, ("last epoch", "mean of the last five evaluations"), strict=False):
+        axis.set_xscale("symlog", linthresh=3)
+        axis.set_xlim(-30, 45)
+        ticks = (-20, -5, -2, 0, 2, 5, 20)
+        axis.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel(f"accuracy on unseen domains, points:\n{when}")
+    axes[2].set_xlabel("fluctuation: ratio of variances,\nbelow 1 is steadier")
+    tick_ratios(axes[2])
     name_rows(axes[0], [study for _, study in lines])
     drawn.suptitle(
         "What each part is worth, by study; blue is better, orange worse, grey not told apart\n"

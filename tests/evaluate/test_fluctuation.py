@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerdg.evaluate.fluctuation import accuracy_series, fluctuation, run_fluctuation
+from peerdg.evaluate.fluctuation import accuracy_series, fluctuation, late_mean, run_fluctuation
 
 series = st.lists(st.floats(0, 100), min_size=1, max_size=40)
 
@@ -110,3 +110,17 @@ def test_a_run_without_enough_periods_has_no_fluctuation():
     assert run_fluctuation({}) is None
     assert run_fluctuation({"a": [1.0], "b": [1.0, 2.0]}) is None
     assert run_fluctuation({"a": [1.0, 3.0], "b": [1.0, 2.0]}) is not None
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=10, max_size=30))
+def test_the_late_mean_is_that_of_the_last_five_over_all_domains(values):
+    a, b = ([pair[domain] for pair in values] for domain in (0, 1))
+    expected = (sum(a[-5:]) / 5 + sum(b[-5:]) / 5) / 2
+    assert late_mean({"a": a, "b": b}) == pytest.approx(expected)
+    assert late_mean({"a": [0.0, *a], "b": [100.0, *b]}) == pytest.approx(expected)
+
+
+def test_five_evaluations_that_are_not_the_second_half_at_most_have_no_late_mean():
+    assert late_mean({}) is None
+    assert late_mean({"a": [1.0] * 9, "b": [1.0] * 10}) is None
+    assert late_mean({"a": [1.0] * 10, "b": [3.0] * 10}) == 2.0

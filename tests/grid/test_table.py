@@ -31,6 +31,7 @@ def run(
     seed: int,
     *,
     level: float = 60.0,
+    epochs: int = EPOCHS,
     step: float = 0.01,
     memory: int = 400,
     shared: Sequence[str] = (),
@@ -39,7 +40,7 @@ def run(
 ) -> RunResult:
     """A run whose accuracy on each target is known in every epoch."""
     given = {"benchmark": "digits-mini", "budget": "quick", "method": method, "seed": seed,
-             "train": {"epochs": EPOCHS}, "evaluate_every": 1}  # fmt: skip
+             "train": {"epochs": epochs}, "evaluate_every": 1}  # fmt: skip
     config = resolve(merge(given, options or {}))
     if settings_of(config.method).period_option:
         config = resolve(merge(given, {config.method: {"k": 1}}, options or {}))
@@ -47,13 +48,13 @@ def run(
     records = [
         {"kind": "evaluation", "phase": "train", "epoch": epoch, "model": model, "n": 500,
          "domain": domain, "accuracy": accuracy(model, domain, epoch, seed, level)}
-        for epoch in range(EPOCHS + 1)
+        for epoch in range(epochs + 1)
         for model in models
         for domain in ("validation", *targets)
     ]  # fmt: skip
     events: list[dict[str, Any]] = [
         {"event": "epoch", "phase": "train", "epoch": n + 1, "steps": 10, "seconds": 10 * step}
-        for n in range(EPOCHS)
+        for n in range(epochs)
     ]
     events.append({"event": "done", "seconds": 1.0, "peak_memory": memory * 10**6})
     return RunResult(
@@ -118,6 +119,34 @@ def test_fluctuation_is_that_of_the_deployed_network(table):
     moved = [4.0, 1.0, 0.0]  # epochs 6, 7 and 8; the first five periods are left out
     assert row(table, "erm").fluctuation.mean == pytest.approx(np.var(moved))
     assert row(table, "p-ens").fluctuation.mean == pytest.approx(np.var([4.0, 0.5, 0.0]))
+
+
+def test_late_mean_is_that_of_the_last_five_evaluations(table):
+    """Epochs 10 to 14 of 14, of which 11 and 13 are up by 1, the average by half of it."""
+    assert all(row.late is None for row in table.rows)  # eight evaluations are too few
+    assert "late mean" not in table.table().columns
+    runs = {
+        name: [run(name, seed, level=60 + seed, epochs=14) for seed in range(2)]
+        for name in ("randaugment", "p-ens")
+    }
+    questions = {"Does averaging help?": [("p-ens", "randaugment")]}
+    found = bench_table(runs, questions=questions)
+    assert row(found, "randaugment").late.values == pytest.approx((65.4, 67.4))
+    assert row(found, "p-ens").late.values == pytest.approx((65.2, 67.2))
+    assert found.answers[0].differences["late mean"].mean == pytest.approx(-0.2)
+    assert found.answers[0].differences["target mean"].mean == 0.0  # epoch 14 has no swing
+    assert "66.4 ± 1.4" in found.table().rows[0]
+    line = next(csv.DictReader(io.StringIO(found.csv())))
+    assert float(line["late mean"]) == pytest.approx(66.4)
+
+
+def test_late_mean_is_over_the_same_evaluations_for_all_methods():
+    """Every fourth epoch, since PEER was evaluated then: 24 to 40 of 40, none of them up."""
+    often = run("randaugment", 0, epochs=40)
+    seldom = run("peer", 0, epochs=40, options={"peer": {"k": 4}, "evaluate_every": 4})
+    found = bench_table({"randaugment": [often], "peer": [seldom]})
+    assert found.period == 4 and {row.late.mean for row in found.rows} == {65.0}
+    assert often.late_mean("model") == pytest.approx(65.4)  # by itself: epochs 36 to 40
 
 
 def test_fluctuation_is_over_the_same_evaluations_for_all_methods():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from peerdg.data import is_target
 
 BURN_IN_PERIODS = 5  # the authors' earlier manuscript leaves out the first five periods
+LATE_PERIODS = 5  # that stand for the end of training, where one evaluation is a matter of luck
 WINDOW = 5
 MINIMUM = 2  # points, below which nothing can move
 
@@ -124,6 +125,13 @@ def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | N
         mean=Fluctuation(count=int(mean.pop("count")), **mean),
         of_mean=fluctuation(averaged.tolist()),
     )
+
+
+def late_mean(series: Mapping[str, Sequence[float]]) -> float | None:
+    """Average the last `LATE_PERIODS` accuracies over all domains; None if half are not so many."""
+    if not series or min(map(len, series.values())) < 2 * LATE_PERIODS:
+        return None
+    return float(np.mean([accuracy[-LATE_PERIODS:] for accuracy in series.values()]))
 
 
 def _running_mean(a: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ from peerdg.report.variants import Groups
 from peerdg.tables import Table
 from peerdg.text import spreadsheet_text
 
-FLUCTUATION, TRAINED = "fluctuation", "trained: "
+LATE, FLUCTUATION, TRAINED = "late mean", "fluctuation", "trained: "
 CLEAR = "*"  # behind an interval: Student's does not hold 0, either
 RATIOS = {FLUCTUATION, TRAINED + FLUCTUATION}  # a variance that is halved says more than "-0.4"
 
@@ -37,10 +37,11 @@ class Answer:
         question: What the pair is compared for.
         method: The row, or the difference of two.
         partner: What it is compared with.
-        differences: Of each measure, method minus partner: target mean, source validation, crafted
-            validation and fluctuation of the deployed network, target mean and fluctuation of the
-            trained one. Those of `RATIOS` are differences of logarithms, so logarithms of ratios.
-            Measures that the runs do not have are left out.
+        differences: Of each measure, method minus partner: target mean, its mean over the last
+            evaluations, source validation, crafted validation and fluctuation of the deployed
+            network, target mean and fluctuation of the trained one. Those of `RATIOS` are
+            differences of logarithms, so logarithms of ratios. Measures that the runs do not have
+            are left out.
         by_seed: The same of single seeds.
         label: Both names, a reconstruction with its mark.
     """
@@ -104,6 +105,7 @@ def _measures(score: str, period: int) -> dict[str, Callable[[RunResult], float 
 
     return {
         score: lambda run: run.score(run.deployed),
+        LATE: lambda run: run.late_mean(run.deployed, every=period),
         "source val": lambda run: run.final(run.deployed).get(VALIDATION),
         CRAFTED_MEAN: lambda run: run.crafted_mean(run.deployed),
         FLUCTUATION: lambda run: log_variance(run, run.deployed),

@@ -14,7 +14,7 @@ from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, MINIMUM
 from peerdg.evaluate.interval import spread
 from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
-from peerdg.grid.questions import CLEAR, Answer, answer, difference_text
+from peerdg.grid.questions import CLEAR, LATE, Answer, answer, difference_text
 from peerdg.grid.study import Questions
 from peerdg.report.comparable import accuracy_notes
 from peerdg.report.result import MARK, RECONSTRUCTED, RunResult
@@ -78,6 +78,7 @@ class Row:
         difference: Of the score to that of the reference; None for the reference itself.
         source_val: Accuracy on the source's validation images.
         crafted: Mean over crafted validation.
+        late: Target mean of the deployed network over the last evaluations.
         fluctuation: Variance of the deployed network's target accuracy over training.
         selected: Target mean of the epoch that is best on the source's validation images.
         regret: What that epoch stays behind the best one, which only targets would show.
@@ -100,6 +101,7 @@ class Row:
     difference: Difference | None = None
     source_val: Spread | None = None
     crafted: Spread | None = None
+    late: Spread | None = None
     fluctuation: Spread | None = None
     selected: Spread | None = None
     regret: Spread | None = None
@@ -161,6 +163,7 @@ class BenchTable:
             "method": [row.label for row in self.rows],
             "seeds": [_seeds(row) for row in self.rows],
             self.score: [_text(row.score) for row in self.rows],
+            LATE: [_text(row.late) for row in self.rows],
             f"vs {self.reference} [95 %]": [self._difference(row) for row in self.rows],
             "source val": [_text(row.source_val) for row in self.rows],
             **({CRAFTED_MEAN: [_text(row.crafted) for row in self.rows]} if has_targets else {}),
@@ -229,7 +232,7 @@ class BenchTable:
             "difference pairs": difference and difference.n,
             **_columns("source val", row.source_val),
             **(_columns(CRAFTED_MEAN, row.crafted) if self.score != CRAFTED_MEAN else {}),
-            **_columns("fluctuation", row.fluctuation),
+            **_columns(LATE, row.late), **_columns("fluctuation", row.fluctuation),
             "fluctuation period": None if row.fluctuation is None else self.period,
             **_columns(f"by {SELECTION}", row.selected), **_columns("regret", row.regret),
             **_columns("seconds", row.seconds), **_columns("step seconds", row.step_seconds),
@@ -337,6 +340,7 @@ def _row(name: str, group: Sequence[RunResult], failed: int, period: int) -> Row
         targets={target: found for target, found in targets.items() if found is not None},
         source_val=Spread.of(final.get(VALIDATION) for final in finals),
         crafted=Spread.of(run.crafted_mean(run.deployed) for run in group),
+        late=Spread.of(run.late_mean(run.deployed, every=period) for run in group),
         fluctuation=Spread.of(None if f is None else f.mean.var for f in moved),
         selected=Spread.of(None if c is None else c.target for c in chosen),
         regret=Spread.of(None if c is None else c.regret for c in chosen),

@@ -19,6 +19,7 @@ from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
     RunFluctuation,
     accuracy_series,
+    late_mean,
     run_fluctuation,
 )
 from peerdg.methods.metadata import MethodSettings
@@ -429,6 +430,20 @@ class RunResult:
             burn_in_periods=burn_in_periods,
         )
         return run_fluctuation(series)
+
+    def late_mean(self, model: str, *, every: int | None = None) -> float | None:
+        """Average the target mean over the last evaluations every k epochs; None if they are few.
+
+        It depends less on the epoch at which training ends than the target mean does.
+
+        Args:
+            model: An observed network.
+            every: Epochs of a period in place of k, a multiple of those between evaluations.
+        """
+        period = every or self.period
+        return late_mean(
+            accuracy_series(self.records, model=model, every=period, burn_in_periods=0)
+        )
 
 
 def is_evaluated(records: Iterable[Mapping[str, Any]], epoch: int) -> bool:
