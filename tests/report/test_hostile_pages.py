@@ -19,6 +19,7 @@ from peerdg.report.comparison import FIGURE, comparison_page, write_comparison
 from peerdg.report.evaluation import write_evaluation
 from peerdg.report.result import RunResult
 from peerdg.run.card import model_card
+from peerdg.run.stored_manifest import Inputs
 from tests.cli.stored_models import save_small_model
 from tests.conftest import tiny_classifier
 from tests.report.test_escape import HOSTILE
@@ -96,7 +97,8 @@ def hostile_runs(name: str) -> list[RunResult]:
             if record["domain"] in ("art", "sketch"):
                 record["domain"] = f"{record['domain']} {name}"
         profile = {"seconds": 1.0, "stages": {name: {"seconds": 1.0, "calls": 1}}}
-        made.append(RunResult(Path(name), config, "done", records, [], profile))
+        inputs = Inputs(peerdg=name, code=name, torch=name)
+        made.append(RunResult(Path(name), config, "done", records, [], profile, inputs=inputs))
     return made
 
 

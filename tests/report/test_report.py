@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import peerdg
@@ -16,7 +17,10 @@ from peerdg.report.result import RunResult
 from peerdg.report.runs import collect_runs, load_runs, read_run, save_runs
 from peerdg.report.tables import comparison, fluctuation_table, gradients_table, targets_table
 from peerdg.report.variants import by_variant, variant_differences
+from peerdg.run.stored_manifest import Inputs
 from peerdg.tables import Table
+from peerdg.text import markdown_text
+from peerdg.version import code_digest
 from tests.conftest import tiny_classifier, tiny_splits
 
 METHODS = {
@@ -133,6 +137,23 @@ def test_the_page_names_budget_seeds_and_data_and_has_its_figure(runs, tmp_path)
     figure = Image.open(tmp_path / "accuracy.png")
     assert figure.width > 600
     assert len(set(figure.convert("L").get_flattened_data())) > 20  # something is drawn
+
+
+def test_the_page_names_the_software_that_runs_were_started_with(runs, tmp_path):
+    """The code, too: between releases other code has the same version."""
+    text = comparison_page(runs, title="t")
+    ours = f"peerdg {peerdg.__version__} (code {code_digest()}), torch {torch.__version__}"
+    assert f"Trained with {markdown_text(ours)}. " in text
+    save_runs(tmp_path / "runs.json", runs)
+    assert {run.inputs.software for run in load_runs(tmp_path / "runs.json")} == {ours}
+    other = replace(runs[0], inputs=replace(runs[0].inputs, code="0123456789abcdef"))
+    first = f"peerdg {peerdg.__version__} (code 0123456789abcdef), torch {torch.__version__}"
+    both = "; ".join(sorted([first, ours]))
+    assert f"Trained with {markdown_text(both)}. " in comparison_page([other, *runs[1:]], title="t")
+    old = replace(runs[0], inputs=Inputs())
+    mixed = f"Trained with {markdown_text(ours)} and unknown ones. "
+    assert mixed in comparison_page([old, *runs[1:]], title="t")
+    assert "Trained with" not in comparison_page([old], title="t")
 
 
 def test_the_page_of_unfinished_runs_leaves_them_out(folder, runs, tmp_path):

@@ -285,7 +285,7 @@ def test_a_pretraining_that_was_begun_otherwise_is_not_shared(other, tmp_path, c
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stop_at(patch, 4)
         if other == "code":
-            patch.setattr(pretraining, "_code_digest", lambda: "0123456789abcdef")
+            patch.setattr(pretraining, "code_digest", lambda: "0123456789abcdef")
         fit(tmp_path / "stopped", share_pretraining=other == "code")
     fit(tmp_path / "stopped", existing="resume", share_pretraining=True)
     assert shared_pretrainings(cache) == []

@@ -160,8 +160,17 @@ def _conditions(groups: Groups) -> str:
         f"{config['evaluate_every']} epochs. {_own_options(groups)}"
         f"Seeds: {', '.join(map(str, seeds))}. "
         f"{_batch_statistics(groups)}"
+        f"{_software(groups)}"
         f"Model selection: last epoch. Page made on {datetime.now(UTC):%Y-%m-%d}."
     )
+
+
+def _software(groups: Groups) -> str:
+    """Name the versions that runs were started with; empty if no run recorded them."""
+    runs = [run for group in groups.values() for run in group]
+    found = sorted({run.inputs.software for run in runs} - {""})
+    unknown = " and unknown ones" if any(not run.inputs.software for run in runs) else ""
+    return f"Trained with {'; '.join(found)}{unknown}. " if found else ""
 
 
 def _source_images(run: RunResult) -> str:

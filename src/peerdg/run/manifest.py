@@ -22,7 +22,7 @@ from peerdg.run.settings import RunConfig
 from peerdg.run.stored_manifest import Hardware, StoredManifest, new_options, read_manifest
 from peerdg.schema import conform, read_json
 from peerdg.text import storable, visible
-from peerdg.version import __version__
+from peerdg.version import __version__, code_digest
 
 
 def check_manifest(
@@ -239,6 +239,7 @@ def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
             name: [bad._asdict() for bad in d.skipped] for name, d in parts.items() if d.skipped
         },
         "peerdg": __version__,
+        "code": code_digest(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -17,7 +17,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ from peerdg.train.signals import StopRequest
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 from peerdg.train.step import train_step
-from peerdg.version import __version__
+from peerdg.version import __version__, code_digest
 
 FOLDER = "pretraining"
 MOST_BYTES = 2 * 10**9  # of all entries together
@@ -224,7 +223,7 @@ def shared_pretraining(
         return None
     device = source.device
     key = {
-        "peerdg": [__version__, _code_digest()],
+        "peerdg": [__version__, code_digest()],
         "torch": torch.__version__,
         "hardware": asdict(hardware_of(device)),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -408,16 +407,6 @@ def _after_first_step(phase: Phase, network: Classifier, source: Source, seed: i
     except (RuntimeError, TypeError, NumericalError):
         return None  # other errors recur in the run itself and are reported there
     return network_fingerprint(method.model)[1]
-
-
-@cache
-def _code_digest() -> str:
-    """A hash of the package's own source: other code may train otherwise."""
-    root, whole = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        whole.update(path.relative_to(root).as_posix().encode())
-        whole.update(path.read_bytes())
-    return whole.hexdigest()[:16]
 
 
 def _without(record: dict[str, Any], *names: str) -> dict[str, Any]:
