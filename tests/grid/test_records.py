@@ -113,6 +113,10 @@ def test_a_shared_run_is_trained_unless_all_its_rows_are_recorded(tmp_path: Path
     assert recorded.runs == {"erm-0"}
     bench = BenchFolder(tmp_path / "bench", recorded=recorded)
     assert [bench.is_done(run) for run in found.runs] == [True, False]
+    # Where nothing is trained, a row that is there counts, whatever else would share its run.
+    table = tabulate_bench(found, tmp_path / "page", records=[tmp_path / "first/runs.json"]).table
+    assert {row.method for row in table.rows if row.seeds} == {"erm", "randaugment"}
+    assert {row.method for row in table.rows} == {*METHODS}
 
 
 @pytest.mark.parametrize(

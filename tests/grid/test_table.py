@@ -13,7 +13,7 @@ import pytest
 from peerdg.config import merge
 from peerdg.evaluate.paired import paired_difference
 from peerdg.grid.figures import differences_figure, name_points, steadiness_figure
-from peerdg.grid.report import bench_page, write_bench
+from peerdg.grid.report import bench_page, explanation, write_bench
 from peerdg.grid.table import BenchTable, bench_table, common_period
 from peerdg.methods.registry import settings_of
 from peerdg.report.figures import pyplot
@@ -136,6 +136,8 @@ def test_late_mean_is_that_of_the_last_five_evaluations(table):
     assert found.answers[0].differences["late mean"].mean == pytest.approx(-0.2)
     assert found.answers[0].differences["target mean"].mean == 0.0  # epoch 14 has no swing
     assert "66.4 ± 1.4" in found.table().rows[0]
+    assert found.late_epochs == ((10, 14),) and "epochs 10 to 14:" in explanation(found)
+    assert table.late_epochs == () and "late" not in explanation(table)
     line = next(csv.DictReader(io.StringIO(found.csv())))
     assert float(line["late mean"]) == pytest.approx(66.4)
 
@@ -146,6 +148,10 @@ def test_late_mean_is_over_the_same_evaluations_for_all_methods():
     seldom = run("peer", 0, epochs=40, options={"peer": {"k": 4}, "evaluate_every": 4})
     found = bench_table({"randaugment": [often], "peer": [seldom]})
     assert found.period == 4 and {row.late.mean for row in found.rows} == {65.0}
+    assert found.late_epochs == ((24, 40),)
+    longer = bench_table({"randaugment": [often], "p-ens": [run("p-ens", 0, epochs=60)]})
+    assert longer.late_epochs == ((36, 40), (56, 60))
+    assert "epochs 36 to 40, or of longer runs 56 to 60:" in explanation(longer)
     assert often.late_mean("model") == pytest.approx(65.4)  # by itself: epochs 36 to 40
 
 

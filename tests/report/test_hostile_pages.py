@@ -97,7 +97,7 @@ def hostile_runs(name: str) -> list[RunResult]:
             if record["domain"] in ("art", "sketch"):
                 record["domain"] = f"{record['domain']} {name}"
         profile = {"seconds": 1.0, "stages": {name: {"seconds": 1.0, "calls": 1}}}
-        inputs = Inputs(peerdg=name, code=name, torch=name)
+        inputs = Inputs(software=(name, f"{name} too"))
         made.append(RunResult(Path(name), config, "done", records, [], profile, inputs=inputs))
     return made
 

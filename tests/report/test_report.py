@@ -19,7 +19,6 @@ from peerdg.report.tables import comparison, fluctuation_table, gradients_table,
 from peerdg.report.variants import by_variant, variant_differences
 from peerdg.run.stored_manifest import Inputs
 from peerdg.tables import Table
-from peerdg.text import markdown_text
 from peerdg.version import code_digest
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -139,20 +138,22 @@ def test_the_page_names_budget_seeds_and_data_and_has_its_figure(runs, tmp_path)
     assert len(set(figure.convert("L").get_flattened_data())) > 20  # something is drawn
 
 
-def test_the_page_names_the_software_that_runs_were_started_with(runs, tmp_path):
+def test_the_page_names_the_software_that_runs_were_trained_with(runs, tmp_path):
     """The code, too: between releases other code has the same version."""
-    text = comparison_page(runs, title="t")
     ours = f"peerdg {peerdg.__version__} (code {code_digest()}), torch {torch.__version__}"
-    assert f"Trained with {markdown_text(ours)}. " in text
+    other = "peerdg 0.0.9 (code 0123456789abcdef), torch 2.12.0"
+
+    def named(*found: RunResult) -> str:
+        page = comparison_page(found, title="t").replace("\\", "")
+        return page.partition("Trained with ")[2].partition(". Model selection")[0]
+
+    assert named(*runs) == ours
     save_runs(tmp_path / "runs.json", runs)
-    assert {run.inputs.software for run in load_runs(tmp_path / "runs.json")} == {ours}
-    other = replace(runs[0], inputs=replace(runs[0].inputs, code="0123456789abcdef"))
-    first = f"peerdg {peerdg.__version__} (code 0123456789abcdef), torch {torch.__version__}"
-    both = "; ".join(sorted([first, ours]))
-    assert f"Trained with {markdown_text(both)}. " in comparison_page([other, *runs[1:]], title="t")
+    assert {run.inputs.software for run in load_runs(tmp_path / "runs.json")} == {(ours,)}
+    resumed = replace(runs[0], inputs=replace(runs[0].inputs, software=(other, ours)))
+    assert named(resumed, *runs[1:]) == f"{other}; {ours}"
     old = replace(runs[0], inputs=Inputs())
-    mixed = f"Trained with {markdown_text(ours)} and unknown ones. "
-    assert mixed in comparison_page([old, *runs[1:]], title="t")
+    assert named(old, *runs[1:]) == f"{ours}; some by an earlier version"
     assert "Trained with" not in comparison_page([old], title="t")
 
 

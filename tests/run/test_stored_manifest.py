@@ -13,9 +13,9 @@ from peerdg.cli.main import run
 from peerdg.config import merge, read_toml
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.run.folder import RunFolder, read_run_config
-from peerdg.run.manifest import check_manifest
+from peerdg.run.manifest import SOFTWARE, check_manifest
 from peerdg.run.settings import MAY_CHANGE, RunConfig, hash_of, resolve
-from peerdg.run.stored_manifest import _set_only
+from peerdg.run.stored_manifest import _set_only, read_inputs
 from tests.conftest import tiny_splits
 from tests.reliability.photo_run import interrupt, photo_run
 from tests.run.test_resume import OPTIONS, START, WHICH, another, value_of, with_option
@@ -211,6 +211,32 @@ def test_an_edited_run_of_the_first_version_is_refused_by_its_hash(
     edit(old, changes)
     with pytest.raises(ConfigError, match=r"was changed after .* did not record which option"):
         resume(old)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([SOFTWARE], (SOFTWARE,)),
+        (["peerdg 0.0.9, torch 2"], ("peerdg 0.0.9, torch 2", SOFTWARE)),
+        (None, (f"earlier code, torch {torch.__version__}", SOFTWARE)),
+    ],
+    ids=["same", "other", "older than the record"],
+)
+def test_what_a_run_goes_on_with_is_added_to_what_it_was_started_with(
+    tmp_path: Path, before: list[str] | None, after: tuple[str, ...]
+):
+    config = begun(tmp_path / "run")
+    path = tmp_path / "run/manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest.pop("software") == [SOFTWARE]
+    path.write_text(json.dumps(manifest | ({} if before is None else {"software": before})))
+    opened = RunFolder.open(tmp_path / "run", config, existing="resume")
+    opened.checkpoints.mkdir(exist_ok=True)  # it has done something
+    for _ in range(2):
+        check_manifest(config, opened, tiny_splits(), CPU)
+    opened.close()
+    assert read_inputs(path).software == after
+    assert json.loads(path.read_text()) == {**manifest, "software": list(after)}
 
 
 def test_options_that_came_later_are_no_change_but_are_said(tmp_path: Path):

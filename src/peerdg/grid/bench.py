@@ -375,14 +375,13 @@ def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
     found: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
     taken: set[tuple[str, int]] = set()
     for seed, group in product(plan.seeds, plan.groups):
-        if not bench.has_result(group, seed):
-            continue
-        runs = group.runs(seed)
-        if not bench.has_trained(group, seed) and bench.recorded is not None:
-            for method, result in bench.recorded.of(group, seed).items():
+        if not bench.has_trained(group, seed):
+            recorded = {} if bench.recorded is None else bench.recorded.of(group, seed)
+            for method, result in recorded.items():
                 found[method].append(result)
                 taken.add((method, seed))
             continue
+        runs = group.runs(seed)
         results = [read_run(bench.run_folder(run)) for run in runs]
         if group.combination is not None:
             folder = bench.combined_folder(group, seed)

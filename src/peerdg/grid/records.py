@@ -43,8 +43,9 @@ class RecordedRows:
     def read(cls, files: Sequence[Path], plan: Plan, *, until: int | None = None) -> "RecordedRows":
         """Take from `runs.json` files what a plan asks for.
 
-        A shared run counts only if the rows of all its methods are there, and a row only if it was
-        evaluated after the epoch that is asked for. Rows of other names and seeds are left alone.
+        A shared run is trained unless the rows of all its methods are there. A row counts only if
+        it was evaluated after the epoch that is asked for. Rows of other names and seeds are left
+        alone.
 
         Args:
             files: Made by earlier benches.
@@ -84,8 +85,9 @@ class RecordedRows:
         return run.name in self.runs
 
     def of(self, group: Group, seed: int) -> dict[str, RunResult]:
-        """Return the results of a group, by method."""
-        return {member.method: self.results[member.method, seed] for member in group.members}
+        """Return the results of a group that there are, by method."""
+        known = (member for member in group.members if (member.method, seed) in self.results)
+        return {member.method: self.results[member.method, seed] for member in known}
 
     @property
     def fingerprints(self) -> list[dict[str, str]]:

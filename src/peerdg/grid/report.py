@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, LATE_PERIODS
+from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.evaluate.paired import RESAMPLES
 from peerdg.files import remove, replace_atomically
 from peerdg.grid.children import Failure
@@ -148,10 +148,21 @@ def explanation(table: BenchTable) -> str:
         f"with a 95 % bootstrap interval over seeds (BCa, {RESAMPLES:,} resamples). Fluctuation is "
         "the variance of the deployed network's target accuracy over evaluations every "
         f"{table.period} epochs, the same for all methods, the first {BURN_IN_PERIODS} of them "
-        "left out, mean over targets; tables further down go by each method's own k. 'late mean' "
-        f"is the target mean over the last {LATE_PERIODS} of these evaluations, if there are "
-        f"{2 * LATE_PERIODS} or more. 'by source-val' is the target "
-        "mean of the epoch that is best on the source's validation images, and regret how far it "
+        "left out, mean over targets; tables further down go by each method's own k."
+        f"{_late(table)} 'by source-val' is the target mean of the epoch that is best on the "
+        "source's validation images, and regret how far it "
         "stays behind the best epoch, which only the targets would show. Seconds are those of "
         f"training epochs, MB the peak memory of the run's process.{costs}"
+    )
+
+
+def _late(table: BenchTable) -> str:
+    """Explain the late mean, if the table has it."""
+    if not table.late_epochs:
+        return ""
+    epochs = ", or of longer runs ".join(f"{first} to {last}" for first, last in table.late_epochs)
+    return (
+        f" 'late mean' is the target mean over such evaluations of epochs {epochs}: it depends "
+        "less on the moment at which training ends, but where accuracy still rises it is that of "
+        "an earlier time, and averages that lag have more to lose by it."
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from peerdg.data import VALIDATION
-from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, MINIMUM
+from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, LATE_PERIODS, MINIMUM
 from peerdg.evaluate.interval import spread
 from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
@@ -130,6 +130,7 @@ class BenchTable:
             bench does not have it.
         rows: The methods, in the order they were asked for.
         period: Epochs between the evaluations that fluctuation is over, the same for all rows.
+        late_epochs: First and last of those that late means are over, of runs of each length.
         cautions: Sentences about what differs between rows besides the method.
         remarks: Sentences about the whole: as of which epoch it is, what was trained elsewhere.
         answers: Pairs of rows that were asked for, compared.
@@ -141,6 +142,7 @@ class BenchTable:
     plain: str | None
     rows: tuple[Row, ...]
     period: int = 1
+    late_epochs: tuple[tuple[int, int], ...] = ()
     cautions: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     answers: tuple[Answer, ...] = ()
@@ -294,6 +296,7 @@ def bench_table(
         plain=plain,
         rows=tuple(_relative(row, compared, cheap) for row in rows),
         period=period,
+        late_epochs=_late_epochs(rows, finished, period),
         cautions=tuple(accuracy_notes(finished)),
         answers=tuple(answer(questions or {}, finished, score=score, period=period)),
     )
@@ -313,6 +316,13 @@ def common_period(runs: Iterable[RunResult]) -> int:
     most = min(run.config["train"]["epochs"] for run in trained) // (BURN_IN_PERIODS + MINIMUM)
     periods = sorted({run.period for run in trained if run.k is not None})
     return next((p for p in periods if p % evaluated == 0 and p <= most), evaluated)
+
+
+def _late_epochs(rows: Iterable[Row], groups: Groups, period: int) -> tuple[tuple[int, int], ...]:
+    """Find the first and last epoch of late means; several if runs have different lengths."""
+    runs = [run for row in rows if row.late is not None for run in groups[row.method]]
+    last = sorted({run.config["train"]["epochs"] // period * period for run in runs})
+    return tuple((end - (LATE_PERIODS - 1) * period, end) for end in last)
 
 
 def _is_plain(run: RunResult) -> bool:

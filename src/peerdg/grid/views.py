@@ -62,7 +62,12 @@ def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunRe
         events=[event for m in members for event in _costs(m, m is members[0], group)],
         folder=members[0].folder,
         fingerprints=members[0].fingerprints,
-        inputs=replace(members[0].inputs, trained=COMBINED, deployed=COMBINED),
+        inputs=replace(
+            members[0].inputs,
+            trained=COMBINED,
+            deployed=COMBINED,
+            software=tuple(dict.fromkeys(name for m in members for name in m.inputs.software)),
+        ),
         combined_from=tuple(member.path.name for member in members),
     )
 

@@ -166,11 +166,11 @@ def _conditions(groups: Groups) -> str:
 
 
 def _software(groups: Groups) -> str:
-    """Name the versions that runs were started with; empty if no run recorded them."""
+    """Name the versions that runs were trained with; empty if no run recorded them."""
     runs = [run for group in groups.values() for run in group]
-    found = sorted({run.inputs.software for run in runs} - {""})
-    unknown = " and unknown ones" if any(not run.inputs.software for run in runs) else ""
-    return f"Trained with {'; '.join(found)}{unknown}. " if found else ""
+    found = sorted({name for run in runs for name in run.inputs.software})
+    unknown = [] if all(run.inputs.software for run in runs) else ["some by an earlier version"]
+    return f"Trained with {'; '.join([*found, *unknown])}. " if found else ""
 
 
 def _source_images(run: RunResult) -> str:

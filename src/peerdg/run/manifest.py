@@ -24,6 +24,9 @@ from peerdg.schema import conform, read_json
 from peerdg.text import storable, visible
 from peerdg.version import __version__, code_digest
 
+# Of what was imported, whatever is edited while it works.
+SOFTWARE = f"peerdg {__version__} (code {code_digest()}), torch {torch.__version__}"
+
 
 def check_manifest(
     config: RunConfig,
@@ -66,6 +69,7 @@ def check_manifest(
     if started.hardware is None and not run.checkpoints.exists():  # renewed a moment ago
         _write_manifest(config, run, splits, hardware, inputs or {})
     elif hardware is not None:
+        _record_software(run, started)
         for message in _differences(config, run, started, hardware):
             warnings.warn(message, PeerdgWarning, stacklevel=3)
             run.event("other_version", message=message)
@@ -111,6 +115,14 @@ def record_roles(run: RunFolder, *, trained: str, deployed: str) -> None:
     roles = {"trained": trained, "deployed": deployed}
     if not manifest.items() >= roles.items():  # a resumed run has them
         write_json(run.manifest_file, {**manifest, **roles})
+
+
+def _record_software(run: RunFolder, started: StoredManifest) -> None:
+    """Add to the manifest what a run goes on with, if it is not what it was started with."""
+    if SOFTWARE not in started.software:
+        before = started.software or (f"earlier code, torch {started.torch}",)
+        manifest = read_json(run.manifest_file)
+        write_json(run.manifest_file, {**manifest, "software": [*before, SOFTWARE]})
 
 
 def hardware_of(device: torch.device) -> Hardware:
@@ -239,8 +251,8 @@ def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
             name: [bad._asdict() for bad in d.skipped] for name, d in parts.items() if d.skipped
         },
         "peerdg": __version__,
-        "code": code_digest(),
         "torch": torch.__version__,
+        "software": [SOFTWARE],
         "python": platform.python_version(),
         "platform": platform.platform(),
     }

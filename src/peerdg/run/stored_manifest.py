@@ -59,6 +59,8 @@ class StoredManifest:
         augmentation: `peerdg.augment.REVISION`; manifests of the first version do not have it.
         added_layers: What the method adds to the network.
         models: SHA-256 of the weights of networks that the method is given, by option.
+        software: The versions that the run was started and gone on with; manifests of earlier
+            versions do not have it.
     """
 
     data: dict[str, str]
@@ -69,6 +71,7 @@ class StoredManifest:
     augmentation: int = 1
     added_layers: tuple[AddedLayer, ...] = ()
     models: dict[str, str] = field(default_factory=dict)
+    software: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +90,8 @@ class Inputs:
         models: SHA-256 of the weights of networks that the method is given, by option.
         oracle: Whether the run, or a network that it is given, learnt from targets.
         images: How many each part of the data has; empty in runs that are older than the record.
-        peerdg: The version that started the run; None if the run is older than the record.
-        code: `code_digest` of that version; None likewise.
-        torch: The version of torch; None likewise.
+        software: The versions that the run was started and gone on with; empty in runs that are
+            older than the record.
     """
 
     network: str | None = None
@@ -101,16 +103,7 @@ class Inputs:
     models: dict[str, str] = field(default_factory=dict)
     oracle: bool = False
     images: dict[str, int] = field(default_factory=dict)
-    peerdg: str | None = None
-    code: str | None = None
-    torch: str | None = None
-
-    @property
-    def software(self) -> str:
-        """What the run was started with, as far as it is known, in words."""
-        code = f" (code {self.code})" if self.code else ""
-        known = [f"peerdg {self.peerdg}{code}"] if self.peerdg else []
-        return ", ".join(known + ([f"torch {self.torch}"] if self.torch else []))
+    software: tuple[str, ...] = ()
 
 
 def read_inputs(manifest: Path) -> Inputs:
