@@ -10,10 +10,12 @@ import pytest
 
 from peerdg.errors import ConfigError
 from peerdg.evaluate.paired import paired_difference
+from peerdg.grid.figures import tick_ratios
 from peerdg.grid.questions import answers_csv, answers_table
 from peerdg.grid.report import ANSWERS, ANSWERS_CSV, write_bench
 from peerdg.grid.table import bench_table
 from peerdg.grid.variants import read_plan_file
+from peerdg.report.figures import pyplot
 from peerdg.text import markdown_text
 from tests.grid.test_table import GROUPS
 
@@ -129,3 +131,21 @@ def test_a_question_about_no_row_is_refused(tmp_path: Path, text: str, message: 
     with pytest.raises(ConfigError, match=message) as refused:
         read_plan_file(tmp_path / "plan.toml")
     assert hint in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0.6, 1.5, ["×1"]),
+        (0.3, 4.0, ["×0.5", "×1", "×2"]),
+        (0.004, 200.0, ["×0.01", "×0.1", "×1", "×10", "×100"]),
+        (2e-5, 3e4, ["×0.0001", "×0.01", "×1", "×100", "×10000"]),
+    ],
+)
+def test_ticks_of_ratios_are_few_however_wide_the_axis(low: float, high: float, labels: list[str]):
+    figure, axis = pyplot().subplots()
+    axis.set_xlim(np.log(low), np.log(high))
+    tick_ratios(axis)
+    assert [label.get_text() for label in axis.get_xticklabels()] == labels
+    assert np.exp(axis.get_xticks()) == pytest.approx([float(label[1:]) for label in labels])
+    pyplot().close(figure)

@@ -18,7 +18,8 @@ LEGEND = (
     "95 % intervals: thick bootstrap, thin Student's t; filled: neither holds 0; dots: single seeds"
 )
 _ROW_INCHES = 0.36
-_RATIO_TICKS = (0.01, 0.1, 1, 10, 100), (0.1, 0.2, 0.5, 1, 2, 5, 10)
+_NEAR_RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+_MOST_TICKS = 5
 _LOGARITHMIC = 10.0  # ratio of the largest to the smallest value
 # Places of a label around its point, in points, the nearest first; the first that is free is taken.
 _PLACES = [
@@ -131,9 +132,12 @@ def _draw_answers(axis: Any, lines: Sequence[str | Answer], measure: str) -> Non
 
 def tick_ratios(axis: Any) -> None:
     """Call the logarithms of an axis by the ratios that they are of."""
-    low, high = axis.get_xlim()
-    wide, narrow = ([r for r in all_ if low <= math.log(r) <= high] for all_ in _RATIO_TICKS)
-    ratios = wide if len(wide) > 2 else narrow
+    low, high = (limit / math.log(10) for limit in axis.get_xlim())
+    powers = range(math.ceil(low), math.floor(high) + 1)
+    apart = math.ceil(len(powers) / _MOST_TICKS)  # powers of ten between two ticks, ×1 among them
+    ratios = [10.0**power for power in powers if power % apart == 0]
+    if len(ratios) < 3:
+        ratios = [ratio for ratio in _NEAR_RATIOS if low <= math.log10(ratio) <= high]
     axis.set_xticks([math.log(r) for r in ratios], [f"×{r:g}" for r in ratios])
 
 
