@@ -21,7 +21,12 @@ PAGE = RESULTS.parent / "docs/findings.md"
 FIGURE = RESULTS.parent / "docs/findings.png"
 BEGIN, END = "<!-- python results/findings.py: begin -->\n", "<!-- end -->\n"
 
-STUDIES = ("mini", "digits", "photos")
+STUDIES = {  # folder: as it is called here
+    "mini": "mini",
+    "digits": "digits, epoch 100",
+    "digits-long": "digits, epoch 110",
+    "photos": "photos",
+}
 PARTS = {  # what is added: the rows that are compared
     "augmentation": ("randaugment", "erm"),
     "averaging (P-ENS)": ("p-ens", "randaugment"),
@@ -94,7 +99,7 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
     """Draw the table: for each part a heading and a row for each study."""
     lines = [(part, study) for part in PARTS for study in ("", *studies)]
     plot = pyplot()
-    drawn, axes = plot.subplots(ncols=3, sharey=True, figsize=(12.4, 7.6), layout="constrained")
+    drawn, axes = plot.subplots(ncols=3, sharey=True, figsize=(12.4, 8.8), layout="constrained")
     axes[0].set_ylim(len(lines) - 0.4, -0.6)
     for axis, measure in zip(axes, MEASURES, strict=True):
         is_ratio = measure == FLUCTUATION
@@ -128,7 +133,7 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Write table and figure, or compare the table."""
-    studies = {name: read_answers(name) for name in STUDIES}
+    studies = {name: read_answers(folder) for folder, name in STUDIES.items()}
     page = PAGE.read_text("utf-8")
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         sys.exit(f"{PAGE} must hold these two lines once, around the table:\n{BEGIN}{END}")
