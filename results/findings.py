@@ -21,12 +21,7 @@ PAGE = RESULTS.parent / "docs/findings.md"
 FIGURE = RESULTS.parent / "docs/findings.png"
 BEGIN, END = "<!-- python results/findings.py: begin -->\n", "<!-- end -->\n"
 
-STUDIES = {  # folder: as it is called here
-    "mini": "mini",
-    "digits": "digits, epoch 100",
-    "digits-long": "digits, epoch 110",
-    "photos": "photos",
-}
+STUDIES = ("mini", "digits", "photos")
 PARTS = {  # what is added: the rows that are compared
     "augmentation": ("randaugment", "erm"),
     "averaging (P-ENS)": ("p-ens", "randaugment"),
@@ -99,7 +94,7 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
     """Draw the table: for each part a heading and a row for each study."""
     lines = [(part, study) for part in PARTS for study in ("", *studies)]
     plot = pyplot()
-    drawn, axes = plot.subplots(ncols=3, sharey=True, figsize=(12.4, 8.8), layout="constrained")
+    drawn, axes = plot.subplots(ncols=3, sharey=True, figsize=(12.4, 7.6), layout="constrained")
     axes[0].set_ylim(len(lines) - 0.4, -0.6)
     for axis, measure in zip(axes, MEASURES, strict=True):
         is_ratio = measure == FLUCTUATION
@@ -122,7 +117,9 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
         axis.set_xlabel(f"accuracy on unseen domains, points:\n{when}")
     axes[2].set_xlabel("fluctuation: ratio of variances,\nbelow 1 is steadier")
     tick_ratios(axes[2])
-    name_rows(axes[0], [study for _, study in lines])
+    name_rows(
+        axes[0], [_row_name(study, studies.get(study, {}), PARTS[part]) for part, study in lines]
+    )
     drawn.suptitle(
         "What each part is worth, by study; blue is better, orange worse, grey not told apart\n"
         + LEGEND.partition("; dots")[0],
@@ -131,9 +128,16 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
     save_figure(drawn, path, dpi=160)
 
 
+def _row_name(study: str, answers: Answers, pair: tuple[str, str]) -> str:
+    """Name a study, and how many seeds a difference is of if others of the study have more."""
+    found = answers.get(pair, {}).get(ACCURACY)
+    is_fewer = found is not None and found.n < _most_seeds(answers)
+    return f"{study} ({_count(found.n)})" if found is not None and is_fewer else study
+
+
 def main(arguments: list[str]) -> int:
     """Write table and figure, or compare the table."""
-    studies = {name: read_answers(folder) for folder, name in STUDIES.items()}
+    studies = {name: read_answers(name) for name in STUDIES}
     page = PAGE.read_text("utf-8")
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         sys.exit(f"{PAGE} must hold these two lines once, around the table:\n{BEGIN}{END}")

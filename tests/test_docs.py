@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 import peerdg
 from peerdg.evaluate.paired import is_beyond_chance
-from peerdg.report.result import RunResult
+from peerdg.report.result import RunResult, as_of
 from peerdg.report.runs import load_runs
 from peerdg.run.presets import preset
 
@@ -90,27 +90,66 @@ def test_the_digits_table_of_the_readme_is_that_of_its_study():
         "ERM": "erm", "RandAugment": "randaugment", "its EMA": "ema", "P-ENS": "p-ens",
         "PEER": "peer",
     }  # fmt: skip
-    early, late = study_table("digits"), study_table("digits-long")
+    table, longer = study_table("digits"), rows_of_the_longer_run()
+    last = longer["peer"].config["train"]["epochs"]
     targets = ("target svhn", "target mnist-m", "target usps", "target mean")
     rows = table_after("Digits, MNIST")
     assert list(rows) == list(methods)
     for name, method in methods.items():
-        first = [over_seeds(early[method], column) for column in targets]
-        first.append(f"{float(early[method]['fluctuation']):.2f}")
-        after = late.get(method)
-        second = ["-", "-"] if after is None else [
-            over_seeds(after, "target mean"), f"{float(after['fluctuation']):.2f}"
+        first = [over_seeds(table[method], column) for column in targets]
+        first.append(f"{float(table[method]['fluctuation']):.2f}")
+        run = longer.get(method)
+        second = ["-"] * 2 if run is None else [
+            f"{as_of(run, epoch).target_mean(run.deployed):.1f}" for epoch in (100, last)
         ]  # fmt: skip
         assert rows[name] == first + second
     text = " ".join((ROOT / "README.md").read_text().split())
     caption = text[text.index("Digits, MNIST") :].partition(": |")[0]
     w = kept("digits")["peer-0"].config["peer"]["w"]
     assert f"PEER with w {w:g}" in caption
-    report = (ROOT / "results/digits-long/report.md").read_text("utf-8")
-    epoch = re.search(r"as of epoch (\d+)", report)
-    assert epoch is not None and f"{epoch[1]} with one" in caption
-    assert "two seeds (ERM: one)" in caption
-    assert (early["erm"]["seeds"], early["peer"]["seeds"], late["peer"]["seeds"]) == ("1", "2", "1")
+    assert f"to epoch {last} with seed 1" in caption and "two seeds (ERM: one)" in caption
+    assert (table["erm"]["seeds"], table["peer"]["seeds"]) == ("1", "2")
+
+
+def rows_of_the_longer_run() -> dict[str, RunResult]:
+    runs = load_runs(ROOT / "results/digits-long/runs.json")
+    assert {run.seed for run in runs} == {1}
+    return {run.row: run for run in runs}
+
+
+def test_the_table_by_epoch_of_study_digits_is_that_of_its_records():
+    """Of seed 1: last epoch, and the mean over the last five evaluations."""
+    names = {
+        "RandAugment": "randaugment", "EMA": "ema", "P-ENS": "p-ens", "SMA": "sma",
+        "P-ENS, newest three": "p-ens-last3", "P-ENS, newest ten": "p-ens-last10",
+        "PEER: task model": "peer", "PEER: proxy": "peer",
+    }  # fmt: skip
+    runs = rows_of_the_longer_run()
+    text = (ROOT / "results/digits/README.md").read_text("utf-8")
+    heading, _, *lines = text[text.index("| seed 1, last epoch (late) |") :].splitlines()[:10]
+    epochs = [int(epoch) for epoch in re.findall(r"\| epoch (\d+)", heading)]
+    assert epochs[0] == 100 and epochs[-1] == runs["peer"].config["train"]["epochs"]
+    shown = {}
+    for line in lines:
+        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        shown[label] = cells
+    assert shown.keys() == names.keys()
+    for label, cells in shown.items():
+        run = runs[names[label]]
+        model = run.trained if label.endswith("proxy") else run.deployed
+        series = {
+            epoch: np.mean([
+                r["accuracy"]
+                for r in run.evaluations
+                if (r["model"], r["epoch"]) == (model, epoch) and r["domain"] in run.targets
+            ])
+            for epoch in range(10, epochs[-1] + 1, 10)
+        }  # fmt: skip
+        expected = [
+            f"{series[e]:.1f} ({np.mean([series[e - 10 * n] for n in range(5)]):.1f})"
+            for e in epochs
+        ]
+        assert cells == expected, label
 
 
 def study_table(name: str) -> dict[str, dict[str, str]]:
