@@ -74,8 +74,7 @@ def _cell(answers: Answers, pair: tuple[str, str], measure: str) -> str:
     found = answers.get(pair, {}).get(measure)
     is_ratio = measure == FLUCTUATION
     text = ratio_text(found) if is_ratio else difference_text(found, one_seed=False)
-    fewer = found is not None and found.n < _most_seeds(answers)
-    return f"{text} ({_count(found.n)})" if found is not None and fewer else text
+    return text + _fewer(found, answers)
 
 
 def _seeds(answers: Answers) -> str:
@@ -130,9 +129,13 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
 
 def _row_name(study: str, answers: Answers, pair: tuple[str, str]) -> str:
     """Name a study, and how many seeds a difference is of if others of the study have more."""
-    found = answers.get(pair, {}).get(ACCURACY)
+    return study + _fewer(answers.get(pair, {}).get(ACCURACY), answers)
+
+
+def _fewer(found: Difference | None, answers: Answers) -> str:
+    """Format as ` (one seed)` if a difference is of fewer seeds than others of its study."""
     is_fewer = found is not None and found.n < _most_seeds(answers)
-    return f"{study} ({_count(found.n)})" if found is not None and is_fewer else study
+    return f" ({_count(found.n)})" if found is not None and is_fewer else ""
 
 
 def main(arguments: list[str]) -> int:

@@ -128,7 +128,7 @@ def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | N
 
 
 def late_mean(series: Mapping[str, Sequence[float]]) -> float | None:
-    """Average the last `LATE_PERIODS` accuracies over all domains; None if half are not so many."""
+    """Average the last `LATE_PERIODS` accuracies over all domains; None if these are over half."""
     if not series or min(map(len, series.values())) < 2 * LATE_PERIODS:
         return None
     return float(np.mean([accuracy[-LATE_PERIODS:] for accuracy in series.values()]))
