@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import peerdg
+from peerdg.benches.children import Children
 from peerdg.cli.main import run
 from peerdg.config import read_toml
 from peerdg.errors import ConfigError, Stopped
-from peerdg.grid.children import Children
 from peerdg.methods.registry import method_names
 from peerdg.run.plugin import plugin_method
 from peerdg.train import loop

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from peerdg.api.model import Model, make_model
+from peerdg.benches.bench import check_reference, preview_bench, run_bench
+from peerdg.benches.plan import make_plan
 from peerdg.config import build
 from peerdg.data.classes import class_map_entries
 from peerdg.data.own.objects import as_domain
@@ -17,8 +19,6 @@ from peerdg.data.registry import BENCHMARKS, OWN_DATA
 from peerdg.data.settings import OwnDataSettings
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError
-from peerdg.grid.bench import check_reference, preview_bench, run_bench
-from peerdg.grid.plan import make_plan
 from peerdg.methods.registry import method_names
 from peerdg.models.stored import OWN, load_stored
 from peerdg.run.folder import Existing, RunFolder, read_run_config

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from peerdg.benches.folder import BenchFolder, Existing
+from peerdg.benches.plan import Plan, make_plan
+from peerdg.benches.study import Study
+from peerdg.benches.variants import PlanFile, read_plan_file
 from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import PLUGIN, SEED_LIST, BenchOptions, DataFlags, all_given, whole_number
 from peerdg.cli.train import DATA, say
 from peerdg.config import merge
 from peerdg.errors import ConfigError, PeerdgError
-from peerdg.grid.folder import BenchFolder, Existing
-from peerdg.grid.plan import Plan, make_plan
-from peerdg.grid.study import Study
-from peerdg.grid.variants import PlanFile, read_plan_file
 
 _SEEDS = 5
 
@@ -104,7 +104,7 @@ def show_plan(
     only_look: bool = False,
 ) -> Any:
     """Print what will be trained, what is shared and how long it takes; returns it."""
-    from peerdg.grid.bench import preview_bench
+    from peerdg.benches.bench import preview_bench
 
     for line in plan.notes:
         say(line)
@@ -142,7 +142,7 @@ def bench_and_report(
     Raises:
         PeerdgError: If runs failed; the table of the others is printed before.
     """
-    from peerdg.grid.bench import check_reference, run_bench, tabulate_bench
+    from peerdg.benches.bench import check_reference, run_bench, tabulate_bench
 
     check_reference(plan, reference)
     about: dict[str, Any] = {"reference": reference, "study": study, "title": title}

@@ -1,0 +1,129 @@
+"""A method that is made of several runs: planned, combined, and a row like any other."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import peerdg
+from peerdg.benches import worker
+from peerdg.benches.bench import collect
+from peerdg.benches.display import Silence
+from peerdg.benches.folder import BenchFolder
+from peerdg.benches.plan import make_plan
+from peerdg.benches.table import bench_table
+from peerdg.benches.work import Estimate, Work
+from peerdg.methods.recipes import COMBINATIONS, Combination
+from peerdg.report.comparison import comparison_page
+from peerdg.report.findings import findings
+from peerdg.report.runs import load_runs, read_run, save_runs
+from peerdg.report.variants import by_variant
+from peerdg.run.build import load_splits
+from tests.benches.tiny import TRAIN, plan, trained
+
+PAIR = Combination("", "randaugment", 2, "uniform", lr_scales=(1.0, 0.5), weight_decays=(0.01,))
+DATA = {"benchmark": "digits-mini", "budget": "quick"}
+
+
+def test_each_seed_has_the_runs_that_the_combination_asks_for(monkeypatch):
+    monkeypatch.setitem(COMBINATIONS, "pair", PAIR)
+    found = make_plan(DATA, methods=["randaugment", "pair", "eoa"], seeds=[0, 1])
+    pair = found.groups[1]
+    assert [run.name for run in pair.runs(1)] == ["pair-1-0", "pair-1-1"]
+    configs = [run.config for run in pair.runs(1)]
+    assert [(c.seed, c.train_seed) for c in configs] == [(1, 2), (1, 3)]
+    lr = found.members["randaugment"].config.train.lr
+    assert [(c.train.lr, c.train.weight_decay) for c in configs] == [(lr, 0.01), (lr / 2, 0.01)]
+    eoa = [run.config for run in found.groups[2].runs(1)]
+    assert [c.seed for c in eoa] == [6, 7, 8, 9, 10, 11]  # each has a start of its own
+    assert {c.recipe for c in eoa} == {"sma"}
+    assert len(found.runs) == 2 * (1 + 2 + 6)
+    assert len({run.config.hash for run in found.runs}) == len(found.runs)
+
+
+def test_options_of_the_members_average_reach_them():
+    found = make_plan({**DATA, "average": {"t0": 3}}, methods=["erm", "eoa"], seeds=[0])
+    assert {run.config.average.t0 for run in found.groups[1].runs(0)} == {3}
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch):
+    """Two runs of a seed, trained and combined in this process."""
+    monkeypatch.setitem(COMBINATIONS, "pair", PAIR)
+    found = plan(tmp_path / "images", "randaugment", "pair", train={**TRAIN, "lr": 0.01},
+                 randaugment={"k": 1})  # fmt: skip
+    folder = BenchFolder.open(tmp_path / "bench", found)
+    work = Work(found, folder, Estimate(), jobs=1, threads=1, shown=Silence(), describe=str)
+    assert list(work._combinations()) == []  # not before its runs are complete
+    for run in found.runs:
+        trained(run.config, folder.run_folder(run))
+    assert not folder.is_complete(found)
+    (task,) = work._combinations()
+    worker.combine(task.job, lambda message: None)
+    assert folder.is_complete(found) and list(work._combinations()) == []
+    yield found, folder
+    folder.close()
+
+
+def test_a_combination_has_the_accuracy_of_the_mean_of_its_runs(bench, tmp_path: Path):
+    found, folder = bench
+    groups = collect(found, folder)
+    (pair,) = groups["pair"]
+    first, second = (peerdg.load_model(folder.run_folder(run)) for run in found.groups[1].runs(0))
+    ours, theirs = first.classifier.state_dict(), second.classifier.state_dict()
+    assert not all(torch.equal(ours[name], theirs[name]) for name in ours)
+    first.classifier.load_state_dict({name: (ours[name] + theirs[name]) / 2 for name in ours})
+    target = load_splits(found.runs[0].config).targets["target"]
+    assert pair.final("combined")["target"] == first.evaluate(target)["accuracy"]
+
+
+def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(bench, tmp_path: Path):
+    found, folder = bench
+    groups = collect(found, folder)
+    (pair,), (alone,) = groups["pair"], groups["randaugment"]
+    assert pair.method == "pair" and pair.variant != alone.variant
+    assert pair.combined_from == ("pair-0-0", "pair-0-1")
+    table = bench_table(groups)
+    row = table.rows[1]
+    assert row.method == "pair" and row.seconds.mean == pytest.approx(pair.seconds)
+    steps, own = (
+        sum(e["steps"] for e in result.events if e.get("phase") == "train")
+        for result in (pair, alone)
+    )
+    assert steps == 2 * own
+    members = [read_run(folder.run_folder(run)) for run in found.groups[1].runs(0)]
+    first, second = ([e["seconds"] for e in m.events if e["event"] == "epoch"] for m in members)
+    assert [e["phase"] for e in members[1].events if e["event"] == "epoch"][:2] == [
+        "pretrain", "train",
+    ]  # fmt: skip
+    assert pair.seconds == pytest.approx(sum(first) + sum(second[1:]))  # one pre-training
+    assert row.fluctuation is row.selected is row.regret is None
+    assert row.difference.n == 1
+    save_runs(tmp_path / "runs.json", [alone, pair])
+    again = by_variant(load_runs(tmp_path / "runs.json"))
+    assert set(again) == {"randaugment", "pair"}
+    assert not any("alone: pair" in sentence for sentence in findings(again))
+    assert "pair" in comparison_page([alone, pair], title="t")
+
+
+def test_a_combined_model_that_is_not_of_its_runs_is_made_again(bench):
+    found, folder = bench
+    group = found.groups[1]
+    model = folder.combined_folder(group, 0)
+    work = Work(found, folder, Estimate(), jobs=1, threads=1, shown=Silence(), describe=str)
+    weights = (model / "model.safetensors").read_bytes()
+    one, two = (folder.run_folder(run) / "model" for run in group.runs(0))
+    one.rename(one.with_name("aside"))
+    shutil.copytree(two, one)  # the weights of a run are others now
+    assert not folder.has_result(group, 0) and len(list(work._combinations())) == 1
+    shutil.rmtree(one)
+    one.with_name("aside").rename(one)
+    assert folder.has_result(group, 0)
+    (model / "model.json").write_text("{")
+    (task,) = work._combinations()
+    worker.combine(task.job, lambda message: None)
+    assert folder.has_result(group, 0)
+    assert (model / "model.safetensors").read_bytes() == weights
+    folder.run_folder(group.runs(0)[0]).joinpath("done.json").unlink()
+    assert not folder.has_result(group, 0)  # and the run is trained before

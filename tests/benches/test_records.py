@@ -1,0 +1,344 @@
+"""Rows of an earlier bench, taken from its records in place of training them again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from peerdg.benches.bench import Bench, Preview, preview_bench, run_bench, tabulate_bench
+from peerdg.benches.estimate import Progress
+from peerdg.benches.folder import BenchFolder
+from peerdg.benches.plan import Plan
+from peerdg.benches.records import RecordedRows
+from peerdg.benches.work import Estimate
+from peerdg.cli.main import run as command
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.report.runs import load_runs, save_runs
+from tests.benches.tiny import TRAIN, images, plan, trained_run
+from tests.data.image_files import write_picture
+
+METHODS = ("erm", "randaugment", "p-ens")
+OPTIONS: dict[str, Any] = {"randaugment": {"k": 1}}
+
+
+def trained_bench(folder: Path, found: Plan, *, until: int | None = None) -> Bench:
+    """A bench whose runs were trained in this process."""
+    out = folder / "first"
+    BenchFolder.open(out, found).close()
+    for run in found.runs:
+        trained_run(run, out / "runs")
+    return tabulate_bench(found, out, until=until)
+
+
+def rewritten(file: Path, **changes: Any) -> Path:
+    """Change the first run of a file of records."""
+    first, *others = load_runs(file)
+    save_runs(file, [replace(first, **changes), *others])
+    return file
+
+
+def test_a_page_is_made_again_from_its_records_alone(tmp_path: Path):
+    found = plan(tmp_path / "images", *METHODS, seeds=2, **OPTIONS)
+    first = trained_bench(tmp_path, found)
+    again = tabulate_bench(found, tmp_path / "again", records=[tmp_path / "first/runs.json"])
+    assert again.table == first.table
+    for name in ("report.md", "table.csv", "table.tex", "runs.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
+
+
+def test_a_bench_with_records_trains_only_what_they_do_not_have(tmp_path: Path):
+    few = plan(tmp_path / "images", *METHODS, **OPTIONS)
+    trained_bench(tmp_path, few)
+    records, out = tmp_path / "first/runs.json", tmp_path / "second"
+    more = plan(tmp_path / "images", *METHODS, "peer", **OPTIONS, peer={"k": 1})
+    preview = preview_bench(more, out, records=[records])
+    assert [run.name for run in more.runs if not preview.progress.is_done(run)] == ["peer-0"]
+    assert "From records, not trained here: 2 runs." in preview.sentences()
+    found = run_bench(preview, out)
+    assert not found.failures and [p.name for p in (out / "runs").iterdir()] == ["peer-0"]
+    rows = {row.method: row.score.values for row in found.table.rows}
+    assert rows == {run.row: (run.score(run.deployed),) for run in load_runs(out / "runs.json")}
+    assert rows.keys() == set(more.methods)
+    assert found.table.remarks[-1] == (
+        "Taken from the records of another bench (erm, seed 0; randaugment, seed 0; p-ens, seed "
+        "0): time and memory are those of where it was trained."
+    )
+    assert "- Taken from the records of another bench" in found.page.read_text()
+    # With the records of the second nothing is left to do; without any, rows are missing.
+    assert RecordedRows.read([out / "runs.json"], more).runs == {run.name for run in more.runs}
+    assert {r.method: r.seeds for r in tabulate_bench(more, out).table.rows}["erm"] == ()
+
+
+@pytest.mark.parametrize("epoch_of", ["source", "pool"])
+def test_what_an_epoch_is_one_of_is_compared_only_where_it_matters(tmp_path: Path, epoch_of: str):
+    """Steps of the tiny bench are counted, so it does not."""
+    found = plan(tmp_path / "images", "erm", train={**TRAIN, "epoch_of": epoch_of})
+    trained_bench(tmp_path, found)
+    assert RecordedRows.read([tmp_path / "first/runs.json"], found).runs == {"erm-0"}
+
+
+def test_a_network_that_learnt_nothing_is_named_also_by_records(tmp_path: Path):
+    dead = {"epochs": 50, "batch_size": 8, "steps_per_epoch": 2, "lr": 1e-12}
+    found = plan(tmp_path / "images", "erm", "randaugment", pretrain=dead, **OPTIONS)
+    with pytest.warns(PeerdgWarning, match="Pre-training has learnt nothing"):
+        first = trained_bench(tmp_path, found)
+    notes = [f"{name}, seed 0: pre-training has learnt nothing" for name in ("erm", "randaugment")]
+    again = tabulate_bench(found, tmp_path / "again", records=[tmp_path / "first/runs.json"])
+    for bench in (first, again):
+        assert [note.partition(", so")[0] for note in bench.table.cautions[:2]] == notes
+        assert all(note in bench.page.read_text() for note in notes)
+
+
+def test_a_run_that_was_trained_here_wins_over_its_record(tmp_path: Path):
+    found = plan(tmp_path / "images", "erm")
+    first = trained_bench(tmp_path, found)
+    records = rewritten(tmp_path / "first/runs.json", records=[
+        {**record, "accuracy": 0.0, "correct": 0} if record["kind"] == "evaluation" else record
+        for record in load_runs(tmp_path / "first/runs.json")[0].records
+    ])  # fmt: skip
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(records.read_bytes())
+    assert tabulate_bench(found, tmp_path / "first", records=[copy]).table == first.table
+    elsewhere = tabulate_bench(found, tmp_path / "elsewhere", records=[copy]).table
+    assert elsewhere.rows[0].score.values == (0.0,)
+
+
+def test_a_shared_run_is_trained_unless_all_its_rows_are_recorded(tmp_path: Path):
+    trained_bench(tmp_path, plan(tmp_path / "images", "erm", "randaugment", **OPTIONS))
+    found = plan(tmp_path / "images", *METHODS, **OPTIONS)
+    recorded = RecordedRows.read([tmp_path / "first/runs.json"], found)
+    assert recorded.runs == {"erm-0"}
+    bench = BenchFolder(tmp_path / "bench", recorded=recorded)
+    assert [bench.is_done(run) for run in found.runs] == [True, False]
+    # Where nothing is trained, a row that is there counts, whatever else would share its run.
+    table = tabulate_bench(found, tmp_path / "page", records=[tmp_path / "first/runs.json"]).table
+    assert {row.method for row in table.rows if row.seeds} == {"erm", "randaugment"}
+    assert {row.method for row in table.rows} == {*METHODS}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": {**TRAIN, "lr": 0.1}}, r"train\.lr"),
+        ({"train": {**TRAIN, "epochs": 8}}, r"train\.epochs"),
+        ({"randaugment": {"k": 2}}, r"average\.k|randaugment\.k"),
+    ],
+)
+def test_rows_with_other_options_are_refused_with_the_difference(
+    tmp_path: Path, options: dict[str, Any], message: str
+):
+    trained_bench(tmp_path, plan(tmp_path / "images", "randaugment", **OPTIONS))
+    other = plan(tmp_path / "images", "randaugment", **{**OPTIONS, **options})
+    with pytest.raises(ConfigError, match=rf"(?s)'randaugment' of .*other options.*{message}"):
+        RecordedRows.read([tmp_path / "first/runs.json"], other)
+
+
+def test_a_row_made_of_several_runs_is_not_one_of_a_single_run(tmp_path: Path):
+    found = plan(tmp_path / "images", "randaugment", **OPTIONS)
+    trained_bench(tmp_path, found)
+    file = tmp_path / "first/runs.json"
+    rewritten(file, combined_from=tuple("abcdef"))
+    with pytest.raises(ConfigError, match="made of 6 runs, not of 1"):
+        RecordedRows.read([file], found)
+    combined = plan(tmp_path / "images", "x", variant={"x": {"method": "diwa"}})
+    rewritten(file, row="x", config=combined.members["x"].config.tables())
+    assert RecordedRows.read([file], combined).has(combined.groups[0], 0)
+    rewritten(file, combined_from=())
+    with pytest.raises(ConfigError, match="made of 1 runs, not of 6"):
+        RecordedRows.read([file], combined)
+
+
+@pytest.mark.parametrize(
+    ("option", "planned", "is_taken"),
+    [
+        ("steps_per_epoch", 2, False),  # without it, whole passes
+        ("steps_per_epoch", None, True),
+        ("momentum", 0.9, True),  # its default: the option may be newer than the record
+        ("momentum", 0.5, False),
+    ],
+)
+def test_an_option_that_a_record_lacks_had_its_default_and_no_preset(
+    tmp_path: Path, option: str, planned: Any, is_taken: bool
+):
+    trained_bench(tmp_path, plan(tmp_path / "images", "erm"))
+    file = tmp_path / "first/runs.json"
+    config = load_runs(file)[0].config
+    train = {name: value for name, value in config["train"].items() if name != option}
+    rewritten(file, config={**config, "train": train})
+    asked = plan(tmp_path / "images", "erm", train={**TRAIN, option: planned})
+    if is_taken:
+        assert RecordedRows.read([file], asked).runs == {"erm-0"}
+    else:
+        with pytest.raises(ConfigError, match=option):
+            RecordedRows.read([file], asked)
+
+
+def test_records_that_are_older_than_a_rule_are_read_as_what_they_are(tmp_path: Path):
+    """Before there was a choice, epochs of ADA were passes over its growing pool."""
+    found = plan(
+        tmp_path / "images", "ada", ada={"k": 1, "steps": 1, "every": 1},
+        train={k: v for k, v in TRAIN.items() if k != "steps_per_epoch"},
+    )  # fmt: skip
+    trained_bench(tmp_path, found)
+    file = tmp_path / "first/runs.json"
+    config = load_runs(file)[0].config
+    assert RecordedRows.read([file], found).runs == {"ada-0"}
+    train = {name: value for name, value in config["train"].items() if name != "epoch_of"}
+    rewritten(file, config={**config, "train": train})
+    with pytest.raises(ConfigError, match=r"train\.epoch_of"):
+        RecordedRows.read([file], found)
+
+
+def test_rows_of_two_files_are_named_in_the_page_and_stay_marked(tmp_path: Path):
+    both = plan(tmp_path / "images", "erm", seeds=2)
+    for seed in both.seeds:
+        trained_bench(tmp_path / str(seed), replace(both, seeds=(seed,)))
+    files = [tmp_path / str(seed) / "first/runs.json" for seed in both.seeds]
+    page = tabulate_bench(both, tmp_path / "both", records=files).page
+    assert "Taken from the records of another bench (erm, seed 0, 1)" in page.read_text()
+    again = tabulate_bench(both, tmp_path / "again", records=[tmp_path / "both/runs.json"]).page
+    assert again.read_bytes() == page.read_bytes()  # one file: as it was, marks and all
+
+
+def test_a_table_with_records_leaves_the_options_of_a_bench_alone(tmp_path: Path):
+    found = plan(tmp_path / "images", "erm", "randaugment", **OPTIONS)
+    trained_bench(tmp_path, found)
+    copy = tmp_path / "copy.json"
+    copy.write_bytes((tmp_path / "first/runs.json").read_bytes())
+    before = (tmp_path / "first/bench.toml").read_bytes()
+    tabulate_bench(plan(tmp_path / "images", "erm"), tmp_path / "first", records=[copy])
+    assert (tmp_path / "first/bench.toml").read_bytes() == before
+
+
+def test_other_rows_and_seeds_of_a_file_are_left_alone(tmp_path: Path):
+    trained_bench(tmp_path, plan(tmp_path / "images", "erm", "randaugment", **OPTIONS))
+    other = plan(tmp_path / "images", "erm", seeds=1, **{"train": {**TRAIN, "lr": 0.1}})
+    other = replace(other, seeds=(7,))
+    assert not RecordedRows.read([tmp_path / "first/runs.json"], other).results
+
+
+def test_rows_as_of_an_epoch_are_no_finished_rows(tmp_path: Path):
+    found = plan(tmp_path / "images", "randaugment", "p-ens", **OPTIONS)
+    early = trained_bench(tmp_path, found, until=2)
+    records = [tmp_path / "first/runs.json"]
+    assert {run.planned_epochs for run in load_runs(records[0])} == {4}
+    assert not RecordedRows.read(records, found).runs
+    assert not RecordedRows.read(records, found, until=3).runs
+    assert tabulate_bench(found, tmp_path / "again", until=2, records=records).table == early.table
+    assert RecordedRows.read(records, found, until=1).runs == {"randaugment+p-ens-0"}
+    short = plan(
+        tmp_path / "images", "randaugment", "p-ens", **OPTIONS, train={**TRAIN, "epochs": 2}
+    )
+    with pytest.raises(ConfigError, match=r"train\.epochs"):  # its averages may differ
+        RecordedRows.read(records, short)
+    whole = tabulate_bench(found, tmp_path / "first").table
+    later = tabulate_bench(found, tmp_path / "again", until=2, records=records).table
+    assert whole != early.table == later
+    assert {run.planned_epochs for run in load_runs(records[0])} == {None}
+
+
+def test_rows_of_other_data_are_not_joined_by_new_runs(tmp_path: Path):
+    trained_bench(tmp_path, plan(tmp_path / "images", "erm"))
+    write_picture(tmp_path / "images/source/cat/more.png", 99, (16, 16))
+    more = plan(tmp_path / "images", "erm", "mixstyle")
+    out, records = tmp_path / "second", [tmp_path / "first/runs.json"]
+    recorded = RecordedRows.read(records, more)
+    progress = Progress.read(BenchFolder(out, recorded=recorded), more)
+    found = run_bench(Preview(more, progress, Estimate(), 1, 1, recorded), out)
+    (failure,) = found.failures.values()
+    assert failure.message.startswith("The records are of runs on other data: train")
+    assert failure.code == 2 and not (out / "runs/mixstyle-0/done.json").exists()
+
+
+def test_rows_that_began_with_other_weights_are_refused(tmp_path: Path):
+    found = plan(tmp_path / "images", "erm")
+    trained_bench(tmp_path, found)
+    weights = tmp_path / "weights.pth"
+    weights.write_bytes(b"one")
+    first = load_runs(tmp_path / "first/runs.json")[0]
+    file = rewritten(
+        tmp_path / "first/runs.json",
+        config={**first.config, "weights": str(weights)},
+    )  # saving records the hash of the file as it is
+    assert load_runs(file)[0].config["weights"] == "weights.pth"
+    asked = plan(tmp_path / "images", "erm", weights=str(weights))
+    assert RecordedRows.read([file], asked).runs == {"erm-0"}
+    weights.write_bytes(b"two")
+    with pytest.raises(ConfigError, match="began with other weights"):
+        RecordedRows.read([file], asked)
+    weights.unlink()
+    with pytest.raises(ConfigError, match=r"weights\.pth: No such file"):
+        RecordedRows.read([file], asked)
+
+
+def test_rows_of_an_earlier_augmentation_are_refused(tmp_path: Path):
+    found = plan(tmp_path / "images", "randaugment", **OPTIONS)
+    trained_bench(tmp_path, found)
+    file = tmp_path / "first/runs.json"
+    first = load_runs(file)[0]
+    rewritten(file, inputs=replace(first.inputs, augmentation=1))
+    with pytest.raises(ConfigError, match="earlier definition of the augmentation"):
+        RecordedRows.read([file], found)
+
+
+def test_a_row_that_two_files_have_is_refused(tmp_path: Path):
+    found = plan(tmp_path / "images", "erm")
+    trained_bench(tmp_path, found)
+    with pytest.raises(ConfigError, match="'erm' with seed 0 is given twice"):
+        RecordedRows.read([tmp_path / "first/runs.json"] * 2, found)
+
+
+def test_records_that_the_bench_would_overwrite_are_refused(tmp_path: Path):
+    found = plan(tmp_path / "images", "erm", "randaugment", **OPTIONS)
+    trained_bench(tmp_path, found)
+    records, few = tmp_path / "first/runs.json", plan(tmp_path / "images", "erm")
+    before = records.read_bytes()
+    for use in (tabulate_bench, preview_bench):
+        with pytest.raises(ConfigError, match="would be overwritten"):
+            use(few, tmp_path / "first/../first", records=[records])
+    assert records.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [None, "", "[]x", '[{"name": 3}]', "{}"])
+def test_a_file_without_records_is_refused(tmp_path: Path, content: str | None):
+    file = tmp_path / "runs.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(DataError, match="does not hold the records of runs"):
+        RecordedRows.read([file], plan(tmp_path / "images", "erm"))
+
+
+def test_the_command_takes_records(tmp_path: Path, capsys):
+    found = plan(tmp_path / "images", "erm")
+    trained_bench(tmp_path, found)
+    options = images(tmp_path / "images")
+    records, out = tmp_path / "first/runs.json", tmp_path / "again"
+    file = tmp_path / "plan.toml"
+    file.write_text(tomli_w.dumps({"methods": ["erm"], "seeds": [0], "options": options}))
+    asked = ["bench", "--plan", str(file), "--records", str(records), "--out", str(out)]
+    assert command([*asked, "--dry-run"], debug=False) == 0
+    assert "Everything is trained." in capsys.readouterr().out and not out.exists()
+    assert command([*asked, "--no-train"], debug=False) == 0
+    assert (out / "report.md").read_bytes() == (tmp_path / "first/report.md").read_bytes()
+    asked[4] = str(tmp_path / "nothing.json")
+    assert command(asked, debug=False) == 5
+    assert "does not hold the records of runs" in capsys.readouterr().err
+    runs = json.loads(records.read_text())
+    assert not {"root", "threads", "device"} & runs[0]["config"].keys()
+
+
+def test_a_part_of_a_long_run_is_no_short_run_where_the_length_matters(tmp_path: Path):
+    """An SMA begins after a part of the whole; a mean of snapshots does not look ahead."""
+    found = plan(tmp_path / "images", "p-ens", "sma", **OPTIONS)
+    short = plan(tmp_path / "images", "p-ens", "sma", **OPTIONS, train={**TRAIN, "epochs": 2})
+    trained_bench(tmp_path / "long", found, until=2)
+    trained_bench(tmp_path / "short", short)
+    variants = {
+        name: {run.row: run.variant for run in load_runs(tmp_path / name / "first/runs.json")}
+        for name in ("long", "short")
+    }
+    assert variants["long"]["p-ens"] == variants["short"]["p-ens"]
+    assert variants["long"]["sma"] != variants["short"]["sma"]
