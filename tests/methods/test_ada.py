@@ -11,7 +11,7 @@ from peerdg.cli.main import run
 from peerdg.errors import ConfigError, NumericalError, OutputError, PeerdgWarning, Stopped
 from peerdg.methods import ascent as module
 from peerdg.methods.ada import ADA
-from peerdg.methods.base import Batch, Outcome
+from peerdg.methods.base import Batch, EpochResult
 from peerdg.methods.pool import TrainingPool
 from peerdg.methods.settings.ada import Settings
 from peerdg.models.classifier import Classifier
@@ -164,10 +164,10 @@ def sizes(perturb: str, epochs: int = 7, **settings: Any) -> list[int]:
     found = []
     for epoch in range(epochs):
         found.append(len(ada.pool))
-        outcome = ada.end_epoch(epoch)
-        if outcome.add is not None:
-            assert outcome.records["pool_images"] == len(ada.pool) + len(outcome.add)
-        ada.pool.change(outcome.add)
+        result = ada.end_epoch(epoch)
+        if result.new_images is not None:
+            assert result.records["pool_images"] == len(ada.pool) + len(result.new_images)
+        ada.pool.change(result.new_images)
     return found
 
 
@@ -208,9 +208,9 @@ def test_made_images_keep_the_labels_of_their_origin():
 
 def test_what_is_recorded_is_the_mean_change_of_a_pixel():
     ada = make(perturb="source")
-    outcome = ada.end_epoch(0)
-    change = (outcome.add.images.float() - ada.pool.images.float()).abs().mean()
-    assert outcome.records["perturbation"] == pytest.approx(float(change), rel=1e-5)
+    result = ada.end_epoch(0)
+    change = (result.new_images.images.float() - ada.pool.images.float()).abs().mean()
+    assert result.records["perturbation"] == pytest.approx(float(change), rel=1e-5)
 
 
 def test_more_times_than_epochs_is_worth_a_note():
@@ -371,6 +371,6 @@ def test_it_works_in_a_plain_loop():
             torch.testing.assert_close(terms["loss"], expected)
             terms["loss"].backward()
             optimizer.step()
-        outcome: Outcome = ada.end_epoch(epoch)
-        pool.change(outcome.add)
+        result: EpochResult = ada.end_epoch(epoch)
+        pool.change(result.new_images)
     assert len(pool) == 3 * N

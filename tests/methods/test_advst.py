@@ -287,13 +287,13 @@ def test_domains_are_made_of_the_source_alone(monkeypatch: pytest.MonkeyPatch):
     advst = make(k=2, rate=1e-9)
     monkeypatch.setattr(advst.chains, "draw", untouched)
     for epoch in range(3):
-        outcome = advst.end_epoch(epoch)
-        assert len(outcome.add) == N
+        result = advst.end_epoch(epoch)
+        assert len(result.new_images) == N
         black = peerdg.methods.pool.PoolImages(
-            torch.zeros_like(outcome.add.images), outcome.add.labels
+            torch.zeros_like(result.new_images.images), result.new_images.labels
         )
-        assert outcome.add.images.sum() == advst.pool.images.sum()
-        advst.pool.change(black, drop=outcome.drop)
+        assert result.new_images.images.sum() == advst.pool.images.sum()
+        advst.pool.change(black, drop=result.drop_oldest)
 
 
 @pytest.mark.parametrize(
@@ -312,12 +312,12 @@ def test_the_pool_is_a_ring_of_k_domains_with_the_source_pinned(
     source, sizes, made = advst.pool.images.clone(), [], []
     for epoch in range(6):
         sizes.append(len(advst.pool))
-        outcome = advst.end_epoch(epoch)
-        if outcome.add is not None:
-            made.append(outcome.add)
-        advst.pool.change(outcome.add, drop=outcome.drop)
-        if outcome.add is not None:
-            assert outcome.records["pool_images"] == len(advst.pool)
+        result = advst.end_epoch(epoch)
+        if result.new_images is not None:
+            made.append(result.new_images)
+        advst.pool.change(result.new_images, drop=result.drop_oldest)
+        if result.new_images is not None:
+            assert result.records["pool_images"] == len(advst.pool)
         assert advst.pool.additions == tuple(made[-settings["k"] :])
         assert torch.equal(advst.pool.clean(torch.arange(6))[0], source)
     assert sizes == expected
@@ -526,6 +526,6 @@ def test_it_works_in_a_plain_loop():
             optimizer.zero_grad()
             advst.loss(Batch(*pool.clean(rows)))["loss"].backward()
             optimizer.step()
-        outcome = advst.end_epoch(epoch)
-        pool.change(outcome.add, drop=outcome.drop)
+        result = advst.end_epoch(epoch)
+        pool.change(result.new_images, drop=result.drop_oldest)
     assert len(pool) == 3 * N

@@ -284,10 +284,10 @@ def test_the_pool_grows_by_the_schedule_and_as_foretold(size: str, expected: lis
     method, found = make(domain_size=size, steps=1), []
     for epoch in range(5):
         found.append(len(method.pool))
-        outcome = method.end_epoch(epoch)
-        if outcome.add is not None:
-            assert outcome.records["pool_images"] == len(method.pool) + len(outcome.add)
-        method.pool.change(outcome.add)
+        result = method.end_epoch(epoch)
+        if result.new_images is not None:
+            assert result.records["pool_images"] == len(method.pool) + len(result.new_images)
+        method.pool.change(result.new_images)
     assert found == expected
     changes = Settings(domain_size=size).pool_changes(24, 5)
     assert [24 + sum(c.added for c in changes[:epoch]) for epoch in range(5)] == expected
@@ -319,9 +319,9 @@ def test_each_auto_encoder_is_fresh_and_learns_the_newest_domain(monkeypatch: py
     monkeypatch.setattr(module, "train_autoencoder", noted)
     method = make(wae_epochs=7, wae_weight=5.0, wae_shift="code")
     for epoch in range(4):
-        outcome = method.end_epoch(epoch)
-        method.pool.change(outcome.add)
-        assert outcome.records.get("autoencoder_loss") == (0.25 if epoch < 3 else None)
+        result = method.end_epoch(epoch)
+        method.pool.change(result.new_images)
+        assert result.records.get("autoencoder_loss") == (0.25 if epoch < 3 else None)
     # The source, then the domains of 24 and of 12 images; none after the last.
     assert rows == [list(range(24)), list(range(24, 48)), list(range(48, 60))]
     assert len({id(model) for model in models}) == 3
@@ -347,8 +347,8 @@ def test_the_auto_encoder_sees_thumbnails_whose_side_must_fit():
     with pytest.raises(ConfigError, match="multiple of 4") as caught:
         Settings(autoencoder="conv").check_images(30)
     assert "--m-ada.thumbnail 28" in caught.value.hint
-    outcome = make(autoencoder="conv", thumbnail=8).end_epoch(0)
-    assert outcome.add.images.shape == (N, 3, 12, 12)
+    result = make(autoencoder="conv", thumbnail=8).end_epoch(0)
+    assert result.new_images.images.shape == (N, 3, 12, 12)
 
 
 def test_its_defaults_are_those_of_the_released_code_and_photos_are_a_reconstruction():

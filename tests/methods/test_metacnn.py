@@ -181,8 +181,8 @@ def test_unused_atoms_are_seeded_anew_at_the_end_of_an_epoch():
     method.step(batch_of(), lambda name, loss, terms=None: loss.backward())
     assert method.dictionary.used[5] == 0
     opposite = method.layer.atoms[5].clone()
-    outcome = method.end_epoch(0)
-    assert outcome.records["reseeded"] >= 1
+    result = method.end_epoch(0)
+    assert result.records["reseeded"] >= 1
     assert method.layer.atoms[5] @ opposite < 0
     assert method.dictionary.used.sum() == 0
 

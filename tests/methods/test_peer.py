@@ -275,8 +275,8 @@ def test_reset_proxy_continues_from_the_task_model_and_asks_to_clear_the_optimiz
             optimizer.zero_grad()
             peer.loss(batch)["loss"].backward()
             optimizer.step()
-        outcome = peer.end_epoch(epoch)
-        assert outcome.reset == ("main",)
+        result = peer.end_epoch(epoch)
+        assert result.reset_optimizers == ("main",)
         assert torch.equal(weights(peer.proxy), weights(peer.task))
 
 

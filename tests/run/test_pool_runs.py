@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peerdg.errors import ConfigError, DamagedError, Stopped
-from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
+from peerdg.methods.base import Batch, EpochResult, Method, RunContext, Terms
 from peerdg.methods.pool import PoolImages
 from peerdg.models.classifier import Classifier
 from peerdg.rng import seeded
@@ -51,7 +51,7 @@ class Grower(Method):
     def loss(self, batch: Batch) -> Terms:
         return {"loss": F.cross_entropy(self.model(batch.images), batch.labels)}
 
-    def end_epoch(self, epoch: int) -> Outcome:
+    def end_epoch(self, epoch: int) -> EpochResult:
         pool, made = self.source.pool, []
         rows = torch.randperm(len(pool))[:12]
         shift = int(self.model.head.weight.detach().abs().sum() * 1000) % 251
@@ -60,7 +60,9 @@ class Grower(Method):
             made.append((images + shift, labels))  # uint8 wraps around
         images, labels = (torch.cat(parts) for parts in zip(*made, strict=True))
         drop = max(0, len(pool.additions) - RING + 1)
-        return Outcome({"pool": len(pool)}, add=PoolImages(images, labels), drop=drop)
+        return EpochResult(
+            {"pool": len(pool)}, new_images=PoolImages(images, labels), drop_oldest=drop
+        )
 
     @property
     def networks(self) -> dict[str, Classifier]:
@@ -157,7 +159,7 @@ def test_a_fixed_number_of_steps_stays_and_reaches_the_new_images(
 def test_a_batch_has_each_image_with_its_own_label():
     source = Source(tiny_domain())
     added = PoolImages(source.domain.images.flip(3), source.domain.labels)
-    source.change_pool(Outcome(add=added))
+    source.change_pool(EpochResult(new_images=added))
     assert len(source) == 48
     rows = torch.tensor([30, 5, 47, 24])
     got = source.batch(rows, seed=0, key=("train", 0, 0))
@@ -171,7 +173,9 @@ def test_a_batch_has_each_image_with_its_own_label():
 def test_the_clean_images_are_those_of_the_source_alone():
     source = Source(tiny_domain())
     before = [chunk.clone() for chunk in source.clean]
-    source.change_pool(Outcome(add=PoolImages(source.domain.images + 1, source.domain.labels)))
+    source.change_pool(
+        EpochResult(new_images=PoolImages(source.domain.images + 1, source.domain.labels))
+    )
     assert sum(len(chunk) for chunk in source.clean) == 24
     assert all(torch.equal(a, b) for a, b in zip(before, source.clean, strict=True))
     assert len(Source(tiny_domain()).sample(5)) == len(source.sample(5)) == 5

@@ -7,7 +7,7 @@ import torch
 import peerdg
 from peerdg.augment.base import resize
 from peerdg.errors import ConfigError
-from peerdg.methods.base import Outcome
+from peerdg.methods.base import EpochResult
 from peerdg.methods.pool import PoolImages
 from peerdg.rng import generator_for
 from peerdg.train.settings import TransformSettings
@@ -106,7 +106,7 @@ def test_the_clean_images_of_a_sample_are_its_own():
 
 def test_batches_are_drawn_from_the_pool_or_from_the_source_alone():
     domain = tiny_domain(n=24)
-    added = Outcome(add=PoolImages(domain.images[:5], domain.labels[:5]))
+    added = EpochResult(new_images=PoolImages(domain.images[:5], domain.labels[:5]))
     for batches_from, expected in (("pool", 29), ("source", 24)):
         source = Source(domain, batches_from=batches_from)
         source.change_pool(added)

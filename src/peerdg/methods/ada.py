@@ -6,7 +6,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from peerdg.methods.ascent import Ascent, Bonus
-from peerdg.methods.base import Batch, Outcome, Terms
+from peerdg.methods.base import Batch, EpochResult, Terms
 from peerdg.methods.pool_method import PoolMethod
 from peerdg.methods.settings.ada import Settings
 
@@ -54,12 +54,12 @@ class ADA(PoolMethod[Settings]):
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
         return {"loss": loss, "ce": loss.detach()}
 
-    def end_epoch(self, epoch: int) -> Outcome:
+    def end_epoch(self, epoch: int) -> EpochResult:
         """Generate adversarial images every `every` epochs, at most `k` times."""
         if not self.settings.makes_images(epoch):
-            return Outcome()
+            return EpochResult()
         add, records = self.ascent.make(self.pool, self._rows())
-        return Outcome(records, add=add)
+        return EpochResult(records, new_images=add)
 
     @property
     def ascent(self) -> Ascent:

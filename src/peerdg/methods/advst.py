@@ -11,7 +11,7 @@ from peerdg.augment.semantic import Chain, Chains, semantic_transformations
 from peerdg.errors import NumericalError
 from peerdg.losses.entropy import entropy
 from peerdg.losses.supcon import supcon
-from peerdg.methods.base import Batch, Outcome, Terms
+from peerdg.methods.base import Batch, EpochResult, Terms
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.pool_method import PoolMethod
 from peerdg.methods.settings.advst import Settings
@@ -95,10 +95,10 @@ class AdvST(PoolMethod[Settings]):
             "entropy": undecided.detach(),
         }
 
-    def end_epoch(self, epoch: int) -> Outcome:
+    def end_epoch(self, epoch: int) -> EpochResult:
         """Make a domain from the source when one is due; of more than k, drop the oldest."""
         if not self.settings.makes_images(epoch):
-            return Outcome()
+            return EpochResult()
         # Shuffled, since images may be stored by class: a chain must not belong to a class.
         rows = torch.randperm(len(self.pool.images)).to(self.pool.images.device)
         made, labels, ascents = [], [], []
@@ -112,7 +112,9 @@ class AdvST(PoolMethod[Settings]):
         add = PoolImages(torch.cat(made), torch.cat(labels))
         drop = max(0, len(self.pool.additions) + 1 - self.settings.k)
         size = len(self.pool) + len(add) - sum(map(len, self.pool.additions[:drop]))
-        return Outcome({"pool_images": size, **_summary(ascents)}, add=add, drop=drop)
+        return EpochResult(
+            {"pool_images": size, **_summary(ascents)}, new_images=add, drop_oldest=drop
+        )
 
     def maximise(
         self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]

@@ -108,20 +108,20 @@ class Update(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpochResult:
     """What `end_epoch` returns to the loop.
 
     Args:
         records: What to record, as plain values.
-        reset: Names of optimizers whose state is cleared.
-        add: Images to add to the training pool; the next epoch learns from them, too.
-        drop: How many of the earlier additions leave the pool, the oldest first.
+        reset_optimizers: Names of optimizers whose state is cleared.
+        new_images: Images to add to the training pool. The next epoch learns from them, too.
+        drop_oldest: How many of the earlier additions leave the pool, the oldest first.
     """
 
     records: dict[str, Any] = field(default_factory=dict)
-    reset: tuple[str, ...] = ()
-    add: PoolImages | None = None
-    drop: int = 0
+    reset_optimizers: tuple[str, ...] = ()
+    new_images: PoolImages | None = None
+    drop_oldest: int = 0
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,9 @@ class Method(nn.Module, abc.ABC):
         """
         return {}
 
-    def end_epoch(self, epoch: int) -> Outcome:
+    def end_epoch(self, epoch: int) -> EpochResult:
         """Conclude epoch `epoch`."""
-        return Outcome()
+        return EpochResult()
 
     @property
     @abc.abstractmethod

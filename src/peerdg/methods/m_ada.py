@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from peerdg.errors import ConfigError
 from peerdg.methods.ascent import Ascent, Bonus
 from peerdg.methods.autoencoder import WAETraining, train_autoencoder
-from peerdg.methods.base import Batch, Outcome, Terms
+from peerdg.methods.base import Batch, EpochResult, Terms
 from peerdg.methods.pool import TrainingPool
 from peerdg.methods.pool_method import PoolMethod
 from peerdg.methods.settings.m_ada import Settings
@@ -88,10 +88,10 @@ class MADA(PoolMethod[Settings]):
         )
         return {"loss": (source + meta) / 2, "ce": source.detach(), "meta": meta.detach()}
 
-    def end_epoch(self, epoch: int) -> Outcome:
+    def end_epoch(self, epoch: int) -> EpochResult:
         """Make a domain, if it is time to."""
         if not self.settings.makes_images(epoch):
-            return Outcome()
+            return EpochResult()
         autoencoder = self._new_autoencoder()
         # One loop around both kinds of work, so that its share is that of the whole.
         for work in self.chunks(("auto-encoder", "ascent"), "making a domain"):
@@ -101,7 +101,7 @@ class MADA(PoolMethod[Settings]):
                 bonus_for = partial(relaxation, autoencoder, beta=self.settings.beta)
                 ascent = Ascent(self.model, self.settings, self.chunks, bonus_for)
                 add, records = ascent.make(self.pool, self._rows())
-        return Outcome({**records, "autoencoder_loss": loss}, add=add)
+        return EpochResult({**records, "autoencoder_loss": loss}, new_images=add)
 
     def _new_autoencoder(self) -> WassersteinAutoEncoder:
         side = self.pool.size or max(self.pool.images.shape[-2:])

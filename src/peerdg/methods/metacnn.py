@@ -9,7 +9,7 @@ from torch import Tensor
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
-from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms, Update
+from peerdg.methods.base import Batch, EpochResult, Method, RunContext, Terms, Update
 from peerdg.methods.settings.metacnn import Settings
 from peerdg.methods.views import augment_ahead, cross_entropy_of_both
 from peerdg.models.added import AddedLayer
@@ -145,14 +145,14 @@ class MetaCNN(Method):
         """Use the policy of period `epoch // k`."""
         return {"policy": self.augment.redraw(epoch // self.settings.k)}
 
-    def end_epoch(self, epoch: int) -> Outcome:
+    def end_epoch(self, epoch: int) -> EpochResult:
         """Replace atoms that were not addressed in this epoch.
 
         Raises:
             NumericalError: If the dictionary is not finite.
         """
         self._require_finite()
-        return Outcome({"reseeded": self.dictionary.reseed(self.layer.atoms)})
+        return EpochResult({"reseeded": self.dictionary.reseed(self.layer.atoms)})
 
     @property
     def networks(self) -> dict[str, Classifier]:

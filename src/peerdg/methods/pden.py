@@ -11,10 +11,10 @@ from peerdg.losses.precision import in_full_precision
 from peerdg.losses.supcon import supcon
 from peerdg.methods.base import (
     Batch,
+    EpochResult,
     Group,
     Method,
     OptimizerPlan,
-    Outcome,
     RunContext,
     Terms,
     Update,
@@ -109,16 +109,16 @@ class PDEN(Method):
         )
         return {"domain": self.domain + 1, "generator_learns": self.generator_learns}
 
-    def end_epoch(self, epoch: int) -> Outcome:
+    def end_epoch(self, epoch: int) -> EpochResult:
         """At the end of a domain, freeze its generator and begin a new one."""
         domain, later = divmod(epoch + 1, self.settings.k)
         if later or domain >= self.settings.domains:
-            return Outcome()
+            return EpochResult()
         self.finished[domain - 1].load_state_dict(self.generator.state_dict())
         # In place: the optimizer holds these very parameters.
         self.generator.load_state_dict(make_generator(self.settings).state_dict())
         self.inverse.load_state_dict(make_inverse(self.settings).state_dict())
-        return Outcome(reset=("generator",))
+        return EpochResult(reset_optimizers=("generator",))
 
     def step(self, batch: Batch, update: Update) -> Terms:
         """Update network and generator; only the network after the first epochs of a domain."""

@@ -17,7 +17,7 @@ from peerdg.averages.base import Average
 from peerdg.averages.settings import SnapshotRule
 from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import ConfigError
-from peerdg.methods.base import Batch, Method, Outcome, RunContext, Terms
+from peerdg.methods.base import Batch, EpochResult, Method, RunContext, Terms
 from peerdg.methods.clean import Clean, CleanBatches, CleanImages, as_clean
 from peerdg.methods.comparison import compare_with_frozen, frozen_features, projection_of
 from peerdg.methods.features import FeatureTable
@@ -141,7 +141,7 @@ class PEER(Method):
             return ce, ce_bar, None
         return ce, ce_bar, self._regulariser(batch, x_bar, h, h_bar)
 
-    def end_epoch(self, epoch: int) -> Outcome:
+    def end_epoch(self, epoch: int) -> EpochResult:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ).
 
         With `reset_proxy`, P then goes on from F.
@@ -152,9 +152,9 @@ class PEER(Method):
             records |= average.after_epoch(self.proxy, epoch)  # `Snapshots.add` averages
         is_updated = self.average.version != before
         if not (is_updated and self.settings.reset_proxy):
-            return Outcome(records)
+            return EpochResult(records)
         self.proxy.load_state_dict(self.task.state_dict())
-        return Outcome(records, reset=("main",))
+        return EpochResult(records, reset_optimizers=("main",))
 
     @property
     def task(self) -> Classifier:

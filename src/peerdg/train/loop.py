@@ -240,11 +240,11 @@ class _Training:
         ):
             if state.followed is None:  # once, though a stop may interrupt what comes next
                 state.followed = state.method.follow_epoch(state.epoch)
-            outcome = state.method.end_epoch(state.epoch)
-        for name in outcome.reset:
+            result = state.method.end_epoch(state.epoch)
+        for name in result.reset_optimizers:
             state.optimizers[name].state.clear()
-        self.source.change_pool(outcome)
-        return {**outcome.records, **state.followed}
+        self.source.change_pool(result)
+        return {**result.records, **state.followed}
 
 
 def _check_position(state: TrainState, *, epochs: int, steps: int) -> None:

@@ -12,7 +12,7 @@ from peerdg.augment.base import RandomView
 from peerdg.data.cache.domains import memory_budget
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError
-from peerdg.methods.base import Batch, Outcome
+from peerdg.methods.base import Batch, EpochResult
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.pool import TrainingPool
 from peerdg.rng import generator_for, seed_for
@@ -76,16 +76,16 @@ class Source:
             seed=seed_for(seed, "augment", *key),
         )
 
-    def change_pool(self, outcome: Outcome) -> None:
+    def change_pool(self, result: EpochResult) -> None:
         """Apply an epoch's additions and removals to the pool.
 
         Raises:
             ConfigError: If all additions together would leave the memory that images may take.
         """
-        kept = self.pool.additions[outcome.drop :]
-        added = kept if outcome.add is None else (*kept, outcome.add)
+        kept = self.pool.additions[result.drop_oldest :]
+        added = kept if result.new_images is None else (*kept, result.new_images)
         require_memory(sum(addition.bytes for addition in added))
-        self.pool.change(outcome.add, drop=outcome.drop)
+        self.pool.change(result.new_images, drop=result.drop_oldest)
 
     def sample(self, images: int) -> "Source":
         """A source with at most this many of the domain's images, spread over all of them."""
