@@ -55,7 +55,7 @@ def test_the_loop_of_the_averages_page_deploys_the_average():
     scope = {"epochs": 3, "loader": [(images, torch.arange(8))]}
     exec(code, scope)
     method, averaged = scope["method"], scope["averaged"]
-    assert averaged is method.observed["ema"]
+    assert averaged is method.evaluated_networks["ema"]
     assert method.averages["ema"].count == 3
     assert not torch.equal(averaged.head.weight, method.trained.head.weight)
 

@@ -145,4 +145,4 @@ def test_a_period_is_averaged_at_its_end_and_only_once():
     assert average.after_epoch(jiggle(model, 9), 3) == {}  # a resumed run ends the epoch again
     mean = torch.stack([jiggle(model, epoch).head.weight for epoch in (1, 3)]).mean(0)
     torch.testing.assert_close(average.model.head.weight, mean)
-    assert average.learnt_epochs(5) == 4
+    assert average.epochs_seen(5) == 4

@@ -95,7 +95,7 @@ def test_the_step_does_not_depend_on_how_many_images_are_computed_at_once(
     for size in (1, 5, 24):
         monkeypatch.setattr(module, "images_per_pass", lambda side, size=size: size)
         ada = make(perturb="source", steps=4)
-        made.append(ada.end_epoch(0).add)
+        made.append(ada.end_epoch(0).new_images)
     for other in made[1:]:
         assert torch.equal(made[0].labels, other.labels)
         difference = (made[0].images.int() - other.images.int()).abs()
@@ -154,7 +154,7 @@ def test_the_network_is_left_as_it_was():
 
 def test_dropout_and_batch_statistics_are_off_while_images_are_made():
     model = tiny_classifier(batch_norm=True, dropout=0.5).train()
-    first, second = (make(model, perturb="source").end_epoch(0).add for _ in range(2))
+    first, second = (make(model, perturb="source").end_epoch(0).new_images for _ in range(2))
     assert torch.equal(first.images, second.images)
 
 
@@ -192,7 +192,7 @@ def test_the_pool_grows_by_the_schedule_and_as_foretold(
 
 def test_a_sample_is_of_the_whole_pool_without_repetition():
     ada = make(perturb="sample")
-    ada.pool.change(ada.end_epoch(0).add)
+    ada.pool.change(ada.end_epoch(0).new_images)
     drawn = [tuple(ada._rows().tolist()) for _ in range(20)]
     assert all(len(set(rows)) == N for rows in drawn)
     assert {row >= N for rows in drawn for row in rows} == {True, False}
@@ -201,7 +201,7 @@ def test_a_sample_is_of_the_whole_pool_without_repetition():
 
 def test_made_images_keep_the_labels_of_their_origin():
     ada = make(perturb="source", rate=1e-9)
-    add = ada.end_epoch(0).add
+    add = ada.end_epoch(0).new_images
     assert torch.equal(add.images, ada.pool.images)
     assert torch.equal(add.labels, ada.pool.labels)
 

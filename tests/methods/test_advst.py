@@ -259,7 +259,7 @@ def test_a_domain_has_each_image_of_the_source_once_with_its_label(
 ):
     advst = make(rate=1e-9)
     monkeypatch.setattr(advst.chains, "draw", untouched)
-    add = advst.end_epoch(0).add
+    add = advst.end_epoch(0).new_images
     rows = [
         next(i for i in range(N) if torch.equal(image, advst.pool.images[i]))
         for image in add.images
@@ -359,7 +359,7 @@ def test_dropout_and_batch_statistics_are_off_while_images_are_made():
     )
     for _ in range(2):
         torch.manual_seed(5)
-        made.append(advst.end_epoch(0).add.images)
+        made.append(advst.end_epoch(0).new_images.images)
     handle.remove()
     assert torch.equal(*made)
     assert seen and not any(seen)

@@ -46,4 +46,4 @@ def test_the_trained_network_is_deployed_and_observed():
     model = tiny_classifier()
     for method in (ERM(model), AugmentedERM(model)):
         assert method.deployed is model
-        assert list(method.observed.values()) == [model]
+        assert list(method.evaluated_networks.values()) == [model]

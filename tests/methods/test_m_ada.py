@@ -331,7 +331,7 @@ def test_the_network_is_left_as_it_was():
     model = tiny_classifier(batch_norm=True, dropout=0.5).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     method = make(model)
-    add = method.end_epoch(0).add
+    add = method.end_epoch(0).new_images
     assert model.training
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -377,7 +377,7 @@ def test_it_works_in_a_plain_loop():
             assert ("meta" in terms) == (epoch > 0)
             terms["loss"].backward()
             optimizer.step()
-        method.pool.change(method.end_epoch(epoch).add)
+        method.pool.change(method.end_epoch(epoch).new_images)
     assert len(method.pool) == N + N + N // 2
 
 

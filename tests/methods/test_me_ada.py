@@ -94,7 +94,7 @@ def test_without_the_entropy_it_is_ada():
     same = {"steps": 4, "rate": STRONG, "perturb": "source"}
     ours = MEADA(model, Settings(eta=0.0, **same), pool=pool).end_epoch(0)
     theirs = ADA(model, ADASettings(**same), pool=pool).end_epoch(0)
-    assert torch.equal(ours.add.images, theirs.add.images)
+    assert torch.equal(ours.new_images.images, theirs.new_images.images)
     assert ours.records == theirs.records
 
 
@@ -122,7 +122,7 @@ def test_the_pool_doubles_as_foretold():
     method, sizes = make(n=6, steps=1), []
     for epoch in range(5):
         sizes.append(len(method.pool))
-        method.pool.change(method.end_epoch(epoch).add)
+        method.pool.change(method.end_epoch(epoch).new_images)
     assert sizes == [6, 12, 24, 48, 48]
     assert [c.added for c in Settings().pool_changes(6, 5)] == [6, 12, 24, 0, 0]
 

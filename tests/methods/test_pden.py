@@ -174,7 +174,7 @@ def test_training_equals_a_plain_loop_with_one_generator_after_the_other(gradien
             plain.step(batch, learns=epoch % 2 == 0, in_turn=gradients == "in-turn")
             number += 1
         torch.manual_seed(epoch)
-        for name in method.end_epoch(epoch).reset:
+        for name in method.end_epoch(epoch).reset_optimizers:
             state.optimizers[name].state.clear()
         if epoch in (1, 3):
             plain.old.append(copy.deepcopy(plain.generator))
@@ -324,7 +324,7 @@ def test_finished_generators_never_change_and_the_next_one_is_new():
         method.start_epoch(epoch)
         learn(method, [batch_of(epoch)], names={"main", "generator"})
         state = copy.deepcopy(method.generator.state_dict())
-        resets.append(method.end_epoch(epoch).reset)
+        resets.append(method.end_epoch(epoch).reset_optimizers)
         if epoch in (1, 3):
             finished.append(state)
             new = method.generator.state_dict()

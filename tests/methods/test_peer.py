@@ -437,7 +437,7 @@ def test_deployed_is_silent_where_nothing_is_wrong(case):
             peer.loss(Batch(SOURCE.images[:8], SOURCE.labels[:8]))
     elif case != "before training":
         train(peer, epochs=1 if case == "include_init" else 2)
-    assert peer.deployed is peer.task is peer.observed[peer.deployed_name]
+    assert peer.deployed is peer.task is peer.evaluated_networks[peer.deployed_name]
 
 
 def test_k_must_be_positive():
@@ -454,7 +454,7 @@ def test_the_proxy_is_reset_only_where_the_average_was_updated():
     peer = PEER(model, settings, augment=Policy(seed=3), average=average)
     train(peer, epochs=1)
     assert not torch.equal(weights(peer.proxy), weights(peer.task))  # no snapshot, no reset
-    assert peer.end_epoch(1).reset == ("main",)
+    assert peer.end_epoch(1).reset_optimizers == ("main",)
     assert torch.equal(weights(peer.proxy), weights(peer.task))
 
 

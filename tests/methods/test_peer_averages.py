@@ -38,7 +38,7 @@ def trajectory(peer, epochs: int) -> tuple[list[torch.Tensor], list[torch.Tensor
             batch = SOURCE.batch(rows, seed=1, key=("train", epoch, step))
             peer.loss(batch)["loss"].backward()
             optimizer.step()
-            peer.follow_step()
+            peer.update_averages()
             proxies.append(weights(peer.proxy))
             tasks.append(weights(peer.task))
         peer.end_epoch(epoch)

@@ -17,7 +17,7 @@ def test_every_method_has_settings_a_summary_and_the_protocol(name):
     assert summary_of(name)
     settings_of(name)()
     kind = implementation_of(name)
-    for part in ("loss", "start_epoch", "end_epoch", "deployed", "observed"):
+    for part in ("loss", "start_epoch", "end_epoch", "deployed", "evaluated_networks"):
         assert hasattr(kind, part)
 
 

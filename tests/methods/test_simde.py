@@ -257,7 +257,7 @@ def test_the_ensemble_is_the_mean_of_both_probabilities_and_follows_them():
             torch.testing.assert_close(method.deployed(images).softmax(1), expected)
         for model in method.classifiers:  # learn a little
             other_weights(model)
-    assert list(method.observed) == ["first", "second", "ensemble"]
+    assert list(method.evaluated_networks) == ["first", "second", "ensemble"]
     assert not any("ensemble" in name for name in method.state_dict())
 
 

@@ -164,7 +164,7 @@ def test_the_commands_use_it_and_resume_says_where_it_goes_on(
     real = PEER.loss
 
     def loss(self: PEER, batch: Batch) -> Any:
-        if self.learnt_epochs(0) == 2:  # in the first step after the snapshot
+        if self.epochs_seen(0) == 2:  # in the first step after the snapshot
             os.kill(os.getpid(), signal.SIGINT)
         return real(self, batch)
 

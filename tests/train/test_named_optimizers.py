@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peerdg.errors import DamagedError, NumericalError
-from peerdg.methods.base import Batch, Group, Method, OptimizerPlan, RunContext, Terms, Update
+from peerdg.methods.base import (
+    Batch,
+    Method,
+    OptimizerPlan,
+    OptimizerStep,
+    ParamGroup,
+    RunContext,
+    Terms,
+)
 from peerdg.models.classifier import Classifier
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers, set_learning_rate
@@ -37,11 +45,13 @@ class Adversary(Method):
     def optimizers(self) -> dict[str, OptimizerPlan]:
         encoder, head = self.model.encoder.parameters(), self.model.head.parameters()
         return {
-            "main": OptimizerPlan([Group(list(encoder)), Group(list(head), lr_scale=10.0)]),
-            "gain": OptimizerPlan([Group([self.gain])], kind="adam", lr=0.03),
+            "main": OptimizerPlan(
+                [ParamGroup(list(encoder)), ParamGroup(list(head), lr_scale=10.0)]
+            ),
+            "gain": OptimizerPlan([ParamGroup([self.gain])], kind="adam", lr=0.03),
         }
 
-    def step(self, batch: Batch, update: Update) -> Terms:
+    def step(self, batch: Batch, update: OptimizerStep) -> Terms:
         worse = -self._loss(batch)
         update("gain", worse)
         loss = self._loss(batch)
@@ -150,7 +160,7 @@ def test_a_loss_that_is_not_finite_changes_neither_network_and_names_its_terms()
 class Twice(Adversary):
     """Two updates of the same network in one step."""
 
-    def step(self, batch: Batch, update: Update) -> Terms:
+    def step(self, batch: Batch, update: OptimizerStep) -> Terms:
         first = self._loss(batch)
         update("main", first)
         second = self._loss(batch)

@@ -21,21 +21,21 @@ class Average(nn.Module, abc.ABC):
     copy of the initial network until the first update.
     """
 
-    follows_steps: ClassVar[bool] = False
+    updates_every_step: ClassVar[bool] = False
     """Whether `model` changes within an epoch, so that nothing computed by it can be kept."""
 
     @property
-    def follows_starts(self) -> bool:
+    def needs_epoch_start(self) -> bool:
         """Whether `before_epoch` must be called before each epoch."""
         return False
 
-    def advice_while_empty(self, end_of_epoch: str) -> str:
+    def empty_hint(self, end_of_epoch: str) -> str:
         """Say what to do while nothing is averaged, for a warning.
 
         Args:
             end_of_epoch: Which function of the method calls `after_epoch`.
         """
-        return "Call `follow_step` after each optimizer step."
+        return "Call `update_averages` after each optimizer step."
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
         """Hook called before epoch `epoch`, counted from 0; called again if a run is resumed."""
@@ -64,7 +64,7 @@ class Average(nn.Module, abc.ABC):
         """Changes whenever `model` does; to be defined where `count` does not."""
         return self.count
 
-    def learnt_epochs(self, epoch: int) -> int:
+    def epochs_seen(self, epoch: int) -> int:
         """How many epochs the average has learnt from, when `epoch` epochs are complete."""
         return epoch
 

@@ -15,7 +15,7 @@ class _Moving(Average):
     The step count is a Python int, not a buffer, to avoid a device sync per step.
     """
 
-    follows_steps = True
+    updates_every_step = True
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()

@@ -83,11 +83,11 @@ class Snapshots(Average):
         return int(self.averaged.n_averaged)
 
     @property
-    def follows_starts(self) -> bool:
+    def needs_epoch_start(self) -> bool:
         """With `include_init` alone."""
         return self.include_init
 
-    def advice_while_empty(self, end_of_epoch: str) -> str:
+    def empty_hint(self, end_of_epoch: str) -> str:
         """Say what to do while there is no snapshot."""
         if self.include_init:
             return "Call `start_epoch` before each epoch: it averages the first one."
@@ -126,7 +126,7 @@ class Snapshots(Average):
         self.epoch.fill_(epoch + 1)
         return {"snapshots": self.count}
 
-    def learnt_epochs(self, epoch: int) -> int:
+    def epochs_seen(self, epoch: int) -> int:
         """Epochs up to the last snapshot; before the first, the average is the initial network."""
         return max(0, int(self.epoch))
 

@@ -65,7 +65,7 @@ class SWAD(Average):
         ratio: Tolerance of the threshold (r).
     """
 
-    follows_steps = True
+    updates_every_step = True
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class SWAD(Average):
         found = self.valley
         return {"swad": list(found) if found else None}
 
-    def learnt_epochs(self, epoch: int) -> int:
+    def epochs_seen(self, epoch: int) -> int:
         """Epochs up to the last closed segment."""
         if epoch == self.epochs or not self.steps:
             return epoch

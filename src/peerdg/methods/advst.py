@@ -186,7 +186,7 @@ class AdvST(PoolMethod[Settings]):
     def frozen(self) -> frozenset[str]:
         """All, if statistics are frozen: weights were trained for these, and for no others."""
         is_frozen = self.settings.frozen_statistics and has_batch_statistics(self.model)
-        return frozenset(self.observed) if is_frozen else frozenset()
+        return frozenset(self.evaluated_networks) if is_frozen else frozenset()
 
     def _contrast(self, h: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> Tensor:
         if len(labels.unique()) == len(labels):

@@ -61,7 +61,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParamGroup:
     """Parameters with one learning rate.
 
     Args:
@@ -86,14 +86,14 @@ class OptimizerPlan:
         weight_decay: Weight decay.
     """
 
-    groups: list[Group]
+    groups: list[ParamGroup]
     kind: Literal["adam", "sgd"] | None = None
     lr: float = 1e-4
     momentum: float = 0.0
     weight_decay: float = 0.0
 
 
-class Update(Protocol):
+class OptimizerStep(Protocol):
     """Train one of a method's optimizers by one step; `Method.step` receives it."""
 
     def __call__(self, name: str, loss: Tensor, terms: Terms | None = None) -> None:
@@ -196,17 +196,17 @@ class Method(nn.Module, abc.ABC):
     trains all parameters that require a gradient. A method with several optimizers or several
     updates per batch defines both.
 
-    Averages may follow the trained network without any influence on it (`watch`); the first of
-    them is deployed in place of the network itself.
+    Averages may follow the trained network without any influence on it (`attach_averages`). The
+    first of them is deployed instead of the network itself.
     """
 
     averages_used: ClassVar[int] = 0
-    """How many entries of `--average` the method consumes itself; the rest are watched."""
+    """How many entries of `--average` the method consumes itself; the rest are attached."""
 
     own_deployed: ClassVar[str | None] = None
-    """The key of `networks` to deploy even if averages are watched.
+    """The key of `networks` to deploy even if averages are attached.
 
-    None: the first watched average, or else the trained network.
+    None: the first attached average, or else the trained network.
     """
 
     divergence_hint: ClassVar[str] = ""
@@ -214,7 +214,7 @@ class Method(nn.Module, abc.ABC):
 
     def __init__(self) -> None:
         super().__init__()
-        self.watched = nn.ModuleDict()
+        self.attached = nn.ModuleDict()
         self._warned = False
 
     @classmethod
@@ -246,9 +246,10 @@ class Method(nn.Module, abc.ABC):
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
         """What each named optimizer trains; by default `"main"` trains everything."""
-        return {"main": OptimizerPlan([Group([p for p in self.parameters() if p.requires_grad])])}
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        return {"main": OptimizerPlan([ParamGroup(parameters)])}
 
-    def step(self, batch: Batch, update: Update) -> Terms:
+    def step(self, batch: Batch, update: OptimizerStep) -> Terms:
         """Learn from a batch; return the loss and its named terms, detached."""
         terms = self.loss(batch)
         update("main", terms["loss"], terms)
@@ -282,23 +283,23 @@ class Method(nn.Module, abc.ABC):
 
     @property
     def averages(self) -> dict[str, Average]:
-        """All averages of the trained network, by their key in `observed`."""
-        return {name: _as_average(module) for name, module in self.watched.items()}
+        """All averages of the trained network, by their key in `evaluated_networks`."""
+        return {name: _as_average(module) for name, module in self.attached.items()}
 
     @property
-    def observed(self) -> dict[str, Classifier]:
+    def evaluated_networks(self) -> dict[str, Classifier]:
         """The networks to evaluate during training, by name; the trained one comes first."""
-        watched = {name: average.model for name, average in self.averages.items()}
-        return {**self.networks, **watched}
+        averages = {name: average.model for name, average in self.averages.items()}
+        return {**self.networks, **averages}
 
     @property
     def with_clean_statistics(self) -> frozenset[str]:
-        """The keys of `observed` whose batch statistics are those of the clean images already."""
+        """The evaluated networks whose batch statistics are those of the clean images already."""
         return frozenset()
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The keys of `observed` that were trained with fixed batch statistics.
+        """The keys of `evaluated_networks` that were trained with fixed batch statistics.
 
         They are evaluated and stored with these, whatever the rule of the run.
         """
@@ -308,7 +309,7 @@ class Method(nn.Module, abc.ABC):
     def needs_clean_statistics(self) -> dict[str, Classifier]:
         """Observed networks that need other batch statistics to be evaluated with clean ones."""
         done = self.with_clean_statistics | self.frozen
-        return {name: model for name, model in self.observed.items() if name not in done}
+        return {name: model for name, model in self.evaluated_networks.items() if name not in done}
 
     def statistics_of(self, name: str, rule: StatisticsRule) -> StatisticsRule | Literal["frozen"]:
         """By which rule the observed network `name` is evaluated in a run with this rule."""
@@ -316,7 +317,7 @@ class Method(nn.Module, abc.ABC):
 
     @property
     def deployed_name(self) -> str:
-        """The key of the deployed network in `observed`."""
+        """The key of the deployed network in `evaluated_networks`."""
         return self.own_deployed or next(iter(self.averages), None) or next(iter(self.networks))
 
     @property
@@ -327,47 +328,47 @@ class Method(nn.Module, abc.ABC):
             self._warned = True
             warnings.warn(
                 f"No snapshot was averaged yet: '{self.deployed_name}' is still the network that "
-                f"training began with. {average.advice_while_empty(self._end_of_epoch)}",
+                f"training began with. {average.empty_hint(self._end_of_epoch)}",
                 PeerdgWarning,
                 stacklevel=2,
             )
-        return self.observed[self.deployed_name]
+        return self.evaluated_networks[self.deployed_name]
 
-    def learnt_epochs(self, epoch: int) -> int:
+    def epochs_seen(self, epoch: int) -> int:
         """How many epochs the deployed network has learnt from, when `epoch` are complete."""
         average = self.averages.get(self.deployed_name)
-        return epoch if average is None else average.learnt_epochs(epoch)
+        return epoch if average is None else average.epochs_seen(epoch)
 
-    def watch(self, averages: dict[str, Average]) -> None:
+    def attach_averages(self, averages: dict[str, Average]) -> None:
         """Let averages follow the trained network, under these names.
 
-        In a loop of your own, call `follow_step` after each optimizer step, and `follow_epoch` at
-        the end of each epoch, before `end_epoch`.
+        In your own loop, call `update_averages` after each optimizer step, and
+        `finish_epoch_averages` at the end of each epoch, before `end_epoch`.
 
         Raises:
             ConfigError: If a name is taken, or an average has to see the network before each epoch
                 (snapshots with `include_init`), which only a method's own average does.
         """
         for name, average in averages.items():
-            if name in self.observed:
+            if name in self.evaluated_networks:
                 raise ConfigError(
-                    f"'{name}' is the name of a network that the method has or watches already.",
-                    hint=f"Choose another name than {', '.join(self.observed)}.",
+                    f"'{name}' is the name of a network that the method has already.",
+                    hint=f"Choose another name than {', '.join(self.evaluated_networks)}.",
                 )
-            if average.follows_starts:
+            if average.needs_epoch_start:
                 raise ConfigError(
-                    f"'{name}' averages networks at the start of epochs; only ends are watched.",
+                    f"'{name}' averages networks at the start of epochs; only ends are seen.",
                     hint="Make its snapshots without include_init.",
                 )
-        self.watched.update(averages)
+        self.attached.update(averages)
 
-    def follow_step(self) -> None:
+    def update_averages(self) -> None:
         """Let every average follow an optimizer step; in your own loop, call it after each."""
         for average in self.averages.values():
             average.after_step(self.trained)
 
-    def follow_epoch(self, epoch: int) -> dict[str, Any]:
-        """Let the watched averages follow the end of an epoch; return what to record.
+    def finish_epoch_averages(self, epoch: int) -> dict[str, Any]:
+        """Let the attached averages follow the end of an epoch; return what to record.
 
         In your own loop, call it at the end of each epoch, before `end_epoch`, which may change the
         trained network.
@@ -376,7 +377,7 @@ class Method(nn.Module, abc.ABC):
             NumericalError: If an average is not finite.
         """
         records: dict[str, Any] = {}
-        for name in self.watched:
+        for name in self.attached:
             found = self.averages[name].after_epoch(self.trained, epoch)
             for value in found.values():  # one at most; under its own name
                 records[name] = value
@@ -385,7 +386,7 @@ class Method(nn.Module, abc.ABC):
     @property
     def _end_of_epoch(self) -> str:
         """The function that calls `after_epoch` of the deployed average."""
-        return "follow_epoch" if self.deployed_name in self.watched else "end_epoch"
+        return "finish_epoch_averages" if self.deployed_name in self.attached else "end_epoch"
 
     def _has_learnt(self, average: Average) -> bool:
         """Whether the trained network has other weights than the average."""

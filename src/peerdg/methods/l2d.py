@@ -12,12 +12,12 @@ from peerdg.losses.mmd import class_mmd
 from peerdg.losses.supcon import supcon
 from peerdg.methods.base import (
     Batch,
-    Group,
     Method,
     OptimizerPlan,
+    OptimizerStep,
+    ParamGroup,
     RunContext,
     Terms,
-    Update,
 )
 from peerdg.methods.settings.l2d import Settings
 from peerdg.models.added import AddedLayer
@@ -96,13 +96,15 @@ class L2D(Method):
     def optimizers(self) -> dict[str, OptimizerPlan]:
         """The phase's for the network; plain SGD for the styles of T."""
         return {
-            "main": OptimizerPlan([Group([p for p in self.model.parameters() if p.requires_grad])]),
+            "main": OptimizerPlan(
+                [ParamGroup([p for p in self.model.parameters() if p.requires_grad])]
+            ),
             "style": OptimizerPlan(
-                [Group(list(self.style.parameters()))], kind="sgd", lr=self.settings.style_lr
+                [ParamGroup(list(self.style.parameters()))], kind="sgd", lr=self.settings.style_lr
             ),
         }
 
-    def step(self, batch: Batch, update: Update) -> Terms:
+    def step(self, batch: Batch, update: OptimizerStep) -> Terms:
         """Update the network, then T by what the updated network makes of its images."""
         generator = batch.generator()
         terms = self.network_loss(batch, generator)

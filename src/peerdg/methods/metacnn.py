@@ -9,7 +9,7 @@ from torch import Tensor
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
-from peerdg.methods.base import Batch, EpochResult, Method, RunContext, Terms, Update
+from peerdg.methods.base import Batch, EpochResult, Method, OptimizerStep, RunContext, Terms
 from peerdg.methods.settings.metacnn import Settings
 from peerdg.methods.views import augment_ahead, cross_entropy_of_both
 from peerdg.models.added import AddedLayer
@@ -129,7 +129,7 @@ class MetaCNN(Method):
         """x̄ for a few steps ahead."""
         return augment_ahead(batches, self.augment)
 
-    def step(self, batch: Batch, update: Update) -> Terms:
+    def step(self, batch: Batch, update: OptimizerStep) -> Terms:
         """Update the network, then the dictionary by the codes of the batch."""
         with self.layer.collecting() as sums:
             terms = self.loss(batch)

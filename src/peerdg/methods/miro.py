@@ -13,7 +13,7 @@ from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError
 from peerdg.losses.precision import in_full_precision
-from peerdg.methods.base import Batch, Group, Method, OptimizerPlan, RunContext, Terms
+from peerdg.methods.base import Batch, Method, OptimizerPlan, ParamGroup, RunContext, Terms
 from peerdg.methods.images import joined
 from peerdg.methods.settings.miro import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
@@ -99,7 +99,7 @@ class MIRO(Method):
         """F at the phase's rate, the variances at a multiple of it."""
         network = [p for p in self.model.parameters() if p.requires_grad]
         variances = list(self.variances.parameters())
-        groups = [Group(network), Group(variances, lr_scale=self.settings.rate)]
+        groups = [ParamGroup(network), ParamGroup(variances, lr_scale=self.settings.rate)]
         return {"main": OptimizerPlan(groups)}
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:

@@ -12,12 +12,12 @@ from peerdg.losses.supcon import supcon
 from peerdg.methods.base import (
     Batch,
     EpochResult,
-    Group,
     Method,
     OptimizerPlan,
+    OptimizerStep,
+    ParamGroup,
     RunContext,
     Terms,
-    Update,
 )
 from peerdg.methods.settings.pden import Settings
 from peerdg.methods.views import each_view
@@ -97,8 +97,10 @@ class PDEN(Method):
         network = [p for p in self.model.parameters() if p.requires_grad]
         pair = [*self.generator.parameters(), *self.inverse.parameters()]
         return {
-            "main": OptimizerPlan([Group([*network, *self.projection.parameters()])]),
-            "generator": OptimizerPlan([Group(pair)], kind="adam", lr=self.settings.generator_lr),
+            "main": OptimizerPlan([ParamGroup([*network, *self.projection.parameters()])]),
+            "generator": OptimizerPlan(
+                [ParamGroup(pair)], kind="adam", lr=self.settings.generator_lr
+            ),
         }
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -120,7 +122,7 @@ class PDEN(Method):
         self.inverse.load_state_dict(make_inverse(self.settings).state_dict())
         return EpochResult(reset_optimizers=("generator",))
 
-    def step(self, batch: Batch, update: Update) -> Terms:
+    def step(self, batch: Batch, update: OptimizerStep) -> Terms:
         """Update network and generator; only the network after the first epochs of a domain."""
         views = self.views(batch, batch.generator())
         terms, z = self.network_loss(views, batch.labels)
@@ -198,7 +200,7 @@ class PDEN(Method):
         return {"model": self.model}
 
     def _update_generator(
-        self, views: "Views", z: list[Tensor], y: Tensor, update: Update
+        self, views: "Views", z: list[Tensor], y: Tensor, update: OptimizerStep
     ) -> Terms:
         terms = self.generator_loss(views, z, y)
         update("generator", terms["generator_loss"], terms)

@@ -50,7 +50,7 @@ class PEER(Method):
         augment: G, re-drawn by `start_epoch`.
         average: What averages the proxy; default: its snapshots. Snapshots that are given have a
             `k` of their own; `settings.k` is then the period of the policy alone. With an average
-            that follows steps, e.g. `EMA`, call `follow_step` after each of them.
+            that follows steps, e.g. `EMA`, call `update_averages` after each of them.
         clean: All clean training images, to recalibrate batch normalisation after each update:
             one tensor `[N, 3, H, W]`, a `DataLoader` that shuffles or a list of batches. Only for a
             tensor: if a `Batch` gives its `index`, the task model's features are looked up in a
@@ -221,7 +221,7 @@ class PEER(Method):
         wanted = self.settings.cache_features and self.settings.views != "aug_clean"
         if not wanted or self.settings.regulariser == "none":
             return
-        if self.average.follows_steps:
+        if self.average.updates_every_step:
             return
         if isinstance(self.clean, CleanImages):  # only `CleanImages` has row indices
             self.table.refresh(self.average.version, self.clean, self._task_features)

@@ -10,12 +10,12 @@ from torch import Tensor
 from peerdg.losses.entropy import entropy
 from peerdg.methods.base import (
     Batch,
-    Group,
     Method,
     OptimizerPlan,
+    OptimizerStep,
+    ParamGroup,
     RunContext,
     Terms,
-    Update,
 )
 from peerdg.methods.settings.simde import Settings
 from peerdg.methods.views import each_view
@@ -76,8 +76,8 @@ class SimDE(Method):
         generators = [p for g in self.generators for p in g.parameters()]
         lr = self.settings.generator_lr
         return {
-            "main": OptimizerPlan([Group(classifiers)]),
-            "generators": OptimizerPlan([Group(generators)], kind="adam", lr=lr),
+            "main": OptimizerPlan([ParamGroup(classifiers)]),
+            "generators": OptimizerPlan([ParamGroup(generators)], kind="adam", lr=lr),
         }
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class SimDE(Method):
             self.switched = epoch % 2 == 0
         return {"switched": self.switched}
 
-    def step(self, batch: Batch, update: Update) -> Terms:
+    def step(self, batch: Batch, update: OptimizerStep) -> Terms:
         """Update the generators and both classifiers, by gradients before either update."""
         x, y = batch.images.float() / 255, batch.labels
         made = self.generate(x, batch.generator())

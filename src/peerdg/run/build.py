@@ -213,7 +213,7 @@ def build_method(
     kind: type[Method] = implementation_of(config.method)
     method = kind.build(model, config.method_settings, context)
     watched = (*config.average.kind[kind.averages_used :], *config.average.also)
-    method.watch({name: context.make_average(name, method.trained) for name in watched})
+    method.attach_averages({name: context.make_average(name, method.trained) for name in watched})
     return method
 
 

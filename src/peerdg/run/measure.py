@@ -90,7 +90,7 @@ def measure_costs(
                 phases[trial.plan.name] = measured.costs(len(source), seconds / len(trials))
                 if trial.plan.evaluations:
                     per_image = _per_image(method, evaluate)
-                    models = len(method.observed)
+                    models = len(method.evaluated_networks)
                     recomputed = len(method.needs_clean_statistics)
     except (RuntimeError, TypeError, NumericalError):
         return None  # other errors recur in the run itself and are reported there
@@ -166,7 +166,7 @@ class _TimedMethod:
 
     def _end_epoch(self, epoch: int) -> None:
         self.method.end_epoch(epoch)
-        self.method.follow_epoch(epoch)
+        self.method.finish_epoch_averages(epoch)
 
     def _step_seconds(self, batch_size: int, seconds: float, *, redraw: bool) -> float:
         """Of a full batch; where that takes too long, of small ones, from which it follows.
@@ -207,7 +207,7 @@ class _TimedMethod:
                 self.state, batch, chosen, guard=self.guard, seed=self.seed, key=key,
                 bf16=self.trial.bf16,
             )  # fmt: skip
-            self.method.follow_step()
+            self.method.update_averages()
 
 
 def _per_image(method: Method, evaluate: Callable[[Mapping[str, Classifier]], int]) -> float:
@@ -215,7 +215,7 @@ def _per_image(method: Method, evaluate: Callable[[Mapping[str, Classifier]], in
     seconds = float("inf")
     for _ in range(2):
         began = time.perf_counter()
-        images = evaluate(method.observed)
+        images = evaluate(method.evaluated_networks)
         seconds = min(seconds, time.perf_counter() - began)
         if seconds > SHORT:
             break

@@ -51,7 +51,7 @@ def model_writer(
     """
     method, pretraining = state.method, state.phase == "pretrain"
     progress = training_progress(
-        epoch=0 if pretraining else method.learnt_epochs(state.epoch),
+        epoch=0 if pretraining else method.epochs_seen(state.epoch),
         epochs=config.train.epochs,
         pretrain_epoch=state.epoch if pretraining else config.pretrain.epochs,
         pretrain_epochs=config.pretrain.epochs,
@@ -60,7 +60,7 @@ def model_writer(
     if not progress["epoch"] and not progress["pretrain_epoch"]:
         return None
     name = method.deployed_name
-    model = method.observed[name]
+    model = method.evaluated_networks[name]
     own = [record for record in records or () if record["model"] == name]
     description = describe_model(
         model,
@@ -97,7 +97,7 @@ def _training_record(
 
 def _statistics_rule(config: RunConfig, method: Method) -> str | None:
     """By which rule the deployed network is evaluated; None without batch normalisation."""
-    if not has_batch_statistics(method.observed[method.deployed_name]):
+    if not has_batch_statistics(method.evaluated_networks[method.deployed_name]):
         return None
     return method.statistics_of(method.deployed_name, config.batch_statistics)
 
@@ -113,7 +113,7 @@ def _as_stored(
     needs = method.deployed_name in method.needs_clean_statistics
     if config.batch_statistics == "trained" or not needs:
         return nullcontext()
-    deployed = method.observed[method.deployed_name]
+    deployed = method.evaluated_networks[method.deployed_name]
     return clean_statistics([deployed], _for_seconds(clean, STOP_STATISTICS_SECONDS))
 
 
@@ -138,7 +138,7 @@ def finish(
     last = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
     final = [r for r in last if r["epoch"] == config.train.epochs]
     deployed = method.deployed_name
-    model = method.observed[deployed]
+    model = method.evaluated_networks[deployed]
     detail = None
     if splits.validation is not None:
         detail = evaluate_in_detail(model, splits.validation, size=size, worst=0)
@@ -151,7 +151,7 @@ def finish(
         stored_size=splits.train.image_size[0],
         training=_training_record(config, run, splits, method, own, detail),
         progress=training_progress(
-            epoch=method.learnt_epochs(config.train.epochs),
+            epoch=method.epochs_seen(config.train.epochs),
             epochs=config.train.epochs,
             pretrain_epoch=config.pretrain.epochs,
             pretrain_epochs=config.pretrain.epochs,

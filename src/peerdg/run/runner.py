@@ -147,7 +147,7 @@ def execute(
 
 def _deployed(config: RunConfig, method: Method, clean: CleanImages) -> Classifier:
     """Return the deployed network with the batch statistics that it was evaluated with."""
-    deployed = method.observed[method.deployed_name]
+    deployed = method.evaluated_networks[method.deployed_name]
     if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
         recompute_statistics(deployed, clean)
     return deployed
@@ -372,7 +372,7 @@ def _train(
                     phase, config, parts.network, source, images=len(source), domains=parts.domains
                 ).to(source.device)
             if phase.name == "train":
-                trained = next(iter(method.observed))
+                trained = next(iter(method.evaluated_networks))
                 record_roles(checkpointer.run, trained=trained, deployed=method.deployed_name)
             train = partial(run_phase, phase, method, source, seed=seed, services=services)
             if phase.name == "train":
@@ -422,12 +422,14 @@ def _evaluate(
     """Judge the observed networks; records name the rule of each one's batch statistics."""
     rule = config.batch_statistics
     return evaluate_models(
-        method.observed,
+        method.evaluated_networks,
         parts.domains,
         copies={next(iter(method.networks)), *method.averages},
         size=parts.source.size,
         before_chunk=before_chunk,
-        batch_statistics={name: method.statistics_of(name, rule) for name in method.observed},
+        batch_statistics={
+            name: method.statistics_of(name, rule) for name in method.evaluated_networks
+        },
         oracle=bool(parts.inputs.get("oracle")),
     )
 

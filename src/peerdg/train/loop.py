@@ -223,7 +223,7 @@ class _Training:
             bf16=self.phase.bf16,
         )
         with stage("averages"):
-            state.method.follow_step()
+            state.method.update_averages()
         state.add_terms(terms)
         state.step += 1
         self.services.progress.step(state.epoch, state.step, images=len(rows), terms=terms)
@@ -239,7 +239,7 @@ class _Training:
             seeded(self.seed, "end", state.phase, state.epoch),
         ):
             if state.followed is None:  # once, though a stop may interrupt what comes next
-                state.followed = state.method.follow_epoch(state.epoch)
+                state.followed = state.method.finish_epoch_averages(state.epoch)
             result = state.method.end_epoch(state.epoch)
         for name in result.reset_optimizers:
             state.optimizers[name].state.clear()

@@ -35,14 +35,14 @@ def train_step(
         NumericalError: If a loss or a gradient is not finite; the weights are untouched by it.
     """
     device = batch.images.device.type
-    updater = Updater(state, guard, rows, device)
+    updater = GuardedStep(state, guard, rows, device)
     autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
     with stage("loss"), seeded(seed, "dropout", *key), autocast:
         return state.method.step(batch, updater)
 
 
-class Updater:
-    """The `Update` that a method receives: backward, finite check, optimizer step.
+class GuardedStep:
+    """The `OptimizerStep` that a method receives: backward, finite check, optimizer step.
 
     Args:
         state: Its optimizers.

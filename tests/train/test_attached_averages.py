@@ -143,22 +143,24 @@ def learn(method: Method) -> None:
 
 def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
     method = ERM(tiny_classifier())
-    method.watch({"ema": EMA(method.trained, decay=0.9)})
+    method.attach_averages({"ema": EMA(method.trained, decay=0.9)})
     learn(method)
-    with pytest.warns(PeerdgWarning, match="follow_step"):
-        assert method.deployed is method.observed["ema"]
-    method.follow_step()
-    assert method.deployed is method.observed["ema"]
+    with pytest.warns(PeerdgWarning, match="update_averages"):
+        assert method.deployed is method.evaluated_networks["ema"]
+    method.update_averages()
+    assert method.deployed is method.evaluated_networks["ema"]
 
 
 def test_the_warning_names_what_lets_a_watched_average_follow_the_end_of_an_epoch():
     method = ERM(tiny_classifier())
-    method.watch({"snapshots": Snapshots(method.trained, k=2)})
+    method.attach_averages({"snapshots": Snapshots(method.trained, k=2)})
     learn(method)
-    with pytest.warns(PeerdgWarning, match=r"`follow_epoch` averages one every k = 2 epochs"):
-        assert method.deployed is method.observed["snapshots"]
+    with pytest.warns(
+        PeerdgWarning, match=r"`finish_epoch_averages` averages one every k = 2 epochs"
+    ):
+        assert method.deployed is method.evaluated_networks["snapshots"]
     peer = peerdg.PEER(tiny_classifier())
-    peer.watch({"snapshots": Snapshots(peer.trained, k=2)})
+    peer.attach_averages({"snapshots": Snapshots(peer.trained, k=2)})
     learn(peer)
     with pytest.warns(PeerdgWarning, match=r"`end_epoch` averages one every k = 10 epochs"):
         assert peer.deployed is peer.task
@@ -175,11 +177,11 @@ def test_a_watched_average_takes_no_name_that_is_taken():
     peer = peerdg.PEER(tiny_classifier())
     for name in ("task", "proxy"):
         with pytest.raises(ConfigError, match=f"'{name}' is the name"):
-            peer.watch({name: EMA(peer.trained)})
-    peer.watch({"ema": EMA(peer.trained)})
+            peer.attach_averages({name: EMA(peer.trained)})
+    peer.attach_averages({"ema": EMA(peer.trained)})
     with pytest.raises(ConfigError, match="'ema' is the name"):
-        peer.watch({"other": EMA(peer.trained), "ema": EMA(peer.trained)})
-    assert list(peer.observed) == ["proxy", "task", "ema"]
+        peer.attach_averages({"other": EMA(peer.trained), "ema": EMA(peer.trained)})
+    assert list(peer.evaluated_networks) == ["proxy", "task", "ema"]
     assert peer.deployed is peer.task
 
 
@@ -187,7 +189,7 @@ def test_an_average_of_the_starts_of_epochs_is_not_watched():
     """It would never see one."""
     method = ERM(tiny_classifier())
     with pytest.raises(ConfigError, match="at the start of epochs"):
-        method.watch({"initial": Snapshots(method.trained, include_init=True)})
+        method.attach_averages({"initial": Snapshots(method.trained, include_init=True)})
 
 
 @pytest.mark.parametrize(
