@@ -77,16 +77,18 @@ class PeerdgWarning(UserWarning):
 
 
 class Stopped(PeerdgError):
-    """The user or the system asked the run to stop; its state is saved.
+    """A run stopped before its end and saved its state.
 
     Args:
-        message: Where the state is and how to go on.
-        signal_number: The signal that asked; the exit code is 128 plus this number.
+        message: Where the state is and how to continue.
+        signal_number: The signal that asked for it. The exit code is 128 plus this number. None
+            for a stop that was planned (`--stop-after`), with the exit code 0.
     """
 
-    def __init__(self, message: str, *, signal_number: int) -> None:
+    def __init__(self, message: str = "Stopped.", *, signal_number: int | None) -> None:
         super().__init__(message)
-        self.exit_code = 128 + signal_number
+        self.signal_number = signal_number
+        self.exit_code = 0 if signal_number is None else 128 + signal_number
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -364,3 +364,23 @@ def test_a_state_goes_on_from_disk_as_it_does_in_memory(
         assert list(resumed.sums) == list(whole.sums)
         for name, value in whole.tensors().items():
             assert torch.equal(resumed.tensors()[name], value), f"{name}, step {number}"
+
+
+def test_a_folder_with_only_a_config_starts_and_may_stop_after_an_epoch(tmp_path: Path):
+    small = {"epochs": 2, "steps_per_epoch": 2, "batch_size": 8}
+    config = resolve(
+        {"method": "erm", "threads": 1, "crafted": "off", "train": small},
+        {"backbone": "digits-cnn-half", "pretrain": {"epochs": 0}, "evaluate_every": 1},
+    )
+    folders = [tmp_path / "stopped", tmp_path / "whole"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.toml").write_text(config.toml(), "utf-8")
+    assert run(["resume", str(folders[0]), "--stop-after", "1", "--quiet"], debug=False) == 0
+    assert not (folders[0] / "done.json").exists()
+    records = RunFolder(folders[0]).metrics.read()
+    assert {record["epoch"] for record in records} == {0, 1}
+    for folder in folders:
+        assert run(["resume", str(folder), "--quiet"], debug=False) == 0
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()

@@ -18,13 +18,16 @@ def resume(
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda, ...")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads", converter=whole_number)] = None,
     accept_new_data: Annotated[bool, Parameter(help="start anew if the data has changed")] = False,
+    stop_after: Annotated[
+        int | None, Parameter(help="save and stop after this epoch", converter=whole_number)
+    ] = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")] = False,
     plugin: Annotated[Path | None, PLUGIN] = None,
 ) -> None:
-    """Go on with a run that was stopped or killed; it ends as if it had not been.
+    """Continue a run that was stopped or killed. It ends as if it had not been.
 
     Args:
-        run: The run folder.
+        run: The run folder. It may hold only a `config.toml`: then the run starts.
     """
     from peerdg.cli.train import run_and_report
 
@@ -33,4 +36,6 @@ def resume(
     if plugin is not None:
         given["plugin"] = require_plugin(plugin).identity
     config = resolve(read_run_config(run), given)
-    run_and_report(config, run, "renew" if accept_new_data else "resume", quiet=quiet)
+    run_and_report(
+        config, run, "renew" if accept_new_data else "resume", quiet=quiet, stop_after=stop_after
+    )

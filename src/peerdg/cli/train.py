@@ -89,11 +89,20 @@ def run_and_report(
     quiet: bool,
     profile: bool = False,
     budget: TimeBudget | None = None,
+    stop_after: int | None = None,
 ) -> None:
     """Train into `out`, then say how it went and what to do with the result."""
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.", markup=False)
-    train_into(config, out, existing, quiet=quiet, profile=profile, budget=budget)
+    train_into(
+        config,
+        out,
+        existing,
+        quiet=quiet,
+        profile=profile,
+        budget=budget,
+        stop_after=stop_after,
+    )
     from peerdg.report.runs import read_run
     from peerdg.report.tables import final_table, profile_table
 
@@ -112,6 +121,7 @@ def train_into(
     label: str = "",
     profile: bool = False,
     budget: TimeBudget | None = None,
+    stop_after: int | None = None,
 ) -> None:
     """Train into the run folder `out`, showing progress unless `quiet`."""
     run = RunFolder.open(out, config, existing=existing)  # before torch: refusals are instant
@@ -121,7 +131,7 @@ def train_into(
 
         progress = Silent() if quiet else ConsoleProgress(error_console, label)
         try:
-            execute(config, run, progress, profile=profile, budget=budget)
+            execute(config, run, progress, profile=profile, budget=budget, stop_after=stop_after)
         finally:
             progress.close()
     finally:

@@ -34,10 +34,10 @@ MEASURING_SHARE = 0.05  # of the given minutes, to measure what fits into them
 MOST_MEASURING = 20.0  # seconds
 
 
-def phases_of(config: RunConfig) -> list[Phase]:
+def phases_of(config: RunConfig, stop_after: int | None = None) -> list[Phase]:
     """Pre-training, if there is any, and the main phase."""
     bf16 = config.precision == "bf16"
-    main = Phase("train", config.train, config.evaluate_every, bf16)
+    main = Phase("train", config.train, config.evaluate_every, bf16, stop_after)
     first = Phase("pretrain", config.pretrain, None, bf16)
     return [first, main] if config.pretrain.epochs else [main]
 

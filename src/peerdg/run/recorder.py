@@ -54,7 +54,7 @@ class Recorder:
             self._keep_snapshot(state)
         self._keep_model(state, records)
 
-    def stopped(self, state: TrainState, signal_number: int) -> NoReturn:
+    def stopped(self, state: TrainState, signal_number: int | None) -> NoReturn:
         """Keep the model so far if none was kept yet; then stop.
 
         Raises:

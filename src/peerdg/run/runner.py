@@ -90,6 +90,7 @@ def execute(
     model: nn.Module | None = None,
     profile: bool = False,
     budget: TimeBudget | None = None,
+    stop_after: int | None = None,
     same_data_as: RunFolder | None = None,
     same_fingerprints: Sequence[Mapping[str, str]] = (),
 ) -> Classifier:
@@ -104,6 +105,7 @@ def execute(
             `Classifier` becomes one with the classes of the data.
         profile: Measure where the time goes, and leave it in `profile.json`.
         budget: The time a new run may take; it decides the epochs, which the run folder keeps.
+        stop_after: Save and stop after this many epochs of the main phase.
         same_data_as: A run that this one is to be compared with, so that it must have its data.
         same_fingerprints: The fingerprints of the data of recorded runs that it is to be compared
             with.
@@ -138,7 +140,7 @@ def execute(
     progress.start_run(plan, costs, spent=spent)
     with _failures_recorded(run, checkpointer, recorder):
         with profiled(run.profile_file, parts.source.device) if profile else nullcontext():
-            method = _train(config, checkpointer, recorder, parts, progress)
+            method = _train(config, checkpointer, recorder, parts, progress, stop_after)
     progress.enter("finish")
     deployed = _deployed(config, method, parts.source.clean)
     finish(config, run, method, parts.splits, parts.source.size, time.perf_counter() - began)
@@ -335,7 +337,7 @@ def _failures_recorded(
         run.event("failure", message=error.message)
         raise
     except Stopped as stopped:
-        run.event("stop", signal=stopped.exit_code - 128, peak_memory=peak_memory())
+        run.event("stop", signal=stopped.signal_number, peak_memory=peak_memory())
         raise
     finally:
         try:
@@ -350,6 +352,7 @@ def _train(
     recorder: Recorder,
     parts: _Parts,
     progress: Progress,
+    stop_after: int | None,
 ) -> Method:
     """Run pre-training, then the method; a resumed run continues in the phase where it stopped."""
     source = parts.source
@@ -363,7 +366,7 @@ def _train(
             progress=progress,
             stop=stop,
         )
-        for phase in phases_of(config):
+        for phase in phases_of(config, stop_after):
             if checkpointer.is_past(phase.name):
                 continue
             seed = config.main_seed if phase.name == "train" else config.seed

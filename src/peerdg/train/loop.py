@@ -64,7 +64,7 @@ class Records(Protocol):
         Called while they still have the batch statistics used for evaluation.
         """
 
-    def stopped(self, state: TrainState, signal_number: int) -> NoReturn:
+    def stopped(self, state: TrainState, signal_number: int | None) -> NoReturn:
         """The state is saved; raise `Stopped`."""
 
 
@@ -119,12 +119,14 @@ class Phase:
         settings: Schedule and optimizer.
         evaluate_every: Epochs between evaluations; None for a phase that is not evaluated.
         bf16: Whether the loss is computed in bfloat16 where that is safe.
+        stop_after: Save and stop after this many epochs. None trains to the end.
     """
 
     name: str
     settings: PhaseSettings
     evaluate_every: int | None
     bf16: bool = False
+    stop_after: int | None = None
 
 
 def run_phase(
@@ -156,6 +158,9 @@ def run_phase(
     # Before the first epoch, or where a stop interrupted it.
     _evaluate_if_due(phase, state, services)
     while state.epoch < settings.epochs:
+        if phase.stop_after is not None and state.epoch >= phase.stop_after:
+            services.checkpoints.save(state, wait=True)
+            services.records.stopped(state, None)
         clock, before = time.perf_counter(), state.step  # steps of an earlier process
         lr = learning_rate(settings, state.epoch)
         started = training.start_epoch()
