@@ -37,8 +37,8 @@ TINY = (
 )
 OBJECTIVES = {
     "ada": "--ada.k 2 --ada.steps 3 --ada.rate 20",
-    "advst": "--advst.k 2 --advst.steps 3 --advst.batch-size 10 --advst.head-dim 8 "
-    "--advst.eta-min 0.1",
+    "advst": "--advst.every 1 --advst.k 2 --advst.steps 3 --advst.batch-size 10 "
+    "--advst.head-dim 8 --advst.eta-min 0.1",
     "augmix": "",
     "barlow-twins": "--barlow-twins.k 2",
     "erm": "",
@@ -353,6 +353,7 @@ def main() -> int:
     parser.add_argument("facts", type=Path, help="JSON file to compare with or to record in")
     parser.add_argument("cases", nargs="*", help="names of cases; default: all")
     parser.add_argument("--tree", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--missing", action="store_true", help="only record what is missing")
     parser.add_argument("--data", type=Path, help="folder with the real digits and PACS")
     given = parser.parse_args()
     known: Facts = json.loads(given.facts.read_text()) if given.facts.exists() else {}
@@ -360,7 +361,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         net = Net(given.tree.resolve(), Path(folder), given.data)
         for name, case in cases(net).items():
-            if given.cases and name not in given.cases:
+            if (given.cases and name not in given.cases) or (given.missing and name in known):
                 continue
             try:
                 facts = json.loads(json.dumps(case()).replace(folder, "FOLDER"))

@@ -73,9 +73,9 @@ def requirements() -> dict[str, tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("name", FIRST_SOUND)
-def test_the_floor_admits_no_release_with_a_published_vulnerability(name):
-    assert requirements()[name] >= release(FIRST_SOUND[name])
+def test_the_floor_admits_no_release_with_a_published_vulnerability():
+    floors = requirements()
+    assert [name for name in FIRST_SOUND if floors[name] < release(FIRST_SOUND[name])] == []
 
 
 def test_every_pinned_version_is_allowed_and_every_floor_is_pinned():
@@ -85,9 +85,3 @@ def test_every_pinned_version_is_allowed_and_every_floor_is_pinned():
     for name, floor in requirements().items():
         assert name in pinned, name
         assert pinned[name] >= floor, name
-
-
-def test_every_floor_that_is_there_for_safety_has_its_reason_in_the_docs():
-    text = (ROOT / "docs/dependencies.md").read_text()
-    for name, floor in FIRST_SOUND.items():
-        assert re.search(rf"\| {name} ≥ {re.escape(floor)} \|", text), name

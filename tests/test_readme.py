@@ -58,13 +58,3 @@ def test_the_loop_of_the_averages_page_deploys_the_average():
     assert averaged is method.evaluated_networks["ema"]
     assert method.averages["ema"].count == 3
     assert not torch.equal(averaged.head.weight, method.trained.head.weight)
-
-
-def test_every_command_the_readme_names_exists():
-    from peerdg.cli.main import COMMANDS, DATA_COMMANDS
-
-    named = set(re.findall(r"`peerdg ([a-z]+)", README.read_text())) - {"data"}
-    assert named <= set(COMMANDS)
-    assert set(COMMANDS) <= named
-    for name in DATA_COMMANDS:
-        assert name in README.read_text()
