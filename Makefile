@@ -1,50 +1,60 @@
 # Two commands are all a new user needs: `make demo` and `make test`.
-# The environment is made once and made again only when its inputs change.
+# The environment is made once, and again only when its inputs change.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint mutants audit bench clean
+.PHONY: help demo test test-fast test-all lint format mutants audit bench clean
 
-demo: $(READY)
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(READY) ## Train ERM, RandAugment and PEER on the embedded digits and compare them
 	$(BIN)/peerdg demo
 
 # Two workers with one thread each: more threads than cores make torch wait for itself. Compiled
-# files are kept whatever the environment says, for the workers and the hundred processes they start.
+# files are kept whatever the environment says, for the workers and the processes they start.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2
 
-test: $(READY)
+test: $(READY) ## Run the tests
 	$(PYTEST) -m "not slow"
 
-test-all: $(READY)
+test-fast: $(READY) ## Run the tests that neither train runs nor start processes
+	$(PYTEST) -m "not slow and not runs"
+
+test-all: $(READY) ## Run all tests, also those that take minutes
 	$(PYTEST)
 
-lint: $(READY)
+lint: $(READY) ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Whether the tests notice mistakes: hundreds of them, one at a time; hours, and it can be resumed.
-mutants: $(READY)
+format: $(READY) ## Format the code and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+mutants: $(READY) ## Check that the tests notice mistakes (hours, can be resumed)
 	$(BIN)/python -m tests.mutants
 
 # Exit code 0: every pinned package was checked and none has a published vulnerability. 1: one has.
-# 2: the database of advisories could not be asked, so nothing is known.
-audit: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit
+# 2: the database of advisories could not be reached, so nothing is known.
+audit: $(READY) ## Look for published vulnerabilities of pinned packages
+	$(PIP) pip-audit
 	$(BIN)/python -m tests.audit
 
-bench: $(READY)
+bench: $(READY) ## Measure speed (nothing else should run)
 	$(BIN)/python -m benchmarks
 
-clean:
+clean: ## Remove the environment and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) "torch==2.13.0"
+	$(PIP) -e ".[dev]"
 	touch $@
