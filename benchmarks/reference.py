@@ -166,8 +166,8 @@ class Reference:
             h_bar, logits_bar = self.proxy(x_bar)
             with torch.no_grad():
                 h_task, _ = self.task(x)
-            regulariser = barlow_twins(self.head(h_task), self.head(h_bar))
-            loss = F.cross_entropy(logits, y) + F.cross_entropy(logits_bar, y) + W * regulariser
+            regularizer = barlow_twins(self.head(h_task), self.head(h_bar))
+            loss = F.cross_entropy(logits, y) + F.cross_entropy(logits_bar, y) + W * regularizer
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()

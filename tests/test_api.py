@@ -50,7 +50,7 @@ def test_fit_reports_accuracy_of_proxy_and_task_on_every_domain(run):
 def test_the_records_name_losses_policies_and_evaluations(run):
     epochs = [r for r in run.records if r["kind"] == "epoch" and r["phase"] == "train"]
     assert [r["epoch"] for r in epochs] == [1, 2]
-    assert {"loss", "ce_clean", "ce_augmented", "regulariser", "policy", "snapshots"} <= set(
+    assert {"loss", "ce_clean", "ce_augmented", "regularizer", "policy", "snapshots"} <= set(
         epochs[0]
     )
     evaluated = {r["epoch"] for r in run.records if r["kind"] == "evaluation"}

@@ -21,7 +21,7 @@ def test_every_benchmark_can_be_run(name: str):
 
 
 def test_the_reference_is_the_same_method():
-    """Slower, not different: the network and the regulariser are ours."""
+    """Slower, not different: the network and the regularizer are ours."""
     z_a, z_b = torch.randn(32, 8, dtype=torch.float64), torch.randn(32, 8, dtype=torch.float64)
     expected = barlow_twins(z_a, z_b, lam=reference.LAM)
     assert float(reference.barlow_twins(z_a, z_b)) == pytest.approx(float(expected), rel=1e-4)

@@ -32,6 +32,7 @@ def option(
     part_of: str | None = None,
     names_model: bool = False,
     is_place: bool = False,
+    formerly: str | None = None,
 ) -> Any:
     """A dataclass field with its help text and the range it must lie in.
 
@@ -49,10 +50,11 @@ def option(
             fingerprint of it.
         is_place: Whether its value says only where files are, so that neither records nor
             comparisons of runs have it.
+        formerly: Old name of the option, still accepted.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "limits": limits, "announced": announced, "part_of": part_of}
-    metadata |= {"names_model": names_model, "is_place": is_place}
+    metadata |= {"names_model": names_model, "is_place": is_place, "formerly": formerly}
     return field(default=default, metadata=metadata)
 
 
@@ -80,8 +82,12 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     """
     hints = get_type_hints(cls)
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    renamed = {
+        f.metadata["formerly"]: name for name, f in known.items() if "formerly" in f.metadata
+    }
     checked = {}
     for key, value in values.items():
+        key = renamed.get(key, key)
         name = f"{where}.{key}".lstrip(".")
         if key not in known:
             raise ConfigError(f"Unknown option '{name}'.", hint=suggest(key, known, where))

@@ -47,7 +47,7 @@ TYPOS = {
     "methods pere": (["methods", "pere"], "'peer'"),
     "--budget qick": (["train", "digits-mini", "--budget", "qick"], "'quick'"),
     # values
-    "--peer.regulariser barlow": (["train", "digits-mini", "--peer.regulariser", "barlow"],
+    "--peer.regularizer barlow": (["train", "digits-mini", "--peer.regularizer", "barlow"],
                                   "barlow-twins"),
     "--train.optimizer adamw": (["train", "digits-mini", "--train.optimizer", "adamw"], "adam"),
     "--peer.views clean-aug": (["train", "digits-mini", "--peer.views", "clean-agu"], "clean_aug"),

@@ -43,10 +43,10 @@ def test_its_loss_is_the_equation_written_out():
     x_bar = method.augment(x, BATCH.generator())
     z, z_bar = (method.projection(method.model.features(view)) for view in (x, x_bar))
     ce, ce_bar = (F.cross_entropy(method.model(view), y) for view in (x, x_bar))
-    regulariser = cross_correlation_loss(z, z_bar, lam=0.01)
+    regularizer = cross_correlation_loss(z, z_bar, lam=0.01)
     terms = method.loss(BATCH)
-    torch.testing.assert_close(terms["loss"], ce + ce_bar + 0.7 * regulariser)
-    torch.testing.assert_close(terms["regulariser"], regulariser.detach())
+    torch.testing.assert_close(terms["loss"], ce + ce_bar + 0.7 * regularizer)
+    torch.testing.assert_close(terms["regularizer"], regularizer.detach())
     torch.testing.assert_close(terms["ce_clean"], ce.detach())
     torch.testing.assert_close(terms["ce_augmented"], ce_bar.detach())
 
@@ -77,23 +77,23 @@ def test_gradients_flow_through_both_views():
 
 
 def test_info_nce_compares_the_views_of_the_same_image():
-    method = make(regulariser="info-nce", tau=0.5)
+    method = make(regularizer="info-nce", tau=0.5)
     method.start_epoch(0)
     x_bar = method.augment(BATCH.images, BATCH.generator())
     z, z_bar = (method.projection(method.model.features(v)) for v in (BATCH.images, x_bar))
     expected = info_nce(z_bar, z, tau=0.5)
-    torch.testing.assert_close(method.loss(BATCH)["regulariser"], expected.detach())
+    torch.testing.assert_close(method.loss(BATCH)["regularizer"], expected.detach())
 
 
-def test_without_its_regulariser_it_is_randaugment():
-    method = make(regulariser="none")
+def test_without_its_regularizer_it_is_randaugment():
+    method = make(regularizer="none")
     baseline = AugmentedERM(tiny_classifier(), RandAugSettings(k=10), augment=Policy(seed=3))
     for each in (method, baseline):
         each.start_epoch(0)
     terms = method.loss(BATCH)
     assert torch.equal(terms["loss"], baseline.loss(BATCH)["loss"])
-    assert "regulariser" not in terms
-    assert Settings(regulariser="none").is_baseline
+    assert "regularizer" not in terms
+    assert Settings(regularizer="none").is_baseline
     assert not Settings().is_baseline
 
 

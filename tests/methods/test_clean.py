@@ -198,7 +198,7 @@ def test_the_rows_of_a_list_of_batches_are_not_the_rows_of_the_training_set():
         method.start_epoch(0)
         rows = torch.arange(8)
         batch = Batch(SOURCE.images[rows], SOURCE.labels[rows], index=rows, seed=1)
-        losses.append(method.loss(batch)["regulariser"])
+        losses.append(method.loss(batch)["regularizer"])
     assert torch.equal(*losses)
 
 

@@ -55,8 +55,8 @@ def by_finite_differences(peer: PEER, batch: Batch, which: int) -> float:
             kept, values = float(flat[place]), []
             for step in (1e-6, -1e-6):
                 flat[place] = kept + step
-                ce, ce_bar, regulariser = peer._terms(batch)
-                values.append(float((ce + ce_bar, regulariser)[which].detach()))
+                ce, ce_bar, regularizer = peer._terms(batch)
+                values.append(float((ce + ce_bar, regularizer)[which].detach()))
             flat[place] = kept
             total += ((values[0] - values[1]) / 2e-6) ** 2
     return total**0.5
@@ -67,17 +67,17 @@ def test_the_recorded_norms_equal_finite_differences():
     recorded = peer.start_epoch(0)["gradients"]
     expected = [by_finite_differences(peer, probe(), which) for which in (0, 1)]
     assert recorded["cross_entropy"] == pytest.approx(expected[0], rel=1e-4)
-    assert recorded["regulariser"] == pytest.approx(0.5 * expected[1], rel=1e-4)
+    assert recorded["regularizer"] == pytest.approx(0.5 * expected[1], rel=1e-4)
 
 
-def test_with_scale_gradient_the_regulariser_pulls_w_times_as_much_as_cross_entropy():
+def test_with_scale_gradient_the_regularizer_pulls_w_times_as_much_as_cross_entropy():
     peer = make(scale="gradient", w=0.3)
     recorded = peer.start_epoch(0)["gradients"]
-    assert recorded["regulariser"] == pytest.approx(0.3 * recorded["cross_entropy"], rel=1e-5)
+    assert recorded["regularizer"] == pytest.approx(0.3 * recorded["cross_entropy"], rel=1e-5)
     ce, ce_bar, _ = peer._terms(probe())
     weighted = peer.loss(probe())["loss"] - ce - ce_bar
     pull = gradient_norm(weighted, peer.proxy.encoder)
-    assert float(pull) == pytest.approx(recorded["regulariser"], rel=1e-3)
+    assert float(pull) == pytest.approx(recorded["regularizer"], rel=1e-3)
 
 
 def test_scale_mean_divides_by_the_outputs_of_the_head():
@@ -87,16 +87,16 @@ def test_scale_mean_divides_by_the_outputs_of_the_head():
         for scale, t in terms.items()
     }
     assert extra["mean"] == pytest.approx(extra["sum"] / 4, rel=1e-4)
-    assert float(terms["mean"]["regulariser"]) == float(terms["sum"]["regulariser"])
+    assert float(terms["mean"]["regularizer"]) == float(terms["sum"]["regularizer"])
 
 
-def test_the_recorded_regulariser_is_barlow_twins_whatever_its_scale():
+def test_the_recorded_regularizer_is_barlow_twins_whatever_its_scale():
     peer = make(scale="gradient", w=0.3, head="none", augment=False)
     peer.start_epoch(0)
     batch = probe()
     h = peer.proxy.features(batch.images)
     expected = barlow_twins(peer.task.features(batch.images), h, lam=0.005)
-    torch.testing.assert_close(peer.loss(batch)["regulariser"], expected.detach())
+    torch.testing.assert_close(peer.loss(batch)["regularizer"], expected.detach())
     ce = F.cross_entropy(peer.proxy(batch.images), batch.labels)
     torch.testing.assert_close(peer.loss(batch)["ce_clean"], ce.detach())
 
@@ -144,7 +144,7 @@ def test_a_run_trains_the_same_whether_it_measures_or_not(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scale": "mean", "regulariser": "info-nce"}, "mean already"),
+        ({"scale": "mean", "regularizer": "info-nce"}, "mean already"),
         ({"scale": "gradient", "gradient_images": 1}, "gradient_images is 1"),
     ],
 )

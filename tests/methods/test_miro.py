@@ -91,8 +91,8 @@ def test_the_first_loss_is_cross_entropy_and_the_entropy_of_the_variances():
     terms = MIRO(model, size=SIZE).loss(batches()[0])
     ce = F.cross_entropy(model(SOURCE.images[:8]), SOURCE.labels[:8])
     torch.testing.assert_close(terms["ce_clean"], ce.detach())
-    torch.testing.assert_close(terms["regulariser"], torch.tensor(2 * math.log(0.1) / 2))
-    torch.testing.assert_close(terms["loss"], ce + 0.1 * terms["regulariser"])
+    torch.testing.assert_close(terms["regularizer"], torch.tensor(2 * math.log(0.1) / 2))
+    torch.testing.assert_close(terms["loss"], ce + 0.1 * terms["regularizer"])
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -115,10 +115,10 @@ def test_the_loss_is_its_equation_written_out(views, batch_norm):
         for f, target, variance in zip(layers, targets, method.variances, strict=True):
             v = torch.log1p(variance.b.exp()) + 1e-5
             total = total + 0.5 * ((f - target) ** 2 / v + v.log()).mean()
-    torch.testing.assert_close(terms["regulariser"], total.detach())
+    torch.testing.assert_close(terms["regularizer"], total.detach())
     torch.testing.assert_close(terms["loss"], sum(ce) + 0.3 * total)
     names = ("ce_clean", "ce_augmented")[: len(ce)]
-    assert list(terms) == ["loss", *names, "regulariser"]
+    assert list(terms) == ["loss", *names, "regularizer"]
     for name, value in zip(names, ce, strict=True):
         torch.testing.assert_close(terms[name], value.detach())
 
@@ -223,7 +223,7 @@ def test_training_equals_a_plain_loop():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_strong_regulariser_keeps_features_near_the_oracles():
+def test_a_strong_regularizer_keeps_features_near_the_oracles():
     distances = []
     for lam in (0.0, 10.0):
         method = MIRO(tiny_classifier(), Settings(lam=lam), size=SIZE)
@@ -252,7 +252,7 @@ def test_named_layers_are_compared_in_place_of_the_stages():
     with torch.no_grad():
         f, target = (m.encoder.conv(x) for m in (method.model, method.oracle))
         expected = gaussian_term(f, target, method.variances[0]())
-    torch.testing.assert_close(method.loss(batch)["regulariser"], expected)
+    torch.testing.assert_close(method.loss(batch)["regularizer"], expected)
     with pytest.raises(ConfigError, match="no module 'cnov'"):
         MIRO(tiny_classifier(), Settings(layers=("cnov",)), size=SIZE)
 

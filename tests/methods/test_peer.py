@@ -100,7 +100,7 @@ def test_loss_is_equation_3_written_out():
     for name, view in (("ce_clean", x), ("ce_augmented", x_bar)):
         torch.testing.assert_close(terms[name], F.cross_entropy(peer.proxy(view), y).detach())
     assert abs(terms["ce_clean"] - terms["ce_augmented"]) > 1e-4
-    parts = terms["ce_clean"] + terms["ce_augmented"] + 0.7 * terms["regulariser"]
+    parts = terms["ce_clean"] + terms["ce_augmented"] + 0.7 * terms["regularizer"]
     torch.testing.assert_close(terms["loss"].detach(), parts)
 
 
@@ -134,14 +134,14 @@ def test_task_model_does_not_change_between_updates():
     assert not torch.equal(weights(peer.task), weights(make().task))
 
 
-def test_without_regulariser_equals_weight_zero_bit_for_bit():
-    with_zero, without = train(make(w=0.0)), train(make(regulariser="none"))
+def test_without_regularizer_equals_weight_zero_bit_for_bit():
+    with_zero, without = train(make(w=0.0)), train(make(regularizer="none"))
     assert torch.equal(weights(with_zero.proxy), weights(without.proxy))
     assert torch.equal(weights(with_zero.task), weights(without.task))
 
 
-def test_the_proxy_without_regulariser_is_the_randaugment_baseline_bit_for_bit():
-    ensemble = train(make(regulariser="none"))
+def test_the_proxy_without_regularizer_is_the_randaugment_baseline_bit_for_bit():
+    ensemble = train(make(regularizer="none"))
     baseline = train(AugmentedERM(tiny_classifier(), RandAugSettings(k=2), augment=Policy(seed=3)))
     assert torch.equal(weights(ensemble.proxy), weights(baseline.model))
 
@@ -242,7 +242,7 @@ def test_equal_models_and_views_have_no_on_diagonal_loss_at_the_start():
     peer = PEER(tiny_classifier(), Settings(augment=False, lam=0.0))
     terms = peer.loss(Batch(SOURCE.images, SOURCE.labels))
     # Epsilon alone keeps the 128 correlations below one.
-    assert 0 <= float(terms["regulariser"]) < 0.5
+    assert 0 <= float(terms["regularizer"]) < 0.5
 
 
 def test_without_averaging_the_task_model_is_the_latest_snapshot():
@@ -334,21 +334,21 @@ def test_views_decide_which_image_goes_to_which_model(views):
         "aug_clean": bt(x_bar, x),
         "both_same": bt(x, x) + bt(x_bar, x_bar),
     }[views]
-    torch.testing.assert_close(peer.loss(batch)["regulariser"], expected.detach())
+    torch.testing.assert_close(peer.loss(batch)["regularizer"], expected.detach())
 
 
 def test_info_nce_can_replace_barlow_twins():
     torch.manual_seed(0)
-    a, b = make(regulariser="info-nce"), make()
+    a, b = make(regularizer="info-nce"), make()
     batch = Batch(SOURCE.images[:16], SOURCE.labels[:16], seed=1)
-    assert a.loss(batch)["regulariser"] != b.loss(batch)["regulariser"]
+    assert a.loss(batch)["regularizer"] != b.loss(batch)["regularizer"]
     train(a)
     assert torch.isfinite(weights(a.proxy)).all()
 
 
 def test_info_nce_tells_the_proxys_augmented_image_from_the_task_models_clean_ones():
     """Written out: of each row, the softmax of cosines over the temperature at its own image."""
-    peer = make(regulariser="info-nce", tau=0.3)
+    peer = make(regularizer="info-nce", tau=0.3)
     with torch.no_grad():  # else both models are equal
         for p in peer.proxy.parameters():
             p.add_(torch.randn_like(p) / 4)
@@ -361,7 +361,7 @@ def test_info_nce_tells_the_proxys_augmented_image_from_the_task_models_clean_on
     for i in range(6):
         cosines = torch.stack([F.cosine_similarity(z_p[i], z_f[j], dim=0) for j in range(6)])
         expected = expected - (cosines[i] / 0.3 - torch.logsumexp(cosines / 0.3, 0)) / 6
-    torch.testing.assert_close(peer.loss(batch)["regulariser"], expected.detach())
+    torch.testing.assert_close(peer.loss(batch)["regularizer"], expected.detach())
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -385,8 +385,8 @@ def test_without_augmentation_no_policy_is_recorded():
 def test_views_are_normalised_separately_with_batch_normalisation_unless_joined():
     images = SOURCE.images[:16]
     batch = Batch(images, SOURCE.labels[:16], seed=1)
-    apart = make(batch_norm=True, clean=CLEAN, regulariser="none")
-    joint = make(batch_norm=True, clean=CLEAN, regulariser="none", joint_views=True)
+    apart = make(batch_norm=True, clean=CLEAN, regularizer="none")
+    joint = make(batch_norm=True, clean=CLEAN, regularizer="none", joint_views=True)
     apart.train(), joint.train()
     separate = F.cross_entropy(copy.deepcopy(apart.proxy)(images), batch.labels)
     torch.testing.assert_close(apart.loss(batch)["ce_clean"], separate.detach())

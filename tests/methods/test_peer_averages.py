@@ -74,20 +74,20 @@ def test_without_averaging_the_task_model_is_the_latest_snapshot():
 
 
 @pytest.mark.parametrize("recipe", ["peer-ema", "peer-sma", "peer-no-average"])
-def test_each_regularises_by_its_own_task_model(recipe: str):
+def test_each_regularizes_by_its_own_task_model(recipe: str):
     peer = make(recipe)
     trajectory(peer, 3)
     peer.start_epoch(3)
     batch = SOURCE.batch(torch.arange(8), seed=1, key=("train", 3, 0))
     x_bar = peer.augment(batch.images, batch.generator())
-    peer.eval()  # R's batch normalisation has state; the regulariser is compared without it
+    peer.eval()  # R's batch normalisation has state; the regularizer is compared without it
     expected = barlow_twins(
         peer.projection(peer.task.features(batch.images)),
         peer.projection(peer.proxy.features(x_bar)),
         lam=0.01,
     )
     terms = peer.loss(batch)
-    torch.testing.assert_close(terms["regulariser"], expected.detach())
+    torch.testing.assert_close(terms["regularizer"], expected.detach())
     total = terms["ce_clean"] + terms["ce_augmented"] + 0.7 * expected
     torch.testing.assert_close(terms["loss"], total)
     assert (peer.deployed_name, peer.networks["task"]) == ("task", peer.task)

@@ -73,11 +73,11 @@ def test_its_loss_is_the_equation_written_out(adapter: str, views: str):
     pairs = {"clean_aug": [("x", "x_bar")], "aug_clean": [("x_bar", "x")],
              "both_same": [("x", "x"), ("x_bar", "x_bar")]}[views]  # fmt: skip
     project = method.projection
-    regulariser = sum(barlow_twins(project(guided[a]), project(own[b]), lam=0.01) for a, b in pairs)
+    regularizer = sum(barlow_twins(project(guided[a]), project(own[b]), lam=0.01) for a, b in pairs)
     ce, ce_bar = F.cross_entropy(method.student(x), y), F.cross_entropy(method.student(x_bar), y)
     terms = method.loss(BATCH)
-    torch.testing.assert_close(terms["loss"], ce + ce_bar + 0.7 * regulariser)
-    torch.testing.assert_close(terms["regulariser"], regulariser.detach())
+    torch.testing.assert_close(terms["loss"], ce + ce_bar + 0.7 * regularizer)
+    torch.testing.assert_close(terms["regularizer"], regularizer.detach())
     torch.testing.assert_close(terms["ce_clean"], ce.detach())
     torch.testing.assert_close(terms["ce_augmented"], ce_bar.detach())
 
@@ -242,11 +242,11 @@ def test_the_policy_changes_every_k_epochs():
     assert policies[0] == policies[1] != policies[2] == policies[3]
 
 
-def test_without_its_regulariser_no_teacher_is_asked():
-    method = started(wide(), regulariser="none")
+def test_without_its_regularizer_no_teacher_is_asked():
+    method = started(wide(), regularizer="none")
     method.teacher.encoder.conv.weight.data.fill_(float("nan"))
     assert method.loss(BATCH)["loss"].isfinite()
-    assert Settings(regulariser="none").is_baseline
+    assert Settings(regularizer="none").is_baseline
 
 
 def test_only_a_teacher_from_elsewhere_makes_it_an_oracle():

@@ -168,36 +168,36 @@ def test_the_length_of_epochs_is_an_option_of_methods_that_make_images_only():
 
 
 @pytest.mark.parametrize("option", [{"k": 3}, {"average": False}, {"bn": "copy"}])
-def test_the_regulariser_is_not_judged_where_another_option_of_peer_differs(option):
-    runs = [made(), made(shift=-5, peer={"regulariser": "none", **option})]
+def test_the_regularizer_is_not_judged_where_another_option_of_peer_differs(option):
+    runs = [made(), made(shift=-5, peer={"regularizer": "none", **option})]
     (sentence,) = points(*runs)
     assert sentence.endswith(f"they also differ in peer.{next(iter(option))}.")
     assert "pay" not in sentence
 
 
-def test_options_of_the_regulariser_may_differ_from_those_of_p_ens():
-    without = {"regulariser": "none", "w": 0.0, "lam": 1.0, "tau": 1.0, "head_dim": 4}
+def test_options_of_the_regularizer_may_differ_from_those_of_p_ens():
+    without = {"regularizer": "none", "w": 0.0, "lam": 1.0, "tau": 1.0, "head_dim": 4}
     (sentence,) = points(made(), made(shift=-5, peer=without))
-    assert sentence.endswith("one seed; whether the regulariser pays at this budget is not shown.")
+    assert sentence.endswith("one seed; whether the regularizer pays at this budget is not shown.")
 
 
 @pytest.mark.parametrize(
     ("shifts", "end"),
     [
         ((-5, -3, -4, -1, -2), "peer is 3.0 points above p-ens on the target mean; at this budget "
-                               "the regulariser pays in accuracy."),
+                               "the regularizer pays in accuracy."),
         ((25, 23, 24), "peer is 24.0 points below p-ens on the target mean; at this budget the "
-                       "regulariser does not pay in accuracy."),
+                       "regularizer does not pay in accuracy."),
         ((5, 3, 1), "peer and p-ens are not told apart by 3 seeds on the target mean (-3.0 points; "
-                    "single seeds from -5.0 to -1.0); whether the regulariser pays at this budget "
+                    "single seeds from -5.0 to -1.0); whether the regularizer pays at this budget "
                     "is not shown."),
         ((-5, 1), "peer and p-ens are not told apart by 2 seeds on the target mean (+2.0 points; "
-                  "single seeds from -1.0 to +5.0); whether the regulariser pays at this budget is "
+                  "single seeds from -1.0 to +5.0); whether the regularizer pays at this budget is "
                   "not shown."),
     ],
 )  # fmt: skip
-def test_it_takes_more_than_chance_to_say_what_the_regulariser_does(shifts, end):
-    without = {"regulariser": "none"}
+def test_it_takes_more_than_chance_to_say_what_the_regularizer_does(shifts, end):
+    without = {"regularizer": "none"}
     runs = [made(seed=n) for n in range(len(shifts))]
     runs += [made(seed=n, shift=shift, peer=without) for n, shift in enumerate(shifts)]
     (sentence,) = points(*runs)
@@ -205,8 +205,8 @@ def test_it_takes_more_than_chance_to_say_what_the_regulariser_does(shifts, end)
 
 
 def test_a_seed_that_only_one_of_two_has_is_not_compared():
-    """Seed 1 of P-ENS failed: that PEER is poor there says nothing about the regulariser."""
-    without = {"regulariser": "none"}
+    """Seed 1 of P-ENS failed: that PEER is poor there says nothing about the regularizer."""
+    without = {"regularizer": "none"}
     runs = [made(), made(seed=1, shift=-40), made(shift=-5, peer=without)]
     (sentence,) = points(*runs)
     assert "peer is 5.0 points above p-ens on the target mean in one seed" in sentence
@@ -214,7 +214,7 @@ def test_a_seed_that_only_one_of_two_has_is_not_compared():
 
 
 def test_of_many_variants_only_those_are_compared_that_differ_in_one_thing():
-    few = [made("erm", shift=-9), made(shift=-5, peer={"regulariser": "none", "k": 3}), made()]
+    few = [made("erm", shift=-9), made(shift=-5, peer={"regularizer": "none", "k": 3}), made()]
     assert any("also differ" in sentence for sentence in points(*few))
     many = [made("erm", shift=-9 - n, train={"lr": 0.1 * n + 0.1}) for n in range(7)]
     assert len(points(*many, *few[1:])) < len(points(*few))
@@ -222,7 +222,7 @@ def test_of_many_variants_only_those_are_compared_that_differ_in_one_thing():
 
 
 def test_of_several_periods_p_ens_is_compared_with_its_own():
-    runs = [made(), made(peer={"k": 3}), made(shift=-5, peer={"k": 3, "regulariser": "none"})]
+    runs = [made(), made(peer={"k": 3}), made(shift=-5, peer={"k": 3, "regularizer": "none"})]
     (sentence,) = points(*runs)
     assert "peer k=3 is 5.0 points above p-ens" in sentence
 
@@ -237,11 +237,11 @@ def recipe(*, shift: float = 0.0, **options: Any) -> RunResult:
     return replace(usual, records=[*usual.records, *average])
 
 
-def test_the_regulariser_is_judged_by_the_recipe_that_lacks_it():
+def test_the_regularizer_is_judged_by_the_recipe_that_lacks_it():
     (sentence,) = points(made(), recipe(shift=-5))
     assert sentence == (
-        "PEER against augmentation with averaging, without regulariser: peer is 5.0 points above "
-        "p-ens on the target mean in one seed; whether the regulariser pays at this budget is not "
+        "PEER against augmentation with averaging, without regularizer: peer is 5.0 points above "
+        "p-ens on the target mean in one seed; whether the regularizer pays at this budget is not "
         "shown."
     )
 
@@ -254,7 +254,7 @@ def test_the_regulariser_is_judged_by_the_recipe_that_lacks_it():
         ({"average": {"kind": ["ema"]}, "recipe": "ema"}, "average.kind"),
     ],
 )
-def test_the_regulariser_is_not_judged_where_the_averages_differ(options, called):
+def test_the_regularizer_is_not_judged_where_the_averages_differ(options, called):
     (sentence,) = points(made(), recipe(shift=-5, **options))
     assert sentence.endswith(f"they also differ in {called}.")
     assert "pay" not in sentence

@@ -91,7 +91,7 @@ def hostile_runs(name: str) -> list[RunResult]:
         config = with_texts(original.config, lambda _: name)
         config["other"] = {name: name, "w": original.config["peer"]["w"]}
         config["method"] = "peer" if len(made) < 2 else name
-        config[config["method"]] = {**config["peer"], "regulariser": "barlow-twins"}
+        config[config["method"]] = {**config["peer"], "regularizer": "barlow-twins"}
         records = copy.deepcopy(original.records)
         for record in records:
             if record["domain"] in ("art", "sketch"):

@@ -24,7 +24,7 @@ from tests.conftest import tiny_classifier, tiny_splits
 
 METHODS = {
     "erm": {"method": "erm"},
-    "p-ens": {"method": "peer", "peer": {"k": 1, "regulariser": "none"}},
+    "p-ens": {"method": "peer", "peer": {"k": 1, "regularizer": "none"}},
     "peer": {"method": "peer", "peer": {"k": 1}},
 }
 
@@ -113,7 +113,7 @@ def test_the_fluctuation_table_lists_every_observed_model(runs):
 def test_findings_follow_the_numbers_in_either_direction(runs):
     groups = by_variant(runs)
     mean = {n: np.mean([r.target_mean(r.deployed) for r in g]) for n, g in groups.items()}
-    sentence = next(s for s in findings(groups) if "without regulariser" in s)
+    sentence = next(s for s in findings(groups) if "without regularizer" in s)
     gain = mean["peer"] - mean["p-ens"]
     assert "peer and p-ens are not told apart by 2 seeds on the target mean" in sentence
     assert f"({gain:+.1f} points" in sentence
@@ -124,7 +124,7 @@ def test_findings_follow_the_numbers_in_either_direction(runs):
         ]
         for name, other in (("peer", "p-ens"), ("p-ens", "peer"))
     }
-    sentence = next(s for s in findings(swapped) if "without regulariser" in s)
+    sentence = next(s for s in findings(swapped) if "without regularizer" in s)
     assert f"({-gain:+.1f} points" in sentence
 
 
@@ -242,10 +242,10 @@ def test_runs_without_targets_have_a_page_without_figure(tmp_path):
 def test_gradients_are_compared_with_those_of_cross_entropy(runs):
     peers = [run for run in runs if run.method == "peer"]
     norms = [[r["gradients"] for r in run.records if "gradients" in r] for run in peers]
-    firsts = [n[0]["regulariser"] / n[0]["cross_entropy"] for n in norms]
+    firsts = [n[0]["regularizer"] / n[0]["cross_entropy"] for n in norms]
     table = gradients_table(runs)
     assert table is not None
-    assert [row[:2] for row in table.rows] == [["peer", "regulariser"]]
+    assert [row[:2] for row in table.rows] == [["peer", "regularizer"]]
     assert row_of(table, "peer")["first period"] == f"{sum(firsts) / 2:.3g}"
     assert "pulls at the encoder" in comparison_page(runs, title="x")
 

@@ -26,7 +26,7 @@ SERIES = {
 def run(seed: int, domains=tuple(SERIES), *, shift: float = 0.0, w: float = 2.0) -> RunResult:
     """A finished run of PEER; `shift` is added to every accuracy."""
     config = {
-        "method": "peer", "seed": seed, "peer": {"regulariser": "barlow-twins", "w": w, "k": 1},
+        "method": "peer", "seed": seed, "peer": {"regularizer": "barlow-twins", "w": w, "k": 1},
         "benchmark": "own-data", "backbone": "tiny", "budget": "quick", "evaluate_every": 1,
         "pretrain": {"epochs": 1},
         "train": {"epochs": 3, "batch_size": 8, "optimizer": "adam", "lr": 0.01},

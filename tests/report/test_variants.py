@@ -52,7 +52,7 @@ def test_three_variants_name_every_option_that_differs_anywhere():
 def test_methods_are_named_apart_from_each_other():
     erm = variant(method="erm", erm={})
     assert names(erm, variant(), variant(peer={"w": 0.1})) == ["erm", "peer w=2", "peer w=0.1"]
-    without = variant(peer={"regulariser": "none"})
+    without = variant(peer={"regularizer": "none"})
     assert names(without, variant()) == ["p-ens", "peer"]
 
 

@@ -19,7 +19,7 @@ from peerdg.terminal import Terminal
 
 CAPTURES = Path(__file__).parent / "captures"
 WIDTHS = (60, 80, 120)
-TERMS = {"loss": 1.5117, "ce_clean": 0.1991, "ce_augmented": 0.4072, "regulariser": 9.0604}
+TERMS = {"loss": 1.5117, "ce_clean": 0.1991, "ce_augmented": 0.4072, "regularizer": 9.0604}
 DIGITS = {"validation": 95.9, "street": 50.3, "mnist-m": 72.8, "syn": 41.6, "uci": 62.5}
 HOSTILE = (
     "\x1b]0;title\x07\x1b[31mred",

@@ -102,7 +102,7 @@ def test_bfloat16_trains_nearly_as_float32_and_keeps_float32_weights(tmp_path: P
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-def test_the_regulariser_is_computed_in_float32_under_bfloat16():
+def test_the_regularizer_is_computed_in_float32_under_bfloat16():
     """Its sums over a batch would lose most digits otherwise."""
     z_a, z_b = torch.randn(64, 16), torch.randn(64, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):

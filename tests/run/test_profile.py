@@ -20,7 +20,7 @@ def test_the_stages_of_a_run_add_up_to_its_time(tmp_path: Path):
     # In each of two epochs once for its three steps, and twice for the gradients of the terms.
     assert stages["augment"]["calls"] == 6
     assert stages["evaluation"]["calls"] == 3
-    assert {"batch", "forward", "regulariser", "regulator features", "optimizer", REST} <= {*stages}
+    assert {"batch", "forward", "regularizer", "regulator features", "optimizer", REST} <= {*stages}
 
 
 def test_a_profile_changes_nothing_that_is_computed(tmp_path: Path):

@@ -18,8 +18,8 @@ from tests.conftest import tiny_classifier, tiny_splits
 EPOCHS, STEPS = 3, 3  # 24 images in batches of 8; one epoch of pre-training before
 VARIANTS = [
     *((name, {}) for name in method_names()),
-    ("peer", {"regulariser": "none"}),
-    ("peer", {"regulariser": "info-nce", "average": False}),
+    ("peer", {"regularizer": "none"}),
+    ("peer", {"regularizer": "info-nce", "average": False}),
     ("peer", {"include_init": True, "views": "both_same"}),
     ("peer", {"reset_proxy": True, "head": "none"}),
     ("peer", {"transform": {"size": 10, "crop": (0.5, 1.0), "flip": 0.5}}),

@@ -198,8 +198,8 @@ class Plain:
             return terms
         with torch.no_grad():
             h_f = self.task.features(x)
-        regulariser = barlow_twins(self.head(h_f), self.head(h[len(x) :]))
-        return {**terms, "loss": ce + ce_bar + W * regulariser, "regulariser": regulariser}
+        regularizer = barlow_twins(self.head(h_f), self.head(h[len(x) :]))
+        return {**terms, "loss": ce + ce_bar + W * regularizer, "regularizer": regularizer}
 
     def end_epoch(self, done: int, *, last: int) -> None:
         if done % K == 0:

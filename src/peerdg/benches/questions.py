@@ -1,7 +1,7 @@
 """The questions of a study: pairs of its rows, compared with each other.
 
     [question]
-    "Does the regulariser add to averaging?" = [["peer", "p-ens"], ["peer-w2", "p-ens"]]
+    "Does the regularizer add to averaging?" = [["peer", "p-ens"], ["peer-w2", "p-ens"]]
     "More than without averaging?" = [[["peer", "p-ens"], ["peer-latest", "randaugment"]]]
 
 The table of a bench has differences to one reference. Most questions are about other pairs, and

@@ -26,8 +26,8 @@ def demo(
 ) -> None:
     """Train ERM, RandAugment and PEER on small digits with several seeds, and compare them.
 
-    RandAugment with averaging but without regulariser (P-ENS) comes from the same run as
-    RandAugment: it shows which part of PEER's gain is the regulariser's. Called again after Ctrl-C
+    RandAugment with averaging but without regularizer (P-ENS) comes from the same run as
+    RandAugment: it shows which part of PEER's gain is the regularizer's. Called again after Ctrl-C
     it goes on; after the end it starts anew.
 
     Args:

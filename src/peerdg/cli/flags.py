@@ -33,7 +33,13 @@ def _optional(cls: type[Any], name: str) -> type[Any]:
     hints = get_type_hints(cls)
     group = Group(f"Options: {name}", sort_key=10)
     made = [
-        _flag(f.name, hints[f.name], f"{f.metadata['help']} [{_shown(f.default)}]", group)
+        _flag(
+            f.name,
+            hints[f.name],
+            f"{f.metadata['help']} [{_shown(f.default)}]",
+            group,
+            alias=f.metadata["formerly"],
+        )
         for f in fields(cls)
     ]
     return _make(f"{name.title()}Flags", made)
@@ -45,13 +51,20 @@ def _make(name: str, made: list[Any]) -> type[Any]:
     return made_class
 
 
-def _flag(name: str, kind: Any, help: str, group: Group) -> tuple[str, Any, Any]:
+def _flag(
+    name: str, kind: Any, help: str, group: Group, alias: str | None = None
+) -> tuple[str, Any, Any]:
     """A dataclass field that becomes a flag, None unless given."""
     whole: Any = whole_number if kind in (int, int | None) else None
     if kind in (tuple[int, ...], tuple[int, ...] | None):
         whole = whole_numbers
     parameter = Parameter(
-        help=help, group=group, negative_none=(), negative_iterable=(), converter=whole
+        help=help,
+        group=group,
+        negative_none=(),
+        negative_iterable=(),
+        converter=whole,
+        alias=alias,
     )
     return name, Annotated[kind | None, parameter], field(default=None)
 

@@ -16,7 +16,7 @@ def barlow_twins(
     """Pull the cross-correlation of two feature batches towards the identity.
 
     Σ_i (1 - M_ii)² + λ Σ_{i≠j} M_ij², with M = (1/B) Ẑ_aᵀ Ẑ_b and each column of Ẑ standardised
-    over the batch: Zbontar et al., ICML 2021, and the regulariser of PEER. Sums, not means: the
+    over the batch: Zbontar et al., ICML 2021, and the regularizer of PEER. Sums, not means: the
     value grows with the dimension. A column that is constant in the batch standardises to zero and
     contributes (1 - 0)² without gradient, never NaN.
 

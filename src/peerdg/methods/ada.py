@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from peerdg.methods.ascent import Ascent, Bonus
+from peerdg.methods.ascent import Ascent, ExtraObjective
 from peerdg.methods.base import Batch, EpochResult, Terms
 from peerdg.methods.pool_method import PoolMethod
 from peerdg.methods.settings.ada import Settings
@@ -64,9 +64,9 @@ class ADA(PoolMethod[Settings]):
     @property
     def ascent(self) -> Ascent:
         """What makes an image harder for F as it is now."""
-        return Ascent(self.model, self.settings, self.chunks, self.bonus_for)
+        return Ascent(self.model, self.settings, self.chunks, self.make_extra_objective)
 
-    def bonus_for(self, x: Float[Tensor, "n 3 h w"]) -> Bonus | None:
+    def make_extra_objective(self, x: Float[Tensor, "n 3 h w"]) -> ExtraObjective | None:
         """A further term of the objective of images that start from x, for variants; here none."""
         return None
 

@@ -15,10 +15,10 @@ from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.work import Chunks
 from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
 
-Bonus = Callable[[Float[Tensor, "n 3 h w"], Float[Tensor, "n classes"]], Float[Tensor, ""]]
+ExtraObjective = Callable[[Float[Tensor, "n 3 h w"], Float[Tensor, "n classes"]], Float[Tensor, ""]]
 """What else images z ascend, given z and their logits; summed over images."""
 
-BonusFor = Callable[[Float[Tensor, "n 3 h w"]], Bonus | None]
+BonusFor = Callable[[Float[Tensor, "n 3 h w"]], ExtraObjective | None]
 """The bonus of images that start from x, if there is one."""
 
 
@@ -37,13 +37,13 @@ class Ascent:
         model: F, with the features H before its last layer.
         settings: Number and size of the steps, γ, and when pixels are clipped.
         chunks: Divides the work.
-        bonus_for: Gives the bonus for some images x.
+        make_extra_objective: Gives the bonus for some images x.
     """
 
     model: Classifier
     settings: AscentSettings
     chunks: Chunks
-    bonus_for: BonusFor
+    make_extra_objective: BonusFor
 
     def make(
         self, pool: TrainingPool, rows: Int64[Tensor, " n"]
@@ -88,7 +88,7 @@ class Ascent:
         self, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n 3 h w"]:
         """All steps of the ascent from images in [0, 1]."""
-        bonus = self.bonus_for(x)
+        bonus = self.make_extra_objective(x)
         with torch.no_grad():
             features = self.model.features(x)
         z = x
@@ -103,7 +103,7 @@ class Ascent:
         z: Float[Tensor, "n 3 h w"],
         features: Float[Tensor, "n dim"],
         labels: Int64[Tensor, " n"],
-        bonus: Bonus | None,
+        bonus: ExtraObjective | None,
     ) -> Float[Tensor, "n 3 h w"]:
         """Per-image gradients; the objective is summed, so they do not depend on the batch size."""
         z = z.detach().requires_grad_()

@@ -4,10 +4,10 @@ from typing import Any, Self
 
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
+from peerdg.methods.alignment import alignment_loss, build_projection, loss_terms
 from peerdg.methods.base import Batch, Method, RunContext, Terms
-from peerdg.methods.comparison import compare, loss_terms, projection_of
 from peerdg.methods.settings.barlow_twins import Settings
-from peerdg.methods.views import answer_both, augment_ahead
+from peerdg.methods.views import augment_ahead, forward_both
 from peerdg.models.classifier import Classifier
 
 
@@ -28,7 +28,7 @@ class BarlowTwins(Method):
         augment: G, re-drawn by `start_epoch`.
     """
 
-    divergence_hint = ", or the regulariser's weight (--barlow-twins.w)"
+    divergence_hint = ", or the regularizer's weight (--barlow-twins.w)"
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class BarlowTwins(Method):
         self.settings = settings or Settings()
         self.augment = augment or Policy()
         self.model = model
-        self.projection = projection_of(self.settings, model.feature_dim)
+        self.projection = build_projection(self.settings, model.feature_dim)
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
@@ -57,13 +57,13 @@ class BarlowTwins(Method):
         return augment_ahead(batches, self.augment)
 
     def loss(self, batch: Batch) -> Terms:
-        """Cross-entropy on both views and the weighted regulariser."""
+        """Cross-entropy on both views and the weighted regularizer."""
         joint = self.settings.joint_views
-        _, h, h_bar, ce, ce_bar = answer_both(self.model, batch, self.augment, joint=joint)
-        if self.settings.regulariser == "none":
+        _, h, h_bar, ce, ce_bar = forward_both(self.model, batch, self.augment, joint=joint)
+        if self.settings.regularizer == "none":
             return loss_terms(ce, ce_bar)
-        regulariser = compare(self.settings, self.projection, h, h_bar)
-        return loss_terms(ce, ce_bar, regulariser, w=self.settings.w)
+        regularizer = alignment_loss(self.settings, self.projection, h, h_bar)
+        return loss_terms(ce, ce_bar, regularizer, w=self.settings.w)
 
     @property
     def networks(self) -> dict[str, Classifier]:

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from peerdg.errors import ConfigError
-from peerdg.methods.ascent import Ascent, Bonus
+from peerdg.methods.ascent import Ascent, ExtraObjective
 from peerdg.methods.autoencoder import WAETraining, train_autoencoder
 from peerdg.methods.base import Batch, EpochResult, Terms
 from peerdg.methods.pool import TrainingPool
@@ -98,8 +98,8 @@ class MADA(PoolMethod[Settings]):
             if work == "auto-encoder":
                 loss = self._train(autoencoder)
             else:
-                bonus_for = partial(relaxation, autoencoder, beta=self.settings.beta)
-                ascent = Ascent(self.model, self.settings, self.chunks, bonus_for)
+                make_extra_objective = partial(relaxation, autoencoder, beta=self.settings.beta)
+                ascent = Ascent(self.model, self.settings, self.chunks, make_extra_objective)
                 add, records = ascent.make(self.pool, self._rows())
         return EpochResult({**records, "autoencoder_loss": loss}, new_images=add)
 
@@ -150,7 +150,7 @@ class MADA(PoolMethod[Settings]):
 
 def relaxation(
     autoencoder: WassersteinAutoEncoder, x: Float[Tensor, "n 3 h w"], *, beta: float
-) -> Bonus:
+) -> ExtraObjective:
     """β · mean[(V(z) - V(x))²] of each image: how far z is for the auto-encoder of its origin."""
     with torch.no_grad():
         start = autoencoder.reconstruct(x)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from peerdg.losses.entropy import entropy
 from peerdg.methods.ada import ADA
-from peerdg.methods.ascent import Bonus
+from peerdg.methods.ascent import ExtraObjective
 from peerdg.methods.base import Batch, Terms
 from peerdg.methods.settings.me_ada import Settings
 
@@ -45,6 +45,6 @@ class MEADA(ADA):
         loss = ce - self.settings.eta_min * uncertainty if self.settings.eta_min else ce
         return {"loss": loss, "ce": ce.detach(), "entropy": uncertainty.detach()}
 
-    def bonus_for(self, x: Float[Tensor, "n 3 h w"]) -> Bonus:
+    def make_extra_objective(self, x: Float[Tensor, "n 3 h w"]) -> ExtraObjective:
         """η times the entropy of each prediction."""
         return lambda z, logits: self.settings.eta * len(z) * entropy(logits)

@@ -1,4 +1,4 @@
-"""MIRO: mutual-information regularisation with a frozen copy of the initial network."""
+"""MIRO: mutual-information regularization with a frozen copy of the initial network."""
 
 import copy
 import math
@@ -39,7 +39,7 @@ class MIRO(Method):
 
     What the paper leaves open for a single source is a field of `Settings`:
 
-    - `views`: F learns clean images only; `"both"` adds the cross-entropy and the regulariser of
+    - `views`: F learns clean images only; `"both"` adds the cross-entropy and the regularizer of
       x̄ = G(x) to those of x, which with λ = 0 is the RandAugment baseline.
     - `layers`: stem and every stage, as `models.feature_maps.find_stages` finds them in any
       network; its docstring lists them for each backbone. If layers with parameters follow the
@@ -62,7 +62,7 @@ class MIRO(Method):
         ConfigError: If a named layer is not in the network, or the oracle is another network.
     """
 
-    divergence_hint = ", or the regulariser's weight (--miro.lam)"
+    divergence_hint = ", or the regularizer's weight (--miro.lam)"
 
     def __init__(
         self,
@@ -107,20 +107,20 @@ class MIRO(Method):
         return augment_ahead(batches, self.augment) if self.settings.augments else batches
 
     def loss(self, batch: Batch) -> Terms:
-        """Cross-entropy and weighted regulariser, summed over the trained views."""
+        """Cross-entropy and weighted regularizer, summed over the trained views."""
         x, y = batch.images, batch.labels
         views = [x, augmented_view(batch, self.augment)] if self.settings.augments else [x]
         with recorded(self.model, self.layers) as maps:
             logits = self._logits(views)
         ce = [F.cross_entropy(each, y) for each in logits]
-        regulariser = self._regulariser(maps, views)
+        regularizer = self._regularizer(maps, views)
         if self.settings.lam == 0:  # a gradient of zeros could change the last bits of the others
-            regulariser = regulariser.detach()
+            regularizer = regularizer.detach()
         terms = dict(
             zip(("ce_clean", "ce_augmented"), (each.detach() for each in ce), strict=False)
         )
-        loss = torch.stack(ce).sum() + self.settings.lam * regulariser
-        return {"loss": loss, **terms, "regulariser": regulariser.detach()}
+        loss = torch.stack(ce).sum() + self.settings.lam * regularizer
+        return {"loss": loss, **terms, "regularizer": regularizer.detach()}
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """With both views, use the policy of period `epoch // k`."""
@@ -145,8 +145,8 @@ class MIRO(Method):
         _, logits = both_views(self.model, *views, joint=False)
         return logits
 
-    @stage("regulariser")
-    def _regulariser(self, maps: dict[str, list[Tensor]], views: list[Tensor]) -> Tensor:
+    @stage("regularizer")
+    def _regularizer(self, maps: dict[str, list[Tensor]], views: list[Tensor]) -> Tensor:
         """Sum over layers and views of the Gaussian term."""
         with torch.no_grad(), recorded(self.oracle, self.layers) as targets:
             self.oracle.features(joined(views))

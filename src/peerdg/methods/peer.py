@@ -17,9 +17,9 @@ from peerdg.averages.base import Average
 from peerdg.averages.settings import SnapshotRule
 from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import ConfigError
+from peerdg.methods.alignment import alignment_to_frozen, build_projection, frozen_features
 from peerdg.methods.base import Batch, EpochResult, Method, RunContext, Terms
 from peerdg.methods.clean import Clean, CleanBatches, CleanImages, as_clean
-from peerdg.methods.comparison import compare_with_frozen, frozen_features, projection_of
 from peerdg.methods.features import FeatureTable
 from peerdg.methods.gradients import gradient_norm, probe_batch, unchanged_buffers
 from peerdg.methods.settings.peer import Settings
@@ -70,7 +70,7 @@ class PEER(Method):
 
     averages_used = 1
     own_deployed = "task"
-    divergence_hint = ", or the regulariser's weight (--peer.w)"
+    divergence_hint = ", or the regularizer's weight (--peer.w)"
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class PEER(Method):
         self.twin: Snapshots | None = None  # of the average, with other batch statistics
         if trained_statistics and has_batch_statistics(model) and _recalibrates(self.average):
             self.twin = self.average.twin(model, bn="average")
-        self.projection = projection_of(self.settings, model.feature_dim)
+        self.projection = build_projection(self.settings, model.feature_dim)
         self.table = FeatureTable()
         self.probe = probe
         if probe is None and self.settings.scale == "gradient":
@@ -121,13 +121,13 @@ class PEER(Method):
         return records | self._measured_pull(epoch)
 
     def loss(self, batch: Batch) -> Terms:
-        """Eq. (3): cross-entropy on both views and the weighted regulariser."""
-        ce, ce_bar, regulariser = self._terms(batch)
+        """Eq. (3): cross-entropy on both views and the weighted regularizer."""
+        ce, ce_bar, regularizer = self._terms(batch)
         terms = {"ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
         loss = ce + ce_bar
-        if regulariser is not None:
-            loss = loss + self.settings.w * self._scaled(regulariser)
-            terms["regulariser"] = regulariser.detach()
+        if regularizer is not None:
+            loss = loss + self.settings.w * self._scaled(regularizer)
+            terms["regularizer"] = regularizer.detach()
         return {"loss": loss, **terms}
 
     def _terms(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -137,9 +137,9 @@ class PEER(Method):
         joint = self.settings.joint_views
         (h, h_bar), (logits, logits_bar) = both_views(self.proxy, x, x_bar, joint=joint)
         ce, ce_bar = F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
-        if self.settings.regulariser == "none":
+        if self.settings.regularizer == "none":
             return ce, ce_bar, None
-        return ce, ce_bar, self._regulariser(batch, x_bar, h, h_bar)
+        return ce, ce_bar, self._regularizer(batch, x_bar, h, h_bar)
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ).
@@ -161,9 +161,9 @@ class PEER(Method):
         """F with the batch statistics that guide the proxy; see `networks` for the deployed one."""
         return self.average.model
 
-    def _regulariser(self, batch: Batch, x_bar: Tensor, h: Tensor, h_bar: Tensor) -> Tensor:
+    def _regularizer(self, batch: Batch, x_bar: Tensor, h: Tensor, h_bar: Tensor) -> Tensor:
         """BT or InfoNCE between the task model's and the proxy's projected features."""
-        return compare_with_frozen(
+        return alignment_to_frozen(
             self.settings,
             self.projection,
             h,
@@ -172,15 +172,15 @@ class PEER(Method):
             augmented=lambda: self._task_features(x_bar),
         )
 
-    def _scaled(self, regulariser: Tensor) -> Tensor:
-        """Scale the regulariser by `settings.scale`, without its weight w."""
+    def _scaled(self, regularizer: Tensor) -> Tensor:
+        """Scale the regularizer by `settings.scale`, without its weight w."""
         match self.settings.scale:
             case "sum":
-                return regulariser
+                return regularizer
             case "mean":
-                return regulariser / self._outputs
+                return regularizer / self._outputs
             case "gradient":
-                return regulariser * (self.pull[0] / self.pull[1].clamp_min(1e-12))
+                return regularizer * (self.pull[0] / self.pull[1].clamp_min(1e-12))
 
     @property
     def _outputs(self) -> int:
@@ -192,21 +192,21 @@ class PEER(Method):
 
         Nothing but the buffers changes by it, and only in epochs that begin a period.
         """
-        if self.probe is None or self.settings.regulariser == "none" or epoch % self.settings.k:
+        if self.probe is None or self.settings.regularizer == "none" or epoch % self.settings.k:
             return {}
         if int(self.pull_epoch) != epoch:
             with unchanged_buffers(self):
                 # A pass for each: a compiled network's graph can be used only once.
                 ce, ce_bar, _ = self._terms(self.probe)
                 ce_norm = gradient_norm(ce + ce_bar, self.proxy.encoder)
-                _, _, regulariser = self._terms(self.probe)
-                assert regulariser is not None  # noqa: S101  (it is switched on)
-                norm = gradient_norm(regulariser, self.proxy.encoder)
+                _, _, regularizer = self._terms(self.probe)
+                assert regularizer is not None  # noqa: S101  (it is switched on)
+                norm = gradient_norm(regularizer, self.proxy.encoder)
             self.pull.copy_(torch.stack((ce_norm, norm)))
             self.pull_epoch.fill_(epoch)
         ce_norm, norm = self.pull
         weighted = float(self.settings.w * self._scaled(norm))
-        return {"gradients": {"cross_entropy": float(ce_norm), "regulariser": weighted}}
+        return {"gradients": {"cross_entropy": float(ce_norm), "regularizer": weighted}}
 
     def _clean_features(self, batch: Batch) -> Tensor:
         """H_f(x), looked up if it was computed for this period."""
@@ -219,7 +219,7 @@ class PEER(Method):
     def _refresh_features(self) -> None:
         """Compute H_f(x) of all clean images once per update of F, between which it is constant."""
         wanted = self.settings.cache_features and self.settings.views != "aug_clean"
-        if not wanted or self.settings.regulariser == "none":
+        if not wanted or self.settings.regularizer == "none":
             return
         if self.average.updates_every_step:
             return

@@ -13,7 +13,7 @@ from peerdg.models.classifier import Classifier
 class AugmentedERM(Method):
     """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), G re-drawn every k epochs.
 
-    The same loss and schedule as PEER's proxy without the regulariser. The paper does not say
+    The same loss and schedule as PEER's proxy without the regularizer. The paper does not say
     whether its row re-draws the policy; give `Policy.named("fixed")` for the other reading.
 
     Args:

@@ -61,7 +61,7 @@ ALL_SNAPSHOTS = {"average": {"start": 0, "last": None}}
 
 RECIPES = {
     "p-ens": Recipe(
-        "RandAugment, deployed as the mean of its snapshots: PEER without its regulariser",
+        "RandAugment, deployed as the mean of its snapshots: PEER without its regularizer",
         method="randaugment",
         average="snapshots",
         unchanged=ALL_SNAPSHOTS,

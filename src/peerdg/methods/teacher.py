@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
-from peerdg.methods.base import Batch, Method, RunContext, Terms
-from peerdg.methods.clean import Clean, CleanImages, as_clean
-from peerdg.methods.comparison import (
-    compare_with_frozen,
+from peerdg.methods.alignment import (
+    alignment_to_frozen,
+    build_projection,
     frozen_features,
     loss_terms,
-    projection_of,
 )
+from peerdg.methods.base import Batch, Method, RunContext, Terms
+from peerdg.methods.clean import Clean, CleanImages, as_clean
 from peerdg.methods.features import FeatureTable
 from peerdg.methods.settings.teacher import Settings
-from peerdg.methods.views import answer_both, augment_ahead
+from peerdg.methods.views import augment_ahead, forward_both
 from peerdg.models.classifier import Classifier
 
 ADAPTER_BATCH = 128  # images in a step of the adapter's fit
@@ -61,7 +61,7 @@ class Teacher(Method):
 
     fitted: Tensor
 
-    divergence_hint = ", or the regulariser's weight (--teacher.w)"
+    divergence_hint = ", or the regularizer's weight (--teacher.w)"
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Teacher(Method):
         self.student = model
         self.teacher = (teacher or copy.deepcopy(model)).requires_grad_(False).eval()
         self.clean = as_clean(clean)
-        self.projection = projection_of(self.settings, model.feature_dim)
+        self.projection = build_projection(self.settings, model.feature_dim)
         self.adapter = _adapter(self.settings, self.teacher.feature_dim, model.feature_dim)
         self.register_buffer("fitted", torch.tensor(not self._is_fitted_first))
         if self._is_fitted_first and not (
@@ -113,7 +113,7 @@ class Teacher(Method):
         if not self.fitted:
             self._fit_adapter()
         wanted = self.settings.cache_features and self.settings.views != "aug_clean"
-        if wanted and self.settings.regulariser != "none" and isinstance(self.clean, CleanImages):
+        if wanted and self.settings.regularizer != "none" and isinstance(self.clean, CleanImages):
             self.table.refresh(0, self.clean, self._teacher_features)
         return {"policy": self.augment.redraw(epoch // self.settings.k)}
 
@@ -122,12 +122,12 @@ class Teacher(Method):
         return augment_ahead(batches, self.augment)
 
     def loss(self, batch: Batch) -> Terms:
-        """Cross-entropy on both views and the weighted regulariser."""
+        """Cross-entropy on both views and the weighted regularizer."""
         joint = self.settings.joint_views
-        x_bar, h, h_bar, ce, ce_bar = answer_both(self.student, batch, self.augment, joint=joint)
-        if self.settings.regulariser == "none":
+        x_bar, h, h_bar, ce, ce_bar = forward_both(self.student, batch, self.augment, joint=joint)
+        if self.settings.regularizer == "none":
             return loss_terms(ce, ce_bar)
-        regulariser = compare_with_frozen(
+        regularizer = alignment_to_frozen(
             self.settings,
             self.projection,
             h,
@@ -135,7 +135,7 @@ class Teacher(Method):
             clean=lambda: self.adapter(self._clean_features(batch)),
             augmented=lambda: self.adapter(self._teacher_features(x_bar)),
         )
-        return loss_terms(ce, ce_bar, regulariser, w=self.settings.w)
+        return loss_terms(ce, ce_bar, regularizer, w=self.settings.w)
 
     @property
     def networks(self) -> dict[str, Classifier]:
@@ -162,7 +162,7 @@ class Teacher(Method):
     @property
     def _is_fitted_first(self) -> bool:
         needed = isinstance(self.adapter, nn.Linear) and self.settings.adapter == "fitted"
-        return needed and self.settings.regulariser != "none"
+        return needed and self.settings.regularizer != "none"
 
     def _fit_adapter(self) -> None:
         """A <- argmin over A and C of CE(C·A·H_T(x), y) on the clean source images.

@@ -41,7 +41,7 @@ def both_views(
     return (h, h_bar), (logits, logits_bar)
 
 
-class Answers(NamedTuple):
+class TwoViewOutput(NamedTuple):
     """What a network F = C∘H makes of a batch and of its augmented view."""
 
     x_bar: Tensor
@@ -51,18 +51,20 @@ class Answers(NamedTuple):
     ce_bar: Tensor  # CE(F(x̄), y)
 
 
-def answer_both(
+def forward_both(
     model: Classifier, batch: Batch, augment: Augment, *, joint: bool = False
-) -> Answers:
+) -> TwoViewOutput:
     """Let the network answer both views of a batch; `joint` as in `each_view`."""
     x, x_bar, y = batch.images, augmented_view(batch, augment), batch.labels
     (h, h_bar), (logits, logits_bar) = both_views(model, x, x_bar, joint=joint)
-    return Answers(x_bar, h, h_bar, F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y))
+    return TwoViewOutput(
+        x_bar, h, h_bar, F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
+    )
 
 
 def cross_entropy_of_both(model: Classifier, batch: Batch, augment: Augment) -> Terms:
     """CE(F(x), y) + CE(F(x̄), y), and both of its terms."""
-    _, _, _, ce, ce_bar = answer_both(model, batch, augment)
+    _, _, _, ce, ce_bar = forward_both(model, batch, augment)
     return {"loss": ce + ce_bar, "ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
 
 

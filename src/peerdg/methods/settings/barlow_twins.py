@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from peerdg.methods.comparison_settings import ComparisonSettings
+from peerdg.methods.alignment_settings import AlignmentSettings
 
 IMPLEMENTED_BY = "peerdg.methods.barlow_twins:BarlowTwins"
 TITLE = "Barlow Twins"
@@ -11,5 +11,5 @@ TINY = {"k": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ComparisonSettings):
+class Settings(AlignmentSettings):
     """A network learns augmented images and agrees with itself on both views: PEER without F."""

@@ -16,7 +16,7 @@ TINY = {"k": 2, "views": "both"}
 class Settings(MethodSettings):
     """Features stay informative about those of the network that training begins with."""
 
-    lam: float = option(0.1, "weight of the regulariser", at_least=0, announced=True)
+    lam: float = option(0.1, "weight of the regularizer", at_least=0, announced=True)
     views: Literal["clean", "both"] = option(
         "clean", "train on clean images, as the paper; both: on augmented images too"
     )

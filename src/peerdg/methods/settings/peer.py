@@ -5,26 +5,26 @@ from typing import Any, Literal
 
 from peerdg.config import option
 from peerdg.errors import ConfigError
-from peerdg.methods.comparison_settings import GuidedSettings, of_regulariser
+from peerdg.methods.alignment_settings import FrozenGuideSettings, regularizer_option
 from peerdg.methods.metadata import OFF
 
 IMPLEMENTED_BY = "peerdg.methods.peer:PEER"
 TITLE = "PEER"
 ALIASES = {"weight": "w", "lambda": "lam", "period": "k", "temperature": "tau"}
-KNOWN_AS: dict[str, dict[str, Any]] = {"p-ens": {"regulariser": OFF}}
+KNOWN_AS: dict[str, dict[str, Any]] = {"p-ens": {"regularizer": OFF}}
 TINY = {"k": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(GuidedSettings):
+class Settings(FrozenGuideSettings):
     """A proxy learns augmented images, guided by the average of its own snapshots."""
 
     k: int = option(
         10, "re-draw the policy and average a snapshot every k epochs", at_least=1, announced=True
     )
-    scale: Literal["sum", "mean", "gradient"] = of_regulariser(
+    scale: Literal["sum", "mean", "gradient"] = regularizer_option(
         "sum",
-        "of the regulariser: as published, divided by R's outputs, or such that its gradient at "
+        "of the regularizer: as published, divided by R's outputs, or such that its gradient at "
         "the encoder is w times that of the cross-entropy",
     )
     gradient_images: int = option(
@@ -50,7 +50,7 @@ class Settings(GuidedSettings):
             raise ConfigError(
                 "include_init and reset_proxy exclude each other: Algorithm 1 resets no proxy."
             )
-        if self.scale == "mean" and self.regulariser == "info-nce":
+        if self.scale == "mean" and self.regularizer == "info-nce":
             raise ConfigError(
                 "peer.scale 'mean' divides Barlow Twins by its terms; InfoNCE is a mean already.",
                 hint="Leave --peer.scale out.",

@@ -5,7 +5,7 @@ from typing import Literal
 
 from peerdg.config import option
 from peerdg.errors import ConfigError
-from peerdg.methods.comparison_settings import GuidedSettings
+from peerdg.methods.alignment_settings import FrozenGuideSettings
 
 IMPLEMENTED_BY = "peerdg.methods.teacher:Teacher"
 TITLE = "T+RA"
@@ -14,7 +14,7 @@ TINY = {"k": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(GuidedSettings):
+class Settings(FrozenGuideSettings):
     """A student learns augmented images, guided by a frozen teacher (T+RA)."""
 
     model: str | None = option(

@@ -1,4 +1,4 @@
-"""The regulariser of the PEER paper: features of two views, compared by a projection head R."""
+"""The regularizer of the PEER paper: features of two views, compared by a projection head R."""
 
 from collections.abc import Callable
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
+from peerdg.methods.alignment_settings import AlignmentSettings, FrozenGuideSettings
 from peerdg.methods.base import Terms
-from peerdg.methods.comparison_settings import ComparisonSettings, GuidedSettings
 from peerdg.models.classifier import Classifier
 from peerdg.models.projection import projection_head
 from peerdg.stages import stage
 
 
-def projection_of(settings: ComparisonSettings, feature_dim: int) -> nn.Module:
+def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module:
     """R, trained or frozen; the identity if there is none."""
     if settings.head == "none":
         return nn.Identity()
@@ -28,8 +28,8 @@ def projection_of(settings: ComparisonSettings, feature_dim: int) -> nn.Module:
     return head.requires_grad_(settings.head == "trained")
 
 
-def compare(
-    settings: ComparisonSettings,
+def alignment_loss(
+    settings: AlignmentSettings,
     projection: nn.Module,
     target: Tensor,
     features: Tensor,
@@ -48,14 +48,14 @@ def compare(
     with torch.set_grad_enabled(target_learns and torch.is_grad_enabled()):
         z_target = projection(target)
     z = projection(features)
-    if settings.regulariser == "info-nce":
+    if settings.regularizer == "info-nce":
         return info_nce(z, z_target, tau=settings.tau)
     return barlow_twins(z_target, z, lam=settings.lam)
 
 
-@stage("regulariser")
-def compare_with_frozen(
-    settings: GuidedSettings,
+@stage("regularizer")
+def alignment_to_frozen(
+    settings: FrozenGuideSettings,
     projection: nn.Module,
     h: Tensor,
     h_bar: Tensor,
@@ -76,7 +76,7 @@ def compare_with_frozen(
     learns = settings.head_grad_target
 
     def each(target: Tensor, features: Tensor) -> Tensor:
-        return compare(settings, projection, target, features, target_learns=learns)
+        return alignment_loss(settings, projection, target, features, target_learns=learns)
 
     match settings.views:
         case "clean_aug":
@@ -97,12 +97,12 @@ def frozen_features(network: Classifier, images: Tensor) -> Tensor:
 
 
 def loss_terms(
-    ce: Tensor, ce_bar: Tensor, regulariser: Tensor | None = None, *, w: float = 0
+    ce: Tensor, ce_bar: Tensor, regularizer: Tensor | None = None, *, w: float = 0
 ) -> Terms:
-    """CE(x) + CE(x̄) + w · regulariser, and what it is made of."""
+    """CE(x) + CE(x̄) + w · regularizer, and what it is made of."""
     terms = {"ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
     loss = ce + ce_bar
-    if regulariser is not None:
-        loss = loss + w * regulariser
-        terms["regulariser"] = regulariser.detach()
+    if regularizer is not None:
+        loss = loss + w * regularizer
+        terms["regularizer"] = regularizer.detach()
     return {"loss": loss, **terms}
