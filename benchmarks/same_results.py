@@ -37,7 +37,7 @@ TINY = (
 )
 OBJECTIVES = {
     "ada": "--ada.k 2 --ada.steps 3 --ada.rate 20",
-    "advst": "--advst.every 1 --advst.k 2 --advst.steps 3 --advst.batch-size 10 "
+    "advst": "--advst.every 1 --advst.k 2 --advst.steps 3 --advst.batch-size 50 "
     "--advst.head-dim 8 --advst.eta-min 0.1",
     "augmix": "",
     "barlow-twins": "--barlow-twins.k 2",
@@ -63,6 +63,7 @@ PEER_OPTIONS = {
     "gradient": "--peer.scale gradient --peer.gradient-images 16",
 }
 AUGMENTS = ("randconv", "pro-randconv", "augmix", "l2d-generator", "pden-generator")
+DIGITS = "digits-mini --digits-mini.train 400"
 OWN = "--backbone resnet18 --weights none --transform.crop 0.8 1.0 --transform.flip 0.5"
 
 
@@ -91,7 +92,7 @@ class Net:
             stdout=subprocess.PIPE, text=True,
         ).stdout  # fmt: skip
 
-    def train(self, name: str, words: str, data: str = "digits-mini") -> Facts:
+    def train(self, name: str, words: str, data: str = DIGITS) -> Facts:
         """Train once and return the facts of the run."""
         out = self.folder / name
         self.run(f"train {data} {words} {TINY}", out=out)
@@ -106,7 +107,7 @@ class Net:
     def killed(self, name: str, words: str) -> Facts:
         """Train, kill the process after its second epoch, resume it; return the facts."""
         out = self.folder / f"{name}-killed"
-        words = f"train digits-mini {words} {TINY} --checkpoint-minutes 0"
+        words = f"train {DIGITS} {words} {TINY} --checkpoint-minutes 0"
         process = subprocess.Popen(
             self.command(words, out=out), env=self.environment, stdout=subprocess.DEVNULL
         )
@@ -191,7 +192,7 @@ def cases(net: Net) -> dict[str, Callable[[], Facts]]:
     every = net.cases
     every["configs"] = lambda: configs(net)
 
-    def add(name: str, words: str, data: str = "digits-mini") -> None:
+    def add(name: str, words: str, data: str = DIGITS) -> None:
         every[name] = lambda: net.train(name, words, data)
 
     for method, options in OBJECTIVES.items():
@@ -327,7 +328,7 @@ def bench(net: Net) -> Facts:
     """Compare the runs and the table of a small bench."""
     out = net.folder / "bench"
     words = TINY.replace("--quiet", "")
-    net.run(f"bench digits-mini --methods erm,p-ens,peer --seeds 2 {words}", out=out)
+    net.run(f"bench {DIGITS} --methods erm,p-ens,peer --seeds 2 {words}", out=out)
     facts: Facts = {}
     for model in sorted(out.rglob("model.json")):
         facts[model.parents[1].relative_to(out).as_posix()] = run_facts(model.parents[1])
