@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.record import Found, Row
+from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain
-from peerdg.data.images.decode import decode_image
-from peerdg.data.images.read import read_images
-from peerdg.data.own.find import find_images
+from peerdg.data.lists import find_images
 from peerdg.data.parallel import cores
+from peerdg.data.read import read_images
 
 CLASSES = 100
 DISTINCT = 300

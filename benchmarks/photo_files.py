@@ -17,8 +17,8 @@ from benchmarks.contenders import ReferenceProcess, Trained
 from benchmarks.folder import environment
 from benchmarks.measure import summary
 from benchmarks.record import Found, Row, ratio
-from peerdg.data.images.read import read_images
-from peerdg.data.own.find import find_images
+from peerdg.data.lists import find_images
+from peerdg.data.read import read_images
 from peerdg.train.settings import TransformSettings
 
 CLASSES, EACH, SIDE, STORED, BATCH = 7, 46, 224, 227, 32

@@ -131,8 +131,7 @@ def test_data_read_by_name_is_relabelled_too(tmp_path: Path):
         pretrain={"epochs": 0}, train={"epochs": 2, "batch_size": 32, "lr": 1e-3}, crafted="off",
         **{"digits-mini": {"train": 500}},
     )  # fmt: skip
-    from peerdg.data.registry import benchmark
-    from peerdg.data.settings import DigitsMiniSettings
+    from peerdg.data.benchmarks import DigitsMiniSettings, benchmark
 
     data = benchmark("digits-mini").load(DigitsMiniSettings(train=500), root=None, targets=["uci"])
     held_out = data.validation

@@ -12,7 +12,7 @@ from peerdg.errors import ConfigError, DataError
 from peerdg.run.own_data_config import resolve_own_data
 from peerdg.run.settings import resolve
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
-from tests.data.own.test_objects import HuggingFace
+from tests.data.test_objects import HuggingFace
 
 SHORT = {
     "method": "erm",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from peerdg.averages.moving import SMA as SMA
     from peerdg.averages.snapshots import Snapshots as Snapshots
     from peerdg.data.domain import Domain as Domain
-    from peerdg.data.own.objects import as_domain as as_domain
+    from peerdg.data.objects import as_domain as as_domain
     from peerdg.data.splits import Splits as Splits
     from peerdg.errors import PeerdgError as PeerdgError
     from peerdg.methods.base import Batch as Batch
@@ -44,7 +44,7 @@ _HOME = {
     "SMA": "peerdg.averages.moving:SMA",
     "Snapshots": "peerdg.averages.snapshots:Snapshots",
     "Splits": "peerdg.data.splits:Splits",
-    "as_domain": "peerdg.data.own.objects:as_domain",
+    "as_domain": "peerdg.data.objects:as_domain",
     "bench": "peerdg.api:bench",
     "build_classifier": "peerdg.models.backbones:build_classifier",
     "combine": "peerdg.api:combine",

@@ -10,10 +10,9 @@ import torch
 
 import peerdg
 from peerdg.cli.main import run as command
+from peerdg.data.benchmarks import DigitsMiniSettings, benchmark
 from peerdg.data.classes import class_map_entries, parse_class_map
 from peerdg.data.domain import Domain
-from peerdg.data.registry import benchmark
-from peerdg.data.settings import DigitsMiniSettings
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError
 from tests.cli.stored_models import save_photos, save_small_model

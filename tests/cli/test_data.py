@@ -81,9 +81,8 @@ def test_the_cache_shows_what_was_decoded_and_can_be_cleared(photos, folder, cap
 
 
 def test_verifying_decodes_for_the_training_that_follows(photos, monkeypatch):
-    from peerdg.data.benchmarks import own_data
-    from peerdg.data.images import read
-    from peerdg.data.settings import OwnDataSettings
+    from peerdg.data import own_data, read
+    from peerdg.data.benchmarks import OwnDataSettings
 
     peerdg("data", "verify", photos)
     monkeypatch.setattr(read, "decode", None)

@@ -20,7 +20,7 @@ import pytest
 from scipy.io import savemat
 
 from peerdg.cli.main import run
-from peerdg.data.own.list_file import read_list
+from peerdg.data.lists import read_list
 from peerdg.errors import PeerdgWarning
 from tests.cli.stored_models import save_small_model
 from tests.data.digit_files import cycle, draw, write_mat, write_mnist, write_usps
@@ -483,9 +483,9 @@ def test_a_root_that_an_embedded_set_would_not_read_is_refused(model, tmp_path, 
 MEMORY = """
 import json, sys
 from pathlib import Path
-from peerdg.data.benchmarks.digits.formats import read_libsvm, read_mat
-from peerdg.data.benchmarks.published.pacs_hdf5 import read_hdf5
-from peerdg.data.own.list_file import read_list
+from peerdg.data.digits_formats import read_libsvm, read_mat
+from peerdg.data.pacs_hdf5 import read_hdf5
+from peerdg.data.lists import read_list
 from peerdg.errors import DataError
 READERS = {
     "parquet": read_list,

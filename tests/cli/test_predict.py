@@ -16,9 +16,9 @@ from PIL import Image
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.data.benchmarks.own_data import read_targets
-from peerdg.data.images.paths import image_files
-from peerdg.data.settings import OwnDataSettings
+from peerdg.data.benchmarks import OwnDataSettings
+from peerdg.data.own_data import read_targets
+from peerdg.data.paths import image_files
 from peerdg.errors import ConfigError
 from peerdg.evaluate.predictions import answer, most_probable
 from peerdg.report.prediction_file import (

@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from peerdg.data.benchmark import inspect
+from peerdg.data.benchmarks import inspect
 from peerdg.errors import DataError
 
 ABOUT = {"domain": "toy", "split": "test", "obtain": "somewhere", "licence": "CC0"}

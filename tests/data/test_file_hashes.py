@@ -2,8 +2,8 @@ import json
 import os
 from dataclasses import replace
 
-from peerdg.data.images.read import read_images
-from peerdg.data.own.folder import list_folder
+from peerdg.data.folder import list_folder
+from peerdg.data.read import read_images
 from peerdg.data.splits import Splits, describe_changes, file_hashes
 from tests.conftest import tiny_domain
 from tests.data.image_files import make_tree, write_picture

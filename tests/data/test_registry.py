@@ -3,13 +3,12 @@ import sys
 
 import pytest
 
-from peerdg.data.registry import BENCHMARKS, benchmark
-from peerdg.data.settings import DigitsMiniSettings
+from peerdg.data.benchmarks import BENCHMARKS, DigitsMiniSettings, benchmark
 from peerdg.errors import ConfigError, DataError
 
 
 def test_listing_benchmarks_does_not_import_torch():
-    script = "import sys, peerdg.data.registry; sys.exit('torch' in sys.modules)"
+    script = "import sys, peerdg.data.benchmarks; sys.exit('torch' in sys.modules)"
     path = "import sys; sys.path[:0] = " + repr(sys.path) + "; "
     assert subprocess.run([sys.executable, "-c", path + script]).returncode == 0
 

@@ -7,7 +7,7 @@ import pytest
 
 import peerdg
 from peerdg.run.settings import resolve
-from tests.data.benchmarks.test_pacs import small_counts, write_pacs
+from tests.data.test_pacs import small_counts, write_pacs
 
 __all__ = ["small_counts"]  # a fixture that test_pacs uses everywhere
 

@@ -8,8 +8,8 @@ from PIL import Image
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.data.benchmarks.own_data import read_targets
-from peerdg.data.settings import OwnDataSettings
+from peerdg.data.benchmarks import OwnDataSettings
+from peerdg.data.own_data import read_targets
 from peerdg.errors import DataError
 from tests.cli.stored_models import save_photos, save_small_model
 

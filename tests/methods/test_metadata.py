@@ -9,7 +9,7 @@ import pytest
 
 from peerdg.cli.flags import _all_aliases
 from peerdg.config import merge
-from peerdg.data.registry import BENCHMARKS, OWN_DATA
+from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
 from peerdg.methods.metadata import Reconstruction, components, parts_of, reconstructed_on

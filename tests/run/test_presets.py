@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peerdg.config import read_toml
-from peerdg.data.registry import BENCHMARKS
+from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names
 from peerdg.run.presets import BUDGETS, preset, preset_text

@@ -16,7 +16,7 @@ import torch
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.data.cache.domains import cached_domain
+from peerdg.data.cache import cached_domain
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import load_stored, load_weights, save_model

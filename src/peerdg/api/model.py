@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
+from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain
-from peerdg.data.images.decode import decode_image
-from peerdg.data.images.read import to_pixels
+from peerdg.data.read import to_pixels
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain

@@ -13,10 +13,9 @@ from peerdg.api.model import Model, make_model
 from peerdg.benches.bench import check_reference, preview_bench, run_bench
 from peerdg.benches.plan import make_plan
 from peerdg.config import build
+from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
 from peerdg.data.classes import class_map_entries
-from peerdg.data.own.objects import as_domain
-from peerdg.data.registry import BENCHMARKS, OWN_DATA
-from peerdg.data.settings import OwnDataSettings
+from peerdg.data.objects import as_domain
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names

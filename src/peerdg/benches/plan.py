@@ -16,7 +16,7 @@ from typing import Any
 from peerdg.averages.settings import KINDS, OPTIONS_OF
 from peerdg.benches.variants import Variant, average_of, known_methods, objective_of, split_variants
 from peerdg.config import Change, did_you_mean, difference, merge
-from peerdg.data.registry import BENCHMARKS, OWN_DATA
+from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, Combination
 from peerdg.methods.registry import method_names

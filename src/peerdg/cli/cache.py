@@ -9,7 +9,7 @@ from peerdg.cli.console import console
 from peerdg.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peerdg.data.cache.folder import CachedDomain
+    from peerdg.data.cache import CachedDomain
 
 
 def cache_data(
@@ -27,8 +27,8 @@ def cache_data(
         name: Only entries of this name; `pretraining` is all shared pre-training.
     """
     from peerdg.config import did_you_mean
-    from peerdg.data.cache.folder import cache_folder, cached_domains, tidy
-    from peerdg.data.cache.folder import clear as clear_entries
+    from peerdg.data.cache import cache_folder, cached_domains, tidy
+    from peerdg.data.cache import clear as clear_entries
     from peerdg.run.pretraining import FOLDER, clear_pretrainings, shared_pretrainings
     from peerdg.tables import plain_table
 

@@ -7,8 +7,7 @@ from cyclopts import Parameter
 
 from peerdg.cli.console import console
 from peerdg.cli.folders import is_folder, read_folders, verify_folders
-from peerdg.data.benchmark import Benchmark
-from peerdg.data.registry import BENCHMARKS, no_such_data
+from peerdg.data.benchmarks import BENCHMARKS, Benchmark, no_such_data
 from peerdg.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

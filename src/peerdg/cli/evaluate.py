@@ -10,9 +10,8 @@ from cyclopts import Parameter, validators
 from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import which_data
 from peerdg.config import merge
+from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
 from peerdg.data.classes import check_class_map, parse_class_map
-from peerdg.data.registry import BENCHMARKS, OWN_DATA
-from peerdg.data.settings import OwnDataSettings
 from peerdg.errors import ConfigError
 from peerdg.run.hardware import DEVICES
 
@@ -176,7 +175,7 @@ def _own_domains(
     known: set[str],
 ) -> "dict[str, Domain]":
     """The user's folders and lists, decoded to the size of the model's training images."""
-    from peerdg.data.benchmarks.own_data import read_targets
+    from peerdg.data.own_data import read_targets
 
     if not paths:
         return {}

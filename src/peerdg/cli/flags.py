@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
 from peerdg.config import merge, nearest, read_toml
-from peerdg.data.registry import BENCHMARKS, OWN_DATA, no_such_data
+from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, no_such_data
 from peerdg.errors import ConfigError
 from peerdg.methods.plugins import Plugin
 from peerdg.methods.registry import aliases_of, method_names, plugin_of, settings_of

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerdg.cli.console import console, error_console
-from peerdg.data.registry import BENCHMARKS, no_such_data
+from peerdg.data.benchmarks import BENCHMARKS, no_such_data
 from peerdg.errors import DataError
 
 if TYPE_CHECKING:
-    from peerdg.data.own.check import FolderReport
+    from peerdg.data.check import FolderReport
 
 
 def is_folder(name: str) -> bool:
@@ -42,7 +42,7 @@ def verify_folders(paths: Sequence[Path]) -> None:
 
 def read_folders(paths: Sequence[Path]) -> "FolderReport":
     """Decode everything, with a bar."""
-    from peerdg.data.own.check import check_folders
+    from peerdg.data.check import check_folders
 
     for path in paths:
         if not path.expanduser().exists():

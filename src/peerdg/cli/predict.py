@@ -99,7 +99,7 @@ def _count(images: tuple[Path, ...]) -> int:
     """How many there are; names are read once for it, so that the time left can be shown."""
     if not images:
         raise DataError("No image was given.", hint="Name image files or a folder of them.")
-    from peerdg.data.images.paths import image_files
+    from peerdg.data.paths import image_files
 
     with warnings.catch_warnings():  # they come when the images are read
         warnings.simplefilter("ignore", PeerdgWarning)
@@ -122,7 +122,7 @@ def _count_all(images: tuple[Path, ...], image_files: Callable[[Path], Iterator[
 
 
 def _files(images: tuple[Path, ...]) -> Iterator[Path]:
-    from peerdg.data.images.paths import image_files
+    from peerdg.data.paths import image_files
 
     for path in images:
         if path.is_dir():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from peerdg.cli.console import console
 from peerdg.cli.data import Root, load_data, require_root, verify_data
-from peerdg.data.registry import benchmark
+from peerdg.data.benchmarks import benchmark
 
 
 def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
@@ -22,7 +22,7 @@ def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
         _unpack(name, archives, root)
         verify_data(name, root=root)
         return
-    from peerdg.data.cache.folder import cache_folder
+    from peerdg.data.cache import cache_folder
 
     splits = load_data(name, root)
     for domain in (splits.train, *splits.targets.values()):
@@ -31,7 +31,7 @@ def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
 
 
 def _unpack(name: str, archives: tuple[Path, ...], root: Path | None) -> None:
-    from peerdg.data.benchmarks.published.prepare import unpack
+    from peerdg.data.prepare import unpack
 
     data, folder = benchmark(name), require_root(name, root)
     for path in unpack(data, archives, folder):

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import CommonFlags, Options, config_from_flags, given_options
 from peerdg.config import merge, read_toml
-from peerdg.data.registry import OWN_DATA
+from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.minutes import TimeBudget, keep_schedule

@@ -15,7 +15,7 @@ from peerdg.crafted.operation import Operation, distort
 from peerdg.crafted.values import ARITHMETIC, COLOR, CONTRAST
 from peerdg.crafted.weather import WEATHER
 from peerdg.data import CRAFTED
-from peerdg.data.cache.domains import cached_domain
+from peerdg.data.cache import cached_domain
 from peerdg.data.domain import Domain
 from peerdg.rng import seed_for
 

@@ -10,9 +10,9 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from peerdg.data import VALIDATION, is_target
-from peerdg.data.cache.domains import select_rows
+from peerdg.data.cache import select_rows
 from peerdg.data.domain import Domain
-from peerdg.data.own.objects import as_domain
+from peerdg.data.objects import as_domain
 from peerdg.errors import ConfigError, DataError
 from peerdg.rng import generator_for
 

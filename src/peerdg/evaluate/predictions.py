@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerdg.augment.base import resize
-from peerdg.data.images.decode import PIXEL_LIMIT, UnusableImage, decode_image
-from peerdg.data.images.read import to_pixels
+from peerdg.data.decode import PIXEL_LIMIT, UnusableImage, decode_image
 from peerdg.data.parallel import in_parallel
+from peerdg.data.read import to_pixels
 from peerdg.errors import DamagedError, NumericalError, is_out_of_memory
 from peerdg.models.classifier import Classifier, images_per_pass
 

@@ -14,7 +14,7 @@ from peerdg.averages.settings import AverageSettings
 from peerdg.config import dotted, plain
 from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
-from peerdg.data.registry import OWN_DATA
+from peerdg.data.benchmarks import OWN_DATA
 from peerdg.evaluate.fluctuation import (
     BURN_IN_PERIODS,
     RunFluctuation,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from peerdg.data.registry import OWN_DATA
+from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import DamagedError, DataError, PeerdgError, PeerdgWarning
 from peerdg.files import read_text, replace_atomically, sha256
 from peerdg.methods.registry import method_names, model_options_of, settings_of

@@ -14,10 +14,10 @@ from peerdg.averages.base import ValidationLoss
 from peerdg.crafted.families import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains
 from peerdg.data import VALIDATION
-from peerdg.data.benchmarks.disk import check_root
+from peerdg.data.benchmarks import benchmark
 from peerdg.data.classes import check_class_map
+from peerdg.data.disk import check_root
 from peerdg.data.domain import Domain
-from peerdg.data.registry import benchmark
 from peerdg.data.splits import Splits, with_targets
 from peerdg.errors import (
     ConfigError,

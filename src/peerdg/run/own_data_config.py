@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.config import build, merge
-from peerdg.data.benchmarks.own_data import glance
-from peerdg.data.registry import OWN_DATA
-from peerdg.data.settings import OwnDataSettings
+from peerdg.data.benchmarks import OWN_DATA, OwnDataSettings
+from peerdg.data.own_data import glance
 from peerdg.data.splits import Splits
 from peerdg.models.names import OWN
 from peerdg.run.choices import Choices, choose

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from peerdg.data.registry import BENCHMARKS
+from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.errors import ConfigError
 from peerdg.methods.plugins import Plugin, load_plugin
 from peerdg.methods.registry import registered

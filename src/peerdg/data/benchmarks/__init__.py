@@ -1,1 +1,0 @@
-"""One module per published protocol, with `load` and `verify`; `registry.py` names them all."""

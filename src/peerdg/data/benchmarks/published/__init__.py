@@ -1,1 +1,0 @@
-"""PACS, Office-Home, VLCS and Terra Incognita: folders of images as their authors publish them."""

@@ -1,0 +1,246 @@
+import os
+import struct
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+
+from peerdg.data.decode import IMAGE_FORMATS, UnusableImage, decode, decode_image
+from peerdg.errors import DataError
+from tests.data.image_files import encode, picture
+from tests.data.odd_files import TABLE, frames, mpo
+
+COLOURS = np.array([[[250, 10, 20], [10, 250, 20]], [[10, 20, 250], [250, 250, 10]]], np.uint8)
+
+
+def pixels(source) -> list:
+    return np.asarray(decode_image(source)).tolist()
+
+
+@pytest.mark.parametrize("format", IMAGE_FORMATS)
+def test_reads_every_format_it_names(format):
+    grey = Image.new("RGB", (16, 8), (100, 100, 100))
+    image = decode_image(encode(grey, format))
+    assert (image.mode, image.size) == ("RGB", (16, 8))
+    assert abs(np.asarray(image).astype(int) - 100).max() <= 2
+
+
+def test_reads_a_path_and_an_open_image(tmp_path):
+    Image.fromarray(COLOURS).save(tmp_path / "a.png")
+    assert pixels(tmp_path / "a.png") == COLOURS.tolist()
+    assert pixels(Image.fromarray(COLOURS)) == COLOURS.tolist()
+
+
+def lossless(image: Image.Image, format: str, **options) -> bytes:
+    return encode(image, format, **({"lossless": True} if format == "WEBP" else {}), **options)
+
+
+# For each orientation: what the camera did to the upright image before it stored it.
+STORED = {
+    1: lambda x: x,
+    2: lambda x: x[:, ::-1],
+    3: lambda x: x[::-1, ::-1],
+    4: lambda x: x[::-1],
+    5: lambda x: x.transpose(1, 0, 2),
+    6: lambda x: np.rot90(x, 1),
+    7: lambda x: x[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda x: np.rot90(x, -1),
+}
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", STORED)
+def test_every_orientation_is_turned_upright_to_the_pixel(format, orientation):
+    upright = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    stored = Image.fromarray(np.ascontiguousarray(STORED[orientation](upright)))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert pixels(lossless(stored, format, exif=exif)) == upright.tolist()
+
+
+@pytest.mark.parametrize("orientation", STORED)
+def test_every_orientation_of_a_jpeg_is_turned_upright(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = picture(3, (30, 20))
+    plain = np.asarray(decode_image(encode(stored, "JPEG")))
+    turned = np.asarray(decode_image(encode(stored, "JPEG", exif=exif)))
+    assert np.array_equal(STORED[orientation](turned), plain)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 4711])
+def test_an_orientation_that_does_not_exist_turns_nothing(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.fromarray(COLOURS)
+    assert pixels(encode(image, exif=exif)) == COLOURS.tolist()
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's, of odd metadata
+@pytest.mark.parametrize("odd", TABLE, ids=lambda odd: odd.kind)
+def test_every_odd_file_comes_out_as_the_table_says(odd, tmp_path):
+    file = tmp_path / f"odd{odd.suffix}"
+    file.write_bytes(odd.make())
+    if odd.reason is not None:
+        with pytest.raises(UnusableImage, match=odd.reason) as caught:
+            decode_image(file)
+        assert str(file) in caught.value.message
+        return
+    image = decode_image(file)
+    expected = np.asarray(odd.expected.convert("RGB")).astype(float)
+    found = np.asarray(image).astype(float)
+    assert (image.mode, found.shape) == ("RGB", expected.shape)
+    assert abs(found.mean((0, 1)) - expected.mean((0, 1))).max() <= odd.tolerance
+    if odd.tolerance == 0:
+        assert np.array_equal(found, expected)
+
+
+def test_the_table_has_forty_kinds():
+    assert len({odd.kind for odd in TABLE}) == len(TABLE) >= 40
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("odd", [odd for odd in TABLE if "limit" in (odd.reason or "")])
+def test_a_bomb_is_refused_without_unpacking_it(odd, monkeypatch):
+    content = odd.make()
+    unpacked = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: unpacked.append(image.size))
+    tracemalloc.start()
+    with pytest.raises(UnusableImage):
+        decode_image(content)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert unpacked == []
+
+
+def test_the_limit_of_pixels_can_be_changed():
+    content = encode(Image.new("L", (200, 100)))
+    assert decode_image(content, pixel_limit=20_000).size == (200, 100)
+    with pytest.raises(UnusableImage, match=r"200 x 100 pixels, more than the limit of 0\.019999"):
+        decode_image(content, pixel_limit=19_999)
+
+
+@pytest.mark.parametrize(
+    ("format", "options"), [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {})]
+)
+def test_further_frames_are_noticed(format, options):
+    assert decode(frames(format, **options)).several_frames
+    assert not decode(encode(picture(), format)).several_frames
+
+
+def test_the_preview_behind_a_photo_is_no_further_frame():
+    assert not decode(mpo()).several_frames
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(UnusableImage, match="not a file"):
+        decode_image(tmp_path / "pipe.jpg")
+
+
+def test_a_folder_and_a_huge_file_are_refused(tmp_path):
+    with pytest.raises(UnusableImage, match="not a file"):
+        decode_image(tmp_path)
+    with (tmp_path / "a.tif").open("wb") as file:
+        file.truncate(600 * 2**20)  # takes no room on the disk
+    with pytest.raises(UnusableImage, match="600 MB"):
+        decode_image(tmp_path / "a.tif")
+
+
+def test_lays_transparency_on_white():
+    assert pixels(encode(Image.new("RGBA", (1, 1), (255, 0, 0, 0)))) == [[[255, 255, 255]]]
+    assert pixels(encode(Image.new("LA", (1, 1), (0, 0)))) == [[[255, 255, 255]]]
+    ((half,),) = pixels(encode(Image.new("RGBA", (1, 1), (255, 0, 0, 128))))
+    assert half == pytest.approx([255, 127, 127], abs=1)
+
+
+def test_lays_a_transparent_palette_entry_on_white():
+    image = Image.new("P", (2, 1))
+    image.putpalette([0, 0, 0, 200, 0, 0])
+    image.putpixel((1, 0), 1)
+    assert pixels(encode(image, transparency=0)) == [[[255, 255, 255], [200, 0, 0]]]
+
+
+def test_reads_one_bit_palette_and_cmyk():
+    assert pixels(encode(Image.new("1", (1, 1), 1))) == [[[255, 255, 255]]]
+    assert pixels(encode(Image.fromarray(COLOURS).quantize(4)))[0][0] == [250, 10, 20]
+    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    assert pixels(encode(cmyk, "TIFF"))[0][0] == [255, 0, 0]
+
+
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
+def test_scales_16_bit_grey_instead_of_clipping_it(format):
+    values = np.array([[0, 257, 32_896, 65_535]], np.uint16)
+    (row,) = pixels(encode(Image.fromarray(values), format))
+    assert [pixel[0] for pixel in row] == [0, 1, 128, 255]
+
+
+def test_takes_the_first_frame_of_an_animation():
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    content = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert pixels(content)[0][0] == [255, 0, 0]
+
+
+def test_refuses_float_pixels():
+    with pytest.raises(DataError, match="floats") as caught:
+        decode_image(encode(Image.new("F", (2, 2)), "TIFF"))
+    assert "16-bit" in caught.value.hint
+
+
+def test_refuses_32_bit_values():
+    with pytest.raises(DataError, match="from 0 to 70000"):
+        decode_image(Image.fromarray(np.array([[0, 70_000]], np.int32)))
+
+
+@pytest.mark.parametrize("side", [7_072, 12_000, 60_000])
+def test_refuses_a_huge_image_by_its_header(tmp_path, side):
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    file = tmp_path / "bomb.png"
+    # There are no pixels to decode: only a refusal by the header can say "50 million".
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b""))
+    with pytest.raises(DataError, match=r"bomb\.png.* 50 million"):
+        decode_image(file)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "TIFF", "BMP", "WEBP", "PPM"])
+def test_names_a_truncated_file_and_the_reason(tmp_path, format):
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    content = encode(Image.fromarray(noise), format)
+    file = tmp_path / "cut.img"
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"cut\.img"):
+        decode_image(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "empty"), (b"hello, world", "known format"), (b"\x89PNG\r\n\x1a\n", "cut")],
+)
+def test_names_an_empty_or_foreign_file_and_the_reason(tmp_path, content, reason):
+    file = tmp_path / "cut.png"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        decode_image(file)
+
+
+def test_refuses_a_format_that_is_not_named():
+    with pytest.raises(DataError, match="known format"):
+        decode_image(encode(Image.new("RGB", (4, 4)), "TGA"))
+
+
+def test_names_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match="No such file"):
+        decode_image(tmp_path / "none.png")
+
+
+def test_a_given_name_is_used_in_the_error():
+    with pytest.raises(DataError, match=r"row 17 of list\.csv"):
+        decode_image(b"", name="row 17 of list.csv")

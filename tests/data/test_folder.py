@@ -1,0 +1,252 @@
+import os
+
+import pytest
+
+from peerdg.data.folder import list_folder
+from peerdg.errors import DataError
+from tests.data.image_files import touch_tree
+
+PETS = ("cat/1.jpg", "cat/2.PNG", "dog/1.jpeg", "dog/2.webp")
+
+
+def scan(root, *, layout="auto", training=True):
+    return list_folder(root, layout=layout).require(training=training)
+
+
+def paths(listing) -> list[str]:
+    return [item.path.relative_to(listing.root).as_posix() for item in listing.items]
+
+
+def problem(listing, severity) -> str:
+    return " ".join(p.message for p in listing.problems if p.severity == severity)
+
+
+def test_folders_are_classes(tmp_path):
+    listing = scan(touch_tree(tmp_path, *PETS))
+    assert listing.classes == ("cat", "dog")
+    assert listing.domains == ()
+    assert paths(listing) == list(PETS)
+    assert [file.label for file in listing.files(("dog", "cat"), name="x")] == [1, 1, 0, 0]
+
+
+def test_folders_of_folders_are_domains_of_classes(tmp_path):
+    touch_tree(tmp_path, *(f"{domain}/{file}" for domain in ("photo", "sketch") for file in PETS))
+    listing = scan(tmp_path)
+    assert (listing.domains, listing.classes) == (("photo", "sketch"), ("cat", "dog"))
+    assert paths(listing.part(domain="sketch")) == [f"sketch/{file}" for file in PETS]
+
+
+def test_one_folder_of_class_folders_is_one_domain(tmp_path):
+    listing = scan(touch_tree(tmp_path, *(f"photo/{file}" for file in PETS)))
+    assert (listing.domains, listing.classes) == (("photo",), ("cat", "dog"))
+
+
+def test_folders_inside_a_class_belong_to_it(tmp_path):
+    files = ("cat/1.jpg", "cat/2020/may/2.jpg", "dog/1.jpg", "dog/2021/2.jpg")
+    listing = scan(touch_tree(tmp_path, *files))
+    assert (listing.classes, listing.domains) == (("cat", "dog"), ())
+    assert sorted(paths(listing)) == sorted(files)
+
+
+def test_one_and_the_same_folder_inside_each_class_is_no_class(tmp_path):
+    listing = scan(
+        touch_tree(tmp_path, *(f"{c}/images/{n}.jpg" for c in ("cat", "dog") for n in (1, 2)))
+    )
+    assert (listing.classes, listing.domains) == (("cat", "dog"), ())
+
+
+def test_an_unclear_layout_is_refused_with_both_readings(tmp_path):
+    touch_tree(tmp_path, *(f"{c}/{n}.jpg" for c in ("a/x", "a/y", "b/z", "b/w") for n in (1, 2)))
+    with pytest.raises(DataError, match=r"classes a, b .*or domains a, b with classes w, x, y"):
+        scan(tmp_path)
+    assert scan(tmp_path, layout="classes").classes == ("a", "b")
+    assert scan(tmp_path, layout="domains").domains == ("a", "b")
+
+
+def test_stray_images_beside_classes_of_domains_make_the_layout_unclear(tmp_path):
+    many = [f"{d}/{c}/{i}.jpg" for d in ("art", "photo") for c in ("cat", "dog") for i in range(9)]
+    touch_tree(tmp_path, *many, "photo/stray.jpg")
+    with pytest.raises(DataError, match="two ways"):
+        scan(tmp_path)
+    listing = scan(tmp_path, layout="domains")
+    assert listing.ignored == ("photo/stray.jpg",)
+    assert "photo/stray.jpg" in problem(listing, "note")
+
+
+def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path):
+    touch_tree(tmp_path, *(f"sun/{s}/{c}/1.jpg" for s in ("train", "test") for c in "01"))
+    touch_tree(tmp_path, *(f"voc/{s}/{c}/1.jpg" for s in ("train", "test") for c in "01"))
+    with pytest.raises(DataError, match="test, train: these are parts") as caught:
+        scan(tmp_path)
+    assert "sun/test" in caught.value.hint
+    assert scan(tmp_path / "sun").domains == ("test", "train")
+
+
+def test_hidden_and_system_files_are_passed_over_in_silence_and_others_are_listed(tmp_path):
+    silent = (
+        ".ipynb_checkpoints/1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/._1.jpg", "desktop.ini",
+        "__MACOSX/cat/1.jpg", ".git/config", "@eaDir/1.jpg",
+    )  # fmt: skip
+    listed = ("cat/3.heic", "cat/4.avif", "cat/notes.txt", "dog/movie.mp4", "labels.csv")
+    listing = scan(touch_tree(tmp_path, *PETS, *silent, *listed))
+    assert paths(listing) == list(PETS)
+    assert listing.ignored == listed
+
+
+def test_images_beside_the_class_folders_are_listed_as_ignored(tmp_path):
+    listing = scan(touch_tree(tmp_path, *PETS, "cover.jpg"))
+    assert listing.ignored == ("cover.jpg",)
+
+
+def test_an_empty_class_is_refused_for_training_only(tmp_path):
+    touch_tree(tmp_path, *PETS)
+    (tmp_path / "horse").mkdir()
+    with pytest.raises(DataError, match=r"no images in the class horse") as caught:
+        scan(tmp_path)
+    assert "remove the folder" in caught.value.hint
+    assert scan(tmp_path, training=False).classes == ("cat", "dog")
+
+
+def test_an_empty_domain_is_named(tmp_path):
+    touch_tree(tmp_path, *(f"{domain}/{file}" for domain in ("photo", "sketch") for file in PETS))
+    (tmp_path / "cartoon" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError, match="no images in the domain cartoon"):
+        scan(tmp_path)
+
+
+def test_one_class_is_refused_for_training_only(tmp_path):
+    touch_tree(tmp_path, "cat/1.jpg", "cat/2.jpg")
+    with pytest.raises(DataError, match=r"one class \('cat'\)") as caught:
+        scan(tmp_path)
+    assert "photos/dog" in caught.value.hint
+    assert len(scan(tmp_path, training=False).items) == 2
+
+
+def test_a_class_of_one_image_is_refused_for_training_only(tmp_path):
+    touch_tree(tmp_path, *PETS, "horse/1.jpg")
+    with pytest.raises(DataError, match=r"has a class with one image only: horse") as caught:
+        scan(tmp_path)
+    assert "remove the folder" in caught.value.hint
+    assert scan(tmp_path, training=False).classes == ("cat", "dog", "horse")
+
+
+def test_images_without_class_folders_are_refused_with_the_two_remedies(tmp_path):
+    touch_tree(tmp_path, "1.jpg", "2.jpg")
+    with pytest.raises(DataError, match="directly in") as caught:
+        scan(tmp_path)
+    assert "folder of its own" in caught.value.hint
+    assert "CSV" in caught.value.hint
+
+
+def test_a_folder_without_images_says_what_there_is(tmp_path):
+    touch_tree(tmp_path, "cat/1.heic", "cat/2.heic", "dog/3.txt")
+    with pytest.raises(DataError, match=r"no images .*2 x \.heic, 1 x \.txt"):
+        scan(tmp_path)
+
+
+def test_a_missing_folder_and_a_file_are_named(tmp_path):
+    with pytest.raises(DataError, match="no folder"):
+        scan(tmp_path / "none")
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(DataError, match="is a file"):
+        scan(tmp_path / "a.txt")
+
+
+def test_classes_that_differ_only_in_case_are_refused(tmp_path):
+    touch_tree(tmp_path, *PETS, "Dog/3.jpg")
+    with pytest.raises(DataError, match="'Dog' and 'dog'"):
+        scan(tmp_path)
+
+
+def test_two_ways_to_store_an_accent_are_one_class(tmp_path):
+    # As macOS stores it.
+    touch_tree(tmp_path, *(f"{c}/{n}.jpg" for c in ("cafe\u0301", "tea") for n in (1, 2)))
+    assert scan(tmp_path).classes == ("caf\u00e9", "tea")
+
+
+def test_a_name_that_is_not_utf8_is_read_and_can_be_recorded(tmp_path):
+    touch_tree(tmp_path, *PETS)
+    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / os.fsdecode(b"caf\xe9") / name).touch()
+    listing = scan(tmp_path)
+    assert listing.classes == ("caf\\xe9", "cat", "dog")
+    assert listing.items[0].path.exists()
+
+
+def test_a_link_out_of_the_tree_is_refused(tmp_path):
+    touch_tree(tmp_path, "secret.jpg", *(f"in/{file}" for file in PETS))
+    (tmp_path / "in/cat/link.jpg").symlink_to(tmp_path / "secret.jpg")
+    with pytest.raises(DataError, match=r"1 links lead out of .*cat/link\.jpg"):
+        scan(tmp_path / "in")
+
+
+def test_a_linked_folder_out_of_the_tree_is_refused(tmp_path):
+    touch_tree(tmp_path, "other/1.jpg", *(f"in/{file}" for file in PETS))
+    (tmp_path / "in/horse").symlink_to(tmp_path / "other")
+    with pytest.raises(DataError, match="lead out of"):
+        scan(tmp_path / "in")
+
+
+def test_a_link_inside_the_tree_is_an_image_like_any_other(tmp_path):
+    touch_tree(tmp_path, *PETS)
+    (tmp_path / "dog/3.jpg").symlink_to(tmp_path / "dog/1.jpeg")
+    assert "dog/3.jpg" in paths(scan(tmp_path))
+
+
+def test_links_to_nothing_and_in_a_circle_are_refused(tmp_path):
+    touch_tree(tmp_path, *PETS)
+    (tmp_path / "dog/round").symlink_to(tmp_path)
+    (tmp_path / "dog/gone.jpg").symlink_to(tmp_path / "dog/none.jpg")
+    with pytest.raises(DataError, match=r"2 links lead nowhere .*dog/gone\.jpg, dog/round"):
+        scan(tmp_path)
+
+
+def test_the_root_itself_may_be_a_link(tmp_path):
+    touch_tree(tmp_path / "real", *PETS)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert len(scan(tmp_path / "link").items) == 4
+
+
+def test_all_problems_come_in_one_message(tmp_path):
+    touch_tree(tmp_path, *PETS, "Dog/1.jpg", "x.jpg")
+    (tmp_path / "horse").mkdir()
+    with pytest.raises(DataError) as caught:
+        scan(tmp_path)
+    assert "horse" in caught.value.message
+    assert "'Dog' and 'dog'" in caught.value.message
+
+
+def test_numbered_classes_are_in_the_order_of_their_numbers(tmp_path):
+    listing = scan(touch_tree(tmp_path, *(f"{n}/{i}.jpg" for n in (10, 9, 0) for i in (1, 2))))
+    assert listing.classes == ("0", "9", "10")
+
+
+def test_the_order_does_not_depend_on_that_of_the_disk(tmp_path, monkeypatch):
+    touch_tree(tmp_path, *PETS, "Zebra/1.jpg", "Ähre/1.jpg")
+    expected = list_folder(tmp_path).items
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda place: reversed(list(real(place))))
+    assert list_folder(tmp_path).items == expected
+
+
+def test_thousands_of_classes_are_read_without_a_look_at_each_file(tmp_path, monkeypatch):
+    for number in range(2000):
+        (tmp_path / f"{number:04}").mkdir()
+        for name in ("a.jpg", "b.jpg"):
+            (tmp_path / f"{number:04}" / name).touch()
+    touched = []
+
+    def noted(function):
+        def call(place, *arguments, **options):
+            touched.append(str(place))
+            return function(place, *arguments, **options)
+
+        return call
+
+    for name in ("open", "stat", "lstat"):
+        monkeypatch.setattr(os, name, noted(getattr(os, name)))
+    listing = scan(tmp_path)
+    monkeypatch.undo()
+    assert (len(listing.classes), len(listing.items)) == (2000, 4000)
+    assert not [place for place in touched if place.endswith(".jpg")]

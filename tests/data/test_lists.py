@@ -1,0 +1,206 @@
+import json
+
+import pytest
+
+from peerdg.data.lists import read_list
+from peerdg.errors import ConfigError, DataError
+from tests.data.image_files import touch_tree
+
+ROWS = [
+    {"path": "a/1.jpg", "label": "cat", "domain": "photo", "split": "train"},
+    {"path": "a/2.jpg", "label": "dog", "domain": "photo", "split": "validation"},
+    {"path": "b/3.jpg", "label": "cat", "domain": "sketch", "split": "test"},
+]
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path):
+    return touch_tree(tmp_path, "a/1.jpg", "a/2.jpg", "b/3.jpg")
+
+
+def write_csv(path, rows=ROWS, delimiter=",", encoding="utf-8"):
+    lines = [delimiter.join(rows[0])] + [delimiter.join(map(str, r.values())) for r in rows]
+    path.write_text("\n".join(lines) + "\n", encoding)
+    return path
+
+
+def write_parquet(path, rows=ROWS):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+WRITERS = {
+    "list.csv": write_csv,
+    "list.tsv": lambda path: write_csv(path, delimiter="\t"),
+    "semicolons.csv": lambda path: write_csv(path, delimiter=";"),
+    "excel.csv": lambda path: write_csv(path, encoding="utf-8-sig"),
+    "list.json": lambda path: path.write_text(json.dumps(ROWS)),
+    "list.jsonl": lambda path: path.write_text("\n\n".join(map(json.dumps, ROWS)) + "\n"),
+    "list.parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_of_list_gives_the_same_images(tmp_path, name):
+    WRITERS[name](tmp_path / name)
+    listing = read_list(tmp_path / name)
+    assert [item.path for item in listing.items] == [tmp_path / row["path"] for row in ROWS]
+    assert [item.label for item in listing.items] == ["cat", "dog", "cat"]
+    assert [item.split for item in listing.items] == ["train", "validation", "test"]
+    assert (listing.classes, listing.domains) == (("cat", "dog"), ("photo", "sketch"))
+    assert listing.splits == ("train", "validation", "test")
+
+
+@pytest.mark.parametrize(
+    "header", ["file,class", "FileName, Target ".replace(" ", ""), "image,CATEGORY", "Path,Label"]
+)
+def test_columns_may_have_their_usual_names_in_any_case(tmp_path, header):
+    (tmp_path / "l.csv").write_text(f"{header}\na/1.jpg,cat\na/2.jpg,dog\n")
+    assert [item.label for item in read_list(tmp_path / "l.csv").items] == ["cat", "dog"]
+
+
+def test_a_missing_header_is_refused_with_an_example(tmp_path):
+    (tmp_path / "l.csv").write_text("a/1.jpg,cat\na/2.jpg,dog\n")
+    with pytest.raises(
+        DataError, match=r"no column 'path'; its first line is 'a/1\.jpg, cat'"
+    ) as e:
+        read_list(tmp_path / "l.csv")
+    assert "path,label" in e.value.hint
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [([0, 10, 9], ("0", "9", "10")), ([0.0, 10.0, 9.0], ("0", "9", "10")), (["b", "a", "b"], "ab")],
+)
+def test_labels_are_numbers_or_text(tmp_path, labels, classes):
+    rows = [{**row, "label": label} for row, label in zip(ROWS, labels, strict=True)]
+    (tmp_path / "l.json").write_text(json.dumps(rows))
+    assert read_list(tmp_path / "l.json").classes == tuple(classes)
+
+
+def test_an_absolute_path_and_one_with_dots_are_allowed(tmp_path):
+    rows = [
+        {"path": str(tmp_path / "a/1.jpg"), "label": "cat"},
+        {"path": "../b/3.jpg", "label": "dog"},
+    ]
+    (tmp_path / "a/l.json").write_text(json.dumps(rows))
+    assert all(item.path.exists() for item in read_list(tmp_path / "a/l.json").items)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("path,label\na/1.jpg,cat\na/2.jpg,\n", "line 3: there is no label"),
+        ("path,label\n,cat\n", "line 2: there is no path"),
+        ("path,label\na/1.jpg,cat,extra\n", "line 2: more values than columns"),
+        ("path,label\na/1.jpg,cat\nnone.jpg,dog\n", r"1 of the 2 files .*\n  line 3: .*none\.jpg"),
+        ("path,label\na/1.jpg,cat\na/../a/1.jpg,dog\n", "line 3: 1.jpg is already in line 2, as"),
+        ("path,label,split\na/1.jpg,cat,trian\n", "line 2: unknown split 'trian'"),
+        ("path,label\n", "has no images"),
+        ("", "has no images"),
+        ("path,label\n\x00", "null character"),
+        ('path,label\n"a/1.jpg,cat', "Cannot read the list"),
+    ],
+)
+def test_a_wrong_list_is_refused_with_the_line(tmp_path, text, reason):
+    (tmp_path / "l.csv").write_text(text)
+    with pytest.raises(DataError, match=reason):
+        read_list(tmp_path / "l.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("l.json", b"{", "Cannot read the list"),
+        ("l.json", b'{"path": "a"}', "holds no list"),
+        ("l.json", b"[3]", "entry 1: 3 is not a table"),
+        ("l.jsonl", b'{"path": "a/1.jpg", "label": 1}\n{"path":\n', "line 2: "),
+        ("l.csv", b"path,label\n\xff\xfe,cat\n", "Cannot read the list"),
+        ("l.json", b"[" * 100_000, "Cannot read the list"),
+        ("l.xlsx", b"", "not a list of a known type"),
+        ("l.csv", None, "No such file"),
+    ],
+)
+def test_a_damaged_list_is_refused(tmp_path, name, content, reason):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        read_list(tmp_path / name)
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "l.parquet").write_bytes(b"PAR1 and nothing else PAR1")
+    with pytest.raises(DataError, match="Cannot read the list"):
+        read_list(tmp_path / "l.parquet")
+
+
+def test_a_parquet_file_with_a_damaged_footer_is_refused_on_one_line(tmp_path):
+    pytest.importorskip("pyarrow")
+    file = tmp_path / "l.parquet"
+    write_parquet(file)
+    content = bytearray(file.read_bytes())
+    content[-60:-20] = b"\xff" * 40
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="Cannot read the list") as refused:
+        read_list(file)
+    assert "\n" not in str(refused.value)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "l.parquet").touch()
+    with pytest.raises(ConfigError, match="pyarrow") as caught:
+        read_list(tmp_path / "l.parquet")
+    assert "pip install" in caught.value.hint
+
+
+def test_many_missing_files_are_counted_and_the_first_twenty_shown(tmp_path):
+    lines = [f"none{i}.jpg,cat" for i in range(50)]
+    (tmp_path / "l.csv").write_text("path,label\n" + "\n".join(lines))
+    with pytest.raises(DataError, match="50 of the 50 files") as caught:
+        read_list(tmp_path / "l.csv")
+    assert caught.value.message.count("line ") == 20
+    assert "30 more" in caught.value.message
+
+
+def test_classes_that_differ_only_in_case_are_a_problem(tmp_path):
+    (tmp_path / "l.csv").write_text("path,label\na/1.jpg,cat\na/2.jpg,Cat\n")
+    assert "'Cat' and 'cat'" in read_list(tmp_path / "l.csv").problems[0].message
+
+
+JSON_WRITERS = {
+    "l.json": lambda path, rows: path.write_text(json.dumps(rows)),
+    "l.jsonl": lambda path, rows: path.write_text("\n".join(map(json.dumps, rows))),
+}
+
+
+@pytest.mark.parametrize("name", JSON_WRITERS)
+@pytest.mark.parametrize("row", [0, 1, 2])
+@pytest.mark.parametrize("key", ["split", "domain", "label", "path"])
+def test_a_row_without_a_key_that_others_have_is_refused_by_its_number(tmp_path, name, key, row):
+    rows = [{k: v for k, v in r.items() if (n, k) != (row, key)} for n, r in enumerate(ROWS)]
+    JSON_WRITERS[name](tmp_path / name, rows)
+    told = rf"{name}, line {row + 1}: there is no '{key}'"
+    if row == 0 and key in ("label", "path"):  # without which nothing is read at all
+        told = f"{name} has no column '{key}'"
+    with pytest.raises(DataError, match=told) as error:
+        read_list(tmp_path / name)
+    assert error.value.exit_code == 5
+
+
+@pytest.mark.parametrize("name", JSON_WRITERS)
+def test_entries_may_have_other_keys_that_mean_nothing_here(tmp_path, name):
+    JSON_WRITERS[name](tmp_path / name, [ROWS[0], {**ROWS[1], "note": "blurred"}, ROWS[2]])
+    assert read_list(tmp_path / name).splits == ("train", "validation", "test")
+
+
+@pytest.mark.parametrize("name", JSON_WRITERS)
+def test_one_meaning_under_two_names_is_refused(tmp_path, name):
+    """Otherwise the images of one of the names would lose their label."""
+    other = {"path": "a/2.jpg", "class": "dog"}
+    JSON_WRITERS[name](tmp_path / name, [{"path": "a/1.jpg", "label": "cat"}, other])
+    with pytest.raises(DataError, match="2: there is no 'label'"):
+        read_list(tmp_path / name)

@@ -1,0 +1,209 @@
+import shutil
+
+import pytest
+import torch
+
+from peerdg.data import own_data
+from peerdg.data.benchmarks import OwnDataSettings, benchmark
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from tests.data.image_files import make_tree, write_picture
+
+BY_CLASS = ("cat", "dog", "horse")
+
+
+def load(root, *targets, **settings):
+    chosen = list(targets) or None
+    return benchmark("own-data").load(OwnDataSettings(**settings), root=root, targets=chosen)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return make_tree(tmp_path / "photos", *BY_CLASS, count=10)
+
+
+@pytest.fixture
+def sketches(tmp_path):
+    folders = [f"x{i}" for i in range(5)]  # other pictures than those of `photos`
+    make_tree(tmp_path / "spare", *folders, *BY_CLASS, count=4)
+    root = tmp_path / "sketches"
+    for name in BY_CLASS:
+        shutil.copytree(tmp_path / "spare" / name, root / name)
+    return root
+
+
+@pytest.fixture
+def both(tmp_path, photos, sketches):
+    root = tmp_path / "both"
+    shutil.copytree(photos, root / "photo")
+    shutil.copytree(sketches, root / "sketch")
+    return root
+
+
+def test_a_folder_is_all_that_is_needed(photos):
+    splits = load(photos)
+    assert splits.train.classes == BY_CLASS
+    assert (splits.train.name, len(splits.train), len(splits.validation)) == ("photos", 27, 3)
+    assert sorted(splits.validation.labels.tolist()) == [0, 1, 2]
+    assert not set(splits.train.paths) & set(splits.validation.paths)
+    assert splits.targets == {}
+    assert splits.train.image_size == (24, 24)
+
+
+def test_a_target_folder_takes_its_name_and_the_sources_image_size(photos, sketches):
+    splits = load(photos, str(sketches), size=16)
+    assert list(splits.targets) == ["sketches"]
+    assert len(splits.targets["sketches"]) == 12
+    assert splits.targets["sketches"].image_size == splits.train.image_size == (16, 16)
+
+
+def test_the_automatic_size_is_that_of_the_source(photos, tmp_path):
+    target = make_tree(tmp_path / "large", "cat", "dog", size=(40, 30))
+    assert load(photos, str(target)).targets["large"].image_size == (24, 24)
+
+
+def test_classes_are_matched_by_name_and_a_target_may_lack_some(photos, tmp_path):
+    write_picture(tmp_path / "t/horse/1.png", 800)
+    domain = load(photos, str(tmp_path / "t")).targets["t"]
+    assert domain.classes == BY_CLASS
+    assert set(domain.labels.tolist()) == {2}
+
+
+def test_an_extra_class_of_a_target_is_refused_before_anything_is_decoded(
+    photos, tmp_path, monkeypatch
+):
+    target = make_tree(tmp_path / "t", "cat", "dogs")
+    monkeypatch.setattr(own_data, "read_images", None)
+    with pytest.raises(DataError, match=r"'dogs' \(did you mean 'dog'\?\)"):
+        load(photos, str(target))
+
+
+def test_domains_of_one_folder_are_source_and_targets(both):
+    splits = load(both, domain="Photo")
+    assert (splits.train.name, list(splits.targets)) == ("photo", ["sketch"])
+    assert all(path.startswith("photo/") for path in splits.train.paths)
+    assert list(load(both, "SKETCH", domain="photo").targets) == ["sketch"]
+
+
+def test_several_domains_without_a_choice_are_refused_with_their_names(both):
+    with pytest.raises(ConfigError, match="2 domains: photo, sketch") as caught:
+        load(both)
+    assert "--own-data.domain photo" in caught.value.hint
+
+
+def test_unknown_domains_and_targets_give_the_nearest_name(both):
+    with pytest.raises(ConfigError, match="no domain 'foto'") as caught:
+        load(both, domain="foto")
+    assert caught.value.hint == "Did you mean 'photo'?"
+    with pytest.raises(ConfigError, match="target 'sketches'") as caught:
+        load(both, "sketches", domain="photo")
+    assert caught.value.hint == "Did you mean 'sketch'?"
+
+
+def test_a_domain_and_the_same_images_as_a_folder_of_their_own_are_equal(both, photos, sketches):
+    one = load(both, domain="photo")
+    two = load(photos, str(sketches))
+    assert one.fingerprint["train"] == two.fingerprint["train"]
+    assert one.fingerprint["validation"] == two.fingerprint["validation"]
+    assert one.fingerprint["target:sketch"] == two.fingerprint["target:sketches"]
+
+
+def test_folders_called_train_val_and_test_are_splits(tmp_path):
+    root = tmp_path / "pets"
+    for number, split in enumerate(("train", "val", "test")):
+        for index in range(3 - number):
+            for label in ("cat", "dog"):
+                seed = 100 * number + 10 * index + (label == "cat")
+                write_picture(root / split / label / f"{index}.png", seed)
+    splits = load(root)
+    assert (len(splits.train), len(splits.validation)) == (6, 4)
+    assert {name: len(domain) for name, domain in splits.targets.items()} == {"test": 2}
+
+
+def test_a_list_with_domains_and_splits_is_followed(both, tmp_path):
+    lines = ["path,label,domain,split"]
+    for domain, split in (("photo", "train"), ("sketch", "test")):
+        for name in BY_CLASS:
+            lines += [f"both/{domain}/{name}/{i}.png,{name},{domain},{split}" for i in range(3)]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    splits = load(tmp_path / "list.csv", domain="photo", validation_fraction=0.34)
+    assert (len(splits.train), len(splits.validation)) == (6, 3)
+    assert len(splits.targets["sketch"]) == 9
+
+
+def test_validation_can_be_a_folder_of_its_own(photos, sketches):
+    splits = load(photos, validation_folder=str(sketches))
+    assert (len(splits.train), len(splits.validation)) == (30, 12)
+
+
+def test_no_validation_is_possible(photos):
+    splits = load(photos, validation_fraction=0.0)
+    assert splits.validation is None
+    assert len(splits.train) == 30
+
+
+def test_the_held_out_images_follow_their_own_seed(photos):
+    first, again, other = (load(photos, split_seed=seed).validation.paths for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_targets_of_one_name_keep_apart_and_none_is_called_validation(photos, tmp_path):
+    for number, place in enumerate(("a/test", "b/test", "c/validation")):
+        write_picture(tmp_path / place / "cat" / "1.png", 900 + number)
+    targets = [str(tmp_path / place) for place in ("a/test", "b/test", "c/validation")]
+    names = list(load(photos, *targets).targets)
+    assert len(set(names)) == 3
+    assert names[0] == "test"
+    assert "validation" not in names
+
+
+def test_the_same_image_in_source_and_target_is_warned_of_with_the_pair(photos, sketches):
+    shutil.copy(photos / "cat/0.png", sketches / "dog/copy.png")
+    with pytest.warns(PeerdgWarning, match=r"1 images are in two parts.*sketches: dog/copy\.png"):
+        load(photos, str(sketches))
+
+
+def test_the_same_image_in_training_and_validation_is_warned_of(photos, sketches):
+    shutil.copy(photos / "cat/0.png", sketches / "cat/copy.png")
+    with pytest.warns(PeerdgWarning, match=r"train: cat/0\.png = validation: cat/copy\.png"):
+        load(photos, validation_folder=str(sketches))
+
+
+def test_bad_images_stop_the_run_and_can_be_left_out(photos):
+    (photos / "cat/bad.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"1 of 31 images of 'photos' cannot be used:\n  cat/bad"):
+        load(photos)
+    splits = load(photos, skip_bad_images=True)
+    assert len(splits.train) + len(splits.validation) == 30
+    assert splits.train.skipped == (("cat/bad.jpg", "it is not an image in a known format"),)
+
+
+def test_one_class_cannot_be_learnt_but_can_be_a_target(photos, tmp_path):
+    cats = make_tree(tmp_path / "cats", "x", "cat")
+    shutil.rmtree(cats / "x")
+    with pytest.raises(DataError, match="one class"):
+        load(cats)
+    with pytest.warns(PeerdgWarning, match="two parts"):  # the same made pictures
+        assert len(load(photos, str(cats)).targets["cats"]) == 3
+
+
+def test_domains_from_python_cannot_be_found_on_disk():
+    with pytest.raises(ConfigError, match="given from Python"):
+        load(None)
+
+
+def test_targets_of_a_trained_model_follow_its_classes_and_size(sketches):
+    settings = OwnDataSettings(size=20)
+    classes = ("dog", "zebra", "cat", "horse")
+    (domain,) = own_data.read_targets([str(sketches)], classes=classes, settings=settings).values()
+    assert (domain.classes, domain.image_size) == (classes, (20, 20))
+    assert torch.bincount(domain.labels).tolist() == [4, 0, 4, 4]
+
+
+def test_verify_reports_every_domain(both):
+    (both / "photo/cat/bad.png").write_bytes(b"")
+    reports = own_data.verify(both)
+    assert [(r.domain, r.status, r.count) for r in reports] == [
+        ("photo", "damaged", 30),
+        ("sketch", "found", 12),
+    ]
+    assert reports[0].problems == ("photo/cat/bad.png: the file is empty.",)
