@@ -19,7 +19,7 @@ from peerdg.run.presets import preset
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(peerdg.__file__).parent
-PRESETS = sorted(path.stem for path in (SOURCE / "presets").glob("*.toml"))
+PRESETS = sorted({p.stem for p in (SOURCE / "presets").glob("*.toml")} - {"base", "photos"})
 
 
 def reaches_the_network(source: str) -> bool:

@@ -9,7 +9,7 @@ from peerdg.cli.main import run
 from peerdg.config import read_toml
 from peerdg.errors import ConfigError
 from peerdg.run.own_data_config import resolve_own_data
-from peerdg.run.presets import preset_text
+from peerdg.run.presets import preset_files
 from tests.run.test_choices import folder
 
 
@@ -23,7 +23,7 @@ def test_the_explained_preset_is_the_one_the_images_choose(side, preset, tmp_pat
     photos = str(folder(tmp_path / "photos", side=side))
     config, choices = resolve_own_data({"root": photos, "budget": "quick"})
     text = printed([photos, "--explain", "--budget", "quick"], capsys)
-    assert text.endswith(preset_text(preset))
+    assert text.endswith(preset_files(preset)[preset])
     assert f"# Preset '{preset}', budget 'quick'." in text
     explained = choices.explain(config.tables())
     assert any(line.startswith("--backbone ") for line in explained)
@@ -40,8 +40,9 @@ def test_what_was_given_is_not_explained_as_chosen(tmp_path, capsys):
 
 def test_a_named_data_set_is_explained_by_its_own_preset(capsys):
     text = printed(["pacs", "--explain"], capsys)
-    assert text == f"# Preset 'pacs', budget 'standard'.\n\n{preset_text('pacs')}"
-    assert tomllib.loads(text) == tomllib.loads(preset_text("pacs"))
+    assert text.startswith("# Preset 'pacs', budget 'standard'.\n")
+    for file in ("base", "photos", "pacs"):
+        assert preset_files("pacs")[file] in text
 
 
 def test_a_file_with_a_few_options_leaves_the_rest_to_the_images(tmp_path, capsys):
@@ -53,7 +54,7 @@ def test_a_file_with_a_few_options_leaves_the_rest_to_the_images(tmp_path, capsy
     assert (config["backbone"], config["train"]["lr"]) == ("resnet18", 0.25)
     expected, _ = resolve_own_data({"root": photos, "train": {"lr": 0.25}})
     assert config == tomllib.loads(expected.toml())
-    assert preset_text("own-photos") in printed([photos, "-c", str(few), "--explain"], capsys)
+    assert "own-photos.toml" in printed([photos, "-c", str(few), "--explain"], capsys)
 
 
 def test_a_complete_file_is_taken_as_it_is_also_for_other_images(tmp_path, capsys):

@@ -1,5 +1,5 @@
+import itertools
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,31 +8,40 @@ from peerdg.config import read_toml
 from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names
-from peerdg.run.presets import BUDGETS, preset, preset_text
+from peerdg.run.presets import BUDGETS, origins, preset, preset_files
 from peerdg.run.settings import RunConfig, notes, resolve
 
 RESULTS = Path(__file__).parents[2] / "results"
-EVERY = [(b, budget, m) for b in BENCHMARKS for budget in BUDGETS for m in method_names()]
-
-
-@pytest.mark.parametrize(("data", "budget", "method"), EVERY)
-def test_every_preset_resolves_for_every_method_and_repeats_itself(data, budget, method, tmp_path):
-    config = resolve({"benchmark": data, "budget": budget, "method": method})
-    file = tmp_path / "config.toml"
-    file.write_text(config.toml())
-    assert resolve(read_toml(file)) == config
-    assert resolve(read_toml(file)).hash == config.hash
-    assert notes(config) == []
 
 
 @pytest.mark.parametrize("data", BENCHMARKS)
-def test_every_value_of_a_preset_names_its_origin(data):
-    lines = [line for line in preset_text(data).splitlines() if "=" in line and line[0] != "#"]
-    assert lines
-    for line in lines:
+def test_every_preset_resolves_for_every_method_and_repeats_itself(data, tmp_path):
+    file = tmp_path / "config.toml"
+    for budget, method in itertools.product(BUDGETS, method_names()):
+        config = resolve({"benchmark": data, "budget": budget, "method": method})
+        file.write_text(config.toml())
+        assert resolve(read_toml(file)) == config
+        assert resolve(read_toml(file)).hash == config.hash
+        assert notes(config) == []
+
+
+def test_every_value_of_a_preset_names_its_origin():
+    texts = {name: text for data in PAPER for name, text in preset_files(data).items()}
+    assert len(texts) == 10
+    for line in "\n".join(texts.values()).splitlines():
+        if "=" not in line or line.startswith(("#", "extends")):
+            continue
         assert re.search(r"# (paper|code|assumption)\b|# study \w+: ", line), line
         if study := re.search(r"# study (\w+): ", line):
             assert (RESULTS / study[1] / "README.md").exists(), line
+
+
+def test_a_preset_wins_over_the_one_it_extends_and_a_budget_over_what_all_share():
+    assert list(preset_files("digits-mini")) == ["base", "digits", "digits-mini"]
+    quick = preset("digits-mini", "quick")
+    assert (quick["train"]["epochs"], quick["train"]["lr"], quick["peer"]["k"]) == (20, 5e-4, 2)
+    assert preset("digits-mini", "paper")["peer"]["k"] == 10
+    assert preset("pacs", "paper")["pretrain"]["lr"] == 0.005
 
 
 SOURCES = {  # training images of the usual source
@@ -47,15 +56,8 @@ def test_images_are_made_after_the_released_number_of_seen_images(data, method):
     """100 steps of 32 images, in whole passes over the source and at least one."""
     passes = max(1, round(100 * 32 / SOURCES[data]))
     assert preset(data, "standard")[method]["every"] == passes
-    (line,) = [n for n in section(data, method) if n.startswith("every")]
-    if stated := re.search(r"([\d.]+) (?:of a pass|passes)", line):
-        assert float(stated.group(1)) == pytest.approx(100 * 32 / SOURCES[data], abs=0.06)
-
-
-def section(data: str, method: str) -> list[str]:
-    """The lines of the method's shared options."""
-    _, _, rest = preset_text(data).partition(f"[shared.{method}]\n")
-    return rest.partition("\n[")[0].splitlines()
+    if stated := re.search(r"([\d.]+) passes", origins(data, "standard")[f"{method}.every"]):
+        assert float(stated[1]) == pytest.approx(100 * 32 / SOURCES[data], abs=0.06)
 
 
 def test_the_paper_budget_of_digits_has_the_papers_values():
@@ -137,41 +139,38 @@ PAPER = {
     "terra": {"backbone": "resnet18", "peer.w": 2.0, "peer.lam": 0.005,
               "augment.operations": "torchvision", "evaluate_every": 10},
 }  # fmt: skip
-PRESETS = sorted(PAPER)
 
 
-def commented_values(name: str) -> list[tuple[str, str, object, str]]:
-    """Budget, option, value and comment of every line of a preset file."""
-    found, section = [], ""
-    for line in preset_text(name).splitlines():
-        if line.startswith("["):
-            section = line.strip("[]")
-        elif line and not line.startswith("#"):
-            setting, _, comment = line.partition("#")
-            budget, _, part = section.partition(".")
-            ((key, value),) = tomllib.loads(setting).items()
-            found.append((budget, f"{part}.{key}".lstrip("."), value, comment.strip()))
-    return found
+def commented_values(name: str) -> list[tuple[str, object, str, str]]:
+    """Option, value, comment and budget of everything that a preset and its parents have."""
+    values = []
+    for budget in BUDGETS:
+        tables = preset(name, budget)
+        for option, comment in origins(name, budget).items():
+            section, _, key = option.rpartition(".")
+            value = (tables[section] if section else tables)[key]
+            values.append((option, value, comment, budget))
+    return values
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PAPER)
 def test_a_value_that_names_the_paper_is_the_papers(name):
     checked = 0
-    for budget, key, value, comment in commented_values(name):
+    papers = PAPER["vlcs" if name == "terra" else name]  # terra.toml says so
+    for option, value, comment, budget in commented_values(name):
         if not comment.startswith("paper"):
             continue
         checked += 1
         if "P-ENS" in comment:  # the paragraph on parameter-space ensembles has its own number
-            assert (budget, key, value) == ("standard", "train.epochs", 100)
+            assert (budget, option, value) == ("standard", "train.epochs", 100)
         else:
-            assert PAPER[name].get(key) == value, f"[{budget}] {key} = {value}  # {comment}"
+            assert papers.get(option) == value, f"[{budget}] {option} = {value}  # {comment}"
     assert checked > 4
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PAPER)
 def test_the_paper_budget_is_the_papers_wherever_the_paper_has_a_value(name):
     tables = preset(name, "paper")
-    assert PAPER[name].keys() - {"augment.operations"}
     for key, value in PAPER[name].items():
         section, _, option = key.rpartition(".")
         assert (tables[section] if section else tables)[option] == value, key
@@ -180,10 +179,10 @@ def test_the_paper_budget_is_the_papers_wherever_the_paper_has_a_value(name):
 FRACTIONS = {"a tenth": (1, 10), "a fifth": (1, 5), "three tenths": (3, 10), "a third": (1, 3)}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", PAPER)
 def test_a_fraction_of_the_papers_schedule_is_that_fraction(name):
     papers = PAPER["vlcs" if name == "terra" else name]
-    for _, key, value, comment in commented_values(name):
+    for key, value, comment, _ in commented_values(name):
         for words, (part, whole) in FRACTIONS.items():
             if words in comment:
                 assert value * whole == papers[key] * part, f"{key} = {value}  # {comment}"
@@ -193,9 +192,8 @@ def test_a_fraction_of_the_papers_schedule_is_that_fraction(name):
 
 
 def test_what_the_paper_does_not_say_is_marked_as_an_assumption():
-    for name in PRESETS:
-        for _, key, value, comment in commented_values(name):
+    for name in PAPER:
+        for key, value, comment, _ in commented_values(name):
             if key == "randaugment.k" or (key, value) == ("augment.operations", "sdg"):
                 assert comment.startswith("assumption"), f"{name}: {key} = {value}  # {comment}"
-    alexnet = next(c for _, k, _, c in commented_values("pacs") if k == "backbone")
-    assert "caffenet" in alexnet  # the paper's channels are not those of the network it names
+    assert "caffenet" in origins("pacs", "paper")["backbone"]  # the paper's channels are its

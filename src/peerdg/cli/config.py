@@ -8,7 +8,7 @@ from rich.text import Text
 from peerdg.cli.console import console
 from peerdg.cli.flags import CommonFlags, Options, explained_choices, resolve_flags
 from peerdg.run.choices import Choices
-from peerdg.run.presets import preset_text
+from peerdg.run.presets import preset_files
 from peerdg.run.settings import RunConfig
 
 _DATA = "data set (`peerdg data list` shows them), or a folder or list of your own images"
@@ -25,8 +25,8 @@ def config(
     """Print the complete configuration as TOML, ready for `peerdg train --config`.
 
     Args:
-        explain: Print the preset file that the run would use instead; its comments say where each
-            value comes from. For your own images, what they decide stands above it.
+        explain: Print the preset files that the run would use instead, the most general first.
+            Their comments say where each value comes from. What your images decide stands above.
     """
     resolved, choices = resolve_flags(data, common or CommonFlags(), options)
     text = _explanation(resolved, choices) if explain else resolved.toml()
@@ -37,4 +37,5 @@ def _explanation(config: RunConfig, choices: Choices | None) -> str:
     """The preset of `config`; above it, as comments, its budget and what the images decided."""
     name = choices.preset if choices else config.benchmark
     above = [f"Preset '{name}', budget '{config.budget}'.", *explained_choices(config, choices)]
-    return "".join(f"# {line}\n" for line in above) + "\n" + preset_text(name)
+    texts = [f"## {file}.toml\n{text}" for file, text in preset_files(name).items()]
+    return "\n".join(["".join(f"# {line}\n" for line in above), *texts])

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -11,28 +12,44 @@ BUDGETS = ("quick", "standard", "paper")
 
 
 def preset(benchmark: str, budget: str) -> dict[str, Any]:
-    """The options of a budget: what all budgets share, then its own."""
-    tables = tomllib.loads(preset_text(benchmark))
-    return merge(tables["shared"], tables[budget])
+    """Merge the options of a budget: those of the files it extends, then of its own file."""
+    layers = map(_parse, preset_files(benchmark).values())
+    return merge(*(layer.get(table, {}) for layer in layers for table in ("shared", budget)))
+
+
+@cache
+def _parse(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
+
+
+@cache
+def preset_files(benchmark: str) -> dict[str, str]:
+    """Read a preset and the files that it extends, by name, the most general one first."""
+    text = files("peerdg.presets").joinpath(f"{benchmark}.toml").read_text("utf-8")
+    parent = _parse(text).get("extends")
+    return {**(preset_files(parent) if parent else {}), benchmark: text}
 
 
 def origins(benchmark: str, budget: str) -> dict[str, str]:
-    """Where each value of a budget comes from, by dotted option: the comments of the file."""
-    found: dict[str, dict[str, str]] = {"shared": {}, budget: {}}
-    table, section = "", ""
-    for line in preset_text(benchmark).splitlines():
-        if heading := re.fullmatch(r"\[(\w+)\.?([\w.-]*)\]", line):
-            table, section = heading.groups()
-        elif (value := re.match(r"(\w+) *=[^#]*# *(.*)", line)) and table in found:
-            key, comment = value.groups()
-            found[table][f"{section}.{key}".lstrip(".")] = comment
-    return {**found["shared"], **found[budget]}
+    """Find where each value of a budget comes from, by dotted option, in the files' comments."""
+    comments: dict[str, str] = {}
+    for text in preset_files(benchmark).values():
+        own: dict[str, dict[str, str]] = {"shared": {}, budget: {}}
+        table, section = "", ""
+        for line in text.splitlines():
+            if heading := re.match(r"\[(\w+)\.?([\w-]*)\]", line):
+                table, section = heading.groups()
+            elif (value := re.match(r"(\w+) *=[^#]*# *(.*)", line)) and table in own:
+                key, comment = value.groups()
+                own[table][f"{section}.{key}".lstrip(".")] = comment
+        comments |= own["shared"] | own[budget]
+    return comments
 
 
 def reason(origin: str) -> str:
-    """The origin of a value as a reason: `paper`, `paper: Digits`, `assumption: why`, `study x: y`.
+    """Write an origin (`paper`, `paper: Digits`, `assumption: why`, `study x: y`) as a reason.
 
-    Studies are those of the project, `results/x`; what they chose, they chose by the source alone.
+    Studies are those of the project, `results/x`. They choose by the source's images alone.
     """
     kind, _, text = origin.partition(": ")
     if kind == "assumption":
@@ -40,8 +57,3 @@ def reason(origin: str) -> str:
     if kind.startswith("study "):
         return f"{text} ({kind})"
     return f"the {kind}'s value" + (f" ({text})" if text else "")
-
-
-def preset_text(benchmark: str) -> str:
-    """The file itself, whose comments say where each value comes from."""
-    return files("peerdg.presets").joinpath(f"{benchmark}.toml").read_text("utf-8")
