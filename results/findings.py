@@ -13,7 +13,7 @@ from pathlib import Path
 
 from peerdg.benches.figures import LEGEND, draw_difference, name_rows, tick_ratios
 from peerdg.benches.questions import difference_text, ratio_text
-from peerdg.evaluate.paired import Difference
+from peerdg.evaluate.statistics import Difference
 from peerdg.report.figures import pyplot, save_figure
 
 RESULTS = Path(__file__).parent

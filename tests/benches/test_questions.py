@@ -14,7 +14,7 @@ from peerdg.benches.report import ANSWERS, ANSWERS_CSV, write_bench
 from peerdg.benches.table import bench_table
 from peerdg.benches.variants import read_plan_file
 from peerdg.errors import ConfigError
-from peerdg.evaluate.paired import paired_difference
+from peerdg.evaluate.statistics import paired_difference
 from peerdg.report.figures import pyplot
 from peerdg.text import markdown_text
 from tests.benches.test_table import GROUPS

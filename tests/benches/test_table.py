@@ -14,7 +14,7 @@ from peerdg.benches.figures import differences_figure, name_points, steadiness_f
 from peerdg.benches.report import bench_page, explanation, write_bench
 from peerdg.benches.table import BenchTable, bench_table, common_period
 from peerdg.config import merge
-from peerdg.evaluate.paired import paired_difference
+from peerdg.evaluate.statistics import paired_difference
 from peerdg.methods.registry import settings_of
 from peerdg.report.figures import pyplot
 from peerdg.report.result import RunResult

@@ -20,7 +20,7 @@ from peerdg.data.benchmarks import OwnDataSettings
 from peerdg.data.own_data import read_targets
 from peerdg.data.paths import image_files
 from peerdg.errors import ConfigError
-from peerdg.evaluate.predictions import answer, most_probable
+from peerdg.evaluate.predictions import most_probable, predict_batch
 from peerdg.report.prediction_file import (
     PredictionWriter,
     csv_line,
@@ -51,7 +51,7 @@ def test_a_file_gets_the_bits_that_the_evaluation_of_its_folder_gives(model: Pat
     loaded = peerdg.load_model(model)
     settings = OwnDataSettings(size=loaded.stored_size)
     domain = read_targets([str(photos)], classes=loaded.classes, settings=settings)["all"]
-    expected = answer(loaded.classifier, domain.images, size=loaded.image_size)
+    expected = predict_batch(loaded.classifier, domain.images, size=loaded.image_size)
     streamed = list(loaded.predict_files(image_files(photos)))
     assert [str(p.path.relative_to(photos)) for p in streamed] == list(domain.paths or ())
     assert torch.equal(torch.stack([p.probabilities for p in streamed]), expected.probabilities)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from peerdg.errors import DamagedError
 from peerdg.evaluate import detail
 from peerdg.evaluate.accuracy import evaluate_domain
-from peerdg.evaluate.calibration import calibration
-from peerdg.evaluate.detail import evaluate_in_detail
+from peerdg.evaluate.detail import calibration, class_results, evaluate_in_detail
 from tests.conftest import tiny_classifier, tiny_domain
 
 
@@ -71,13 +70,13 @@ def test_the_worst_mistakes_are_the_surest_wrong_answers():
 
 def test_a_class_is_most_often_taken_for_the_largest_entry_beside_the_diagonal():
     confusion = torch.tensor([[9, 1, 3], [0, 4, 0], [2, 2, 0]])
-    found = detail._by_class(("a", "b", "c"), confusion)
+    found = class_results(("a", "b", "c"), confusion)
     assert [c.confused_with for c in found] == ["c", None, "a"]
 
 
 def test_everything_can_be_written_as_json():
     found = evaluate_in_detail(tiny_classifier(), tiny_domain())
-    assert json.loads(json.dumps(found.plain())) == found.plain()
+    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
 
 
 def test_calibration_error_of_a_hand_computed_case():
@@ -105,7 +104,7 @@ def test_a_bin_holds_the_means_of_its_images_and_its_upper_edge():
 
 def test_a_class_without_images_is_missing_and_does_not_count_in_the_mean():
     confusion = torch.tensor([[3, 1, 0], [0, 0, 0], [1, 0, 1]])
-    classes = detail._by_class(("a", "b", "c"), confusion)
+    classes = class_results(("a", "b", "c"), confusion)
     found = replace(
         evaluate_in_detail(tiny_classifier(), tiny_domain()), classes=classes, confusion=confusion
     )

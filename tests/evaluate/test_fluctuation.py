@@ -1,6 +1,5 @@
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,6 @@ def test_a_constant_series_does_not_fluctuate():
     assert (f.var, f.std, f.range, f.max_drawdown, f.mean_abs_step, f.detrended_var, f.gap) == (
         0,
     ) * 7
-    assert f.final == f.best == f.worst_tail == 42.0
 
 
 def test_a_square_wave_of_amplitude_a_has_variance_a_squared():
@@ -51,7 +49,6 @@ def test_statistics_agree_with_plain_python(values):
     falls = [max(values[: t + 1]) - a for t, a in enumerate(values)]
     assert f.max_drawdown == max(falls)
     assert f.gap == max(values) - values[-1]
-    assert f.worst_tail == min(values[-max(1, -(-len(values) // 5)) :])
 
 
 def test_detrending_subtracts_the_mean_of_five_and_of_fewer_at_the_ends():
@@ -96,14 +93,12 @@ def test_both_readings_of_the_average_column_are_given():
     result = run_fluctuation({"a": [10, 20, 10, 20], "b": [20, 10, 20, 10]})
     assert result.mean.var == pytest.approx(25)
     assert result.of_mean.var == 0
-    assert result.domains["a"].var == pytest.approx(np.var([10, 20, 10, 20]))
 
 
 def test_the_averaged_series_is_the_mean_over_domains_at_each_time():
     result = run_fluctuation({"a": [10.0, 20.0, 60.0], "b": [30.0, 20.0, 0.0]})
     assert result.of_mean == fluctuation([20.0, 20.0, 30.0])
-    assert result.mean.best == (60 + 30) / 2
-    assert result.mean.count == 3
+    assert result.mean.gap == (0 + 30) / 2
 
 
 def test_a_run_without_enough_periods_has_no_fluctuation():

@@ -14,12 +14,11 @@ from peerdg.config import merge, plain
 from peerdg.errors import ConfigError
 from peerdg.files import sha256
 from peerdg.models.fingerprint import network_fingerprint
-from peerdg.report.comparison import comparison_page, findings, require_comparable
+from peerdg.report.comparison import comparison_page, require_comparable
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.selection import settings_findings
 from peerdg.report.variants import by_variant
-from peerdg.text import markdown_text
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.report.test_selection_report import run
 
@@ -45,67 +44,10 @@ def made(
     return replace(usual, config=config, records=records, fingerprints=fingerprints)
 
 
-def points(*runs: RunResult) -> list[str]:
-    """The findings that compare two methods."""
-    return [sentence for sentence in findings(by_variant(runs)) if "points" in sentence]
-
-
 # What was learnt from.
 
 
-def test_methods_that_learnt_from_other_images_are_not_compared_and_that_is_said():
-    runs = [made(), made("erm", shift=-5, images={"train": "t2"})]
-    assert points(*runs) == []
-    page = comparison_page(runs, title="t")
-    said = "Rows were trained on different images (peer: own-data@t1; erm: own-data@t2)"
-    assert markdown_text(said) in page
-    assert "Rows differ in training images; what follows is of the first." in page
-    same = [made(), made("erm", shift=-5)]
-    assert len(points(*same)) == 1
-    assert "trained on different images" not in comparison_page(same, title="t")
-
-
-def test_of_several_data_variants_only_those_of_the_same_data_are_compared():
-    runs = [
-        made(),
-        made(shift=10, images={"train": "t2"}),
-        made("erm", shift=-5),
-        made("erm", shift=-1, images={"train": "t2"}),
-    ]
-    assert [s.split(": ")[1] for s in points(*runs)] == [
-        f"peer data=own-data@{name} is {gain} points above erm data=own-data@{name} on the target "
-        "mean in one seed."
-        for name, gain in (("t1", 5.0), ("t2", 11.0))
-    ]
-
-
 # Options that belong to no method.
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "called"),
-    [
-        ("weights", "imagenet", "weights"),
-        ("transform", {"size": 64}, "transform.size"),
-        ("train", {"lr": 0.5}, "train.lr"),
-        ("own-data", {"validation_fraction": 0.5}, "own-data.validation_fraction"),
-    ],
-)
-def test_every_option_that_differs_between_methods_is_named(option, value, called):
-    runs = [made(), made("erm", shift=-5, **{option: value})]
-    assert markdown_text(f"Rows differ in {called};") in comparison_page(runs, title="t")
-    (sentence,) = points(*runs)
-    assert sentence.endswith(f"they also differ in {called}.")
-
-
-def test_operations_matter_between_methods_that_augment_only():
-    runs = [made(), made("erm", augment={"operations": "torchvision"})]
-    assert "augment.operations" not in comparison_page(runs, title="t")
-    assert "also differ" not in points(*runs)[0]
-    three = [*runs, made("randaugment", augment={"operations": "torchvision"})]
-    assert "Rows differ in augment.operations;" in comparison_page(three, title="t")
-    both = [made(), made("randaugment", augment={"operations": "torchvision"})]
-    assert points(*both)[0].endswith("they also differ in augment.operations.")
 
 
 def test_runs_that_do_not_augment_are_one_variant_whatever_their_augmentation():
@@ -113,11 +55,6 @@ def test_runs_that_do_not_augment_are_one_variant_whatever_their_augmentation():
     assert list(by_variant(runs)) == ["erm"]
     unset = [made("randaugment"), made("randaugment", augment={"num_ops": 2})]
     assert list(by_variant(unset)) == ["randaugment num_ops=unset", "randaugment num_ops=2"]
-
-
-def test_how_often_a_run_is_evaluated_does_not_change_its_last_accuracy():
-    (sentence,) = points(made(), made("erm", evaluate_every=3))
-    assert "also differ" not in sentence
 
 
 def with_steps(result: RunResult, *steps: int) -> RunResult:
@@ -128,27 +65,6 @@ def with_steps(result: RunResult, *steps: int) -> RunResult:
     ]
     pretraining = {**events[0], "phase": "pretrain", "steps": 999}
     return replace(result, events=[pretraining, events[0], *events])
-
-
-def test_unequal_numbers_of_training_steps_are_said():
-    runs = [with_steps(made(), 3, 6, 900), with_steps(made("erm", shift=-5), 3, 3, 3)]
-    assert [result.steps for result in runs] == [909, 9]
-    page = comparison_page(runs, title="t")
-    said = "Rows were trained for different numbers of optimizer steps (peer: 909; erm: 9)"
-    assert markdown_text(said) in page
-    assert points(*runs)[0].endswith("they also differ in training steps.")
-    equal = [with_steps(made(), 3, 3, 3), runs[1]]
-    assert "optimizer steps" not in comparison_page(equal, title="t")
-    assert "also differ" not in points(*equal)[0]
-    unknown = [made(), runs[1]]
-    assert unknown[0].steps is None
-    assert "optimizer steps" not in comparison_page(unknown, title="t")
-
-
-def test_where_an_option_explains_unequal_steps_it_is_named_alone():
-    more = with_steps(made("erm", train={"epochs": 4}), 3, 3, 3, 3)
-    (sentence,) = points(with_steps(made(), 3, 3, 3), more)
-    assert sentence.endswith("they also differ in train.epochs.")
 
 
 def test_the_length_of_epochs_is_an_option_of_methods_that_make_images_only():
@@ -167,66 +83,6 @@ def test_the_length_of_epochs_is_an_option_of_methods_that_make_images_only():
 # PEER against P-ENS.
 
 
-@pytest.mark.parametrize("option", [{"k": 3}, {"average": False}, {"bn": "copy"}])
-def test_the_regularizer_is_not_judged_where_another_option_of_peer_differs(option):
-    runs = [made(), made(shift=-5, peer={"regularizer": "none", **option})]
-    (sentence,) = points(*runs)
-    assert sentence.endswith(f"they also differ in peer.{next(iter(option))}.")
-    assert "pay" not in sentence
-
-
-def test_options_of_the_regularizer_may_differ_from_those_of_p_ens():
-    without = {"regularizer": "none", "w": 0.0, "lam": 1.0, "tau": 1.0, "head_dim": 4}
-    (sentence,) = points(made(), made(shift=-5, peer=without))
-    assert sentence.endswith("one seed; whether the regularizer pays at this budget is not shown.")
-
-
-@pytest.mark.parametrize(
-    ("shifts", "end"),
-    [
-        ((-5, -3, -4, -1, -2), "peer is 3.0 points above p-ens on the target mean; at this budget "
-                               "the regularizer pays in accuracy."),
-        ((25, 23, 24), "peer is 24.0 points below p-ens on the target mean; at this budget the "
-                       "regularizer does not pay in accuracy."),
-        ((5, 3, 1), "peer and p-ens are not told apart by 3 seeds on the target mean (-3.0 points; "
-                    "single seeds from -5.0 to -1.0); whether the regularizer pays at this budget "
-                    "is not shown."),
-        ((-5, 1), "peer and p-ens are not told apart by 2 seeds on the target mean (+2.0 points; "
-                  "single seeds from -1.0 to +5.0); whether the regularizer pays at this budget is "
-                  "not shown."),
-    ],
-)  # fmt: skip
-def test_it_takes_more_than_chance_to_say_what_the_regularizer_does(shifts, end):
-    without = {"regularizer": "none"}
-    runs = [made(seed=n) for n in range(len(shifts))]
-    runs += [made(seed=n, shift=shift, peer=without) for n, shift in enumerate(shifts)]
-    (sentence,) = points(*runs)
-    assert sentence.endswith(end)
-
-
-def test_a_seed_that_only_one_of_two_has_is_not_compared():
-    """Seed 1 of P-ENS failed: that PEER is poor there says nothing about the regularizer."""
-    without = {"regularizer": "none"}
-    runs = [made(), made(seed=1, shift=-40), made(shift=-5, peer=without)]
-    (sentence,) = points(*runs)
-    assert "peer is 5.0 points above p-ens on the target mean in one seed" in sentence
-    assert points(made(seed=1), made(shift=-5, peer=without)) == []
-
-
-def test_of_many_variants_only_those_are_compared_that_differ_in_one_thing():
-    few = [made("erm", shift=-9), made(shift=-5, peer={"regularizer": "none", "k": 3}), made()]
-    assert any("also differ" in sentence for sentence in points(*few))
-    many = [made("erm", shift=-9 - n, train={"lr": 0.1 * n + 0.1}) for n in range(7)]
-    assert len(points(*many, *few[1:])) < len(points(*few))
-    assert not any("also differ" in sentence for sentence in points(*many, *few[1:]))
-
-
-def test_of_several_periods_p_ens_is_compared_with_its_own():
-    runs = [made(), made(peer={"k": 3}), made(shift=-5, peer={"k": 3, "regularizer": "none"})]
-    (sentence,) = points(*runs)
-    assert "peer k=3 is 5.0 points above p-ens" in sentence
-
-
 RANDAUGMENT = {"randaugment": {"k": 1}, "average": {"kind": ["snapshots"]}, "recipe": "p-ens"}
 
 
@@ -235,34 +91,6 @@ def recipe(*, shift: float = 0.0, **options: Any) -> RunResult:
     usual = made("randaugment", shift=shift, **merge(RANDAUGMENT, options))
     average = [{**record, "model": "snapshots"} for record in usual.records]
     return replace(usual, records=[*usual.records, *average])
-
-
-def test_the_regularizer_is_judged_by_the_recipe_that_lacks_it():
-    (sentence,) = points(made(), recipe(shift=-5))
-    assert sentence == (
-        "PEER against augmentation with averaging, without regularizer: peer is 5.0 points above "
-        "p-ens on the target mean in one seed; whether the regularizer pays at this budget is not "
-        "shown."
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "called"),
-    [
-        ({"randaugment": {"k": 3}}, "average.k"),
-        ({"average": {"k": 3}}, "average.k"),
-        ({"average": {"kind": ["ema"]}, "recipe": "ema"}, "average.kind"),
-    ],
-)
-def test_the_regularizer_is_not_judged_where_the_averages_differ(options, called):
-    (sentence,) = points(made(), recipe(shift=-5, **options))
-    assert sentence.endswith(f"they also differ in {called}.")
-    assert "pay" not in sentence
-
-
-def test_averages_that_only_one_method_has_are_no_other_difference():
-    (sentence,) = points(made(average={"kind": ["ema"], "decay": 0.5}), made("erm", shift=-5))
-    assert "also differ" not in sentence
 
 
 def test_runs_from_before_there_were_averages_are_seeds_of_one_variant():
@@ -340,17 +168,6 @@ def own(seed: int, network: str | None, start: str | None, method: str = "peer")
     return replace(usual, inputs=replace(usual.inputs, network=network, network_weights=start))
 
 
-def test_networks_made_anew_for_each_seed_are_one_row_that_says_so():
-    runs = [own(0, "n", "w0"), own(1, "n", "w1")]
-    assert list(by_variant(runs)) == ["peer"]
-    said = "The networks of peer have other initial weights with each seed (0: w0, 1: w1)."
-    assert said in comparison_page(runs, title="t")
-    (sentence,) = points(*runs, own(0, "n", "w0", "erm"))
-    assert "also differ" not in sentence
-    (sentence,) = points(*runs, own(0, "n", "trained", "erm"))
-    assert sentence.endswith("they also differ in initial weights.")
-
-
 def test_own_networks_of_old_runs_are_one_group():
     assert list(by_variant([own(0, None, None), own(1, None, None)])) == ["peer"]
     mixed = by_variant([own(0, None, None), own(1, None, None), own(0, "abc", "w")])
@@ -379,20 +196,6 @@ def test_a_functions_address_is_no_part_of_a_fingerprint():
             return f"<function relu at {hex(id(self))}>"
 
     assert network_fingerprint(Activation()) == network_fingerprint(Activation())
-
-
-def test_where_lists_of_a_split_are_is_neither_kept_nor_compared(tmp_path: Path):
-    """What is in them is: it decides the fingerprints of the data."""
-    runs = [
-        made(seed=seed, benchmark="pacs", pacs={"split": "official", "lists": f"/home/{seed}"})
-        for seed in (0, 1)
-    ]
-    assert len(by_variant(runs)) == 1
-    save_runs(tmp_path / "runs.json", runs)
-    assert "/home" not in (tmp_path / "runs.json").read_text()
-    assert [run.config["pacs"] for run in load_runs(tmp_path / "runs.json")] == [
-        {"split": "official"}
-    ] * 2
 
 
 def test_files_of_weights_of_one_name_stay_apart(tmp_path: Path):

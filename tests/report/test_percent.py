@@ -11,7 +11,7 @@ import peerdg
 from peerdg.cli.main import run
 from peerdg.crafted.families import DISJOINT
 from peerdg.evaluate.detail import evaluate_in_detail
-from peerdg.evaluate.interval import accuracy_spread, accuracy_text, mean_text
+from peerdg.evaluate.statistics import accuracy_spread, accuracy_text
 from peerdg.report.comparison import comparison_page
 from peerdg.report.evaluation import class_table, summary_table
 from peerdg.report.runs import read_run
@@ -44,8 +44,6 @@ def test_several_runs_name_the_few_images_they_share():
     assert accuracy_spread([70.0, 80.0], 100) == "75.0 ± 7.1"
     assert accuracy_spread([70.0], 42) == accuracy_text(70.0, 42)
     assert accuracy_spread([], 42) == "-"
-    assert mean_text(56.54, 42) == "56.5 (n=42)"
-    assert mean_text(56.54, 420) == "56.5"
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +135,7 @@ def test_evaluate_shows_the_interval_by_domain_and_class_and_keeps_it_in_json():
     for shown, result in zip(class_table(few).rows, few.classes, strict=True):
         assert shown[3] == accuracy_text(100 * result.correct / 10, 10, with_n=False)
     assert class_table(many).rows[0][3] == f"{many.classes[0].accuracy:.2f}"
-    low, high = few.plain()["interval_95"]
+    low, high = few.to_dict()["interval_95"]
     assert low < few.accuracy < high or few.accuracy in (0, 100)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import peerdg
-from peerdg.report.findings import findings
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.tables import comparison, final_accuracies
@@ -111,18 +110,6 @@ def test_done_and_manifest_that_disagree_are_read_as_what_was_stored(folder: Pat
     done = json.loads((folder / "done.json").read_text())
     (tmp_path / "run" / "done.json").write_text(json.dumps({**done, "deployed": "proxy"}))
     assert read_run(tmp_path / "run").deployed == "proxy"
-
-
-def test_sentences_about_steadiness_name_the_networks_by_their_roles():
-    sentences = findings(by_variant([observing(trained="net", deployed="ema")]))
-    assert sentences == ["peer: too few periods after the first 5 to speak of fluctuation."]
-    kept = load_runs(ROOT / "results/demo/runs.json")
-    steady = [sentence for sentence in findings(by_variant(kept)) if "fluctuates" in sentence]
-    roles = {"p-ens": ("snapshots", "model"), "peer": ("task", "proxy")}  # of those with averages
-    assert len(steady) == len(roles)
-    for sentence, (method, (deployed, trained)) in zip(steady, roles.items(), strict=True):
-        assert sentence.startswith(f"{method}: the deployed network ({deployed}) fluctuates")
-        assert f"less than the trained one ({trained}) in every seed:" in sentence
 
 
 def test_a_run_is_called_by_the_name_it_was_started_under():

@@ -82,7 +82,7 @@ def test_crafted_validation_is_given_over_the_disjoint_and_over_all_families():
 def test_the_page_says_that_the_oracle_is_no_option():
     page = comparison_page(RUNS, title="t")
     assert "## Model selection" in page
-    assert "oracle: mean target accuracy; NOT AVAILABLE IN PRACTICE" in page
+    assert "oracle: mean target accuracy, NOT AVAILABLE IN PRACTICE" in page
     assert "crafted:" not in page.split("## Model selection")[0]  # no table of targets has them
     assert selection_table(RUNS).markdown() in page
     assert crafted_table(RUNS).markdown() in page

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peerdg.cli.main import run as peerdg
 from peerdg.config import merge
 from peerdg.errors import ConfigError
-from peerdg.report.comparison import comparison_page, findings, require_comparable
+from peerdg.report.comparison import comparison_page, require_comparable
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.tables import listed_runs
@@ -157,21 +157,6 @@ def test_every_run_is_in_one_group_and_no_two_groups_share_a_name(configs):
         assert len({run.variant for run in group}) == 1
         assert [run.seed for run in group] == sorted({run.seed for run in group})
     assert {run.variant for run in runs} == {g[0].variant for g in groups.values()}
-
-
-def test_several_variants_are_compared_only_with_those_that_share_the_rest():
-    def trained(method: str, epochs: int) -> RunResult:
-        made = variant(method=method, **{method: {"k": 1}}, train={"epochs": epochs})
-        others = {"peer", "randaugment"} - {method}
-        config = {k: v for k, v in made.config.items() if k not in others}
-        observed = {"peer": ("proxy", "task"), "randaugment": ("proxy",)}[method]
-        records = [record for record in made.records if record["model"] in observed]
-        return replace(made, config=config, records=records)
-
-    groups = by_variant([trained("peer", 3), trained("peer", 9), trained("randaugment", 9)])
-    sentences = [s for s in findings(groups) if s.startswith("PEER against augmentation alone")]
-    assert len(sentences) == 1
-    assert "peer epochs=9 is" in sentences[0]
 
 
 def test_the_page_names_w_and_what_was_held_back():

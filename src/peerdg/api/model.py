@@ -20,14 +20,14 @@ from peerdg.data.read import to_pixels
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
-from peerdg.evaluate.detail import WORST, Detail, Seen, evaluate_in_detail
+from peerdg.evaluate.detail import WORST, DomainReport, Overlap, evaluate_in_detail
 from peerdg.evaluate.predictions import (
-    Answers,
     FilePrediction,
-    answer,
+    Predictions,
     images_in_memory,
     most_probable,
     not_finite,
+    predict_batch,
     predict_files,
 )
 from peerdg.export.formats import Format
@@ -193,14 +193,14 @@ class Model:
             raise not_finite()
         return result
 
-    def evaluate_in_detail(self, domain: Domain, *, worst: int = WORST) -> Detail:
+    def evaluate_in_detail(self, domain: Domain, *, worst: int = WORST) -> DomainReport:
         """`evaluate`, and by class, confusion, calibration, and the `worst` mistakes."""
         domain = domain.with_classes(self.classes)
-        seen = self._count_seen(domain)
-        detail = evaluate_in_detail(self.classifier, domain, size=self.image_size, worst=worst)
-        return replace(detail, seen=seen)
+        overlap = self._count_seen(domain)
+        report = evaluate_in_detail(self.classifier, domain, size=self.image_size, worst=worst)
+        return replace(report, overlap=overlap)
 
-    def _count_seen(self, domain: Domain) -> Seen | None:
+    def _count_seen(self, domain: Domain) -> Overlap | None:
         """How many images were trained on, with a warning; None if that is not known."""
         seen = None if self._known_images is None else self._known_images.count(domain)
         if seen is not None and seen.trained:
@@ -230,11 +230,11 @@ class Model:
             overwrite=overwrite,
         )
 
-    def _answers(self, images: Iterable[ImageLike]) -> Iterator[Answers]:
+    def _answers(self, images: Iterable[ImageLike]) -> Iterator[Predictions]:
         pixels = (self._pixels(image) for image in images)
         most = min(images_per_pass(self.image_size), images_in_memory(self.stored_size))
         for chunk in _chunks(pixels, most):
-            yield answer(self.classifier, torch.stack(chunk), size=self.image_size)
+            yield predict_batch(self.classifier, torch.stack(chunk), size=self.image_size)
 
     def _pixels(self, image: ImageLike) -> torch.Tensor:
         """Any image as a uint8 square `[3, stored_size, stored_size]`."""

@@ -22,7 +22,7 @@ from peerdg.benches.work import Estimate, Work, estimate, threads_each
 from peerdg.config import did_you_mean
 from peerdg.data.parallel import cores
 from peerdg.errors import ConfigError, PeerdgError
-from peerdg.evaluate.paired import scipy_stats
+from peerdg.evaluate.statistics import scipy_stats
 from peerdg.report.comparison import RECORDS
 from peerdg.report.figures import pyplot
 from peerdg.report.result import DEPENDS_ON_LENGTH, RunResult, as_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from peerdg.benches.questions import FLUCTUATION, RATIOS, Answer
 from peerdg.benches.table import BenchTable
-from peerdg.evaluate.paired import Difference
+from peerdg.evaluate.statistics import Difference
 from peerdg.report.figures import COLORS, name_with_seeds, pyplot, save_figure
 from peerdg.report.variants import MANY
 from peerdg.text import visible

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from peerdg.benches.study import Published
 from peerdg.benches.table import BenchTable, Row
-from peerdg.evaluate.interval import spread
+from peerdg.evaluate.statistics import spread
 from peerdg.tables import Table
 from peerdg.text import markdown_text
 

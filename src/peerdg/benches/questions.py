@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from peerdg.benches.study import Questions, Term, rows_of
 from peerdg.data import VALIDATION
-from peerdg.evaluate.paired import Difference, paired_difference
+from peerdg.evaluate.statistics import Difference, paired_difference
 from peerdg.report.result import MARK, RunResult
 from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.report.variants import Groups

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from peerdg.benches.study import FEWEST_RANKED
 from peerdg.benches.table import BenchTable, Row, Spread
-from peerdg.evaluate.paired import scipy_stats
+from peerdg.evaluate.statistics import scipy_stats
 from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.tables import Table
 

@@ -11,7 +11,7 @@ from peerdg.benches.ranking import ranking_section
 from peerdg.benches.study import Study
 from peerdg.benches.table import BenchTable
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
-from peerdg.evaluate.paired import RESAMPLES
+from peerdg.evaluate.statistics import RESAMPLES
 from peerdg.files import remove, replace_atomically
 from peerdg.report.comparison import PAGE, details, opening, write_records
 from peerdg.report.result import RunResult
@@ -106,7 +106,7 @@ def bench_page(
         *_answers(table, pictures),
         *ranking_section(table, study.rankings),
         *([targets_table(runs).markdown()] if any(run.targets for run in runs) else []),
-        *details(runs, with_findings=not table.answers),
+        *details(runs),
     ])  # fmt: skip
 
 

@@ -13,9 +13,8 @@ from peerdg.benches.questions import CLEAR, LATE, Answer, answer, difference_tex
 from peerdg.benches.study import Questions
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, LATE_PERIODS, MINIMUM
-from peerdg.evaluate.interval import spread
-from peerdg.evaluate.paired import FEW_SEEDS, Difference, paired_difference
 from peerdg.evaluate.selection import Rule
+from peerdg.evaluate.statistics import FEW_SEEDS, Difference, paired_difference, spread
 from peerdg.report.comparable import accuracy_notes
 from peerdg.report.result import MARK, RECONSTRUCTED, RunResult
 from peerdg.report.selection import choices

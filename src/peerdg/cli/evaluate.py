@@ -18,7 +18,7 @@ from peerdg.run.hardware import DEVICES
 if TYPE_CHECKING:
     from peerdg.api import Model
     from peerdg.data.domain import Domain
-    from peerdg.evaluate.detail import Detail
+    from peerdg.evaluate.detail import DomainReport
 
 _DATA = "folders or lists of labelled images, or a data set by name; default: the run's own data"
 
@@ -183,7 +183,7 @@ def _own_domains(
     return {f"own-{name}" if name in taken else name: domain for name, domain in found.items()}
 
 
-def _print(details: "list[Detail]") -> None:
+def _print(details: "list[DomainReport]") -> None:
     """Each domain in detail, then all of them in short, which is what a person looks for first."""
     from peerdg.report import evaluation
     from peerdg.text import visible
@@ -203,13 +203,13 @@ def _print(details: "list[Detail]") -> None:
 
 def _write(
     model: "Model",
-    details: "list[Detail]",
+    details: "list[DomainReport]",
     domains: "Mapping[str, Domain]",
     class_map: Mapping[str, str],
     json_file: Path | None,
     report: Path | None,
 ) -> None:
-    from peerdg.evaluate.calibration import BINS
+    from peerdg.evaluate.detail import BINS
     from peerdg.files import write_json
     from peerdg.report.evaluation import write_evaluation
     from peerdg.version import __version__
@@ -217,7 +217,7 @@ def _write(
     if json_file is not None:
         stored = ("backbone", "classes", "image_size", "stored_size", "weights_sha256")
         about = {key: model.description[key] for key in stored}
-        results = [detail.plain() for detail in details]
+        results = [detail.to_dict() for detail in details]
         record: dict[str, Any] = {"model": about, "calibration_bins": BINS, "domains": results}
         if class_map:
             record["class_map"] = dict(class_map)

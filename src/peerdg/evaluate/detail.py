@@ -1,4 +1,4 @@
-"""How good a model is on a domain, in detail: by class, by confusion, by confidence, by image."""
+"""A model's results on one domain: by class, by confusion, by confidence, by image."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 from peerdg.data.domain import Domain
-from peerdg.evaluate.calibration import Calibration, calibration
-from peerdg.evaluate.interval import wilson
-from peerdg.evaluate.predictions import answer
+from peerdg.evaluate.predictions import predict_batch
+from peerdg.evaluate.statistics import wilson
 from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
 
-WORST = 12  # mistakes that are kept
+BINS = 15  # of the calibration error, as Guo et al. have it
+WORST = 12  # mistakes that a report lists
 
 
 @dataclass(frozen=True)
-class Seen:
-    """How many images of a domain a run knows.
+class Overlap:
+    """Count the images of a domain that a run already knows.
 
     Args:
         trained: Images that it was trained on.
-        validated: Images that it was validated on, and not trained.
+        validated: Images that it was validated on but not trained on.
         n: All images of the domain.
     """
 
@@ -30,12 +30,12 @@ class Seen:
     n: int
 
     def __str__(self) -> str:
-        """Format as a sentence; empty if the run knows none of them."""
+        """Format as a sentence, empty if the run knows none of the images."""
         if self.trained:
             rest = f", {self.validated:,} used for validation" if self.validated else ""
             return (
-                f"{self.trained:,} of {self.n:,} images were trained on{rest}: this is not a "
-                "measure of generalisation."
+                f"{self.trained:,} of {self.n:,} images were trained on{rest}. This does not "
+                "measure generalization."
             )
         if self.validated:
             return f"{self.validated:,} of {self.n:,} images were used for the run's validation."
@@ -44,14 +44,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class ClassResult:
-    """One class of the model.
+    """Results of one class of the model.
 
     Args:
-        name: The class.
+        name: Class name.
         n: Images of this class.
-        correct: How many of them are recognised.
-        predicted: How many images of any class are taken for it.
-        confused_with: The other class that its images are most often taken for, if any is.
+        correct: How many of them are recognized.
+        predicted: Images of any class that are predicted to be of this one.
+        confused_with: The wrong class that its images are predicted to be of most often, if any.
     """
 
     name: str
@@ -62,21 +62,21 @@ class ClassResult:
 
     @property
     def accuracy(self) -> float | None:
-        """In percent; None if the domain has no image of this class."""
+        """Accuracy in percent, None if the domain has no image of this class."""
         return 100 * self.correct / self.n if self.n else None
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image that the model takes for another class.
+    """An image with a wrong prediction.
 
     Args:
-        row: Its position in the domain.
-        path: Its file, if it came from one.
-        true: Its class.
-        predicted: The predicted class.
-        probability: The probability of the predicted class.
-        true_probability: The probability of the true class.
+        row: Position in the domain.
+        path: Image file, if it came from one.
+        true: True class.
+        predicted: Predicted class.
+        probability: Probability of the predicted class.
+        true_probability: Probability of the true class.
     """
 
     row: int
@@ -87,19 +87,46 @@ class Mistake:
     true_probability: float
 
 
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Images whose confidence lies in `(low, high]`. The first bin includes 0.
+
+    Args:
+        low: Lower edge.
+        high: Upper edge.
+        n: Number of images.
+        confidence: Mean confidence, None without images.
+        accuracy: Share of right predictions, None without images.
+    """
+
+    low: float
+    high: float
+    n: int
+    confidence: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Expected calibration error from 0 to 1, with its bins."""
+
+    error: float
+    bins: tuple[CalibrationBin, ...]
+
+
 @dataclass(frozen=True, eq=False)
-class Detail:
+class DomainReport:
     """A model's results on one domain.
 
     Args:
-        domain: Its name.
+        domain: Domain name.
         loss: Mean cross-entropy.
         classes: One entry for each class of the model, also for those without images.
         confusion: Number of images by true class (rows) and predicted class (columns).
-        calibration: Expected calibration error, with its bins.
-        worst: The wrong answers that the model is most sure of, the surest first.
+        calibration: Expected calibration error with its bins.
+        worst: Wrong predictions with the highest probability, sorted.
         skipped: Files that were left out because they cannot be decoded.
-        seen: How many of the images the model was trained on; None if that is not known.
+        overlap: How many of the images the run knows, None if that is not known.
     """
 
     domain: str
@@ -109,26 +136,26 @@ class Detail:
     calibration: Calibration
     worst: tuple[Mistake, ...]
     skipped: int = 0
-    seen: Seen | None = None
+    overlap: Overlap | None = None
 
     @property
     def n(self) -> int:
-        """Images."""
+        """Number of images."""
         return int(self.confusion.sum())
 
     @property
     def correct(self) -> int:
-        """Right answers."""
+        """Number of right predictions."""
         return int(self.confusion.trace())
 
     @property
     def accuracy(self) -> float:
-        """Right answers in percent of all images."""
+        """Right predictions in percent of all images."""
         return 100 * self.correct / self.n
 
     @property
     def class_accuracy(self) -> float:
-        """Mean over the classes that have images of their accuracy, in percent."""
+        """Mean accuracy in percent over the classes that have images."""
         known = [result.accuracy for result in self.classes if result.accuracy is not None]
         return sum(known) / len(known)
 
@@ -137,8 +164,8 @@ class Detail:
         """Classes of the model that the domain has no image of."""
         return tuple(result.name for result in self.classes if not result.n)
 
-    def plain(self) -> dict[str, Any]:
-        """Convert everything to what JSON takes."""
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to values that JSON can hold."""
         return {
             "domain": self.domain,
             "n": self.n,
@@ -156,63 +183,62 @@ class Detail:
             "confusion": self.confusion.tolist(),
             "worst": [asdict(mistake) for mistake in self.worst],
             "skipped": self.skipped,
-            "trained_on": None if self.seen is None else self.seen.trained,
-            "validated_on": None if self.seen is None else self.seen.validated,
+            "trained_on": None if self.overlap is None else self.overlap.trained,
+            "validated_on": None if self.overlap is None else self.overlap.validated,
         }
 
 
 def evaluate_in_detail(
     model: Classifier, domain: Domain, *, size: int | None = None, worst: int = WORST
-) -> Detail:
-    """Evaluate `model` on `domain` by class, confusion, calibration and image.
+) -> DomainReport:
+    """Evaluate a model on a domain by class, confusion, calibration and image.
 
     Args:
-        model: The classifier, left in the mode it is in.
+        model: Classifier. Its mode is restored.
         domain: Images with labels in the model's class order.
-        size: Side to which images are resized; None leaves them as they are.
-        worst: How many mistakes to keep.
+        size: Side to which images are resized. None leaves them as they are.
+        worst: Number of mistakes to list.
     """
+    size = size or domain.image_size[0]
+    labels = domain.labels.cpu()
+    parts = []
     with in_eval_mode(model):
-        answers = _answers(model, domain, size or domain.image_size[0])
-    labels, predicted = domain.labels.cpu(), answers.labels
+        for images in domain.images.split(images_per_pass(size)):
+            parts.append(predict_batch(model, images, size=size))
+    predicted = torch.cat([part.labels for part in parts])
+    probabilities = torch.cat([part.probabilities for part in parts])
+    confidence = probabilities.gather(1, predicted[:, None])[:, 0]
+    # From log-probabilities: a probability may be rounded to 0.
+    log_probabilities = torch.cat([part.log_probabilities for part in parts])
+    log_true = log_probabilities.gather(1, labels[:, None])[:, 0]
     n = len(model.classes)
     confusion = torch.bincount(labels * n + predicted, minlength=n * n).view(n, n)
-    right = predicted == labels
-    wrong = (~right).nonzero().flatten()
-    # Stable: of equally sure ones the first comes first, on every machine.
-    order = torch.argsort(answers.confidence[wrong], descending=True, stable=True)[:worst]
-    return Detail(
+    wrong = (predicted != labels).nonzero().flatten()
+    # Stable: ties keep the order of the images, on every machine.
+    order = torch.argsort(confidence[wrong], descending=True, stable=True)[:worst]
+    return DomainReport(
         domain=domain.name,
-        loss=float(-answers.log_true.double().mean()),
-        classes=_by_class(model.classes, confusion),
+        loss=float(-log_true.double().mean()),
+        classes=class_results(model.classes, confusion),
         confusion=confusion,
-        calibration=calibration(answers.confidence, right),
-        worst=tuple(_mistake(domain, answers, model.classes, row) for row in wrong[order].tolist()),
+        calibration=calibration(confidence, predicted == labels),
+        worst=tuple(
+            Mistake(
+                row=row,
+                path=domain.paths[row] if domain.paths else None,
+                true=model.classes[int(labels[row])],
+                predicted=model.classes[int(predicted[row])],
+                probability=float(confidence[row]),
+                true_probability=float(log_true[row].exp()),
+            )
+            for row in wrong[order].tolist()
+        ),
         skipped=len(domain.skipped),
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Answers:
-    """Of each image: the class, its probability, and the log-probability of the true class."""
-
-    labels: Tensor
-    confidence: Tensor
-    log_true: Tensor
-
-
-def _answers(model: Classifier, domain: Domain, size: int) -> _Answers:
-    labels, confidence, log_true = [], [], []
-    batch = images_per_pass(size)
-    for images, true in zip(domain.images.split(batch), domain.labels.split(batch), strict=True):
-        found = answer(model, images, size=size)
-        labels.append(found.labels)
-        confidence.append(found.probabilities.gather(1, found.labels[:, None])[:, 0])
-        log_true.append(found.log_probabilities.gather(1, true.cpu()[:, None])[:, 0])
-    return _Answers(torch.cat(labels), torch.cat(confidence), torch.cat(log_true))
-
-
-def _by_class(names: tuple[str, ...], confusion: Tensor) -> tuple[ClassResult, ...]:
+def class_results(names: tuple[str, ...], confusion: Tensor) -> tuple[ClassResult, ...]:
+    """Read the results of each class from a confusion matrix."""
     results = []
     for index, name in enumerate(names):
         row = confusion[index].clone()
@@ -223,12 +249,35 @@ def _by_class(names: tuple[str, ...], confusion: Tensor) -> tuple[ClassResult, .
     return tuple(results)
 
 
-def _mistake(domain: Domain, answers: _Answers, names: tuple[str, ...], row: int) -> Mistake:
-    return Mistake(
-        row=row,
-        path=domain.paths[row] if domain.paths else None,
-        true=names[int(domain.labels[row])],
-        predicted=names[int(answers.labels[row])],
-        probability=float(answers.confidence[row]),
-        true_probability=float(answers.log_true[row].exp()),
+def calibration(confidence: Tensor, correct: Tensor, *, bins: int = BINS) -> Calibration:
+    """Compute the expected calibration error with bins of equal width.
+
+    The mean over images of |accuracy - confidence| of the bin the image lies in: Eq. (3) of Guo et
+    al., "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599.
+
+    Args:
+        confidence: Probability of the predicted class, `[n]`.
+        correct: Whether the prediction is right, `[n]`.
+        bins: Number of bins M.
+    """
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    confidence = confidence.double()
+    # Bin m holds ((m - 1) / M, m / M]. A confidence of 0 goes to the first one.
+    place = torch.bucketize(confidence, edges[1:-1])
+    count = torch.bincount(place, minlength=bins)
+    sure = torch.bincount(place, weights=confidence, minlength=bins)
+    right = torch.bincount(place, weights=correct.double(), minlength=bins)
+    error = float((right - sure).abs().sum() / len(confidence))  # |B_m| / n * |acc - conf|
+    return Calibration(
+        error,
+        tuple(
+            CalibrationBin(
+                low=float(edges[m]),
+                high=float(edges[m + 1]),
+                n=n,
+                confidence=float(sure[m]) / n if n else None,
+                accuracy=float(right[m]) / n if n else None,
+            )
+            for m, n in enumerate(count.tolist())
+        ),
     )

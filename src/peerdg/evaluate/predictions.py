@@ -1,8 +1,8 @@
-"""From an image to its class probabilities: one way for a single file and for a whole folder.
+"""Class probabilities of images, with the same steps for one file and for a whole folder.
 
 An image is decoded to an upright RGB square of the size that the model's training images were
-stored at (Pillow's bilinear filter, antialiased), and this square is resized to what the network
-sees, as in every evaluation. So the answer for a file does not depend on how one asks.
+stored at (Pillow's bilinear filter, antialiased). This square is resized to the network's input
+size, as in every evaluation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,16 +25,16 @@ from peerdg.errors import DamagedError, NumericalError, is_out_of_memory
 from peerdg.models.classifier import Classifier, images_per_pass
 
 _GROUP = 16  # files that one thread decodes before it asks for more
-_MOST_STORED_PIXELS = 256 * 256**2  # of the decoded squares of a pass; 50 MB
-_MOST_WAITING = 4  # times a pass of good images: so many bad ones are not held back any longer
+_MAX_STORED_PIXELS = 256 * 256**2  # decoded squares that wait for one pass: 50 MB
+_MAX_WAITING = 4  # passes: with more bad files than this, rows are written before a pass is full
 
 
-class Answers(NamedTuple):
+class Predictions(NamedTuple):
     """Predictions for a batch.
 
     Args:
-        labels: The most probable class of each, int64 `[n]`.
-        probabilities: Of all classes, `[n, classes]`.
+        labels: Most probable class of each image, int64 `[n]`.
+        probabilities: Probabilities of all classes, `[n, classes]`.
         log_probabilities: Their logarithms, exact also where a probability is rounded to 0.
     """
 
@@ -47,11 +47,11 @@ class FilePrediction(NamedTuple):
     """Prediction for a file, or the error.
 
     Args:
-        path: The file.
-        label: Its most probable class; None if it cannot be decoded.
-        probability: The probability of that class.
-        probabilities: Of all classes, `[classes]`.
-        error: Why it cannot be decoded; None if it was.
+        path: Image file.
+        label: Most probable class, None if the file cannot be decoded.
+        probability: Probability of that class.
+        probabilities: Probabilities of all classes, `[classes]`.
+        error: Why the file cannot be decoded, None if it was.
     """
 
     path: Path
@@ -62,23 +62,21 @@ class FilePrediction(NamedTuple):
 
 
 def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
-    """Rank the `top` most probable classes, the answer `label` first, then by probability.
-
-    Of equally probable ones the first in class order comes first. There are at most as many as
-    there are classes.
+    """Rank the `top` most probable classes. Ties keep the class order.
 
     Args:
-        probabilities: Of all classes, `[classes]`.
-        label: The class with the largest logit; its probability may be rounded to that of another.
-        top: How many.
+        probabilities: Probabilities of all classes, `[classes]`.
+        label: Class with the largest logit. It comes first, though its probability may be rounded
+            to that of another class.
+        top: Number of classes, cut to those there are.
     """
     order: list[int] = torch.argsort(probabilities, descending=True, stable=True).tolist()
     return [label, *(index for index in order if index != label)][:top]
 
 
 @torch.inference_mode()
-def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
-    """Let the model answer a uint8 batch `[n, 3, h, w]`, resized to what it sees.
+def predict_batch(model: Classifier, images: Tensor, *, size: int) -> Predictions:
+    """Predict a uint8 batch `[n, 3, h, w]`, resized to `size`.
 
     Raises:
         DamagedError: If the network does not take images of this size.
@@ -91,18 +89,18 @@ def answer(model: Classifier, images: Tensor, *, size: int) -> Answers:
             raise
         raise DamagedError(
             f"The network cannot compute anything from images of {size} x {size} pixels: {error}.",
-            hint="This is the size that its model.json gives; copy the model again.",
+            hint="This is the size that its model.json gives. Copy the model again.",
         ) from error
     if not logits.isfinite().all():
         raise not_finite()
-    return Answers(logits.argmax(1).cpu(), logits.softmax(1).cpu(), logits.log_softmax(1).cpu())
+    return Predictions(logits.argmax(1).cpu(), logits.softmax(1).cpu(), logits.log_softmax(1).cpu())
 
 
 def not_finite() -> NumericalError:
     """Make the error for a network that gives no probabilities."""
     return NumericalError(
         "The network's output for an image is NaN or infinite, so there is no probability.",
-        hint="Its weights are too large or damaged; train the model again or use another one.",
+        hint="Its weights are too large or damaged. Train the model again or use another one.",
     )
 
 
@@ -116,12 +114,12 @@ def predict_files(
 ) -> Iterator[FilePrediction]:
     """Predict any number of files, in their order, with memory for a few batches.
 
-    Threads decode ahead of the network, no more than a few batches.
+    Threads decode a few batches ahead of the network.
 
     Args:
-        model: The classifier, in eval mode.
-        paths: The files; taken as they are needed.
-        size: Side of the images that the network sees.
+        model: Classifier in eval mode.
+        paths: Image files, read lazily.
+        size: Side of the network's input.
         stored_size: Side of the squares that files are decoded to.
         pixel_limit: Files with more pixels are not decoded.
     """
@@ -135,7 +133,7 @@ def predict_files(
             for decoded in group:
                 waiting.append(decoded)
                 good += decoded.pixels is not None
-                if good == batch or len(waiting) == _MOST_WAITING * batch:
+                if good == batch or len(waiting) == _MAX_WAITING * batch:
                     yield from _predict(model, waiting, size)
                     waiting, good = [], 0
     yield from _predict(model, waiting, size)
@@ -149,7 +147,7 @@ class _Decoded(NamedTuple):
 
 def images_in_memory(stored_size: int) -> int:
     """Return how many decoded squares of this side may wait for one pass of the network."""
-    return max(1, _MOST_STORED_PIXELS // stored_size**2)
+    return max(1, _MAX_STORED_PIXELS // stored_size**2)
 
 
 def _groups(paths: Iterable[Path], size: int) -> Iterator[list[Path]]:
@@ -159,23 +157,23 @@ def _groups(paths: Iterable[Path], size: int) -> Iterator[list[Path]]:
 
 
 def _decode_group(paths: list[Path], *, side: int, pixel_limit: int) -> list[_Decoded]:
-    found = []
+    decoded = []
     for path in paths:
         try:
             image = decode_image(path, pixel_limit=pixel_limit)
         except UnusableImage as error:
-            found.append(_Decoded(path, None, error.reason))
+            decoded.append(_Decoded(path, None, error.reason))
         else:
-            found.append(_Decoded(path, to_pixels(image, side)))
-    return found
+            decoded.append(_Decoded(path, to_pixels(image, side)))
+    return decoded
 
 
 def _predict(model: Classifier, decoded: list[_Decoded], size: int) -> Iterator[FilePrediction]:
     pixels = [item.pixels for item in decoded if item.pixels is not None]
     rows: Iterator[tuple[int, Tensor]] = iter(())
     if pixels:
-        found = answer(model, torch.from_numpy(np.stack(pixels)), size=size)
-        rows = zip(found.labels.tolist(), found.probabilities, strict=True)
+        predictions = predict_batch(model, torch.from_numpy(np.stack(pixels)), size=size)
+        rows = zip(predictions.labels.tolist(), predictions.probabilities, strict=True)
     for item in decoded:
         if item.pixels is None:
             yield FilePrediction(item.path, error=item.error)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
-from peerdg.evaluate.interval import FEW
+from peerdg.evaluate.statistics import FEW
 from peerdg.files import remove, replace_atomically
 from peerdg.methods.metadata import OFF
 from peerdg.report.comparable import comparison_notes, differences, require_comparable
 from peerdg.report.figures import accuracy_figure, overview_figure
-from peerdg.report.findings import findings
 from peerdg.report.result import FROZEN, RunResult
 from peerdg.report.runs import save_runs
 from peerdg.report.selection import selection_section
@@ -79,20 +78,16 @@ def opening(runs: Sequence[RunResult], *, title: str) -> list[str]:
     return [f"# {markdown_text(title)}", "", markdown_text(_conditions(by_variant(runs))), ""]
 
 
-def details(runs: Sequence[RunResult], *, with_findings: bool = True) -> list[str]:
-    """Compose what follows the table: notes, findings, curves, fluctuation, selection, profiles.
-
-    Args:
-        runs: What the page is about.
-        with_findings: Whether to state what can be compared; without where a study asked for it.
-    """
+def details(runs: Sequence[RunResult]) -> list[str]:
+    """Compose what follows the table: notes, curves, fluctuation, selection, profiles."""
     groups = by_variant(runs)
     # Names and values come from run folders, which may be somebody else's.
     sentences = [*variant_differences(groups), *comparison_notes(groups)]
     notes = [f"- {markdown_text(sentence)}" for sentence in sentences]
     return [
         *([*notes, ""] if notes else []),
-        *(_findings(groups) if with_findings else ["## Over training", ""]),
+        "## Over training",
+        "",
         *_figures(groups),
         f"## Fluctuation, first {BURN_IN_PERIODS} periods left out",
         "",
@@ -104,11 +99,6 @@ def details(runs: Sequence[RunResult], *, with_findings: bool = True) -> list[st
         *_gradients_section(runs),
         *_profile_section(runs),
     ]
-
-
-def _findings(groups: Groups) -> list[str]:
-    sentences = (f"- {markdown_text(sentence)}" for sentence in findings(groups))
-    return ["## What it shows", "", *sentences, ""]
 
 
 def _figures(groups: Groups) -> list[str]:

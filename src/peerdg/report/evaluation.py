@@ -9,9 +9,8 @@ from PIL import Image, ImageDraw, ImageFont
 from peerdg.data import VALIDATION
 from peerdg.data.domain import Domain
 from peerdg.data.sheet import tile
-from peerdg.evaluate.calibration import BINS
-from peerdg.evaluate.detail import Detail, Mistake
-from peerdg.evaluate.interval import FEW, accuracy_text
+from peerdg.evaluate.detail import BINS, DomainReport, Mistake
+from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically
 from peerdg.report.figures import pyplot
 from peerdg.tables import Table
@@ -26,7 +25,7 @@ _LINE = 14  # of the caption
 _LONGEST = 24  # characters of a class name
 
 
-def summary_table(details: Sequence[Detail]) -> Table:
+def summary_table(details: Sequence[DomainReport]) -> Table:
     """Make a table with one row per domain."""
     rows = [
         [
@@ -43,7 +42,7 @@ def summary_table(details: Sequence[Detail]) -> Table:
     return Table(columns, rows)
 
 
-def class_table(detail: Detail) -> Table:
+def class_table(detail: DomainReport) -> Table:
     """Make a table with one row per class of the model, also of those without images."""
     rows = [
         [
@@ -62,7 +61,7 @@ def class_table(detail: Detail) -> Table:
     return Table(columns, rows)
 
 
-def confusion_table(detail: Detail) -> Table | None:
+def confusion_table(detail: DomainReport) -> Table | None:
     """Tabulate true classes against predicted ones; None if they are too many to print."""
     names = [result.name for result in detail.classes]
     if len(names) > _WIDEST:
@@ -74,7 +73,7 @@ def confusion_table(detail: Detail) -> Table | None:
     return Table(["true \\ predicted", *names], rows)
 
 
-def mistakes_table(detail: Detail) -> Table:
+def mistakes_table(detail: DomainReport) -> Table:
     """Tabulate the wrong answers that the model is most sure of."""
     rows = [
         [
@@ -89,11 +88,11 @@ def mistakes_table(detail: Detail) -> Table:
     return Table(["worst mistakes", "true", "predicted", "probability", "of the true"], rows)
 
 
-def remarks(detail: Detail) -> list[str]:
+def remarks(detail: DomainReport) -> list[str]:
     """Say what to know before comparing the numbers."""
     sentences = []
-    if detail.seen is not None and detail.domain != VALIDATION and str(detail.seen):
-        sentences.append(str(detail.seen))
+    if detail.overlap is not None and detail.domain != VALIDATION and str(detail.overlap):
+        sentences.append(str(detail.overlap))
     if detail.missing:
         sentences.append(f"No images of: {', '.join(detail.missing)}.")
     if detail.skipped:
@@ -102,7 +101,7 @@ def remarks(detail: Detail) -> list[str]:
 
 
 def write_evaluation(
-    details: Sequence[Detail], domains: Mapping[str, Domain], folder: Path, *, title: str
+    details: Sequence[DomainReport], domains: Mapping[str, Domain], folder: Path, *, title: str
 ) -> Path:
     """Write `evaluation.md`, a confusion matrix and a sheet of mistakes for each domain.
 
@@ -133,7 +132,7 @@ def write_evaluation(
     return folder / PAGE
 
 
-def confusion_figure(detail: Detail, path: Path) -> None:
+def confusion_figure(detail: DomainReport, path: Path) -> None:
     """Draw the confusion matrix: a row is a true class, its colors are shares of its images."""
     plot = pyplot()
     names = [_short(result.name) for result in detail.classes]

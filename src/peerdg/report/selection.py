@@ -5,8 +5,8 @@ from typing import Any
 
 from peerdg.crafted.families import DISJOINT, FAMILIES
 from peerdg.data import CRAFTED, VALIDATION
-from peerdg.evaluate.interval import accuracy_spread, spread
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
+from peerdg.evaluate.statistics import accuracy_spread, spread
 from peerdg.report.result import RunResult
 from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.report.variants import MANY, by_variant
@@ -96,7 +96,7 @@ def settings_findings(runs: Sequence[RunResult]) -> list[str]:
     for name, group in by_variant(runs).items():
         if all(run.crafted for run in group):
             images.setdefault(group[0].method, set()).update(map(_crafted_from, group))
-            found = [Trajectory.of(run.records, model=run.deployed) for run in group]
+            found = [Trajectory.from_records(run.records, model=run.deployed) for run in group]
             by_method.setdefault(group[0].method, {})[name] = found
     sentences = []
     for method, variants in by_method.items():

@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
-from peerdg.evaluate.interval import accuracy_spread, accuracy_text, mean_text, spread
+from peerdg.evaluate.statistics import accuracy_spread, accuracy_text, few_images, spread
 from peerdg.report.result import RunResult
 from peerdg.report.runs import read_run
 from peerdg.report.variants import by_variant
@@ -40,7 +40,8 @@ def final_accuracies(run: RunResult) -> Table:
 def _summary(run: RunResult, model: str) -> str:
     """Format the target mean, or without targets the crafted score; `-` if there is neither."""
     score = run.score(model)
-    return "-" if score is None else mean_text(score, run.images(*(run.targets or run.voting)))
+    images = run.images(*(run.targets or run.voting))
+    return "-" if score is None else f"{score:.1f}{few_images(images)}"
 
 
 def runs_table(runs: Sequence[RunResult]) -> FittedTable:

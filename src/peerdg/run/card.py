@@ -6,7 +6,7 @@ from typing import Any
 
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.errors import DamagedError
-from peerdg.evaluate.interval import FEW, accuracy_text
+from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically
 from peerdg.models.description import read_description
 from peerdg.models.stored import DESCRIPTION, how_far

@@ -21,8 +21,7 @@ from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, OutputError, PeerdgError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain, evaluate_models
-from peerdg.evaluate.calibration import BINS
-from peerdg.evaluate.detail import evaluate_in_detail
+from peerdg.evaluate.detail import BINS, evaluate_in_detail
 from peerdg.models.batch_statistics import recompute_statistics
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.models.combination import CombinedFrom, Member, Outputs, Rule

@@ -11,7 +11,7 @@ from pathlib import Path
 from peerdg.data import VALIDATION
 from peerdg.data.domain import Domain
 from peerdg.data.splits import HASH_DIGITS, FileHashes, Splits
-from peerdg.evaluate.detail import Seen
+from peerdg.evaluate.detail import Overlap
 from peerdg.files import write_json
 from peerdg.run.folder import RunFolder
 from peerdg.schema import conform, read_json
@@ -26,7 +26,7 @@ class KnownImages:
     train: frozenset[str]
     validation: frozenset[str]
 
-    def count(self, domain: Domain) -> Seen:
+    def count(self, domain: Domain) -> Overlap:
         """How many images of `domain` are among them."""
         files = domain.hashes or domain.pixel_hashes
         keys = [
@@ -36,7 +36,7 @@ class KnownImages:
         trained = [not key.isdisjoint(self.train) for key in keys]
         validated = [not key.isdisjoint(self.validation) for key in keys]
         only = sum(v and not t for t, v in zip(trained, validated, strict=True))
-        return Seen(sum(trained), only, len(domain))
+        return Overlap(sum(trained), only, len(domain))
 
 
 def write_known_images(run: RunFolder, splits: Splits) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from peerdg.data.splits import Splits
-from peerdg.evaluate.detail import Detail, evaluate_in_detail
+from peerdg.evaluate.detail import DomainReport, evaluate_in_detail
 from peerdg.files import write_json
 from peerdg.methods.base import Method
 from peerdg.methods.clean import CleanImages
@@ -82,7 +82,7 @@ def _training_record(
     splits: Splits,
     method: Method,
     records: list[dict[str, Any]],
-    validation: Detail | None = None,
+    validation: DomainReport | None = None,
 ) -> dict[str, Any]:
     """Make the training record of the deployed network."""
     return training_record(

@@ -6,8 +6,7 @@ from typing import Any
 
 from peerdg.data import VALIDATION
 from peerdg.data.splits import Splits
-from peerdg.evaluate.calibration import BINS
-from peerdg.evaluate.detail import Detail
+from peerdg.evaluate.detail import BINS, DomainReport
 from peerdg.run.settings import SECTIONS, RunConfig
 
 SELECTION = "selection rule last: no epoch was chosen by its accuracy"
@@ -17,7 +16,7 @@ def training_record(
     config: RunConfig,
     splits: Splits,
     records: Iterable[Mapping[str, Any]],
-    validation: Detail | None,
+    validation: DomainReport | None,
     *,
     batch_statistics: str | None,
     oracle: bool = False,
