@@ -240,7 +240,7 @@ import hashlib, json
 try:
     from peerdg.run.config import resolve
 except ImportError:
-    from peerdg.run.settings import resolve
+    from peerdg.run.config import resolve
 result = {}
 for data in ("digits-mini", "digits", "pacs", "office-home", "vlcs", "terra"):
     for budget in ("quick", "standard", "paper"):

@@ -9,8 +9,7 @@ import peerdg
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits, stratified
 from peerdg.errors import ConfigError, DataError
-from peerdg.run.own_data_config import resolve_own_data
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve, resolve_own_data
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.data.test_objects import HuggingFace
 

@@ -32,7 +32,7 @@ ALLOWED = {
     "data/registry.py": ({"peer"}, "cites the paper for a licence"),
     "run/plan.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/pretraining.py": ({"erm"}, "pre-training is ERM, whatever the method"),
-    "run/settings.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
+    "run/config.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
 }
 
 

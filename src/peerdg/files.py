@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.errors import DamagedError, OutputError
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 TEMPORARY = ".tmp-"
 _MANY = 1_000  # files and folders that are not synchronised one by one

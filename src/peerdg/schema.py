@@ -1,7 +1,7 @@
 """Stored files are checked whole before anything of them is used.
 
 Each kind of file has one dataclass that says which keys it has, of which types and within which
-limits (`peerdg.config.option`). A file that was damaged, or forged with right checksums, is refused
+limits (`peerdg.options.option`). A damaged file, or one forged with right checksums, is refused
 here with its name and the first thing that is wrong, and not by whoever happens to use it.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import MISSING, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from peerdg.config import check_limits, convert
 from peerdg.errors import ConfigError, DamagedError
 from peerdg.files import read_text
-from peerdg.text import visible
+from peerdg.options import check_limits, convert
+from peerdg.terminal import visible
 
 T = TypeVar("T")
 LARGEST = 256 * 1024**2  # bytes; the hashes of some million image files

@@ -1,38 +1,150 @@
-"""The console that everything is printed with: outside names are shown, never obeyed."""
+"""The console, tables, and escapes that show outside names as text on screen and in reports."""
 
 import contextlib
 import importlib.util
 import io
 import os
-from collections.abc import Iterable
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.protocol import is_renderable
 from rich.segment import Segment
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from peerdg.text import visible, visible_lines, visible_message
+MIN_COLUMN = 12  # cells: only longer words are broken in a narrow column
+GAP = 2  # cells between columns
+_CONTINUED = re.compile(r"\n(?=  |\t|\Z)")
+_MARKUP = re.compile(r"([\\`*_{}\[\]#|!~$])")
+_LATEX = {
+    "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
+    "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "{''}",
+    "[": "{[}", "]": "{]}",
+    "±": "$\\pm$", "×": "$\\times$", "†": "$^\\dagger$", "‡": "$^\\ddagger$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}  # fmt: skip
+_SIGN = re.compile(r"(?<![\w.])([+-])(?=\d)")
+
+
+def visible(text: str) -> str:
+    """Write control characters, line breaks and marks of direction out, on one line.
+
+    A file may be named after a terminal command (`ESC ] 0 ; ...`) or a right-to-left mark.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in text
+    )
+
+
+def visible_message(text: str) -> str:
+    """Make a message visible, and keep its line breaks where the next line is indented.
+
+    A line break inside a name is written out. It cannot start a line that reads like an error.
+    """
+    return "\n".join(visible(re.sub("^\t", "  ", line)) for line in _CONTINUED.split(text))
+
+
+def storable(text: str) -> str:
+    """Write out what a UTF-8 file cannot hold: bytes of file names that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def one_line(error: BaseException) -> str:
+    """Join a library's error message into one line without its full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def abridge(text: str, cells: int) -> str:
+    """Cut `text` to at most `cells` cells."""
+    return text if cell_len(text) <= cells else f"{set_cell_size(text, cells - 1).rstrip()}…"
+
+
+def markdown_text(text: str) -> str:
+    """Escape text that Markdown shows as it is, in a paragraph, a heading or a table cell."""
+    text = visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = _MARKUP.sub(r"\\\1", text)
+    # Addresses and mentions are active without any markup.
+    text = text.replace("://", "&#58;//").replace("@", "&#64;")
+    return re.sub(r"(www)\.", r"\1&#46;", text, flags=re.IGNORECASE)
+
+
+def latex_text(text: str) -> str:
+    """Escape text for LaTeX. Signs of numbers become mathematics: a minus is not a hyphen."""
+    parts = _SIGN.split(visible(text))
+    return "".join(
+        f"${part}$" if number % 2 else "".join(_LATEX.get(c, c) for c in part)
+        for number, part in enumerate(parts)
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column names and rows of text, for the terminal and for Markdown.
+
+    Args:
+        columns: Column names.
+        rows: Text of each cell.
+        is_text: Align all columns to the left. Otherwise only the first one is.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    is_text: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render it. Columns that a terminal has no room for follow in another table."""
+        room = options.max_width if console.is_terminal else sys.maxsize
+        cells = [[visible(cell) for cell in line] for line in (self.columns, *self.rows)]
+        columns = list(zip(*cells, strict=True))
+        whole = [max(map(cell_len, column)) + GAP for column in columns]
+        words = [[cell_len(w) for cell in column for w in cell.split()] for column in columns]
+        least = [min(MIN_COLUMN, max(lengths, default=0)) + GAP for lengths in words]
+        parts = [[0]]
+        for number in range(1, len(columns)):
+            if len(parts[-1]) > 1 and sum(least[n] for n in [*parts[-1], number]) - GAP > room:
+                parts.append([0])
+            parts[-1].append(number)
+        for part in parts:
+            widths = {n: whole[n] for n in part}
+            while sum(widths.values()) - GAP > room and any(widths[n] > least[n] for n in part):
+                widths[max(part, key=lambda n: (widths[n] > least[n], widths[n]))] -= 1
+            table = RichTable(box=None, pad_edge=False, width=sum(widths.values()) - GAP)
+            for n, width in widths.items():
+                side: JustifyMethod = "left" if n == 0 or self.is_text else "right"
+                table.add_column(
+                    Text(cells[0][n]), width=width - GAP, justify=side, overflow="fold"
+                )
+            for line in cells[1:]:
+                table.add_row(*(Text(line[n]) for n in part))
+            yield table
+
+    def markdown(self) -> str:
+        """Write it for a report."""
+        rule = ["---"] + ["--:"] * (len(self.columns) - 1)
+        escaped = [[markdown_text(cell) for cell in line] for line in (self.columns, *self.rows)]
+        lines = [escaped[0], rule, *escaped[1:]]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 class Terminal(Console):
-    """A rich console that writes control characters out, breaks no word and outlives its reader.
+    """A rich console that writes control characters out and outlives its reader.
 
-    A file may be named after a terminal command (`ESC ] 0 ; ...`); whoever prints its name, the
-    terminal must not see more than text. When the reader has left (`| head -1`), the console falls
-    silent and the work goes on.
+    When the reader has left (`| head -1`), the console falls silent and the work continues.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does, with these differences.
-
-        A string is a message, without markup: see `visible_message`. On a terminal it is wrapped
-        between words: see `wrap`. (rich's `Text` keeps all its line breaks, for texts of several
-        lines.) A file gets lines of any length.
-        """
-        shown = [_visible(printed) for printed in objects]
-        if all(isinstance(printed, str) for printed in shown):
-            shown = [self._wrapped(options.pop("sep", " ").join(shown))] if shown else []
+        """Print as rich does, but a string is a message without markup (`visible_message`)."""
+        shown = [
+            o if is_renderable(o) and not isinstance(o, str) else visible_message(str(o))
+            for o in objects
+        ]
+        if all(isinstance(o, str) for o in shown):
             options |= {"markup": False, "highlight": False, "soft_wrap": True}
         options.setdefault("crop", self.is_terminal)
         super().print(*shown, **options)
@@ -40,53 +152,27 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render as rich does; whatever a table or a bar still holds is written out here."""
+        """Render as rich does, and write out what a table or a bar still holds."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
             else:
-                yield Segment(visible_lines(segment.text), segment.style)
+                yield Segment("\n".join(map(visible, segment.text.split("\n"))), segment.style)
 
     def on_broken_pipe(self) -> None:
         """Print nothing from here on."""
         self.quiet = True
-        # The interpreter flushes what is left when it ends; that must not fail again.
+        # The interpreter flushes what is left when it ends. That must not fail again.
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self.file.fileno())
 
-    def _wrapped(self, message: str) -> str:
-        if not self.is_terminal:
-            return message
-        return "\n".join(part for line in message.split("\n") for part in wrap(line, self.width))
 
-
-def wrap(line: str, width: int) -> list[str]:
-    """Lines of at most `width` cells, broken between words; an indented one hangs by two more.
-
-    A word that is longer than a line, and a command to copy, stay whole.
-    """
-    if line.startswith("  peerdg "):
-        return [line]
-    indent = len(line) - len(line.lstrip(" "))
-    lines, shown = [], ""
-    for word in line[indent:].split(" "):
-        longer = f"{shown} {word}" if shown else " " * indent + word
-        if shown and cell_len(longer) > width:
-            lines.append(shown)
-            longer = " " * (indent and indent + 2) + word
-        shown = longer
-    return [*lines, shown]
-
-
-def is_live(console: Console) -> bool:
-    """Whether a block can be updated in place there."""
-    if console.is_jupyter:
-        return importlib.util.find_spec("ipywidgets") is not None
-    return console.is_terminal and not console.is_dumb_terminal
+console = Terminal(soft_wrap=False, highlight=False)  # results
+error_console = Terminal(stderr=True, highlight=False)  # progress, notes and errors
 
 
 class VisibleRows(io.TextIOBase):
-    """Writes rows of data to a terminal, one row a call, with control characters written out."""
+    """Write rows of data to a terminal, one row a call, with control characters written out."""
 
     def __init__(self, terminal: TextIO) -> None:
         self.terminal = terminal
@@ -100,8 +186,13 @@ class VisibleRows(io.TextIOBase):
         self.terminal.flush()
 
 
-def _visible(printed: Any) -> Any:
-    """Text and what rich would turn into text; renderables are cleaned while they are rendered."""
-    if isinstance(printed, str) or not is_renderable(printed):
-        return visible_message(str(printed))
-    return printed
+def is_live(console: Console) -> bool:
+    """Tell whether a block can be updated in place there."""
+    if console.is_jupyter:
+        return importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def spreadsheet_text(cell: str) -> str:
+    """Return the cell: to be removed with its callers."""
+    return cell

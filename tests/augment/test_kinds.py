@@ -15,8 +15,8 @@ from peerdg.augment.protocol import Augment
 from peerdg.augment.randconv import RandConv
 from peerdg.augment.settings import DEFAULTS, AugmentSettings
 from peerdg.errors import ConfigError
+from peerdg.run.config import resolve
 from peerdg.run.presets import BUDGETS
-from peerdg.run.settings import resolve
 
 IMAGES = torch.randint(
     0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)

@@ -9,8 +9,8 @@ import pytest
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan, make_plan
 from peerdg.cli.main import run
-from peerdg.config import read_toml
 from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
+from peerdg.options import read_toml
 from peerdg.run.folder import RunFolder
 from tests.benches.tiny import TRAIN, plan, trained
 

@@ -10,12 +10,12 @@ import pytest
 
 from peerdg.benches.estimate import Progress, RunTime, count_pretrainings, time_left
 from peerdg.benches.plan import make_plan, plan_changes
-from peerdg.config import merge
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import RECIPES, Recipe
 from peerdg.methods.registry import implementation_of, method_names, settings_of
+from peerdg.options import merge
 from peerdg.report.result import RunResult
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 
 DATA: dict[str, Any] = {"benchmark": "digits-mini", "budget": "quick"}
 ALL = ("erm", "swad", "p-ens", "peer", "randaugment", "swa", "peer-ema", "l2d")

@@ -16,7 +16,7 @@ from peerdg.benches.variants import read_plan_file
 from peerdg.errors import ConfigError
 from peerdg.evaluate.statistics import paired_difference
 from peerdg.report.figures import pyplot
-from peerdg.text import markdown_text
+from peerdg.terminal import markdown_text
 from tests.benches.test_table import GROUPS
 
 WORTH, OTHER = "What is averaging worth?", "And <the> rest | of it?"

@@ -13,14 +13,14 @@ import pytest
 from peerdg.benches.figures import differences_figure, name_points, steadiness_figure
 from peerdg.benches.report import bench_page, explanation, write_bench
 from peerdg.benches.table import BenchTable, bench_table, common_period
-from peerdg.config import merge
 from peerdg.evaluate.statistics import paired_difference
 from peerdg.methods.registry import settings_of
+from peerdg.options import merge
 from peerdg.report.figures import pyplot
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs
 from peerdg.report.variants import by_variant
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from peerdg.run.stored_manifest import Inputs
 
 EPOCHS = 8

@@ -13,7 +13,7 @@ from peerdg.benches.views import views
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
 from peerdg.report.runs import load_runs
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from tests.benches.tiny import images, trained, trained_run
 
 RESULTS = Path(__file__).parents[2] / "results"

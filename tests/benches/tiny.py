@@ -6,10 +6,10 @@ from typing import Any
 from peerdg.benches.plan import Plan, PlannedRun, make_plan
 from peerdg.report.result import RunResult
 from peerdg.report.runs import read_run
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.progress import Silent
 from peerdg.run.runner import execute
-from peerdg.run.settings import RunConfig
 from tests.data.image_files import make_tree, write_picture
 
 TRAIN = {"epochs": 4, "batch_size": 8, "steps_per_epoch": 2, "lr": 0.001}

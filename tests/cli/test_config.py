@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from peerdg.cli.main import run
-from peerdg.config import read_toml
 from peerdg.errors import ConfigError
-from peerdg.run.own_data_config import resolve_own_data
+from peerdg.options import read_toml
+from peerdg.run.config import resolve_own_data
 from peerdg.run.presets import preset_files
 from tests.run.test_choices import folder
 

@@ -17,7 +17,7 @@ from peerdg.cli.main import COMMANDS, DATA_COMMANDS, run
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import save_model
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from peerdg.train import loop
 from tests.cli.stored_models import save_photos
 from tests.reliability.processes import environment, peerdg, start, without

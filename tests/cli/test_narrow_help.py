@@ -2,8 +2,8 @@
 
 import pytest
 
-from peerdg.cli.console import console
 from peerdg.cli.main import COMMANDS, DATA_COMMANDS, run
+from peerdg.terminal import console
 
 PAGES = [[], ["data"], *([name] for name in COMMANDS), *(["data", name] for name in DATA_COMMANDS)]
 FRAME = "│╭╮╰╯─"

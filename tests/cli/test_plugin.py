@@ -12,9 +12,9 @@ import pytest
 import peerdg
 from peerdg.benches.children import Children
 from peerdg.cli.main import run
-from peerdg.config import read_toml
 from peerdg.errors import ConfigError, Stopped
 from peerdg.methods.registry import method_names
+from peerdg.options import read_toml
 from peerdg.run.plugin import plugin_method
 from peerdg.train import loop
 from tests.cli.stored_models import save_photos
@@ -30,7 +30,7 @@ from typing import Any, Literal, Self
 import torch
 import torch.nn.functional as F
 
-from peerdg.config import option
+from peerdg.options import option
 from peerdg.methods.base import Batch, Method, Terms
 from peerdg.methods.metadata import MethodSettings
 

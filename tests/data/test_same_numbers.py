@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import peerdg
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from tests.data.test_pacs import small_counts, write_pacs
 
 __all__ = ["small_counts"]  # a fixture that test_pacs uses everywhere

@@ -18,8 +18,8 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
 from peerdg.run.build import load_splits
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.config import resolve
 from peerdg.run.plan import run_plan
-from peerdg.run.settings import resolve
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import (
     STRONG,

@@ -16,8 +16,8 @@ from peerdg.methods.pool import TrainingPool
 from peerdg.methods.settings.advst import Settings
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.config import resolve
 from peerdg.run.plan import run_plan
-from peerdg.run.settings import resolve
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import assert_equal, epochs_of, interrupt_part, interrupt_step
 

@@ -10,7 +10,7 @@ from peerdg.augment.prorandconv import ProRandConv
 from peerdg.methods.augmix import AugMixConsistency
 from peerdg.methods.base import Batch
 from peerdg.methods.settings.augmix import Settings
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from tests.conftest import tiny_classifier, tiny_domain
 from tests.methods.test_randconv import decided_classifier, divergence
 

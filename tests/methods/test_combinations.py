@@ -11,7 +11,7 @@ from peerdg.cli.main import run as command
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
 from peerdg.methods.registry import is_reconstruction, method_names
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 
 BASE = {"benchmark": "digits-mini", "budget": "quick"}
 

@@ -24,7 +24,7 @@ from peerdg.methods.base import Batch
 from peerdg.methods.l2d import L2D
 from peerdg.methods.settings.l2d import Settings
 from peerdg.models.classifier import Classifier
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings

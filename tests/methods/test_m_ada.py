@@ -24,8 +24,8 @@ from peerdg.methods.work import Work
 from peerdg.models.classifier import Classifier
 from peerdg.models.wasserstein import WassersteinAutoEncoder
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
+from peerdg.run.config import resolve
 from peerdg.run.plan import run_plan
-from peerdg.run.settings import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import (

@@ -14,7 +14,7 @@ from peerdg.methods.settings.ada import Settings as ADASettings
 from peerdg.methods.settings.me_ada import Settings
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import (
     STRONG,

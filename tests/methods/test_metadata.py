@@ -8,7 +8,6 @@ from typing import get_args
 import pytest
 
 from peerdg.cli.flags import _all_aliases
-from peerdg.config import merge
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
@@ -23,18 +22,19 @@ from peerdg.methods.registry import (
     stored_settings,
     title_of,
 )
+from peerdg.options import merge
 from peerdg.report.comparable import comparison_notes
 from peerdg.report.result import RunResult
 from peerdg.report.tables import listed_runs
 from peerdg.report.variants import by_variant
+from peerdg.run.config import notes, resolve
 from peerdg.run.minutes import TimeBudget, schedule
-from peerdg.run.settings import notes, resolve
 from tests.report.test_selection_report import run
 
 METHOD = '''
 from dataclasses import dataclass
 
-from peerdg.config import option
+from peerdg.options import option
 from peerdg.methods.metadata import MethodSettings
 
 IMPLEMENTED_BY = "nowhere:Nothing"

@@ -19,8 +19,8 @@ from peerdg.methods.pden import PDEN, Views, capped_difference
 from peerdg.methods.settings.pden import Settings
 from peerdg.models.classifier import Classifier
 from peerdg.models.domain_generator import DomainGenerator, ImageGenerator
+from peerdg.run.config import resolve
 from peerdg.run.presets import BUDGETS, preset
-from peerdg.run.settings import resolve
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings

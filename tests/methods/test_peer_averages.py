@@ -5,7 +5,7 @@ import torch
 
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.run.build import build_method
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from peerdg.train.source import Source
 from tests.conftest import tiny_classifier, tiny_domain
 

@@ -12,7 +12,7 @@ from peerdg.methods.base import Batch
 from peerdg.methods.randconv import RandConvConsistency
 from peerdg.methods.settings.randconv import Settings
 from peerdg.models.classifier import Classifier
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain()

@@ -5,7 +5,7 @@ import pytest
 from peerdg.methods import recipes
 from peerdg.methods.recipes import RECIPES, Recipe
 from peerdg.methods.registry import method_names
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 
 FIXED = Recipe("one policy for all epochs", "randaugment", options={"augment": {"policy": "fixed"}})
 

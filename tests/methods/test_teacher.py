@@ -18,7 +18,7 @@ from peerdg.methods.settings.teacher import Settings
 from peerdg.methods.teacher import Teacher
 from peerdg.models.classifier import Classifier
 from peerdg.run.build import build_method
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from peerdg.train.source import Source
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain
 

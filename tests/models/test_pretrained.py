@@ -18,7 +18,7 @@ from peerdg.models.names import BACKBONES
 from peerdg.models.pretrained import LoadReport, _foreign_places, initialise
 from peerdg.models.stored import save_model
 from peerdg.run.build import build_model
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from tests.conftest import import_timm
 from tests.models.files import build
 

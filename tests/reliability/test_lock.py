@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from peerdg.errors import RunInUseError
+from peerdg.run.config import resolve
 from peerdg.run.folder import RunFolder
-from peerdg.run.settings import resolve
 from tests.reliability.processes import kill_group, peerdg, run, start, without
 
 # Takes the folder at a given moment and holds it until its input ends; free of torch.
@@ -18,7 +18,7 @@ import sys, time
 from pathlib import Path
 from peerdg.errors import PeerdgError
 from peerdg.run.folder import RunFolder
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 config = resolve()
 print("ready", flush=True)
 sys.stdin.readline()

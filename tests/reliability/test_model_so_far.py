@@ -11,10 +11,10 @@ import torch
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.config import merge
 from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.methods.base import Batch
 from peerdg.models.stored import load_stored
+from peerdg.options import merge
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.progress import Silent
 from tests.cli.stored_models import save_photos

@@ -6,8 +6,8 @@ import pytest
 from peerdg.cli.main import run as run_command
 from peerdg.errors import OutputError
 from peerdg.run.checkpoint import remove_leftovers
+from peerdg.run.config import resolve
 from peerdg.run.folder import Existing, RunFolder
-from peerdg.run.settings import resolve
 from tests.reliability.processes import peerdg, run, without
 
 NAMES = {

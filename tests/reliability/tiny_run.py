@@ -11,9 +11,9 @@ import warnings
 import torch
 
 import peerdg
-from peerdg.config import merge
 from peerdg.errors import PeerdgError, PeerdgWarning
 from peerdg.models.classifier import Classifier
+from peerdg.options import merge
 from peerdg.run.progress import Silent
 from tests.conftest import tiny_classifier, tiny_splits
 

@@ -12,7 +12,7 @@ from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs, save_runs
 from peerdg.report.tables import comparison
 from peerdg.report.variants import by_variant, variant_differences
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 
 
 def run(

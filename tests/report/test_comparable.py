@@ -10,10 +10,10 @@ import torch
 
 import peerdg
 from peerdg.averages.settings import AverageSettings
-from peerdg.config import merge, plain
 from peerdg.errors import ConfigError
 from peerdg.files import sha256
 from peerdg.models.fingerprint import network_fingerprint
+from peerdg.options import merge, to_dict
 from peerdg.report.comparison import comparison_page, require_comparable
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs, read_run, save_runs
@@ -95,9 +95,9 @@ def recipe(*, shift: float = 0.0, **options: Any) -> RunResult:
 
 def test_runs_from_before_there_were_averages_are_seeds_of_one_variant():
     config = AverageSettings()
-    new = made("erm", seed=1, average=plain(config))
+    new = made("erm", seed=1, average=to_dict(config))
     assert {name: len(g) for name, g in by_variant([made("erm"), new]).items()} == {"erm": 2}
-    watched = made("erm", seed=1, average=plain(replace(config, kind=("ema", "sma"))))
+    watched = made("erm", seed=1, average=to_dict(replace(config, kind=("ema", "sma"))))
     assert list(by_variant([made("erm"), watched])) == ["erm", "erm+ema"]
 
 

@@ -2,8 +2,7 @@ import re
 
 import pytest
 
-from peerdg.tables import Table
-from peerdg.text import markdown_text, visible
+from peerdg.terminal import Table, markdown_text, visible
 
 HOSTILE = [
     "<script>alert(1)</script>",

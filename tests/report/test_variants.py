@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerdg.cli.main import run as peerdg
-from peerdg.config import merge
 from peerdg.errors import ConfigError
+from peerdg.options import merge
 from peerdg.report.comparison import comparison_page, require_comparable
 from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs, read_run, save_runs

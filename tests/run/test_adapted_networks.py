@@ -27,7 +27,7 @@ METHOD = '''
 from dataclasses import dataclass
 from typing import Literal
 
-from peerdg.config import option
+from peerdg.options import option
 from peerdg.errors import ConfigError
 from peerdg.methods.metadata import MethodSettings
 

@@ -10,10 +10,10 @@ import peerdg
 from peerdg.api import Run
 from peerdg.augment.settings import DEFAULTS
 from peerdg.cli.main import run
-from peerdg.config import read_toml
 from peerdg.errors import ConfigError, PeerdgWarning
+from peerdg.options import read_toml
 from peerdg.report.runs import read_run
-from peerdg.run.settings import RunConfig, resolve
+from peerdg.run.config import RunConfig, resolve
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.photo_run import interrupt, photo_run
 from tests.run.test_augmentation_revision import set_revision, stopped

@@ -13,7 +13,7 @@ from peerdg.augment import REVISION, is_same_augmentation
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, Stopped
 from peerdg.methods.registry import method_names
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.photo_run import photo_run

@@ -18,7 +18,7 @@ from peerdg.methods.clean import CleanImages
 from peerdg.methods.settings.advst import TINY as ADVST
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints
-from peerdg.run.settings import hash_of
+from peerdg.run.config import hash_of
 from peerdg.run.stored_manifest import _set_only
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits

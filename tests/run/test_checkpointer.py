@@ -11,9 +11,9 @@ from peerdg.errors import DamagedError
 from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
 from peerdg.run import checkpoint, checkpointer
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.recorder import Recorder
-from peerdg.run.settings import RunConfig
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState

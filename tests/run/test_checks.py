@@ -14,8 +14,8 @@ from peerdg.data.splits import Splits
 from peerdg.errors import DataError, OutputError, PeerdgWarning
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.checks import FAIR_STEPS, check_fit
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
-from peerdg.run.settings import RunConfig
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 EPOCHS = 3

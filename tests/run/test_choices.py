@@ -8,9 +8,8 @@ from PIL import Image
 from peerdg.cli.main import run
 from peerdg.errors import PeerdgWarning
 from peerdg.run.choices import choose
-from peerdg.run.own_data_config import resolve_own_data
+from peerdg.run.config import notes, resolve, resolve_own_data
 from peerdg.run.presets import BUDGETS, origins, reason
-from peerdg.run.settings import notes, resolve
 from tests.conftest import tiny_splits
 
 

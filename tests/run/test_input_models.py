@@ -21,7 +21,7 @@ from peerdg.models.stored import save_model
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.variants import by_variant
 from peerdg.run import input_models
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 

@@ -14,10 +14,10 @@ from peerdg.methods.registry import method_names, tiny_options_of
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
 from peerdg.run.build import adapt_network
+from peerdg.run.config import resolve
 from peerdg.run.forecast import Costs
 from peerdg.run.plan import measure_run_costs
 from peerdg.run.progress import ConsoleProgress, Silent
-from peerdg.run.settings import resolve
 from peerdg.train.source import Source
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.reliability.tiny_run import OPTIONS

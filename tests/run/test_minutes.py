@@ -14,12 +14,12 @@ import peerdg
 from peerdg.api import Run
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, Stopped
+from peerdg.run.config import RunConfig, resolve
 from peerdg.run.folder import read_run_config
 from peerdg.run.forecast import Costs, PhaseCosts
 from peerdg.run.minutes import FEW_PERIODS, LEAST_PERIODS, TimeBudget, fit_epochs, keep_schedule
 from peerdg.run.plan import run_plan
 from peerdg.run.progress import ConsoleProgress, Silent
-from peerdg.run.settings import RunConfig, resolve
 from tests.conftest import TinyEncoder, tiny_splits
 
 # How many steps fit into the time depends on the machine, and in noise there is nothing to learn.

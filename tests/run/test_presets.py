@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from peerdg.config import read_toml
 from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names
+from peerdg.options import read_toml
+from peerdg.run.config import RunConfig, notes, resolve
 from peerdg.run.presets import BUDGETS, origins, preset, preset_files
-from peerdg.run.settings import RunConfig, notes, resolve
 
 RESULTS = Path(__file__).parents[2] / "results"
 

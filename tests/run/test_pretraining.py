@@ -15,10 +15,10 @@ from filelock import FileLock
 
 import peerdg
 from peerdg.cli.cache import cache_data
-from peerdg.config import merge
 from peerdg.data.splits import Splits
 from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.models.classifier import Classifier
+from peerdg.options import merge
 from peerdg.run import pretraining
 from peerdg.run.checkpoint import load_checkpoint, write_checkpoint
 from peerdg.run.folder import RunFolder

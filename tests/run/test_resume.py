@@ -16,8 +16,8 @@ from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
 from peerdg.methods.erm import ERM
 from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from peerdg.run.config import MAY_CHANGE, SECTIONS, RunConfig, notes, resolve
 from peerdg.run.folder import Existing, RunFolder
-from peerdg.run.settings import MAY_CHANGE, SECTIONS, RunConfig, notes, resolve
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings

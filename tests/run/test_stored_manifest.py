@@ -10,11 +10,11 @@ import tomli_w
 import torch
 
 from peerdg.cli.main import run
-from peerdg.config import merge, read_toml
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
+from peerdg.options import merge, read_toml
+from peerdg.run.config import MAY_CHANGE, RunConfig, hash_of, resolve
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.manifest import SOFTWARE, check_manifest
-from peerdg.run.settings import MAY_CHANGE, RunConfig, hash_of, resolve
 from peerdg.run.stored_manifest import _set_only, read_inputs
 from tests.conftest import tiny_splits
 from tests.reliability.photo_run import interrupt, photo_run

@@ -9,7 +9,7 @@ import pytest
 import peerdg
 from peerdg.errors import Stopped
 from peerdg.methods.registry import method_names, tiny_options_of
-from peerdg.run.settings import resolve
+from peerdg.run.config import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 

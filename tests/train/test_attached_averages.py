@@ -13,13 +13,13 @@ from peerdg.averages.moving import EMA
 from peerdg.averages.registry import make_average
 from peerdg.averages.settings import OPTIONS_OF, AverageSettings
 from peerdg.averages.snapshots import Snapshots
-from peerdg.config import merge
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.base import Batch, Method
 from peerdg.methods.erm import ERM
+from peerdg.options import merge
+from peerdg.run.config import notes, resolve
 from peerdg.run.folder import RunFolder
-from peerdg.run.settings import notes, resolve
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 KINDS = ("snapshots", "swa", "ema", "sma", "swad")

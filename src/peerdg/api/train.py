@@ -12,7 +12,6 @@ from torch import nn
 from peerdg.api.model import Model, make_model
 from peerdg.benches.bench import check_reference, preview_bench, run_bench
 from peerdg.benches.plan import make_plan
-from peerdg.config import build
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
 from peerdg.data.classes import class_map_entries
 from peerdg.data.objects import as_domain
@@ -20,13 +19,13 @@ from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names
 from peerdg.models.stored import OWN, load_stored
+from peerdg.options import build
+from peerdg.run.config import RunConfig, refuse_unused_augmentation, resolve, resolve_own_data
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.minutes import TimeBudget, keep_schedule
-from peerdg.run.own_data_config import resolve_own_data
 from peerdg.run.plugin import plugin_method
 from peerdg.run.progress import Progress, choose_progress
 from peerdg.run.runner import execute
-from peerdg.run.settings import RunConfig, refuse_unused_augmentation, resolve
 from peerdg.terminal import Terminal
 
 

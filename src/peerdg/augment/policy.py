@@ -9,8 +9,8 @@ from torch import Tensor
 
 from peerdg.augment.protocol import Augment
 from peerdg.augment.randaugment import RandAugment
-from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
+from peerdg.options import did_you_mean
 from peerdg.rng import generator_for
 from peerdg.stages import stage
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from peerdg.augment.pixels import scratch
 from peerdg.augment.plan import make_plan
 from peerdg.augment.table import TABLES, Scale
-from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError, DataError
+from peerdg.options import did_you_mean
 
 
 class RandAugment:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from peerdg.config import option, validate
 from peerdg.errors import ConfigError
+from peerdg.options import option, validate
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     # The options of each kind; None stays unset.

@@ -5,9 +5,9 @@ from peerdg.averages.moving import EMA, SMA
 from peerdg.averages.settings import KINDS, AverageSettings, no_validation
 from peerdg.averages.snapshots import Snapshots
 from peerdg.averages.swad import SWAD
-from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.models.classifier import Classifier
+from peerdg.options import did_you_mean
 
 
 def make_average(

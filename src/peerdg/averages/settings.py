@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from peerdg.config import did_you_mean, option, validate
 from peerdg.errors import ConfigError
+from peerdg.options import did_you_mean, option, validate
 
 KINDS = {
     "snapshots": "mean of a snapshot every k epochs",

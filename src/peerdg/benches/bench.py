@@ -19,16 +19,16 @@ from peerdg.benches.study import Study
 from peerdg.benches.table import BenchTable, bench_table
 from peerdg.benches.views import combined_view, views
 from peerdg.benches.work import Estimate, Work, estimate, threads_each
-from peerdg.config import did_you_mean
 from peerdg.data.parallel import cores
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.evaluate.statistics import scipy_stats
+from peerdg.options import did_you_mean
 from peerdg.report.comparison import RECORDS
 from peerdg.report.figures import pyplot
 from peerdg.report.result import DEPENDS_ON_LENGTH, RunResult, as_of
 from peerdg.report.runs import read_run
 from peerdg.run.forecast import duration
-from peerdg.tables import Table
+from peerdg.terminal import Table
 
 
 @dataclass(frozen=True)

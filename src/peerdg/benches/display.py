@@ -12,8 +12,7 @@ from rich.text import Text
 
 from peerdg.run.display import shorten
 from peerdg.run.forecast import duration
-from peerdg.terminal import is_live
-from peerdg.text import abridge, visible
+from peerdg.terminal import abridge, is_live, visible
 
 REFRESH_SECONDS = 0.5  # of the lines
 LINE_SECONDS = 30.0  # between lines about one run where there is no terminal

@@ -13,8 +13,8 @@ from peerdg.benches.plan import Plan, PlannedRun
 from peerdg.errors import PeerdgError
 from peerdg.report.result import RunResult, is_evaluated
 from peerdg.report.runs import read_run
+from peerdg.run.config import RunConfig
 from peerdg.run.forecast import Costs, PhaseCosts, RunPlan
-from peerdg.run.settings import RunConfig
 
 
 @dataclass(frozen=True)

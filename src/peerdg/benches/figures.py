@@ -10,7 +10,7 @@ from peerdg.benches.table import BenchTable
 from peerdg.evaluate.statistics import Difference
 from peerdg.report.figures import COLORS, name_with_seeds, pyplot, save_figure
 from peerdg.report.variants import MANY
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 # Okabe-Ito: better, worse, not told apart. Marks differ too, for those who see no colors.
 BETTER, WORSE, OPEN = "#0072B2", "#D55E00", "#595959"

@@ -23,7 +23,6 @@ import tomli_w
 
 from peerdg.benches.plan import Group, Plan, PlannedRun, make_plan, plan_changes
 from peerdg.benches.variants import LEVELS
-from peerdg.config import read_toml
 from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, RunInUseError
 from peerdg.files import (
     TEMPORARY,
@@ -35,9 +34,10 @@ from peerdg.files import (
     writing,
 )
 from peerdg.models.description import read_description
+from peerdg.options import read_toml
+from peerdg.run.config import refuse_difference, resolve
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.lock import LOCK, OWNER, FolderLock
-from peerdg.run.settings import refuse_difference, resolve
 from peerdg.run.stored_manifest import read_manifest, refuse_edited_config
 from peerdg.schema import conform
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from peerdg.averages.settings import KINDS, OPTIONS_OF
 from peerdg.benches.variants import Variant, average_of, known_methods, objective_of, split_variants
-from peerdg.config import Change, did_you_mean, difference, merge
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, Combination
 from peerdg.methods.registry import method_names
-from peerdg.run.settings import MAY_CHANGE, RunConfig, resolve
+from peerdg.options import Change, did_you_mean, difference, merge
+from peerdg.run.config import MAY_CHANGE, RunConfig, resolve
 
 _DECIDED_BY_BENCH = {
     "method": "--methods", "recipe": "--methods", "seed": "--seeds", "train_seed": "--seeds",
@@ -284,7 +284,7 @@ def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
     """Resolve the config of one method; return what its images decided, too."""
     if options.get("benchmark") == OWN_DATA:
         # Late: it looks at images, so it imports torch.
-        from peerdg.run.own_data_config import resolve_own_data
+        from peerdg.run.config import resolve_own_data
 
         config, choices = resolve_own_data(options)
         return config, choices.explain(config.tables())

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from peerdg.benches.study import Published
 from peerdg.benches.table import BenchTable, Row
 from peerdg.evaluate.statistics import spread
-from peerdg.tables import Table
-from peerdg.text import markdown_text
+from peerdg.terminal import Table, markdown_text
 
 
 def published_section(table: BenchTable, published: Published | None) -> list[str]:

@@ -21,8 +21,7 @@ from peerdg.evaluate.statistics import Difference, paired_difference
 from peerdg.report.result import MARK, RunResult
 from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.report.variants import Groups
-from peerdg.tables import Table
-from peerdg.text import spreadsheet_text
+from peerdg.terminal import Table, spreadsheet_text
 
 LATE, FLUCTUATION, TRAINED = "late mean", "fluctuation", "trained: "
 CLEAR = "*"  # behind an interval: Student's does not hold 0, either

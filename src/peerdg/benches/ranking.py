@@ -11,7 +11,7 @@ from peerdg.benches.study import FEWEST_RANKED
 from peerdg.benches.table import BenchTable, Row, Spread
 from peerdg.evaluate.statistics import scipy_stats
 from peerdg.report.tables import CRAFTED_MEAN
-from peerdg.tables import Table
+from peerdg.terminal import Table
 
 
 @dataclass(frozen=True)

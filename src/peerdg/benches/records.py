@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.benches.plan import Group, Member, Plan, PlannedRun
-from peerdg.config import difference, dotted
 from peerdg.errors import ConfigError
 from peerdg.files import sha256
 from peerdg.methods.registry import model_options_of
 from peerdg.models.names import is_weights_file
+from peerdg.options import difference, dotted
 from peerdg.report.result import RunResult, as_of, is_evaluated
 from peerdg.report.runs import load_runs
-from peerdg.run.settings import DATA_PLACES, MAY_CHANGE, RunConfig
-from peerdg.text import visible
+from peerdg.run.config import DATA_PLACES, MAY_CHANGE, RunConfig
+from peerdg.terminal import visible
 
 _NO_MATTER = {*MAY_CHANGE, *DATA_PLACES, "keep_snapshots"}  # options that change no result
 

@@ -16,7 +16,7 @@ from peerdg.files import remove, replace_atomically
 from peerdg.report.comparison import PAGE, details, opening, write_records
 from peerdg.report.result import RunResult
 from peerdg.report.tables import targets_table
-from peerdg.text import markdown_text
+from peerdg.terminal import markdown_text
 
 DIFFERENCES, STEADINESS, ANSWERS = "differences.png", "steadiness.png", "answers.png"
 LATEX, CSV, ANSWERS_CSV = "table.tex", "table.csv", "answers.csv"

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
+from peerdg.options import did_you_mean
 
 Term = str | tuple[str, str]  # a row of the table, or the difference of two
 Pair = tuple[Term, Term]  # what is compared, and what it is compared with

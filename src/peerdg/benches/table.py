@@ -20,8 +20,7 @@ from peerdg.report.result import MARK, RECONSTRUCTED, RunResult
 from peerdg.report.selection import choices
 from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.report.variants import Groups
-from peerdg.tables import Table
-from peerdg.text import latex_text, spreadsheet_text
+from peerdg.terminal import Table, latex_text, spreadsheet_text
 
 RECONSTRUCTION, ORACLE = "reconstruction", "oracle"
 MARKS = {RECONSTRUCTION: MARK, ORACLE: "‡"}

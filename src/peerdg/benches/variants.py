@@ -15,10 +15,10 @@ from typing import Any
 
 from peerdg.averages.settings import OPTIONS_OF
 from peerdg.benches.study import SECTIONS, Study, read_study
-from peerdg.config import did_you_mean, read_toml, suggest
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
 from peerdg.methods.registry import method_names, settings_of
+from peerdg.options import did_you_mean, read_toml, suggest
 
 VARIANT = "variant"  # the key of their table among the options of a bench
 LEVELS = 3  # sections within each other: of variants, of one of them, of its method

@@ -19,7 +19,7 @@ from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan, PlannedRun
 from peerdg.data.parallel import cores
 from peerdg.errors import PeerdgError, Stopped
-from peerdg.run.settings import RunConfig
+from peerdg.run.config import RunConfig
 from peerdg.train.signals import StopRequest, stop_on_signals
 
 LOOK_SECONDS = 0.2  # between two looks at the stop request

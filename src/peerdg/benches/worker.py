@@ -31,11 +31,11 @@ from peerdg.errors import (
     is_out_of_memory,
 )
 from peerdg.files import remove
+from peerdg.run.config import RunConfig, resolve
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, Forecast, RunPlan
 from peerdg.run.hardware import keep_memory
 from peerdg.run.plugin import plugin_method
-from peerdg.run.settings import RunConfig, resolve
 from peerdg.stages import Activity
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from peerdg.benches.folder import BenchFolder, Existing
 from peerdg.benches.plan import Plan, make_plan
 from peerdg.benches.study import Study
 from peerdg.benches.variants import PlanFile, read_plan_file
-from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import PLUGIN, SEED_LIST, BenchOptions, DataFlags, all_given, whole_number
 from peerdg.cli.train import DATA, say
-from peerdg.config import merge
 from peerdg.errors import ConfigError, PeerdgError
+from peerdg.options import merge
+from peerdg.terminal import console, error_console
 
 _SEEDS = 5
 
@@ -118,7 +118,7 @@ def show_plan(
         only_look=only_look,
         console=error_console,
     )
-    console.print(preview.table().rich())
+    console.print(preview.table())
     for sentence in preview.sentences():
         console.print(sentence, markup=False, soft_wrap=True)
     return preview
@@ -154,7 +154,7 @@ def bench_and_report(
         raise ConfigError("--overwrite would remove what --no-train makes a table of.")
     else:
         found = tabulate_bench(plan, out, until=until, records=records, **about)
-    console.print(found.table.table().rich())
+    console.print(found.table.table())
     for note in (*found.table.notes(), *found.table.cautions):
         console.print(note, markup=False, soft_wrap=True)
     console.print(f"Report: {found.page}", markup=False, soft_wrap=True)

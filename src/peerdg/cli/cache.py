@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from peerdg.cli.console import console
 from peerdg.errors import ConfigError
+from peerdg.terminal import console
 
 if TYPE_CHECKING:
     from peerdg.data.cache import CachedDomain
@@ -26,11 +26,11 @@ def cache_data(
     Args:
         name: Only entries of this name; `pretraining` is all shared pre-training.
     """
-    from peerdg.config import did_you_mean
     from peerdg.data.cache import cache_folder, cached_domains, tidy
     from peerdg.data.cache import clear as clear_entries
+    from peerdg.options import did_you_mean
     from peerdg.run.pretraining import FOLDER, clear_pretrainings, shared_pretrainings
-    from peerdg.tables import plain_table
+    from peerdg.terminal import Table
 
     folder = cache_folder()
     if folder is None:
@@ -52,7 +52,7 @@ def cache_data(
         return
     rows = [_row(entry) for entry in entries]
     rows += [[FOLDER, _amount(each.size), _date(each.used), each.name] for each in trained]
-    console.print(plain_table(["name", "size", "date", ""], rows))
+    console.print(Table(["name", "size", "date", ""], rows, is_text=True))
     console.print(f"{len(rows)} entries, {_amount(total)}, in {folder}", markup=False)
     if freed:
         console.print(f"Removed leftovers of killed processes: {_amount(freed)}", markup=False)

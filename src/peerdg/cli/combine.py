@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.cli.console import console, error_console
 from peerdg.models.combination import Outputs, Rule
+from peerdg.terminal import console, error_console
 
 
 def combine(
@@ -33,7 +33,7 @@ def combine(
     from peerdg.data.progress import showing
     from peerdg.run.combine import combine as combine_runs
     from peerdg.run.reading import ReadingBar
-    from peerdg.tables import plain_table
+    from peerdg.terminal import Table
 
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
@@ -47,5 +47,5 @@ def combine(
     accuracy = made["training"].get("accuracy", {})
     if accuracy:
         rows = [[name, f"{r['accuracy']:.2f}", f"{r['n']:,}"] for name, r in accuracy.items()]
-        console.print(plain_table(["domain", "accuracy %", "images"], rows))
+        console.print(Table(["domain", "accuracy %", "images"], rows, is_text=True))
     say(f"Model in {output}. Use it with: peerdg predict {output} IMAGE")

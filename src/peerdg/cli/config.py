@@ -5,11 +5,11 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from peerdg.cli.console import console
 from peerdg.cli.flags import CommonFlags, Options, explained_choices, resolve_flags
 from peerdg.run.choices import Choices
+from peerdg.run.config import RunConfig
 from peerdg.run.presets import preset_files
-from peerdg.run.settings import RunConfig
+from peerdg.terminal import console
 
 _DATA = "data set (`peerdg data list` shows them), or a folder or list of your own images"
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from peerdg.cli.console import console
 from peerdg.cli.folders import is_folder, read_folders, verify_folders
 from peerdg.data.benchmarks import BENCHMARKS, Benchmark, no_such_data
 from peerdg.errors import ConfigError, DataError
+from peerdg.terminal import console
 
 if TYPE_CHECKING:
     from peerdg.data.splits import Splits
@@ -68,7 +68,7 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
         name: The data set, or a folder or list of your own images.
         folders: More folders and lists, to find images that are in two of them.
     """
-    from peerdg.tables import plain_table
+    from peerdg.terminal import Table
 
     if is_folder(name):
         verify_folders([Path(name), *folders])
@@ -84,7 +84,7 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
         for r in reports
     ]  # fmt: skip
     columns = ["domain", "status", "images", "expected", "checksum", ""]
-    console.print(plain_table(columns, rows))
+    console.print(Table(columns, rows, is_text=True))
     for report in reports:
         for problem in report.problems:
             console.print(f"{report.domain}: {problem}", markup=False, soft_wrap=True)

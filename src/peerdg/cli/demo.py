@@ -8,9 +8,9 @@ from cyclopts import Parameter
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import make_plan
 from peerdg.cli.bench import bench_and_report
-from peerdg.cli.console import console
 from peerdg.cli.flags import SEED_LIST, whole_number
 from peerdg.errors import ConfigError
+from peerdg.terminal import console
 
 MOST_AT_ONCE = 4  # runs; each needs half a gigabyte
 METHODS = ("erm", "randaugment", "p-ens", "peer")

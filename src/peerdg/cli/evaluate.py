@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
 
-from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import which_data
-from peerdg.config import merge
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
 from peerdg.data.classes import check_class_map, parse_class_map
 from peerdg.errors import ConfigError
+from peerdg.options import merge
 from peerdg.run.hardware import DEVICES
+from peerdg.terminal import console, error_console
 
 if TYPE_CHECKING:
     from peerdg.api import Model
@@ -139,8 +139,8 @@ def _named_domains(
         known by name have for their classes.
     """
     from peerdg.run import build
+    from peerdg.run.config import resolve, without_method
     from peerdg.run.folder import read_run_config
-    from peerdg.run.settings import resolve, without_method
 
     chosen: list[Mapping[str, Any]] = [which_data(name) for name in data]
     if not data:
@@ -186,7 +186,7 @@ def _own_domains(
 def _print(details: "list[DomainReport]") -> None:
     """Each domain in detail, then all of them in short, which is what a person looks for first."""
     from peerdg.report import evaluation
-    from peerdg.text import visible
+    from peerdg.terminal import visible
 
     for detail in details:
         console.print(visible(detail.domain), style="bold", markup=False)
@@ -197,8 +197,8 @@ def _print(details: "list[DomainReport]") -> None:
             tables.append(evaluation.mistakes_table(detail))
         for table in tables:
             if table is not None:
-                console.print(table.rich(), "")
-    console.print(evaluation.summary_table(details).rich())
+                console.print(table, "")
+    console.print(evaluation.summary_table(details))
 
 
 def _write(

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.cli.console import console
 from peerdg.export.formats import FACTS, Format, require_packages
+from peerdg.terminal import console
 
 
 def export(

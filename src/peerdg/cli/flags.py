@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
-from peerdg.config import merge, nearest, read_toml
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, no_such_data
 from peerdg.errors import ConfigError
 from peerdg.methods.plugins import Plugin
 from peerdg.methods.registry import aliases_of, method_names, plugin_of, settings_of
+from peerdg.options import merge, nearest, read_toml
 from peerdg.run.choices import Choices
-from peerdg.run.settings import SECTIONS, RunConfig, refuse_unused_augmentation, resolve
+from peerdg.run.config import SECTIONS, RunConfig, refuse_unused_augmentation, resolve
 
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
 # A file with these is the config of a run: it is complete; no defaults are derived.
@@ -228,7 +228,7 @@ def _resolved(
         config = resolve(file, given)
         BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
         return config, None
-    from peerdg.run.own_data_config import resolve_own_data  # looks at images, so it imports torch
+    from peerdg.run.config import resolve_own_data  # looks at images, so it imports torch
 
     return resolve_own_data(given, file=file)
 

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerdg.cli.console import console, error_console
 from peerdg.data.benchmarks import BENCHMARKS, no_such_data
 from peerdg.errors import DataError
+from peerdg.terminal import console, error_console
 
 if TYPE_CHECKING:
     from peerdg.data.check import FolderReport
@@ -20,14 +20,14 @@ def is_folder(name: str) -> bool:
 
 def verify_folders(paths: Sequence[Path]) -> None:
     """Print what was found, and end with code 5 if something must be put right."""
-    from peerdg.tables import plain_table
+    from peerdg.terminal import Table
 
     report = read_folders(paths)
     rows = [
         [name, f"{len(domain)}", f"{report.counts[name]}", f"{len(domain.classes)}"]
         for name, domain in report.parts.items()
     ]
-    console.print(plain_table(["images of", "usable", "files", "classes"], rows))
+    console.print(Table(["images of", "usable", "files", "classes"], rows, is_text=True))
     for problem in report.problems:
         kind = "Note" if problem.severity == "note" else "Problem"
         text = f"{kind}: {problem.message}\n  {problem.remedy}"

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NoReturn, TypeGuard
 from cyclopts import App, CycloptsError, UnknownOptionError
 from rich.text import Text
 
-from peerdg.cli.console import console, error_console, say_problem
 from peerdg.cli.help import HelpFormatter
 from peerdg.errors import ConfigError, PeerdgError, PeerdgWarning, Stopped, is_out_of_memory
 from peerdg.run.hardware import keep_memory
+from peerdg.terminal import console, error_console
 from peerdg.version import __version__
 
 if TYPE_CHECKING:
@@ -317,3 +317,10 @@ def _show_warning(
     else:
         text, style = f"{category.__name__}: {message}", "dim"
     error_console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def say_problem(message: str, *, hint: str | None = None) -> None:
+    """Print an error, then the hint."""
+    error_console.print(f"Error: {message}", style="red")
+    if hint:
+        error_console.print(hint)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-from peerdg.cli.console import console
 from peerdg.cli.flags import PLUGIN
+from peerdg.terminal import console
 
 
 def methods(name: str | None = None, /, *, plugin: Annotated[Path | None, PLUGIN] = None) -> None:
@@ -17,13 +17,13 @@ def methods(name: str | None = None, /, *, plugin: Annotated[Path | None, PLUGIN
 
     from peerdg.methods.recipes import COMBINATIONS, RECIPES
     from peerdg.methods.registry import method_names, settings_of, summary_of
-    from peerdg.tables import plain_table
+    from peerdg.terminal import Table
 
     if name is None:
         summaries = {method: summary_of(method) for method in method_names()}
         summaries |= {each: made.summary for each, made in (RECIPES | COMBINATIONS).items()}
         rows = [[method, summary] for method, summary in sorted(summaries.items())]
-        console.print(plain_table(["method", "what it does"], rows))
+        console.print(Table(["method", "what it does"], rows, is_text=True))
         return
     if name in RECIPES:
         recipe = RECIPES[name]
@@ -47,4 +47,4 @@ def methods(name: str | None = None, /, *, plugin: Annotated[Path | None, PLUGIN
     ]
     console.print(f"{name}: {summary_of(name)}", markup=False)
     if rows:
-        console.print(plain_table(["option", "default", "meaning"], rows))
+        console.print(Table(["option", "default", "meaning"], rows, is_text=True))

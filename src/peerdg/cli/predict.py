@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 from cyclopts import Parameter, validators
 
-from peerdg.cli.console import error_console
 from peerdg.cli.flags import whole_number
 from peerdg.errors import DataError, PeerdgWarning, Stopped
 from peerdg.run.hardware import DEVICES
-from peerdg.terminal import VisibleRows
+from peerdg.terminal import VisibleRows, error_console
 
 if TYPE_CHECKING:
     from peerdg.report.prediction_file import PredictionWriter

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from peerdg.cli.console import console
 from peerdg.cli.data import Root, load_data, require_root, verify_data
 from peerdg.data.benchmarks import benchmark
+from peerdg.terminal import console
 
 
 def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:

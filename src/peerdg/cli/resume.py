@@ -6,8 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from peerdg.cli.flags import PLUGIN, require_plugin, whole_number
+from peerdg.run.config import resolve
 from peerdg.run.folder import read_run_config
-from peerdg.run.settings import resolve
 
 
 def resume(

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from peerdg.cli.console import console
 from peerdg.errors import ConfigError
+from peerdg.terminal import console
 
 
 def runs(
@@ -29,7 +29,7 @@ def runs(
     from peerdg.report.selection import selection_table
     from peerdg.report.tables import comparison, runs_table, targets_table
     from peerdg.report.variants import by_variant, variant_differences
-    from peerdg.text import visible
+    from peerdg.terminal import visible
 
     found = collect_runs(places)
     if not found:
@@ -41,10 +41,10 @@ def runs(
     if not by_variant(found):
         raise ConfigError("No run is finished yet.", hint="`peerdg runs` shows how far they are.")
     require_comparable(found)
-    console.print(comparison(found).rich())
+    console.print(comparison(found))
     if any(run.targets for run in found):
-        console.print(targets_table(found).rich())
-        console.print(selection_table(found).rich())
+        console.print(targets_table(found))
+        console.print(selection_table(found))
     groups = by_variant(found)
     for sentence in (*variant_differences(groups), *comparison_notes(groups)):
         console.print(visible(sentence), markup=False, soft_wrap=True)

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.cli.console import console, error_console
 from peerdg.cli.flags import CommonFlags, Options, config_from_flags, given_options
-from peerdg.config import merge, read_toml
 from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
+from peerdg.options import merge, read_toml
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.minutes import TimeBudget, keep_schedule
-from peerdg.run.settings import RunConfig
+from peerdg.terminal import console, error_console
 
 DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
 
@@ -108,7 +108,7 @@ def run_and_report(
 
     console.print(final_table(out))
     if profile:
-        console.print(profile_table(read_run(out)).rich())
+        console.print(profile_table(read_run(out)))
     console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE", markup=False)
 
 

@@ -7,8 +7,8 @@ selection. Free of torch.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
+from peerdg.options import did_you_mean
 
 FAMILIES = (
     "arithmetic",

@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple, cast
 
 from peerdg.errors import DamagedError, OutputError, PeerdgError
 from peerdg.files import open_regular, replace_atomically, writing
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 _CHUNK = 1 << 18
 _BLOCK = tarfile.BLOCKSIZE

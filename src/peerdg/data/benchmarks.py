@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from peerdg.config import did_you_mean, nearest, option
 from peerdg.errors import ConfigError, DataError, PeerdgError
+from peerdg.options import did_you_mean, nearest, option
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,8 @@ flag and a record have the same form. Free of torch.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from peerdg.config import did_you_mean, nearest
 from peerdg.errors import ConfigError, DataError
+from peerdg.options import did_you_mean, nearest
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:

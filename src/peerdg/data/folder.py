@@ -12,7 +12,7 @@ from peerdg.data.classes import class_positions, in_order
 from peerdg.data.decode import IMAGE_SUFFIXES
 from peerdg.data.read import ImageFile
 from peerdg.errors import DataError
-from peerdg.text import storable
+from peerdg.terminal import storable
 
 Split = Literal["train", "validation", "test"]
 # What people call the parts of a data set, in folder names and in lists.

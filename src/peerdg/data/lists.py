@@ -10,7 +10,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from peerdg.config import did_you_mean
 from peerdg.data.folder import (
     SPLIT_NAMES,
     FolderLayout,
@@ -22,7 +21,8 @@ from peerdg.data.folder import (
 )
 from peerdg.errors import ConfigError, DataError
 from peerdg.files import open_regular
-from peerdg.text import one_line
+from peerdg.options import did_you_mean
+from peerdg.terminal import one_line
 
 LIST_SUFFIXES = frozenset({".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet"})
 # What each column may be called, in any case.

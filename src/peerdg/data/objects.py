@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from peerdg.config import did_you_mean
 from peerdg.data.classes import in_order
 from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain
 from peerdg.data.progress import listener
 from peerdg.data.read import DEFAULT_SIDE, to_pixels
 from peerdg.errors import DataError
+from peerdg.options import did_you_mean
 
 _Pairs = Callable[[], Iterator[tuple[Any, int | str]]]
 _ALLOWED = (

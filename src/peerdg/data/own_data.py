@@ -12,7 +12,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from peerdg.config import did_you_mean, nearest
 from peerdg.data import is_target
 from peerdg.data.benchmarks import DomainReport, OwnDataSettings
 from peerdg.data.check import check_folders, describe_duplicates, find_duplicates
@@ -25,6 +24,7 @@ from peerdg.data.read import read_images
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.files import open_regular
+from peerdg.options import did_you_mean, nearest
 
 _LOOKED_AT = 50  # files whose header `glance` reads
 

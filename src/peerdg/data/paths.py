@@ -7,7 +7,7 @@ from pathlib import Path
 
 from peerdg.data.decode import IMAGE_SUFFIXES
 from peerdg.errors import PeerdgWarning
-from peerdg.text import storable
+from peerdg.terminal import storable
 
 
 def image_files(folder: Path) -> Iterator[Path]:

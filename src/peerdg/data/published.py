@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from peerdg.config import did_you_mean
 from peerdg.data.benchmarks import Benchmark, DomainReport, fold
 from peerdg.data.cache import select_rows
 from peerdg.data.decode import IMAGE_SUFFIXES
@@ -25,6 +24,7 @@ from peerdg.data.domain import Domain
 from peerdg.data.read import ImageFile, read_images
 from peerdg.data.splits import Splits
 from peerdg.errors import DataError, PeerdgWarning
+from peerdg.options import did_you_mean
 
 _SYSTEM_FILES = frozenset(("thumbs.db", "desktop.ini", "icon\r"))
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw, ImageFont
 
 from peerdg.data.domain import Domain
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 _GAP = 2
 _TITLE = 30

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from peerdg.config import option
 from peerdg.methods.metadata import OFF, MethodSettings
+from peerdg.options import option
 
 regularizer_option = partial(option, part_of="regularizer")
 

@@ -4,8 +4,8 @@ import abc
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from peerdg.config import option
 from peerdg.methods.metadata import MethodSettings, PoolChange
+from peerdg.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

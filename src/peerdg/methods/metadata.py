@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, NamedTuple
 
-from peerdg.config import validate
+from peerdg.options import validate
 
 OFF = "none"
 """The value of an option that switches its component off, see `part_of` of `config.option`."""

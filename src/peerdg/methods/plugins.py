@@ -165,7 +165,7 @@ def _check_settings(path: Path, settings: object) -> None:
         if "help" not in f.metadata:
             raise ConfigError(
                 f"The option '{f.name}' of the plugin {path} has no help.",
-                hint=f"Make it with peerdg.config.option: {f.name}: ... = option(default, help).",
+                hint=f"Make it with peerdg.options.option: {f.name}: ... = option(default, help).",
             )
     try:
         settings()

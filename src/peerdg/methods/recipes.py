@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from peerdg.config import merge
 from peerdg.methods.metadata import Reconstruction
 from peerdg.models.combination import Outputs, Rule
+from peerdg.options import merge
 
 
 @dataclass(frozen=True)

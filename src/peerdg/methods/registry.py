@@ -9,12 +9,12 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from peerdg.config import build, did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.methods import settings
 from peerdg.methods.metadata import MethodSettings, reconstructed_on
 from peerdg.methods.plugins import Plugin
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
+from peerdg.options import build, did_you_mean
 
 _plugins: dict[str, Plugin] = {}  # by the name of their method; filled by `registered` only
 

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from peerdg.config import check_limits
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.models.added import AddedLayer
 from peerdg.models.bottleneck import GaussianBottleneck
 from peerdg.models.inserted import Body, insert, make_layer
 from peerdg.models.last_layer import find_last_layer
 from peerdg.models.names import MEAN_LIMITS, STD_LIMITS
+from peerdg.options import check_limits
 
 
 class Classifier(nn.Module):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peerdg.config import plain
 from peerdg.errors import DamagedError
 from peerdg.models.added import AddedLayer
 from peerdg.models.combination import CombinedFrom
 from peerdg.models.names import LARGEST_SIDE, MEAN_LIMITS, STD_LIMITS
+from peerdg.options import to_dict
 from peerdg.schema import conform, read_json, within
 
 FORMAT = 1
@@ -118,7 +118,7 @@ def read_description(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} is damaged: {problem}.", hint=HINT)
     values["stored_size"] = about.stored_size or about.image_size
     values["training"] = about.training
-    values["added_layers"] = [plain(layer) for layer in about.added_layers]
+    values["added_layers"] = [to_dict(layer) for layer in about.added_layers]
     return values
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
 from peerdg.models.classifier import Classifier, in_eval_mode
+from peerdg.options import did_you_mean
 
 OUTPUT = "."
 """Names the encoder itself: its features H(x)."""

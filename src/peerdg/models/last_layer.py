@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from peerdg.errors import ConfigError
-from peerdg.text import one_line
+from peerdg.terminal import one_line
 
 SIZES = (32, 224, 64, 128, 28, 96, 256, 299, 384)  # tried when the image size is not given
 IMAGES = 4  # random ones; a few logits would look alike before and after a ReLU by chance

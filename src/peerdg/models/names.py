@@ -6,8 +6,8 @@ So the command line can complete, list and check names before anything heavy is 
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from peerdg.config import did_you_mean
 from peerdg.errors import ConfigError
+from peerdg.options import did_you_mean
 
 Channels = tuple[float, float, float]
 

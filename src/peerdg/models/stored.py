@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from peerdg.config import plain
 from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
 from peerdg.files import (
     open_regular,
@@ -44,7 +43,8 @@ from peerdg.models.ensemble import added_layers, ensemble, networks_of
 from peerdg.models.inserted import make_layer
 from peerdg.models.names import OWN as OWN
 from peerdg.models.places import check_layers
-from peerdg.text import visible
+from peerdg.options import to_dict
+from peerdg.terminal import visible
 from peerdg.version import __version__
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -105,7 +105,7 @@ def describe_model(
     added, combined = added_layers(model), networks_of(model)
     description = {
         "backbone": backbone,
-        **({"added_layers": [plain(layer) for layer in added]} if added else {}),
+        **({"added_layers": [to_dict(layer) for layer in added]} if added else {}),
         **({"combined": asdict(combined)} if combined else {}),
         "classes": list(model.classes),
         "mean": model.mean.flatten().tolist(),

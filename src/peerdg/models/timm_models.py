@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from peerdg.config import nearest
 from peerdg.errors import ConfigError
 from peerdg.models.download import reach
 from peerdg.models.names import TIMM, Backbone, check_backbone
+from peerdg.options import nearest
 
 HUB = "https://huggingface.co"
 FILE = "model.safetensors"

@@ -23,7 +23,7 @@ from peerdg.report.tables import (
     targets_table,
 )
 from peerdg.report.variants import MANY, Groups, by_variant, variant_differences
-from peerdg.text import markdown_text
+from peerdg.terminal import markdown_text
 
 OVERVIEW, FIGURE, PAGE, RECORDS = "overview.png", "accuracy.png", "report.md", "runs.json"
 

@@ -13,8 +13,7 @@ from peerdg.evaluate.detail import BINS, DomainReport, Mistake
 from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically
 from peerdg.report.figures import pyplot
-from peerdg.tables import Table
-from peerdg.text import markdown_text, visible
+from peerdg.terminal import Table, markdown_text, visible
 
 PAGE = "evaluation.md"
 _WIDEST = 20  # classes whose confusions are counted in a table and in the figure

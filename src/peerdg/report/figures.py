@@ -14,7 +14,7 @@ from peerdg.errors import ConfigError
 from peerdg.files import replace_atomically
 from peerdg.report.result import RunResult
 from peerdg.report.variants import MANY, Groups, by_variant
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 # Okabe-Ito: told apart by color-blind readers too. Its yellow is too pale for a line.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -18,7 +18,7 @@ from peerdg.data.paths import shown_path
 from peerdg.errors import ConfigError
 from peerdg.evaluate.predictions import FilePrediction, most_probable
 from peerdg.files import require_replaceable, writing
-from peerdg.text import spreadsheet_text
+from peerdg.terminal import spreadsheet_text
 
 PARTIAL = ".partial"
 TextFormat = Literal["csv", "json", "jsonl"]

@@ -11,7 +11,6 @@ from typing import Any
 from peerdg.augment import REVISION, is_same_augmentation
 from peerdg.augment.settings import AugmentSettings
 from peerdg.averages.settings import AverageSettings
-from peerdg.config import dotted, plain
 from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.benchmarks import OWN_DATA
@@ -32,9 +31,10 @@ from peerdg.methods.registry import (
     stored_settings,
 )
 from peerdg.models.names import OWN, may_have_batch_norm
+from peerdg.options import dotted, to_dict
+from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.run.folder import Status
 from peerdg.run.json_lines import NOTHING_LEARNT
-from peerdg.run.settings import DATA_PLACES, MAY_CHANGE
 from peerdg.run.stored_manifest import Inputs
 
 # Options in which runs of one variant may differ: their seed, the name they were called by, and
@@ -203,7 +203,7 @@ class RunResult:
         """
         decisive = {k: v for k, v in self.config.items() if k not in WITHOUT_EFFECT}
         # Of versions before there was a choice: no average, RandAugment.
-        before = {"average": plain(AverageSettings()), "augment": {"kind": self.augment_kind}}
+        before = {"average": to_dict(AverageSettings()), "augment": {"kind": self.augment_kind}}
         options = dotted(before) | dotted(decisive)
         options = {name: value for name, value in options.items() if name not in DATA_PLACES}
         if self.inputs.weights_sha256 is not None:

@@ -15,12 +15,12 @@ from peerdg.files import read_text, replace_atomically, sha256
 from peerdg.methods.registry import method_names, model_options_of, settings_of
 from peerdg.models.names import is_weights_file
 from peerdg.report.result import RunResult
+from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.json_lines import NOTHING_LEARNT, check_event, check_metric
-from peerdg.run.settings import DATA_PLACES, MAY_CHANGE
 from peerdg.run.stored_manifest import Inputs, read_inputs, read_manifest
 from peerdg.schema import LARGEST, conform, read_stored, within
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:

@@ -10,8 +10,7 @@ from peerdg.evaluate.statistics import accuracy_spread, spread
 from peerdg.report.result import RunResult
 from peerdg.report.tables import CRAFTED_MEAN
 from peerdg.report.variants import MANY, by_variant
-from peerdg.tables import Table
-from peerdg.text import markdown_text
+from peerdg.terminal import Table, markdown_text
 
 ORACLE = "oracle (sees targets)"
 

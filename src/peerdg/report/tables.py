@@ -10,18 +10,18 @@ from peerdg.evaluate.statistics import accuracy_spread, accuracy_text, few_image
 from peerdg.report.result import RunResult
 from peerdg.report.runs import read_run
 from peerdg.report.variants import by_variant
-from peerdg.tables import FittedTable, Table, plain_table
+from peerdg.terminal import Table
 
 CROSS_ENTROPY = "cross_entropy"  # the term with which others are compared
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
 
 
-def final_table(path: Path) -> FittedTable:
+def final_table(path: Path) -> Table:
     """Tabulate the final accuracy of each observed model of one run on each domain.
 
     Without a target, the mean over the crafted families that have a vote stands in its place.
     """
-    return final_accuracies(read_run(path)).rich()
+    return final_accuracies(read_run(path))
 
 
 def final_accuracies(run: RunResult) -> Table:
@@ -44,10 +44,10 @@ def _summary(run: RunResult, model: str) -> str:
     return "-" if score is None else f"{score:.1f}{few_images(images)}"
 
 
-def runs_table(runs: Sequence[RunResult]) -> FittedTable:
+def runs_table(runs: Sequence[RunResult]) -> Table:
     """Make a table with one row per run folder."""
     table = listed_runs(runs)
-    return plain_table(table.columns, table.rows)
+    return Table(table.columns, table.rows, is_text=True)
 
 
 def listed_runs(runs: Sequence[RunResult]) -> Table:

@@ -34,8 +34,8 @@ from peerdg.models.classifier import (
 from peerdg.models.names import check_backbone, has_normalisation
 from peerdg.models.pretrained import initialise
 from peerdg.rng import seeded
+from peerdg.run.config import RunConfig
 from peerdg.run.input_models import load_input_model
-from peerdg.run.settings import RunConfig
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.source import Source
 

@@ -10,8 +10,7 @@ from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically
 from peerdg.models.description import read_description
 from peerdg.models.stored import DESCRIPTION, how_far
-from peerdg.tables import Table
-from peerdg.text import markdown_text, visible
+from peerdg.terminal import Table, markdown_text, visible
 
 CARD = "MODEL_CARD.md"
 _FEW = 50  # class names that are listed

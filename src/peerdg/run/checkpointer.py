@@ -23,7 +23,7 @@ from peerdg.run.pool_files import has_addition, store_addition
 from peerdg.run.stored_manifest import run_identity
 from peerdg.schema import conform
 from peerdg.stages import stage
-from peerdg.text import visible
+from peerdg.terminal import visible
 from peerdg.train.state import TrainState
 
 

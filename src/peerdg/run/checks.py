@@ -19,11 +19,11 @@ from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.rng import seeded
 from peerdg.run.build import evaluated_domains
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.json_lines import NOTHING_LEARNT
 from peerdg.run.plan import method_of, phases_of
-from peerdg.run.settings import RunConfig
-from peerdg.text import one_line
+from peerdg.terminal import one_line
 from peerdg.train.loop import Phase, evaluation_epochs
 from peerdg.train.optim import make_optimizers
 from peerdg.train.order import steps_per_epoch

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from peerdg.config import did_you_mean, merge
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import settings_of
+from peerdg.options import did_you_mean, merge
 from peerdg.run.presets import BUDGETS, origins, preset, reason
 
 SMALL_SIDE = 48  # pixels; a network for photos sees nothing in smaller images

@@ -16,7 +16,6 @@ from typing import Any, get_args
 from torch import nn
 
 from peerdg.averages.base import blend
-from peerdg.config import did_you_mean
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, OutputError, PeerdgError, PeerdgWarning
@@ -28,6 +27,7 @@ from peerdg.models.combination import CombinedFrom, Member, Outputs, Rule
 from peerdg.models.description import format_of
 from peerdg.models.ensemble import ensemble
 from peerdg.models.stored import describe_model, how_far, write_model
+from peerdg.options import did_you_mean
 from peerdg.run.build import evaluated_domains, evaluated_on, load_splits, match_classes
 from peerdg.run.card import write_card
 from peerdg.run.combine_members import (
@@ -36,8 +36,8 @@ from peerdg.run.combine_members import (
     require_combinable,
     warn_of_different_starts,
 )
+from peerdg.run.config import resolve, without_method
 from peerdg.run.folder import read_run_config
-from peerdg.run.settings import resolve, without_method
 from peerdg.run.training_record import SELECTION
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source

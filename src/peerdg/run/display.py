@@ -10,7 +10,7 @@ from rich.text import Text
 from peerdg.crafted.families import DISJOINT
 from peerdg.data import CRAFTED, is_target
 from peerdg.run.forecast import duration
-from peerdg.text import abridge, visible
+from peerdg.terminal import abridge, visible
 
 GAP = 2  # cells between columns
 NUMBER = 5  # cells of an accuracy: 100.0

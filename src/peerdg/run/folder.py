@@ -23,7 +23,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from peerdg.config import read_toml
 from peerdg.errors import ConfigError, DamagedError, OutputError
 from peerdg.files import (
     TEMPORARY,
@@ -34,9 +33,10 @@ from peerdg.files import (
     require_own_files,
     writing,
 )
+from peerdg.options import read_toml
+from peerdg.run.config import RunConfig, refuse_difference, resolve
 from peerdg.run.json_lines import JsonLines, check_event, check_metric
 from peerdg.run.lock import LOCK, OWNER, FolderLock
-from peerdg.run.settings import RunConfig, refuse_difference, resolve
 from peerdg.run.stored_manifest import read_manifest, refuse_edited_config
 
 Existing = Literal["refuse", "resume", "renew", "overwrite"]

@@ -13,10 +13,10 @@ from peerdg.models.description import read_description
 from peerdg.models.names import BACKBONES, TIMM
 from peerdg.models.pretrained import initialise, weights_file
 from peerdg.models.stored import DESCRIPTION, how_far, load_stored, model_folder
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
-from peerdg.run.settings import RunConfig
 from peerdg.run.stored_manifest import read_manifest
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 PUBLISHED = "imagenet"  # the weights of a network that is given by its name
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from peerdg.errors import DamagedError
 from peerdg.files import open_for_append, open_regular, writing
 from peerdg.schema import conform, within
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 NOTHING_LEARNT = "nothing_learnt"  # event of a phase whose network answers every image alike
 

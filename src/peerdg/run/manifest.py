@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from peerdg.augment import REVISION, is_same_augmentation
-from peerdg.config import plain, read_toml
 from peerdg.data import VALIDATION
 from peerdg.data.splits import FileHashes, Splits, describe_changes, file_hashes
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import write_json
 from peerdg.models.added import AddedLayer
+from peerdg.options import read_toml, to_dict
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.known_images import read_known_images, write_known_images
-from peerdg.run.settings import RunConfig
 from peerdg.run.stored_manifest import Hardware, StoredManifest, new_options, read_manifest
 from peerdg.schema import conform, read_json
-from peerdg.text import storable, visible
+from peerdg.terminal import storable, visible
 from peerdg.version import __version__, code_digest
 
 # Of what was imported, whatever is edited while it works.
@@ -196,7 +196,7 @@ def require_same_augmentation(config: RunConfig, run: RunFolder) -> None:
 
 def added_record(layers: Sequence[AddedLayer]) -> dict[str, Any]:
     """What the manifest keeps of layers that a method adds; nothing if there are none."""
-    return {"added_layers": [plain(layer) for layer in layers]} if layers else {}
+    return {"added_layers": [to_dict(layer) for layer in layers]} if layers else {}
 
 
 def require_same_layers(run: RunFolder, layers: Sequence[AddedLayer]) -> None:

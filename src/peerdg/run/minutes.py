@@ -9,8 +9,8 @@ from typing import Any
 
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import settings_of
+from peerdg.run.config import RunConfig
 from peerdg.run.forecast import Costs, RunPlan, duration
-from peerdg.run.settings import RunConfig
 from peerdg.train.settings import PhaseSettings
 
 FEW_PERIODS = 5  # of the method; with less time its period is shorter

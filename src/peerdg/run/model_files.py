@@ -25,9 +25,9 @@ from peerdg.models.stored import (
     write_model,
 )
 from peerdg.run.card import write_card
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import peak_memory
-from peerdg.run.settings import RunConfig
 from peerdg.run.stored_manifest import read_inputs
 from peerdg.run.training_record import training_record
 from peerdg.train.source import Source

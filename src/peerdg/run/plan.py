@@ -21,11 +21,11 @@ from peerdg.models.classifier import (
     images_per_pass,
 )
 from peerdg.run.build import adapt_network, build_method
+from peerdg.run.config import RunConfig
 from peerdg.run.forecast import Costs, PhasePlan, RunPlan
 from peerdg.run.measure import SECONDS, PhaseTrial, measure_costs
 from peerdg.run.minutes import TimeBudget, fit_epochs, schedule
 from peerdg.run.progress import Progress
-from peerdg.run.settings import RunConfig
 from peerdg.train.loop import Phase, evaluation_epochs
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.source import Source

@@ -8,7 +8,7 @@ from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.errors import ConfigError
 from peerdg.methods.plugins import Plugin, load_plugin
 from peerdg.methods.registry import registered
-from peerdg.run.settings import SCALARS, SECTIONS
+from peerdg.run.config import SCALARS, SECTIONS
 
 
 @contextmanager

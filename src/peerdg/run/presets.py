@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from peerdg.config import merge
+from peerdg.options import merge
 
 BUDGETS = ("quick", "standard", "paper")
 

@@ -26,21 +26,21 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from peerdg.config import plain
 from peerdg.data.cache import bytes_from_environment, cache_folder
 from peerdg.errors import DamagedError, NumericalError, OutputError, PeerdgWarning
 from peerdg.files import TEMPORARY, refuse_entry, refuse_hard_link, remove, require_real_folder
 from peerdg.methods.erm import ERM
 from peerdg.models.classifier import Classifier
 from peerdg.models.fingerprint import network_fingerprint
+from peerdg.options import to_dict
 from peerdg.run.checkpoint import load_checkpoint, write_checkpoint
+from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.json_lines import check_event, check_metric
 from peerdg.run.manifest import hardware_of
-from peerdg.run.settings import RunConfig
 from peerdg.run.stored_manifest import read_manifest
 from peerdg.schema import conform
-from peerdg.text import visible
+from peerdg.terminal import visible
 from peerdg.train.guard import Guard
 from peerdg.train.loop import Phase
 from peerdg.train.optim import learning_rate, make_optimizers, set_learning_rate
@@ -232,8 +232,8 @@ def shared_pretraining(
         "data": started.data["train"],
         "network": network_fingerprint(network),
         "seed": config.seed,
-        "pretrain": plain(phase.settings, unset=True),
-        "transform": plain(config.transform, unset=True),
+        "pretrain": to_dict(phase.settings, unset=True),
+        "transform": to_dict(config.transform, unset=True),
         "size": source.size,
         "bf16": phase.bf16,
         "compile": config.compile,

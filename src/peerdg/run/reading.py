@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 LONGEST = 20  # cells of what is read
 WIDE = 80  # columns; below, the speed is not shown

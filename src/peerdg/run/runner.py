@@ -53,6 +53,7 @@ from peerdg.run.checks import (
     space_needed,
     warn_if_nothing_was_learnt,
 )
+from peerdg.run.config import RunConfig, notes
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, RunPlan
 from peerdg.run.hardware import find_device, has_bf16, peak_memory
@@ -74,7 +75,6 @@ from peerdg.run.pretraining import pretrain, record_start, shared_pretraining
 from peerdg.run.profile import profiled
 from peerdg.run.progress import Progress
 from peerdg.run.recorder import Recorder
-from peerdg.run.settings import RunConfig, notes
 from peerdg.train.loop import Phase, Services, run_phase
 from peerdg.train.order import steps_per_epoch
 from peerdg.train.signals import StopRequest, stop_on_signals

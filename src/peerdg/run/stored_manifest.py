@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peerdg.config import difference, dotted, plain
 from peerdg.errors import ConfigError, DamagedError
 from peerdg.models.added import AddedLayer
-from peerdg.run.settings import MAY_CHANGE, RunConfig, hash_of
+from peerdg.options import difference, dotted, to_dict
+from peerdg.run.config import MAY_CHANGE, RunConfig, hash_of
 from peerdg.schema import read_stored, within
-from peerdg.text import visible
+from peerdg.terminal import visible
 
 _IN_EVERY_CONFIG = {"benchmark", "method", "seed", "train"}
 _HINT = "Restore it, or start anew with --overwrite."
@@ -160,7 +160,7 @@ def run_identity(manifest: Path) -> str | None:
         return None
     inputs = read_inputs(manifest)
     network: list[Any] = [inputs.network, inputs.network_weights, inputs.weights_sha256]
-    network += map(plain, started.added_layers)
+    network += map(to_dict, started.added_layers)
     if started.models:
         network.append(started.models)
     text = json.dumps([started.config_hash, started.data, network], sort_keys=True)

@@ -7,7 +7,7 @@ from typing import Any
 from peerdg.data import VALIDATION
 from peerdg.data.splits import Splits
 from peerdg.evaluate.detail import BINS, DomainReport
-from peerdg.run.settings import SECTIONS, RunConfig
+from peerdg.run.config import SECTIONS, RunConfig
 
 SELECTION = "selection rule last: no epoch was chosen by its accuracy"
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from peerdg.config import option, validate
 from peerdg.errors import ConfigError
 from peerdg.models.names import LARGEST_SIDE
+from peerdg.options import option, validate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from peerdg.config import option
 from peerdg.methods.metadata import MethodSettings
+from peerdg.options import option
 
 IMPLEMENTED_BY = "peerdg.methods.augmix:AugMixConsistency"
 TITLE = "AugMix"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from peerdg.config import option
 from peerdg.errors import ConfigError
 from peerdg.methods.metadata import MethodSettings
+from peerdg.options import option
 
 IMPLEMENTED_BY = "peerdg.methods.l2d:L2D"
 TITLE = "L2D"

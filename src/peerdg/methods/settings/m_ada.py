@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from peerdg.config import option
 from peerdg.errors import ConfigError
 from peerdg.methods.ascent_settings import AscentSettings
+from peerdg.options import option
 
 IMPLEMENTED_BY = "peerdg.methods.m_ada:MADA"
 TITLE = "M-ADA"

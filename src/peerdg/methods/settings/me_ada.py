@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from peerdg.config import option
 from peerdg.methods.settings.ada import Settings as ADASettings
+from peerdg.options import option
 
 IMPLEMENTED_BY = "peerdg.methods.me_ada:MEADA"
 TITLE = "ME-ADA"

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from peerdg.config import option
 from peerdg.errors import ConfigError
 from peerdg.methods.alignment_settings import FrozenGuideSettings, regularizer_option
 from peerdg.methods.metadata import OFF
+from peerdg.options import option
 
 IMPLEMENTED_BY = "peerdg.methods.peer:PEER"
 TITLE = "PEER"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from peerdg.config import option
 from peerdg.methods.metadata import MethodSettings
+from peerdg.options import option
 
 IMPLEMENTED_BY = "peerdg.methods.randconv:RandConvConsistency"
 TITLE = "RandConv"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from peerdg.config import option
 from peerdg.errors import ConfigError
 from peerdg.methods.alignment_settings import FrozenGuideSettings
+from peerdg.options import option
 
 IMPLEMENTED_BY = "peerdg.methods.teacher:Teacher"
 TITLE = "T+RA"

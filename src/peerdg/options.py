@@ -179,7 +179,7 @@ def check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> N
             raise ConfigError(f"'{name}' is {item}; it must be at most {high}.")
 
 
-def plain(config: Any, *, unset: bool = False) -> dict[str, Any]:
+def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
     """A dataclass as nested plain values.
 
     Args:
@@ -190,7 +190,7 @@ def plain(config: Any, *, unset: bool = False) -> dict[str, Any]:
     for f in fields(config):
         value = getattr(config, f.name)
         if is_dataclass(value):
-            result[f.name] = plain(value, unset=unset)
+            result[f.name] = to_dict(value, unset=unset)
         elif unset or value is not None:
             result[f.name] = list(value) if isinstance(value, tuple) else value
     return result

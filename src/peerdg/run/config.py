@@ -7,34 +7,38 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 
 from peerdg.augment.settings import AugmentSettings, options_of_kind
 from peerdg.averages.settings import AverageSettings
-from peerdg.config import (
-    build,
-    did_you_mean,
-    difference,
-    merge,
-    nearest,
-    option,
-    plain,
-    suggest,
-)
-from peerdg.data.benchmarks import BENCHMARKS, benchmark
+from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.metadata import MethodSettings
 from peerdg.methods.plugins import file_of
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, expand
 from peerdg.methods.registry import aliases_of, method_names, plugin_of, settings_of
 from peerdg.models.names import OWN, check_backbone
-from peerdg.run.choices import Choices
+from peerdg.options import (
+    build,
+    did_you_mean,
+    difference,
+    merge,
+    nearest,
+    option,
+    suggest,
+    to_dict,
+)
+from peerdg.run.choices import Choices, choose
 from peerdg.run.hardware import DEVICES
 from peerdg.run.presets import BUDGETS, preset
-from peerdg.text import storable, visible
+from peerdg.terminal import storable, visible
 from peerdg.train.settings import PhaseSettings, TransformSettings
+
+if TYPE_CHECKING:
+    from peerdg.data.splits import Splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +98,7 @@ class RunConfig:
         Args:
             unset: Include options that are not set, as None.
         """
-        values = plain(self, unset=unset)
+        values = to_dict(self, unset=unset)
         values[self.method] = values.pop("method_settings", {})
         values[self.benchmark] = values.pop("data", {})
         scalars = {k: v for k, v in values.items() if not isinstance(v, dict)}
@@ -436,3 +440,59 @@ def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
     inside = {f.name: f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind)}
     guess = nearest(key, inside)
     return f"Did you mean '{inside[guess]}'?" if guess else suggest(key, top, "")
+
+
+def resolve_own_data(
+    given: Mapping[str, Any],
+    splits: "Splits | None" = None,
+    *,
+    file: Mapping[str, Any] | None = None,
+) -> tuple[RunConfig, Choices]:
+    """Complete the config for the images under `given["root"]`, or for `splits` in memory.
+
+    Args:
+        given: Options given by the user, nested as in a config file.
+        splits: Domains from Python; their images are not looked for.
+        file: Options from a config file; `given` wins over them.
+
+    Returns:
+        The config, and what was chosen in it and why.
+    """
+    from peerdg.data.own_data import glance  # it imports torch
+
+    layers = [_with_whole_paths(layer) for layer in (file or {}, {**given, "benchmark": OWN_DATA})]
+    wanted = merge(*layers)
+    if splits is None:
+        settings = build(OwnDataSettings, wanted.get(OWN_DATA, {}), where=OWN_DATA)
+        images, side = glance(Path(wanted["root"]), settings)
+    else:
+        images, side = len(splits.train), splits.train.image_size[0]
+    budget = str(wanted.get("budget", RunConfig.budget))
+    own_network = wanted.get("backbone") == OWN
+    choices = choose(images=images, side=side, budget=budget, own_network=own_network)
+    return resolve(*layers, choices=choices), choices
+
+
+def _with_whole_paths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Paths that mean the same wherever the run is resumed; names of domains stay.
+
+    Values of a wrong type stay as they are: `resolve` refuses them with a message.
+    """
+    whole = dict(given)
+    if "root" in whole:
+        whole["root"] = _whole(whole["root"])
+    if isinstance(whole.get("targets"), str):
+        whole["targets"] = [whole["targets"]]
+    if isinstance(whole.get("targets"), list | tuple):
+        whole["targets"] = [_whole(target) for target in whole["targets"]]
+    own = whole.get(OWN_DATA)
+    if isinstance(own, Mapping) and own.get("validation_folder"):
+        whole[OWN_DATA] = {**own, "validation_folder": _whole(own["validation_folder"])}
+    return whole
+
+
+def _whole(path: Any) -> Any:
+    if not isinstance(path, str):
+        return path
+    place = Path(path).expanduser()
+    return str(place.resolve()) if place.exists() else path
