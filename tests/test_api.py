@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import peerdg
-from peerdg.crafted.families import DISJOINT
+from peerdg.crafted import DISJOINT
 from peerdg.data import CRAFTED
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError, PeerdgWarning
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits

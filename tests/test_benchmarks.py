@@ -7,7 +7,7 @@ from benchmarks.measure import Rounds, rounds, summary
 from benchmarks.table import BEGIN, END, NAMES, PAGE, tables
 
 from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.models.digits_cnn import DigitsCNN
+from peerdg.models.backbones import DigitsCNN
 
 
 def test_the_tables_of_the_docs_are_those_of_the_kept_results():

@@ -5,7 +5,7 @@ import torch
 
 from peerdg.augment.generators import Generator, NoiseGenerator, StyleGenerator
 from peerdg.errors import DataError
-from peerdg.models.domain_generator import draw_noise
+from peerdg.models.generators import draw_noise
 
 IMAGES = torch.randint(
     0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)

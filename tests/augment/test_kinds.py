@@ -10,9 +10,8 @@ from peerdg.augment.augmix import AugMix
 from peerdg.augment.factory import make_augment
 from peerdg.augment.generators import NoiseGenerator, StyleGenerator
 from peerdg.augment.policy import Policy
-from peerdg.augment.prorandconv import ProRandConv
 from peerdg.augment.protocol import Augment
-from peerdg.augment.randconv import RandConv
+from peerdg.augment.randconv import ProRandConv, RandConv
 from peerdg.augment.settings import DEFAULTS, AugmentSettings
 from peerdg.errors import ConfigError
 from peerdg.run.config import resolve

@@ -1,7 +1,7 @@
 """The reference is torchvision itself, called as its RandAugment calls it, image by image.
 
 Color, contrast and sharpness end in a multiply-add, which torchvision rounds once, except on a CPU
-for the last values of a row that do not fill a vector register (see `pixels.fused_add`). For
+for the last values of a row that do not fill a vector register (see `operations.multiply_add`). For
 these three, `without_remainder` gives torchvision an equivalent image whose rows fill the
 registers, and the comparison is exact for every size.
 """
@@ -19,19 +19,19 @@ from PIL import Image, ImageDraw, ImageOps
 
 import peerdg.augment
 from peerdg._vision import transforms
+from peerdg.augment import geometry
 from peerdg.augment import operations as op
-from peerdg.augment.curves import FixedCurve
 from peerdg.augment.geometry import CUTOUT_COLOR, move_rows, row_starts, sources
-from peerdg.augment.pixels import grey
+from peerdg.augment.operations import FixedCurve, grey
 
 TORCHVISION = transforms.RandAugment()
 FUNCTIONS = {
     "Identity": op.identity,
-    "ShearX": op.shear_x,
-    "ShearY": op.shear_y,
-    "TranslateX": op.translate_x,
-    "TranslateY": op.translate_y,
-    "Rotate": op.rotate,
+    "ShearX": geometry.shear_x,
+    "ShearY": geometry.shear_y,
+    "TranslateX": geometry.translate_x,
+    "TranslateY": geometry.translate_y,
+    "Rotate": geometry.rotate,
     "Brightness": op.brightness,
     "Color": op.color,
     "Contrast": op.contrast,
@@ -147,7 +147,7 @@ def test_equals_torchvision_at_strengths_off_the_grid(name, values):
 def test_quarter_turns_equal_torchvisions_exact_ones(angle):
     images = make_images(3, 9, 9)
     strengths = torch.full((len(images),), angle, dtype=torch.float64)
-    assert torch.equal(op.rotate(images, strengths), expected("Rotate", images, strengths))
+    assert torch.equal(geometry.rotate(images, strengths), expected("Rotate", images, strengths))
 
 
 @pytest.mark.parametrize("name", [*FIXED, "SolarizeAdd"])
@@ -226,7 +226,7 @@ def test_cutout_equals_rectangles_drawn_by_pil(size, sides, seed):
     strengths = torch.tensor(sides, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     centres = torch.rand(len(images), 2, dtype=torch.float64, generator=generator)
-    result = op.cutout(images, strengths, centres)
+    result = geometry.cutout(images, strengths, centres)
     for k, side in enumerate(sides):
         picture = Image.fromarray(images[k].permute(1, 2, 0).numpy().copy())
         left = int(max(0, float(centres[k, 0]) * width - side / 2))
@@ -250,7 +250,7 @@ def test_grey_is_torchvisions_luma():
 def test_warps_refuse_images_whose_pixels_float32_cannot_number():
     images = torch.empty(1, 3, 4096, 4096, dtype=torch.uint8, device="meta")
     with pytest.raises(ValueError, match="4096 x 4096"):
-        op.rotate(images, torch.zeros(1, dtype=torch.float64, device="meta"))
+        geometry.rotate(images, torch.zeros(1, dtype=torch.float64, device="meta"))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

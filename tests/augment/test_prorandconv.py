@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peerdg.augment.prorandconv import (
+from peerdg.augment.randconv import (
     CACHED_VALUES,
     ProRandConv,
     Taps,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerdg._vision import transforms
-from peerdg.augment import pixels
+from peerdg.augment import operations
 from peerdg.augment.randaugment import TABLES, RandAugment, Scale
 from peerdg.errors import ConfigError, DataError
 
@@ -124,8 +124,8 @@ def test_large_images_and_large_batches_equal_their_images_one_by_one(name, heig
 def test_a_batch_that_is_cut_into_portions_gives_the_same_images(name, monkeypatch):
     augment = RandAugment(3, operations=name)
     whole = augment(batch(64), seeded(4))
-    monkeypatch.setattr(pixels, "PORTION", 3000)
-    monkeypatch.setattr(pixels, "LARGE", 100)
+    monkeypatch.setattr(operations, "PORTION", 3000)
+    monkeypatch.setattr(operations, "LARGE", 100)
     assert torch.equal(augment(batch(64), seeded(4)), whole)
     first = augment(batch(64), seeded(5))
     kept = first.clone()
@@ -134,7 +134,7 @@ def test_a_batch_that_is_cut_into_portions_gives_the_same_images(name, monkeypat
 
 
 def test_two_threads_do_not_disturb_each_other(monkeypatch):
-    monkeypatch.setattr(pixels, "LARGE", 100)
+    monkeypatch.setattr(operations, "LARGE", 100)
     augment, images = RandAugment(3), batch(64)
     seeds = range(12)
     alone = [augment(images, seeded(seed)) for seed in seeds]
@@ -179,9 +179,9 @@ def test_without_a_generator_the_global_one_is_used():
 
 def test_the_number_of_draws_does_not_depend_on_what_was_drawn():
     states = set()
-    for magnitude, operations in ((0, "torchvision"), (30, "sdg")):
+    for magnitude, names in ((0, "torchvision"), (30, "sdg")):
         generator = seeded(7)
-        RandAugment(2, magnitude, operations=operations)(batch(), generator)
+        RandAugment(2, magnitude, operations=names)(batch(), generator)
         states.add(int(torch.randint(2**60, (), generator=generator)))
     assert len(states) == 1
 

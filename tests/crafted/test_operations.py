@@ -5,8 +5,8 @@ import pytest
 from scipy import ndimage
 from scipy.spatial import cKDTree
 
-from peerdg.crafted import drawing, filters, geometric, values, weather
-from peerdg.crafted.pixels import blocks, convolve, field, from_hsv, smooth, smooth_plane, to_hsv
+from peerdg.crafted import drawing, filters, geometric, values
+from peerdg.crafted.operation import blocks, convolve, field, from_hsv, smooth, smooth_plane, to_hsv
 from tests.crafted.test_sets import change, digit, photo
 
 
@@ -193,12 +193,12 @@ def test_areas_are_painted_in_their_mean_color():
 def test_rain_and_snow_cover_about_the_share_they_were_given():
     black = np.zeros((200, 200, 3), dtype=np.float32)
     for size, length in ((4.0, 6.0), (1.5, 30.0)):
-        snow = weather.snowflakes(black, rng(), cover=0.2, size=size, length=length, angle=70.0)
+        snow = filters.snowflakes(black, rng(), cover=0.2, size=size, length=length, angle=70.0)
         assert 0.1 < (snow > 40).mean() < 0.35
 
 
 def test_fog_brings_all_colors_closer_together():
-    assert weather.fog(photo(64), rng(), density=0.7, lumps=30).std() < photo(64).std() / 2
+    assert filters.fog(photo(64), rng(), density=0.7, lumps=30).std() < photo(64).std() / 2
 
 
 def test_a_cartoon_has_few_colors_and_black_lines():

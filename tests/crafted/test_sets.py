@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from peerdg.crafted import sets
-from peerdg.crafted.families import (
-    DISJOINT,
-    FAMILIES,
-    FOLDS,
-    RANDAUGMENT,
-    overlap_free,
-    two_fold_score,
-)
+from peerdg.crafted import DISJOINT, FAMILIES, RANDAUGMENT, sets
 from peerdg.crafted.operation import (
     UNCHANGED,
     Operation,
@@ -25,15 +17,10 @@ from peerdg.crafted.operation import (
 )
 from peerdg.crafted.sets import craft, crafted_domains
 from peerdg.data.domain import Domain
-from peerdg.errors import ConfigError
 from peerdg.evaluate.accuracy import evaluate_domain
 from tests.conftest import tiny_classifier
 
-OPERATIONS = [
-    pytest.param(family, operation, id=f"{family}: {operation.name}")
-    for family in FAMILIES
-    for operation in sets.OPERATIONS[family]
-]
+OPERATIONS = [operation for family in FAMILIES for operation in sets.OPERATIONS[family]]
 
 
 def photo(side: int, *, seed: int = 0) -> np.ndarray:
@@ -65,39 +52,39 @@ def change(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(np.float64(a) - np.float64(b)).mean())
 
 
-@pytest.mark.parametrize(("family", "operation"), OPERATIONS)
-def test_every_operation_distorts_a_photo_and_leaves_its_argument_alone(family, operation):
+def test_every_operation_distorts_a_photo_and_leaves_its_argument_alone():
     image = photo(96)
     before = image.copy()
-    for seed in range(3):
-        result = operation(image, np.random.default_rng(seed))
-        assert result.shape == image.shape and result.dtype == np.float32
-        assert result.min() >= 0 and result.max() <= 255  # which NaN would not pass either
-        assert np.array_equal(result, np.rint(result))
-        assert change(result, image) > 2
-        assert result.std() > 3  # something is left to see
-    assert np.array_equal(image, before)
+    for operation in OPERATIONS:
+        for seed in range(3):
+            result = operation(image, np.random.default_rng(seed))
+            assert result.shape == image.shape and result.dtype == np.float32, operation.name
+            assert 0 <= result.min() <= result.max() <= 255, operation.name  # NaN does not pass
+            assert np.array_equal(result, np.rint(result)), operation.name
+            assert change(result, image) > 2, operation.name
+            assert result.std() > 3, operation.name  # something is left to see
+        assert np.array_equal(image, before), operation.name
 
 
-@pytest.mark.parametrize(("family", "operation"), OPERATIONS)
 @pytest.mark.parametrize("size", [(8, 8), (20, 31)])
-def test_every_operation_takes_small_and_oblong_images(family, operation, size):
+def test_every_operation_takes_small_and_oblong_images(size):
     image = photo(40)[: size[0], : size[1]]
-    assert operation(image, np.random.default_rng(0)).shape == image.shape
+    for operation in OPERATIONS:
+        assert operation(image, np.random.default_rng(0)).shape == image.shape, operation.name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_image_without_content_is_no_problem(family):
+def test_black_images_are_accepted():
     black = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
-    assert craft(black, family).shape == black.shape
+    for family in FAMILIES:
+        assert craft(black, family).shape == black.shape
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"artistic"}))
-def test_grey_digits_are_changed_by_every_family_although_some_operations_cannot(family):
+def test_gray_digits_are_changed_by_every_family_although_some_operations_cannot():
     image = digit()
-    for seed in range(20):
-        result = distort(image, sets.OPERATIONS[family], np.random.default_rng(seed))
-        assert change(result, image) >= UNCHANGED
+    for family in set(FAMILIES) - {"artistic"}:
+        for seed in range(20):
+            result = distort(image, sets.OPERATIONS[family], np.random.default_rng(seed))
+            assert change(result, image) >= UNCHANGED, family
 
 
 def test_an_operation_without_effect_on_the_image_makes_room_for_the_next():
@@ -167,12 +154,10 @@ def test_crafted_domains_keep_labels_classes_and_order():
 
 
 def test_chosen_families_come_in_the_usual_order_and_unknown_ones_are_refused():
-    assert list(crafted_domains(domain(2), families=["edges", "blur"])) == [
-        "crafted:blur", "crafted:edges",
-    ]  # fmt: skip
-    with pytest.raises(ConfigError, match="Unknown family") as error:
+    chosen = crafted_domains(domain(2), families=["edges", "blur"])
+    assert list(chosen) == ["crafted:blur", "crafted:edges"]
+    with pytest.raises(ValueError):
         crafted_domains(domain(2), families=["blurr"])
-    assert "blur" in str(error.value.hint)
 
 
 def test_the_sets_are_made_once_per_content_family_and_seed(monkeypatch):
@@ -206,29 +191,6 @@ def test_a_constant_classifier_has_the_share_of_its_class_in_every_family():
 def test_six_families_are_free_of_randaugment():
     assert DISJOINT == ("artistic", "blur", "convolutional", "edges", "segmentation", "weather")
     assert not set(DISJOINT) & RANDAUGMENT
-    assert overlap_free(["weather", "blur"], ["blur"]) == ("weather",)
-    assert overlap_free(FAMILIES, FAMILIES) == ()
-    assert overlap_free(FAMILIES, ()) == FAMILIES
-    with pytest.raises(ConfigError, match="Unknown family"):
-        overlap_free(FAMILIES, ["fog"])
-
-
-def test_the_two_folds_never_judge_on_what_they_train_and_cover_all():
-    for fold in FOLDS:
-        assert not set(fold.train) & set(fold.validate)
-        assert set(fold.train) | set(fold.validate) == set(FAMILIES)
-    assert set(FOLDS[0].validate) | set(FOLDS[1].validate) == set(FAMILIES)
-
-
-def test_the_two_fold_score_is_the_mean_of_ten_honest_values():
-    first = dict.fromkeys(FOLDS[0].validate, 60.0)
-    second = dict.fromkeys(FOLDS[1].validate, 30.0) | {"blur": 80.0}
-    assert two_fold_score(first, second) == pytest.approx((5 * 60 + 4 * 30 + 80) / 10)
-    with pytest.raises(ConfigError, match="cannot be judged on blur"):
-        two_fold_score(first | {"blur": 90.0}, second)
-    del first["edges"]
-    with pytest.raises(ConfigError, match="lacks the accuracy on edges"):
-        two_fold_score(first, second)
 
 
 def test_the_documentation_lists_every_operation_of_every_family():

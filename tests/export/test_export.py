@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from peerdg.api import Model
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, OutputError
-from peerdg.export import formats, write
-from peerdg.export.check import TOLERANCE, require_same_answers, sample_images
+from peerdg.export import export as exporting
+from peerdg.export import formats
+from peerdg.export.export import TOLERANCE, export_model, require_same_answers, sample_images
 from peerdg.export.formats import FORMATS
-from peerdg.export.write import export_model
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.names import BACKBONES
@@ -204,13 +204,13 @@ def test_an_export_that_answers_differently_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model = tiny_classifier()
-    honest = write.write_weights
+    honest = exporting.write_weights
 
     def wrong(*arguments, **options):
         answers = honest(*arguments, **options)
         return lambda images: answers(images) + 2e-4
 
-    monkeypatch.setattr(write, "write_weights", wrong)
+    monkeypatch.setattr(exporting, "write_weights", wrong)
     about = description(model, "own", 12)
     for output in (tmp_path / "out", tmp_path / "w.safetensors"):
         with pytest.raises(OutputError, match=r"differs from the original by 0\.0002"):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from peerdg.augment.augmix import AugMix
 from peerdg.augment.policy import Policy
-from peerdg.augment.prorandconv import ProRandConv
+from peerdg.augment.randconv import ProRandConv
 from peerdg.methods.augmix import AugMixConsistency
 from peerdg.methods.base import Batch
 from peerdg.methods.settings.augmix import Settings

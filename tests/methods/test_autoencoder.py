@@ -12,7 +12,7 @@ from peerdg.errors import NumericalError
 from peerdg.methods import autoencoder as module
 from peerdg.methods.autoencoder import WAETraining, train_autoencoder
 from peerdg.methods.work import Work
-from peerdg.models.wasserstein import LatentCritic, WassersteinAutoEncoder
+from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
 from tests.methods.adversarial import N, tiny_pool
 
 TRAINING = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "weight": 100.0, "shift": "sample"}

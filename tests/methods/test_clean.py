@@ -19,8 +19,8 @@ from peerdg.methods.clean import CleanImages, as_clean
 from peerdg.methods.images import as_bytes
 from peerdg.methods.peer import PEER
 from peerdg.methods.settings.peer import Settings
-from peerdg.models.batch_statistics import recompute_statistics
 from peerdg.models.classifier import Classifier
+from peerdg.models.statistics import recompute_statistics
 from peerdg.train.source import Source
 from tests.conftest import tiny_classifier, tiny_domain
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import peerdg
-from peerdg.augment.base import RandomView
+from peerdg.augment.view import RandomView
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, NumericalError, Stopped
 from peerdg.methods import m_ada as module
@@ -21,8 +21,8 @@ from peerdg.methods.m_ada import MADA, meta_losses, relaxation
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.settings.m_ada import Settings
 from peerdg.methods.work import Work
+from peerdg.models.autoencoder import WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier
-from peerdg.models.wasserstein import WassersteinAutoEncoder
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.config import resolve
 from peerdg.run.plan import run_plan

@@ -18,7 +18,7 @@ from peerdg.methods.randaugment import AugmentedERM
 from peerdg.methods.settings import randaugment
 from peerdg.methods.settings.miro import Settings
 from peerdg.models.backbones import build_classifier
-from peerdg.models.feature_maps import FeatureMap, recorded
+from peerdg.models.stages import FeatureMap, recorded
 from peerdg.models.stored import save_model
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers, set_learning_rate

@@ -18,7 +18,7 @@ from peerdg.methods.base import Batch
 from peerdg.methods.pden import PDEN, Views, capped_difference
 from peerdg.methods.settings.pden import Settings
 from peerdg.models.classifier import Classifier
-from peerdg.models.domain_generator import DomainGenerator, ImageGenerator
+from peerdg.models.generators import DomainGenerator, ImageGenerator
 from peerdg.run.config import resolve
 from peerdg.run.presets import BUDGETS, preset
 from peerdg.train.guard import Guard

@@ -22,7 +22,7 @@ from peerdg.methods.randaugment import AugmentedERM
 from peerdg.methods.settings.peer import Settings
 from peerdg.methods.settings.randaugment import Settings as RandAugSettings
 from peerdg.models.backbones import build_classifier
-from peerdg.models.batch_statistics import recompute_statistics
+from peerdg.models.statistics import recompute_statistics
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain(n=32)

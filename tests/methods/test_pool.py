@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peerdg.augment.base import resize
+from peerdg.augment.view import resize
 from peerdg.errors import DataError
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.pool import PoolImages, TrainingPool

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from peerdg.augment.augmix import AugMix
 from peerdg.augment.generators import NoiseGenerator, StyleGenerator
-from peerdg.augment.prorandconv import ProRandConv
 from peerdg.augment.protocol import Augment
-from peerdg.augment.randconv import RandConv
+from peerdg.augment.randconv import ProRandConv, RandConv
 from peerdg.errors import DataError
 from peerdg.methods.base import Batch, Method
 from peerdg.methods.images import joined

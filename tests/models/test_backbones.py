@@ -9,8 +9,7 @@ from torch import nn
 
 from peerdg._vision import models
 from peerdg.errors import ConfigError, DataError
-from peerdg.models.backbones import build_classifier
-from peerdg.models.caffenet import CaffeNet
+from peerdg.models.backbones import CaffeNet, build_classifier
 from peerdg.models.names import BACKBONES, IMAGENET, check_backbone, has_normalisation
 from peerdg.models.stored import load_stored, save_model
 from tests.conftest import import_timm

@@ -6,7 +6,7 @@ import torch
 from torch.optim.swa_utils import update_bn
 
 from peerdg.errors import DataError
-from peerdg.models.batch_statistics import clean_statistics, recompute_statistics
+from peerdg.models.statistics import clean_statistics, recompute_statistics
 from tests.conftest import tiny_classifier, tiny_domain
 
 

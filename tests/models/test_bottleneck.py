@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from peerdg.errors import ConfigError
 from peerdg.models.added import AddedLayer
 from peerdg.models.bottleneck import GaussianBottleneck
-from peerdg.models.classifier import Classifier
-from peerdg.models.fingerprint import network_fingerprint
+from peerdg.models.classifier import Classifier, network_fingerprint
 from tests.conftest import tiny_classifier, tiny_domain
 
 LAYER = AddedLayer(kind="gaussian-bottleneck", place="features", inputs=8, outputs=5, noise=0.2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from peerdg.models.dictionary import CodeSums, OnlineDictionary, draw
+from peerdg.models.meta_features import CodeSums, OnlineDictionary, draw
 
 K, D = 6, 4
 

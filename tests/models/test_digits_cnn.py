@@ -1,8 +1,7 @@
 import torch
 import torch.nn.functional as F
 
-from peerdg.models.backbones import build_classifier
-from peerdg.models.digits_cnn import DigitsCNN
+from peerdg.models.backbones import DigitsCNN, build_classifier
 
 
 def usual_order(net: DigitsCNN, x: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerdg.models import domain_generator
-from peerdg.models.domain_generator import (
+from peerdg.models import generators
+from peerdg.models.generators import (
     NOISE_DIM,
     AffineGenerator,
     DomainGenerator,
@@ -160,11 +160,11 @@ def test_a_generator_of_32_pixels_decides_by_the_image_itself():
 
 def test_large_images_in_parts_have_the_same_values_and_gradients(monkeypatch):
     """Also where autocast computes in bfloat16, and with parts of unequal length."""
-    monkeypatch.setattr(domain_generator, "images_per_pass", lambda side: 2)
+    monkeypatch.setattr(generators, "images_per_pass", lambda side: 2)
     x = images(5, 12)
     noise, found = draw_noise(x, torch.Generator().manual_seed(5)), []
     for small in (64, 8):
-        monkeypatch.setattr(domain_generator, "SMALL", small)
+        monkeypatch.setattr(generators, "SMALL", small)
         torch.manual_seed(0)
         generator, inverse = ImageGenerator(4), InverseGenerator(4)
         calls: list[int] = []

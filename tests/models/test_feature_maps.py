@@ -7,7 +7,7 @@ from torch import nn
 from peerdg.errors import ConfigError
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
-from peerdg.models.feature_maps import OUTPUT, FeatureMap, find_stages, named_maps, recorded
+from peerdg.models.stages import OUTPUT, FeatureMap, find_stages, named_maps, recorded
 from tests.conftest import import_timm, tiny_classifier
 
 

@@ -12,7 +12,7 @@ from peerdg.models import classifier
 from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
-from peerdg.models.places import check_layers
+from peerdg.models.stages import check_layers
 from tests.conftest import tiny_classifier, tiny_domain
 
 IMAGES = tiny_domain().images

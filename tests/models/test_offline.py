@@ -8,9 +8,9 @@ import pytest
 
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
-from peerdg.models import download
+from peerdg.models import weights as weights_module
 from peerdg.models.names import BACKBONES
-from peerdg.models.pretrained import initialise
+from peerdg.models.weights import initialise
 from tests.conftest import import_timm
 from tests.models.files import build
 
@@ -33,8 +33,8 @@ def offline(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", hangs if "never" in request.param else refused)
-    assert download.CONNECT_SECONDS < 5  # what a person waits; a tenth of a second is enough here
-    monkeypatch.setattr(download, "CONNECT_SECONDS", 0.1)
+    assert weights_module.CONNECT_SECONDS < 5  # a tenth is enough here
+    monkeypatch.setattr(weights_module, "CONNECT_SECONDS", 0.1)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     yield tmp_path / "torch" / "hub" / "checkpoints"
@@ -46,7 +46,7 @@ def test_absent_weights_are_refused_with_the_file_and_its_place(offline):
     model = build("resnet18", classes=2)
     with pytest.raises(ConfigError) as error:
         initialise(model, "resnet18", "imagenet")
-    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in error.value.message
+    assert "https://weights_module.pytorch.org/models/resnet18-f37072fd.pth" in error.value.message
     assert str(offline / "resnet18-f37072fd.pth") in error.value.hint
     assert "--weights none" in error.value.hint
     assert error.value.exit_code == 2

@@ -8,7 +8,7 @@ from torch import nn
 from peerdg.errors import ConfigError
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
-from peerdg.models.places import choose_places, named_places, stage_places
+from peerdg.models.stages import choose_places, named_places, stage_places
 from tests.conftest import import_timm, tiny_classifier
 
 

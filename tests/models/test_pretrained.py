@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 
 from peerdg._vision import models
 from peerdg.errors import ConfigError, DamagedError, DataError, PeerdgWarning
-from peerdg.models.download import download, imagenet_file
 from peerdg.models.names import BACKBONES
-from peerdg.models.pretrained import LoadReport, _foreign_places, initialise
 from peerdg.models.stored import save_model
+from peerdg.models.weights import LoadReport, _foreign_places, download, imagenet_file, initialise
 from peerdg.run.build import build_model
 from peerdg.run.config import resolve
 from tests.conftest import import_timm
@@ -285,6 +284,6 @@ def test_a_file_in_torchs_cache_is_used_if_it_is_what_its_name_says(
     with pytest.raises(DamagedError, match="does not have the hash in its name"):
         imagenet_file(SMALL)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr("peerdg.models.download._hash_in", lambda _: digest[:8])
+    monkeypatch.setattr("peerdg.models.weights._hash_in", lambda _: digest[:8])
     assert imagenet_file(SMALL) == path
     assert initialise(build(SMALL, classes=2), SMALL, "imagenet").loaded == 50

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from peerdg.models.style_complement import StyleComplement
+from peerdg.models.generators import StyleComplement
 
 KERNELS = (3, 5)
 

@@ -2,7 +2,7 @@ import sys
 
 import torch
 
-from peerdg.models.untraced import untraced
+from peerdg.models.meta_features import untraced
 from tests.reliability.processes import run as run_process
 
 

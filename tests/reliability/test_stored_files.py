@@ -20,8 +20,8 @@ from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import images_per_pass
 from peerdg.models.description import checksum
 from peerdg.models.names import LARGEST_SIDE
-from peerdg.models.pretrained import initialise
-from peerdg.models.stored import load_stored, load_weights, save_model
+from peerdg.models.stored import load_stored, save_model
+from peerdg.models.weights import initialise, load_weights
 from tests.cli.stored_models import save_photos, save_small_model
 from tests.conftest import import_timm, tiny_classifier
 from tests.reliability.photo_run import interrupt, photo_run

@@ -12,7 +12,7 @@ import peerdg
 from peerdg.averages.settings import AverageSettings
 from peerdg.errors import ConfigError
 from peerdg.files import sha256
-from peerdg.models.fingerprint import network_fingerprint
+from peerdg.models.classifier import network_fingerprint
 from peerdg.options import merge, to_dict
 from peerdg.report.comparison import comparison_page, require_comparable
 from peerdg.report.result import RunResult

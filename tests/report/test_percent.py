@@ -9,7 +9,7 @@ import pytest
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.crafted.families import DISJOINT
+from peerdg.crafted import DISJOINT
 from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.evaluate.statistics import accuracy_spread, accuracy_text
 from peerdg.report.comparison import comparison_page

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from peerdg.crafted.families import FAMILIES
+from peerdg.crafted import FAMILIES
 from peerdg.report.result import RunResult
 from peerdg.run.display import Block, in_short
 from peerdg.terminal import Terminal

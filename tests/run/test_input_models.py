@@ -157,7 +157,7 @@ def test_a_network_may_be_given_by_name_with_its_published_weights(tmp_path, mon
              if n.startswith("encoder.")}  # fmt: skip
     file = tmp_path / "alexnet.safetensors"
     save_file({name: t.contiguous() for name, t in state.items()}, file)
-    for module in ("peerdg.run.input_models", "peerdg.models.pretrained"):
+    for module in ("peerdg.run.input_models", "peerdg.models.weights"):
         monkeypatch.setattr(f"{module}.weights_file", lambda backbone, weights: file)
     network = input_models.load_input_model("alexnet")
     for name, value in network.encoder.state_dict().items():

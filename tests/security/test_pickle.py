@@ -19,7 +19,8 @@ from peerdg.cli.main import run
 from peerdg.data.cache import cached_domain
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
-from peerdg.models.stored import load_stored, load_weights, save_model
+from peerdg.models.stored import load_stored, save_model
+from peerdg.models.weights import load_weights
 from peerdg.run.checkpoint import _describe, checkpoints, load_checkpoint, load_newest
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.reliability.tiny_run import OPTIONS

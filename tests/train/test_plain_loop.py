@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import peerdg
-from peerdg.augment.base import RandomView
 from peerdg.augment.randaugment import RandAugment
+from peerdg.augment.view import RandomView
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.models.classifier import Classifier

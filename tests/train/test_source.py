@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import peerdg
-from peerdg.augment.base import resize
+from peerdg.augment.view import resize
 from peerdg.errors import ConfigError
 from peerdg.methods.base import EpochResult
 from peerdg.methods.pool import PoolImages

@@ -30,8 +30,8 @@ from peerdg.evaluate.predictions import (
     predict_batch,
     predict_files,
 )
+from peerdg.export.export import Exported, export_model
 from peerdg.export.formats import Format
-from peerdg.export.write import Exported, export_model
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.combination import Outputs, Rule
 from peerdg.models.stored import OWN, how_far, load_stored, model_folder

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Float64, Int64, UInt8
 from torch import Tensor
 
+from peerdg.augment import geometry as geo
 from peerdg.augment import operations as op
-from peerdg.augment.arithmetic import augmentation, require_batch
-from peerdg.augment.protocol import Augment
+from peerdg.augment.protocol import Augment, augmentation, require_batch
 
 DEEPEST = 3  # operations of a chain whose depth is drawn
 WEAKEST, LEVELS = 0.1, 10  # a level is drawn from U(0.1, severity), out of 10
@@ -35,19 +35,19 @@ LINKS = (
     Link("AutoContrast", op.autocontrast),
     Link("Equalize", op.equalize),
     Link("Posterize", op.posterize, lambda share, height, width: 4 - (4 * share).trunc()),
-    Link("Rotate", op.rotate, lambda share, height, width: (30 * share).trunc(), signed=True),
+    Link("Rotate", geo.rotate, lambda share, height, width: (30 * share).trunc(), signed=True),
     Link("Solarize", op.solarize, lambda share, height, width: (256 - (256 * share).trunc()) / 255),
-    Link("ShearX", op.shear_x, lambda share, height, width: 0.3 * share, signed=True),
-    Link("ShearY", op.shear_y, lambda share, height, width: 0.3 * share, signed=True),
+    Link("ShearX", geo.shear_x, lambda share, height, width: 0.3 * share, signed=True),
+    Link("ShearY", geo.shear_y, lambda share, height, width: 0.3 * share, signed=True),
     Link(
         "TranslateX",
-        op.translate_x,
+        geo.translate_x,
         lambda share, height, width: (width / 3 * share).trunc(),
         signed=True,
     ),
     Link(
         "TranslateY",
-        op.translate_y,
+        geo.translate_y,
         lambda share, height, width: (height / 3 * share).trunc(),
         signed=True,
     ),

@@ -5,9 +5,8 @@ from typing import Any
 from peerdg.augment.augmix import AugMix
 from peerdg.augment.generators import NoiseGenerator, StyleGenerator
 from peerdg.augment.policy import Policy
-from peerdg.augment.prorandconv import ProRandConv
 from peerdg.augment.protocol import Augment
-from peerdg.augment.randconv import RandConv
+from peerdg.augment.randconv import ProRandConv, RandConv
 from peerdg.augment.settings import DEFAULTS, AugmentSettings
 
 

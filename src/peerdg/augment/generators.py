@@ -11,11 +11,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from peerdg.augment.arithmetic import augmentation, centred, require_batch, unit
-from peerdg.augment.protocol import Augment
+from peerdg.augment.protocol import Augment, augmentation, centred, require_batch, unit
 from peerdg.errors import DataError
-from peerdg.models.domain_generator import ImageGenerator
-from peerdg.models.style_complement import StyleComplement
+from peerdg.models.generators import ImageGenerator, StyleComplement
 from peerdg.rng import seeded
 
 Network = TypeVar("Network", bound=nn.Module)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Float64, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
-from peerdg.augment.pixels import portions
+from peerdg.augment.operations import portions
 
 Matrix = Callable[[Float64[Tensor, " b"], int, int], Float64[Tensor, "b 2 3"]]
 """From (strength, height, width) to the map from output to source coordinates, centre (0, 0)."""

@@ -1,11 +1,15 @@
-"""What an augmentation offers to the methods that train on its images."""
+"""The protocol of augmentations, and what those that compute in floating point share."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
 from torch import Tensor
+
+from peerdg.errors import DataError
+from peerdg.stages import stage
 
 
 class Augment(Protocol):
@@ -51,3 +55,55 @@ class Augment(Protocol):
         return [
             self(images, generator) for images, generator in zip(batches, generators, strict=True)
         ]
+
+
+Self = TypeVar("Self")
+Rest = ParamSpec("Rest")
+Call = Callable[Concatenate[Self, Tensor, Rest], Tensor]
+
+
+def augmentation(call: Call[Self, Rest]) -> Call[Self, Rest]:
+    """Make a method the call of an augmentation: timed, without gradients, in full precision.
+
+    A view may be made ahead of a step or inside of it; inside, autocast must not round it.
+    """
+
+    @functools.wraps(call)
+    @stage("augment")
+    @torch.no_grad()
+    def augmented(
+        self: Self, images: Tensor, /, *args: Rest.args, **options: Rest.kwargs
+    ) -> Tensor:
+        with torch.autocast(images.device.type, enabled=False):
+            return call(self, images, *args, **options)
+
+    return augmented
+
+
+def unit(images: UInt8[Tensor, "*shape"] | Tensor) -> Tensor:
+    """uint8 images as float32 with 1.0 for white; floating-point images stay as they are."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images
+
+
+def centred(images: Tensor) -> Float32[Tensor, "b 3 h w"]:
+    """Images in [-1, 1], as networks see them that are given a mean and a scale of 0.5."""
+    return unit(images) * 2 - 1
+
+
+def uncentred(images: Tensor) -> Float32[Tensor, "b 3 h w"]:
+    """The inverse of `centred`: 1.0 is white."""
+    return images.add(1).div_(2)
+
+
+def require_batch(images: Any, *, of: tuple[torch.dtype, ...] = (torch.uint8,)) -> None:
+    """Refuse what is no batch of color images of one of these types.
+
+    Raises:
+        DataError: If so.
+    """
+    if images.dtype not in of or images.ndim != 4 or images.shape[1] != 3:
+        raise DataError(
+            f"An augmentation takes a uint8 batch of shape [B, 3, H, W], "
+            f"not {images.dtype} of shape {list(images.shape)}.",
+            hint="Augment before the conversion to float; repeat a grey channel three times.",
+        )

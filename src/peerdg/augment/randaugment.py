@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
-from peerdg.augment.pixels import scratch
-from peerdg.augment.plan import make_plan
-from peerdg.augment.table import TABLES, Scale
+from peerdg.augment.batched import TABLES, Scale, make_plan
+from peerdg.augment.operations import scratch
 from peerdg.errors import ConfigError, DataError
 from peerdg.options import did_you_mean
 

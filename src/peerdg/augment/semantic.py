@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from peerdg.augment.curves import equalize, posterize
 from peerdg.augment.geometry import rotate, sampling_grid
+from peerdg.augment.operations import equalize, posterize
 
 Images = Float[Tensor, "b 3 h w"]
 Numbers = Float[Tensor, "b n"]

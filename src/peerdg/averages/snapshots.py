@@ -9,8 +9,8 @@ from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 
 from peerdg.averages.base import Average, frozen_copy, require_finite
 from peerdg.errors import ConfigError
-from peerdg.models.batch_statistics import recompute_statistics
 from peerdg.models.classifier import Classifier, has_batch_statistics
+from peerdg.models.statistics import recompute_statistics
 
 BatchNormRule = Literal["recalibrate", "average", "copy", "frozen"]
 

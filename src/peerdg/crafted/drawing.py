@@ -6,15 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peerdg.crafted.filters import mean_shift
-from peerdg.crafted.operation import Operation, between, pixels
-from peerdg.crafted.pixels import (
+from peerdg.crafted.operation import (
+    Operation,
     Picture,
     Plane,
     Random,
+    between,
     blend,
     convolve,
     from_hsv,
     luma,
+    pixels,
     size_of,
     smooth_plane,
     to_hsv,

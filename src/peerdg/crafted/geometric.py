@@ -4,20 +4,18 @@ import numpy as np
 
 from peerdg.crafted.operation import (
     Operation,
-    between,
-    either,
-    pixels,
-    signed,
-    whole,
-)
-from peerdg.crafted.pixels import (
     Picture,
     Random,
+    between,
     coordinates,
+    either,
     enlarge,
     field,
+    pixels,
     sample,
+    signed,
     size_of,
+    whole,
 )
 
 

@@ -1,11 +1,153 @@
-"""An operation with its ranges, and how an image draws one operation of its family."""
+"""An operation with its ranges, and what the families share: filters, warps, random fields.
 
+A picture is a float32 array of shape [h, w, 3] with values 0..255.
+"""
+
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
 
-from peerdg.crafted.pixels import Picture, Random, size_of
+Picture = NDArray[np.floating[Any]]
+Plane = NDArray[np.floating[Any]]
+"""Like a picture with a single channel: [h, w]."""
+Random = np.random.Generator
+
+
+def size_of(image: Picture) -> tuple[int, int]:
+    """Height and width."""
+    return image.shape[0], image.shape[1]
+
+
+def to_pil(image: Picture) -> Image.Image:
+    """The picture for Pillow, in 8 bits."""
+    return Image.fromarray(np.rint(np.clip(image, 0, 255)).astype(np.uint8))
+
+
+def from_pil(image: Image.Image) -> Picture:
+    """Back from Pillow."""
+    return np.asarray(image.convert("RGB"), dtype=np.float32)
+
+
+def luma(image: Picture) -> Plane:
+    """Brightness as people see it (Rec. 601)."""
+    return image @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
+
+
+def blend(image: Picture, other: Picture | float, share: Picture | float) -> Picture:
+    """`share` of the other, the rest of the image."""
+    return np.asarray(image * (1 - share) + other * share, dtype=np.float32)
+
+
+def to_hsv(image: Picture) -> Picture:
+    """Hue, saturation and value, each 0..255."""
+    return np.array(to_pil(image).convert("HSV"), dtype=np.float32)
+
+
+def from_hsv(hsv: Picture) -> Picture:
+    """Back from hue (which is a circle), saturation and value."""
+    hue = np.mod(hsv[..., :1], 256)
+    rest = np.clip(hsv[..., 1:], 0, 255)
+    eight_bit = np.concatenate([hue, rest], axis=2).astype(np.uint8)
+    return from_pil(Image.fromarray(eight_bit, mode="HSV"))
+
+
+def convolve(image: Picture, kernel: Plane) -> Picture:
+    """Correlate every channel with `kernel`; the border is repeated outwards."""
+    rows, columns = kernel.shape
+    around = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
+    padded = F.pad(_planes(image), around, mode="replicate")
+    weight = torch.from_numpy(np.ascontiguousarray(kernel, dtype=np.float32))[None, None]
+    return _picture(F.conv2d(padded.transpose(0, 1), weight).transpose(0, 1))
+
+
+def smooth(image: Picture, sigma: float) -> Picture:
+    """Gaussian blur."""
+    radius = max(1, round(3 * sigma))
+    line = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    line = (line / line.sum()).astype(np.float32)
+    return convolve(convolve(image, line[None]), line[:, None])
+
+
+def smooth_plane(plane: Plane, sigma: float) -> Plane:
+    """Gaussian blur of one channel."""
+    return smooth(plane[..., None], sigma)[..., 0]
+
+
+def coordinates(height: int, width: int) -> tuple[Plane, Plane]:
+    """Row and column of each pixel, counted from the centre of the image."""
+    y = np.arange(height, dtype=np.float32) - (height - 1) / 2
+    x = np.arange(width, dtype=np.float32) - (width - 1) / 2
+    rows, columns = np.meshgrid(y, x, indexing="ij")
+    return rows, columns
+
+
+def sample(image: Picture, y: Plane, x: Plane, *, outside: str = "zeros") -> Picture:
+    """Fill each pixel from the place (y, x), counted from the centre, bilinearly.
+
+    Args:
+        image: The picture to read from.
+        y: Row of each output pixel's source.
+        x: Column of it.
+        outside: `"zeros"` for black, `"reflection"` for the mirrored image.
+    """
+    height, width = size_of(image)
+    grid = np.stack([2 * x / width, 2 * y / height], axis=-1).astype(np.float32)
+    planes = F.grid_sample(
+        _planes(image), torch.from_numpy(grid)[None], padding_mode=outside, align_corners=False
+    )
+    return _picture(planes)
+
+
+def blocks(rng: Random, height: int, width: int, side: float) -> Plane:
+    """Uniform random numbers 0..1 that are the same within squares of `side` pixels."""
+    rows = (np.arange(height) / max(side, 1)).astype(int)
+    columns = (np.arange(width) / max(side, 1)).astype(int)
+    grid: Plane = rng.random((rows[-1] + 1, columns[-1] + 1), dtype=np.float32)
+    return np.asarray(grid[rows[:, None], columns[None]])
+
+
+def field(rng: Random, height: int, width: int, *, coarsest: float, octaves: int = 4) -> Plane:
+    """A smooth random field over 0..1, like clouds.
+
+    Args:
+        rng: The generator.
+        height: Of the field.
+        width: Of the field.
+        coarsest: Size in pixels of its largest lumps.
+        octaves: How many layers, each of half the size and half the weight of the one before.
+    """
+    total: Plane = np.zeros((height, width), dtype=np.float32)
+    for octave in range(octaves):
+        size = max(coarsest / 2**octave, 1.0)
+        shape = (2 + int(height / size), 2 + int(width / size))
+        grid = rng.random(shape, dtype=np.float32)
+        total += enlarge(grid, height, width, smooth=True) / 2**octave
+    total -= total.min()
+    return total / max(float(total.max()), 1e-6)
+
+
+def enlarge(grid: Plane, height: int, width: int, *, smooth: bool) -> Plane:
+    """Values at the crossings of a grid over the image, with curves or lines in between."""
+    plane = torch.from_numpy(grid.astype(np.float32))[None, None]
+    mode = "bicubic" if smooth else "bilinear"
+    return F.interpolate(plane, (height, width), mode=mode, align_corners=True)[0, 0].numpy()
+
+
+def _planes(image: Picture) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
+
+
+def _picture(planes: Tensor) -> Picture:
+    return planes[0].permute(1, 2, 0).contiguous().numpy()
+
 
 REFERENCE_SIDE = 227  # lengths in the tables are pixels of an image of this side
 UNCHANGED = 5.0  # levels of 255: below this mean difference an image counts as not distorted
@@ -53,7 +195,7 @@ class Operation:
 
     name: str
     function: Callable[..., Picture]
-    ranges: dict[str, Draw] = field(default_factory=dict)
+    ranges: dict[str, Draw] = dataclasses.field(default_factory=dict)
     smallest: int = 0
 
     def __call__(self, image: Picture, rng: Random) -> Picture:

@@ -7,13 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from peerdg.crafted import FAMILIES
 from peerdg.crafted.drawing import ARTISTIC, EDGES, SEGMENTATION
-from peerdg.crafted.families import FAMILIES, overlap_free
-from peerdg.crafted.filters import BLUR, CONVOLUTIONAL
+from peerdg.crafted.filters import BLUR, CONVOLUTIONAL, WEATHER
 from peerdg.crafted.geometric import GEOMETRIC
 from peerdg.crafted.operation import Operation, distort
 from peerdg.crafted.values import ARITHMETIC, COLOR, CONTRAST
-from peerdg.crafted.weather import WEATHER
 from peerdg.data import CRAFTED
 from peerdg.data.cache import cached_domain
 from peerdg.data.domain import Domain
@@ -50,10 +49,8 @@ def crafted_domains(
         seed: Of the draws. Keep it over all runs that are compared.
         families: Which ones; all ten if not given.
 
-    Raises:
-        ConfigError: If a family is unknown.
     """
-    chosen = overlap_free(FAMILIES if families is None else families, ())
+    chosen = sorted(FAMILIES if families is None else families, key=FAMILIES.index)
     return {CRAFTED + family: _crafted(validation, family, seed) for family in chosen}
 
 
@@ -74,8 +71,6 @@ def _crafted(validation: Domain, family: str, seed: int) -> Domain:
     key = {"name": name, "of": validation.fingerprint, "seed": seed, "crafted": VERSION}
     made = cached_domain(
         key,
-        lambda: replace(
-            validation, name=name, images=craft(validation.images, family, seed=seed), paths=None
-        ),
+        lambda: replace(validation, name=name, images=craft(validation.images, family, seed=seed)),
     )
     return replace(made, paths=validation.paths)

@@ -6,18 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from peerdg.crafted.operation import Draw, Operation, between, either, pixels, signed, whole
-from peerdg.crafted.pixels import (
+from peerdg.crafted.operation import (
+    Draw,
+    Operation,
     Picture,
     Random,
+    between,
     blend,
     blocks,
+    either,
     from_hsv,
     from_pil,
     luma,
+    pixels,
+    signed,
     size_of,
     to_hsv,
     to_pil,
+    whole,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from peerdg.augment.base import resize
+from peerdg.augment.view import resize
 from peerdg.data.domain import Domain
 from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass, in_eval_mode
 

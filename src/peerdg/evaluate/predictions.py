@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peerdg.augment.base import resize
+from peerdg.augment.view import resize
 from peerdg.data.decode import PIXEL_LIMIT, UnusableImage, decode_image
 from peerdg.data.parallel import in_parallel
 from peerdg.data.read import to_pixels

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from peerdg.crafted.families import DISJOINT
+from peerdg.crafted import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.errors import ConfigError
 

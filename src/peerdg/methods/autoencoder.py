@@ -12,7 +12,7 @@ from peerdg.errors import NumericalError
 from peerdg.losses.wasserstein import autoencoder_loss, critic_loss, log_unit_gaussian
 from peerdg.methods.pool import TrainingPool
 from peerdg.methods.work import Chunks
-from peerdg.models.wasserstein import LatentCritic, WassersteinAutoEncoder
+from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
 
 
 @dataclass(frozen=True, kw_only=True)

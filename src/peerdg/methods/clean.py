@@ -10,7 +10,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
-from peerdg.augment.base import resize
+from peerdg.augment.view import resize
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.methods.images import as_bytes
 from peerdg.methods.work import Work

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from peerdg.augment.arithmetic import unit
+from peerdg.augment.protocol import unit
 from peerdg.errors import DataError
 
 

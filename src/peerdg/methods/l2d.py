@@ -23,7 +23,7 @@ from peerdg.methods.settings.l2d import Settings
 from peerdg.models.added import AddedLayer
 from peerdg.models.bottleneck import GaussianBottleneck
 from peerdg.models.classifier import Classifier
-from peerdg.models.style_complement import StyleComplement
+from peerdg.models.generators import StyleComplement
 from peerdg.stages import stage
 
 

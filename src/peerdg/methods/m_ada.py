@@ -17,8 +17,8 @@ from peerdg.methods.pool import TrainingPool
 from peerdg.methods.pool_method import PoolMethod
 from peerdg.methods.settings.m_ada import Settings
 from peerdg.methods.work import Chunks
+from peerdg.models.autoencoder import WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier
-from peerdg.models.wasserstein import WassersteinAutoEncoder
 
 
 class MADA(PoolMethod[Settings]):

@@ -14,9 +14,8 @@ from peerdg.methods.settings.metacnn import Settings
 from peerdg.methods.views import augment_ahead, cross_entropy_of_both
 from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier, in_eval_mode
-from peerdg.models.dictionary import CodeSums, OnlineDictionary, draw
-from peerdg.models.meta_features import MetaFeatures
-from peerdg.models.places import choose_places
+from peerdg.models.meta_features import CodeSums, MetaFeatures, OnlineDictionary, draw
+from peerdg.models.stages import choose_places
 from peerdg.rng import seeded
 from peerdg.stages import stage
 
@@ -33,7 +32,7 @@ class MetaCNN(Method):
     (`peerdg.models.meta_features.MetaFeatures`, with the equations). Each step
 
     1. minimises CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x) over the weights of F;
-    2. updates the dictionary by the codes of both views (`peerdg.models.dictionary`).
+    2. updates the dictionary by the codes of both views (`peerdg.models.meta_features`).
 
     At the end of an epoch, atoms that no feature addressed are replaced by features that the
     dictionary composes badly. It starts from features of the pre-trained network on clean images.

@@ -18,7 +18,7 @@ from peerdg.methods.images import joined
 from peerdg.methods.settings.miro import Settings
 from peerdg.methods.views import augment_ahead, augmented_view, both_views
 from peerdg.models.classifier import Classifier
-from peerdg.models.feature_maps import FeatureMap, find_stages, named_maps, recorded
+from peerdg.models.stages import FeatureMap, find_stages, named_maps, recorded
 from peerdg.stages import stage
 
 SMALLEST_VARIANCE = 1e-5
@@ -41,7 +41,7 @@ class MIRO(Method):
 
     - `views`: F learns clean images only; `"both"` adds the cross-entropy and the regularizer of
       x̄ = G(x) to those of x, which with λ = 0 is the RandAugment baseline.
-    - `layers`: stem and every stage, as `models.feature_maps.find_stages` finds them in any
+    - `layers`: stem and every stage, as `models.stages.find_stages` finds them in any
       network; its docstring lists them for each backbone. If layers with parameters follow the
       last map, fully connected ones, the features H(x) are compared too, unless dropout makes them
       random (AlexNet, CaffeNet): F⁰ has none, and F would differ from it where it is the same.

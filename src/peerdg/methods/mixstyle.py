@@ -5,7 +5,7 @@ from peerdg.methods.erm import ERM
 from peerdg.methods.settings.mixstyle import Settings
 from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
-from peerdg.models.places import choose_places
+from peerdg.models.stages import choose_places
 from peerdg.models.style_mixing import StyleMixing
 
 
@@ -21,7 +21,7 @@ class MixStyle(ERM):
 
     With one source there are no domain labels to choose the other image by: it is random, as in the
     paper's variant without them. Places are `Settings.stages`, the paper's ends of the first
-    residual stages, as `models.places.stage_places` finds them in any network; its docstring lists
+    residual stages, as `models.stages.stage_places` finds them in any network; its docstring lists
     them. `Settings.layers` names others.
 
     Args:

@@ -22,7 +22,7 @@ from peerdg.methods.base import (
 from peerdg.methods.settings.pden import Settings
 from peerdg.methods.views import each_view
 from peerdg.models.classifier import Classifier
-from peerdg.models.domain_generator import (
+from peerdg.models.generators import (
     AffineGenerator,
     DomainGenerator,
     ImageGenerator,

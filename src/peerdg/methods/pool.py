@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from peerdg.augment.base import RandomView, resize
+from peerdg.augment.view import RandomView, resize
 from peerdg.errors import DataError
 
 

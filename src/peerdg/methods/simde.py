@@ -20,8 +20,8 @@ from peerdg.methods.base import (
 from peerdg.methods.settings.simde import Settings
 from peerdg.methods.views import each_view
 from peerdg.models.classifier import Classifier
-from peerdg.models.domain_generator import ImageGenerator
 from peerdg.models.ensemble import ensemble
+from peerdg.models.generators import ImageGenerator
 from peerdg.stages import stage
 
 

@@ -1,16 +1,149 @@
 """Networks by name: an encoder with pooled features and a fresh linear head."""
 
+import importlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from peerdg.models.caffenet import CaffeNet
+from peerdg.errors import ConfigError, DataError
 from peerdg.models.classifier import Classifier
-from peerdg.models.digits_cnn import DigitsCNN
 from peerdg.models.names import BACKBONES, TIMM, Backbone, check_backbone
-from peerdg.models.timm_models import build_timm
+from peerdg.options import nearest
+
+
+class DigitsCNN(nn.Module):
+    """Two 5x5 convolutions and two fully connected layers: 3x32x32 -> 1024 features.
+
+    Pooling stands before ReLU. Both are monotone, so the function and its gradient are those of
+    the usual order, on a quarter of the activations.
+
+    Args:
+        width: Channels of the first convolution, 64 in the papers; all layers scale with it.
+    """
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.feature_dim = 16 * width
+        self.conv1 = nn.Conv2d(3, width, kernel_size=5)
+        self.conv2 = nn.Conv2d(width, 2 * width, kernel_size=5)
+        self.fc1 = nn.Linear(2 * width * 5 * 5, 16 * width)
+        self.fc2 = nn.Linear(16 * width, self.feature_dim)
+
+    def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch dim"]:
+        """H(x), non-negative."""
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))  # (batch, width, 14, 14)
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))  # (batch, 2 width, 5, 5)
+        x = F.relu(self.fc1(x.flatten(1)))  # (batch, 16 width)
+        return F.relu(self.fc2(x))
+
+
+# Caffe's weights expect values around ±120: images from 0 to 255 minus their mean. An image
+# normalised with ImageNet's mean and standard deviation (about 0.226 * 255 = 57.6) comes back to
+# that range when it is multiplied by this.
+INPUT_SCALE = 57.6
+
+
+class CaffeNet(nn.Module):
+    """Grouped AlexNet with local response normalisation: 3x227x227 -> 4096 features.
+
+    Channels 96, 256, 384, 384, 256; convolutions 2, 4 and 5 in two groups. Not torchvision's
+    AlexNet, which has 64, 192, 384, 256, 256 channels and neither groups nor normalisation. The
+    features are fc7 after ReLU and dropout. The layers are called as in the converted weights that
+    JigenDG and its successors distribute, so these files load.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feature_dim = 4096
+        self.features = nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(3, 96, kernel_size=11, stride=4),
+                relu1=nn.ReLU(inplace=True),
+                pool1=_pool(),
+                norm1=nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75),
+                conv2=nn.Conv2d(96, 256, kernel_size=5, padding=2, groups=2),
+                relu2=nn.ReLU(inplace=True),
+                pool2=_pool(),
+                norm2=nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75),
+                conv3=nn.Conv2d(256, 384, kernel_size=3, padding=1),
+                relu3=nn.ReLU(inplace=True),
+                conv4=nn.Conv2d(384, 384, kernel_size=3, padding=1, groups=2),
+                relu4=nn.ReLU(inplace=True),
+                conv5=nn.Conv2d(384, 256, kernel_size=3, padding=1, groups=2),
+                relu5=nn.ReLU(inplace=True),
+                pool5=_pool(),
+            )
+        )
+        self.classifier = nn.Sequential(
+            OrderedDict(
+                fc6=nn.Linear(256 * 6 * 6, 4096),
+                relu6=nn.ReLU(inplace=True),
+                drop6=nn.Dropout(),
+                fc7=nn.Linear(4096, 4096),
+                relu7=nn.ReLU(inplace=True),
+                drop7=nn.Dropout(),
+            )
+        )
+
+    def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 4096"]:
+        """H(x), non-negative.
+
+        Raises:
+            DataError: If the images are of a size that does not end in a 6 x 6 map.
+        """
+        maps: Tensor = self.features(x * INPUT_SCALE)  # (batch, 256, 6, 6)
+        if maps.shape[-2:] != (6, 6):
+            raise DataError(
+                f"CaffeNet takes images of 227 x 227 pixels, not {x.shape[2]} x {x.shape[3]}.",
+                hint="Resize the images to 227 pixels, or choose another --backbone.",
+            )
+        features: Tensor = self.classifier(maps.flatten(1))
+        return features
+
+
+def _pool() -> nn.MaxPool2d:
+    return nn.MaxPool2d(kernel_size=3, stride=2, ceil_mode=True)
+
+
+def build_timm(name: str) -> tuple[nn.Module, int, Backbone]:
+    """The encoder called `timm:NAME`, the width of its features, and what it needs of an image."""
+    timm = import_timm(name)
+    encoder = timm.create_model(name.removeprefix(TIMM), pretrained=False, num_classes=0)
+    return encoder, getattr(encoder, "head_hidden_size", encoder.num_features), described(encoder)
+
+
+def described(encoder: Any) -> Backbone:
+    """Metadata of a timm model."""
+    settings: dict[str, Any] = encoder.default_cfg
+    last = settings.get("classifier") or ()
+    return Backbone(
+        title=f"{TIMM}{settings.get('architecture', type(encoder).__name__)}",
+        image_size=settings["input_size"][-1],
+        fixed_size=bool(settings.get("fixed_input_size")),
+        normalisation=(tuple(settings["mean"]), tuple(settings["std"])),
+        last_layer=(last,) if isinstance(last, str) else tuple(last),
+        imagenet=None,
+    )
+
+
+def import_timm(name: str) -> Any:
+    """Import timm, an extra, and refuse a name that it does not know."""
+    check_backbone(name)
+    importlib.import_module("peerdg._vision")  # timm imports torchvision
+    timm = importlib.import_module("timm")
+    model = name.removeprefix(TIMM)
+    if not timm.is_model(model):
+        guess = nearest(model, timm.list_models())
+        hint = f"Did you mean '{TIMM}{guess}'?" if guess else "timm.list_models() has all names."
+        raise ConfigError(f"timm has no model '{model}'.", hint=hint)
+    return timm
+
 
 Encoder = tuple[nn.Module, int]
 """H and the width of its features."""

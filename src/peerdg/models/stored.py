@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
 from peerdg.files import (
-    open_regular,
     replace_atomically,
     require_own_files,
     sha256,
@@ -42,7 +41,7 @@ from peerdg.models.description import (
 from peerdg.models.ensemble import added_layers, ensemble, networks_of
 from peerdg.models.inserted import make_layer
 from peerdg.models.names import OWN as OWN
-from peerdg.models.places import check_layers
+from peerdg.models.stages import check_layers
 from peerdg.options import to_dict
 from peerdg.terminal import visible
 from peerdg.version import __version__
@@ -367,70 +366,6 @@ def _added_layers(description: dict[str, Any]) -> list[AddedLayer]:
     return [AddedLayer(**layer) for layer in description["added_layers"]]
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from a .safetensors file, or from a .pth file that holds tensors only.
-
-    Raises:
-        DataError: If the file is missing or of another kind.
-        DamagedError: If it does not match its type, or holds anything but plain tensors.
-    """
-    if not path.is_file():
-        raise DataError(f"There is no weights file {path}.", hint="Check --weights.")
-    if path.suffix not in (".safetensors", ".pth", ".pt"):
-        raise DataError(f"{path} is not a weights file.", hint="Use a .safetensors or .pth file.")
-    try:
-        tensors = load_file(path) if path.suffix == ".safetensors" else _load_pth(path)
-    except Exception as error:  # torch.load documents no set of exceptions for hostile files
-        raise DamagedError(
-            f"{path} was refused: it is damaged or holds more than tensors.",
-            hint="Weights must be a .safetensors file, or a .pth state dict of tensors.",
-        ) from error
-    _require_plain(tensors, path)
-    return tensors
-
-
-def _load_pth(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .pth file, mapped where its format allows it.
-
-    Mapping takes no memory for sizes that the file only claims, and unpacks nothing.
-    """
-    with open_regular(path, follow_links=True) as file:
-        is_zip = file.read(4) == b"PK\x03\x04"  # else torch's format before version 1.6
-    loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    return {str(name): value.detach() for name, value in _state_dict(loaded).items()}
-
-
-_KINDS = {
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-}  # fmt: skip
-_SHARED = 4  # times that all tensors together may be larger than their file: tied weights share
-
-
-def _require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse tensors of unusual kinds, before anything is computed with them.
-
-    Raises:
-        DamagedError: For a sparse, nested, quantized or empty shell of a tensor, a type that
-            weights do not have, or one that repeats few stored numbers many times: a file of a
-            few bytes could claim all memory.
-    """
-    for name, tensor in tensors.items():
-        stored = tensor.layout is torch.strided and not tensor.is_nested
-        if not stored or tensor.device.type != "cpu" or tensor.dtype not in _KINDS:
-            problem = f"'{visible(name)}' is no plain tensor of numbers"
-        elif tensor.nbytes > tensor.untyped_storage().nbytes():
-            problem = f"'{visible(name)}' claims more numbers than are stored"
-        else:
-            continue
-        raise DamagedError(f"{path} was refused: {problem}.", hint=_PLAIN)
-    if sum(tensor.nbytes for tensor in tensors.values()) > _SHARED * path.stat().st_size:
-        raise DamagedError(f"{path} was refused: it claims more than it stores.", hint=_PLAIN)
-
-
-_PLAIN = "Weights must be dense tensors of the usual types; save them as .safetensors."
-
-
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write named tensors as safetensors.
 
@@ -452,12 +387,3 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
             f"Cannot write {path.parent}: {error}.",
             hint="Free some space and start again; what was saved before is intact.",
         ) from error
-
-
-def _state_dict(loaded: Any) -> dict[str, Tensor]:
-    """The tensors of a state dict, also when it lies under the usual key `state_dict`."""
-    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
-        loaded = loaded["state_dict"]
-    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
-        raise ValueError("not a state dict")
-    return loaded

@@ -6,7 +6,7 @@ Zhou et al., "Domain generalization with MixStyle", ICLR 2021, https://arxiv.org
 import torch
 from torch import Tensor, nn
 
-from peerdg.models.untraced import untraced
+from peerdg.models.meta_features import untraced
 
 EPS = 1e-6  # under the square root, as in the released code
 

@@ -11,7 +11,7 @@ from typing import Any
 from peerdg.augment import REVISION, is_same_augmentation
 from peerdg.augment.settings import AugmentSettings
 from peerdg.averages.settings import AverageSettings
-from peerdg.crafted.families import DISJOINT
+from peerdg.crafted import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.benchmarks import OWN_DATA
 from peerdg.evaluate.fluctuation import (

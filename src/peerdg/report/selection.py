@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from peerdg.crafted.families import DISJOINT, FAMILIES
+from peerdg.crafted import DISJOINT, FAMILIES
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.selection import RULES, Choice, Rule, Trajectory, select, select_variant
 from peerdg.evaluate.statistics import accuracy_spread, spread

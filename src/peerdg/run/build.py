@@ -11,7 +11,7 @@ from peerdg.augment.factory import make_augment
 from peerdg.augment.protocol import Augment
 from peerdg.augment.settings import AugmentSettings
 from peerdg.averages.base import ValidationLoss
-from peerdg.crafted.families import DISJOINT, FAMILIES
+from peerdg.crafted import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains
 from peerdg.data import VALIDATION
 from peerdg.data.benchmarks import benchmark
@@ -32,7 +32,7 @@ from peerdg.models.classifier import (
     as_classifier,
 )
 from peerdg.models.names import check_backbone, has_normalisation
-from peerdg.models.pretrained import initialise
+from peerdg.models.weights import initialise
 from peerdg.rng import seeded
 from peerdg.run.config import RunConfig
 from peerdg.run.input_models import load_input_model

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from peerdg.augment.base import resize
+from peerdg.augment.view import resize
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import DataError, PeerdgWarning

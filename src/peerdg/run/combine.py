@@ -21,11 +21,11 @@ from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, OutputError, PeerdgError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain, evaluate_models
 from peerdg.evaluate.detail import BINS, evaluate_in_detail
-from peerdg.models.batch_statistics import recompute_statistics
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.models.combination import CombinedFrom, Member, Outputs, Rule
 from peerdg.models.description import format_of
 from peerdg.models.ensemble import ensemble
+from peerdg.models.statistics import recompute_statistics
 from peerdg.models.stored import describe_model, how_far, write_model
 from peerdg.options import did_you_mean
 from peerdg.run.build import evaluated_domains, evaluated_on, load_splits, match_classes

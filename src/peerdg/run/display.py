@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from peerdg.crafted.families import DISJOINT
+from peerdg.crafted import DISJOINT
 from peerdg.data import CRAFTED, is_target
 from peerdg.run.forecast import duration
 from peerdg.terminal import abridge, visible

@@ -11,8 +11,8 @@ from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.description import read_description
 from peerdg.models.names import BACKBONES, TIMM
-from peerdg.models.pretrained import initialise, weights_file
 from peerdg.models.stored import DESCRIPTION, how_far, load_stored, model_folder
+from peerdg.models.weights import initialise, weights_file
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.stored_manifest import read_manifest

@@ -14,10 +14,10 @@ from peerdg.evaluate.detail import DomainReport, evaluate_in_detail
 from peerdg.files import write_json
 from peerdg.methods.base import Method
 from peerdg.methods.clean import CleanImages
-from peerdg.models.batch_statistics import clean_statistics
 from peerdg.models.classifier import (
     has_batch_statistics,
 )
+from peerdg.models.statistics import clean_statistics
 from peerdg.models.stored import (
     describe_model,
     save_model,

@@ -30,8 +30,7 @@ from peerdg.data.cache import bytes_from_environment, cache_folder
 from peerdg.errors import DamagedError, NumericalError, OutputError, PeerdgWarning
 from peerdg.files import TEMPORARY, refuse_entry, refuse_hard_link, remove, require_real_folder
 from peerdg.methods.erm import ERM
-from peerdg.models.classifier import Classifier
-from peerdg.models.fingerprint import network_fingerprint
+from peerdg.models.classifier import Classifier, network_fingerprint
 from peerdg.options import to_dict
 from peerdg.run.checkpoint import load_checkpoint, write_checkpoint
 from peerdg.run.config import RunConfig

@@ -26,17 +26,17 @@ from peerdg.evaluate.accuracy import evaluate_models
 from peerdg.files import sha256, write_json
 from peerdg.methods.base import Method
 from peerdg.methods.clean import CleanImages
-from peerdg.models.batch_statistics import clean_statistics, recompute_statistics
 from peerdg.models.classifier import (
     Classifier,
     has_batch_statistics,
+    network_fingerprint,
 )
-from peerdg.models.fingerprint import network_fingerprint
 from peerdg.models.names import is_weights_file
-from peerdg.models.pretrained import weights_file
+from peerdg.models.statistics import clean_statistics, recompute_statistics
 from peerdg.models.stored import (
     load_stored,
 )
+from peerdg.models.weights import weights_file
 from peerdg.rng import seeded
 from peerdg.run.build import (
     adapt_network,

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from peerdg.augment.base import RandomView
+from peerdg.augment.view import RandomView
 from peerdg.data.cache import memory_budget
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError

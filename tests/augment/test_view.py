@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerdg._vision import transforms
-from peerdg.augment import resample
-from peerdg.augment.base import RandomView, resize
-from peerdg.augment.resample import Boxes, resized_crop
+from peerdg.augment import view as views
+from peerdg.augment.view import Boxes, RandomView, resize, resized_crop
 from peerdg.errors import ConfigError, DataError
 from peerdg.rng import generator_for
 
@@ -83,7 +82,7 @@ def test_how_many_images_are_processed_at_a_time_does_not_matter(monkeypatch):
     images, view = photos(7, 30, 30), RandomView(24, crop=(0.3, 1.0), flip=0.5)
     whole = view(images, generator_for(1, "view"))
     for values in (1, 2000, 10**9):
-        monkeypatch.setattr(resample, "CACHED_VALUES", values)
+        monkeypatch.setattr(views, "CACHED_VALUES", values)
         assert torch.equal(view(images, generator_for(1, "view")), whole)
 
 

@@ -1,4 +1,4 @@
-"""Recompute batch-normalisation statistics on clean images."""
+"""Recompute batch-normalization statistics on clean images."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
