@@ -42,8 +42,8 @@ def test_only_initial_weights_are_downloaded_as_the_security_page_says():
         for path in SOURCE.rglob("*.py")
         if reaches_the_network(path.read_text())
     }
-    assert found <= {"models/download.py", "models/timm_models.py", "run/lock.py"}
-    assert "gethostname" in (SOURCE / "run/lock.py").read_text()  # all it takes from socket
+    assert found <= {"models/download.py", "models/timm_models.py", "run/folder.py"}
+    assert "gethostname" in (SOURCE / "run/folder.py").read_text()  # all it takes from socket
     photos = {n for n in PRESETS if preset(n, "quick").get("weights") == "imagenet"}
     assert photos == {"pacs", "office-home", "vlcs", "terra", "own-photos"}
 

@@ -1,91 +1,63 @@
-"""Only regular files are opened, and what is not one never makes a command wait."""
+"""Files appear whole or not at all."""
 
 import os
-import socket
 import sys
 
 import pytest
 
-from peerdg.errors import OutputError
-from peerdg.files import NotRegularError, open_regular, read_text, replace_atomically, sha256
+from peerdg.errors import DamagedError, OutputError
+from peerdg.files import read_json, refuse_links, replace_atomically
 
 
-def test_reads_a_regular_file(tmp_path):
-    (tmp_path / "a").write_bytes(b"content")
-    with open_regular(tmp_path / "a") as file:
-        assert file.read() == b"content"
-
-
-def test_refuses_a_link_unless_links_are_followed(tmp_path):
-    (tmp_path / "a").write_bytes(b"content")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    with pytest.raises(NotRegularError, match="link"):
-        open_regular(tmp_path / "b")
-    with open_regular(tmp_path / "b", follow_links=True) as file:
-        assert file.read() == b"content"
-
-
-@pytest.mark.timeout(10)
-@pytest.mark.parametrize("follow_links", [False, True])
-def test_refuses_pipes_devices_sockets_and_folders_at_once(tmp_path, follow_links):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "endless").symlink_to("/dev/zero")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
-        for name in ("pipe", "endless", "socket", "."):
-            with pytest.raises(NotRegularError):
-                open_regular(tmp_path / name, follow_links=follow_links)
-
-
-@pytest.mark.timeout(10)
-def test_a_checksum_does_not_wait_for_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(NotRegularError):
-        sha256(tmp_path / "pipe")
-
-
-def test_text_is_bounded(tmp_path):
-    (tmp_path / "a").write_text("12345")
-    assert read_text(tmp_path / "a", limit=5) == "12345"
-    with pytest.raises(ValueError, match="more than 4 bytes"):
-        read_text(tmp_path / "a", limit=4)
-
-
-def make_link(path):
-    (path.parent / "linked").write_text("before")
-    path.symlink_to("linked")
-
-
-def make_socket(path):
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-
-
-SPECIAL = {
-    "a link": make_link,
-    "a link to nothing": lambda path: path.symlink_to("none"),
-    "a link to a folder": lambda path: path.symlink_to("."),
-    "a pipe": os.mkfifo,
-    "a socket": make_socket,
-}
-
-
-@pytest.mark.timeout(10)
-@pytest.mark.parametrize("kind", SPECIAL)
-def test_what_is_neither_file_nor_folder_is_not_replaced(tmp_path, kind):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.symlink_to("linked"),
+        lambda path: path.symlink_to("none"),
+        lambda path: path.symlink_to("."),
+        os.mkfifo,
+    ],
+    ids=["link", "link to nothing", "link to a folder", "pipe"],
+)
+def test_a_link_or_pipe_is_not_replaced(tmp_path, make):
+    (tmp_path / "linked").write_text("before")
     path = tmp_path / "out"
-    SPECIAL[kind](path)
+    make(path)
     before = path.lstat()
-    with (
-        pytest.raises(OutputError, match=f"is {kind.split(' to ')[0]}, not a regular file"),
-        replace_atomically(path) as temporary,
-    ):
-        temporary.write_text("new")
+    with pytest.raises(OutputError, match="link or a device"), replace_atomically(path) as new:
+        new.write_text("new")
     after = path.lstat()
     assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
     assert not list(tmp_path.glob(".tmp-*"))
-    if kind == "a link":
-        assert (tmp_path / "linked").read_text() == "before"
+    assert (tmp_path / "linked").read_text() == "before"
+
+
+def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(RuntimeError), replace_atomically(tmp_path / "a") as temporary:
+        temporary.write_text("new")
+        raise RuntimeError
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff", b"[" * 5000, b"[]", b"{}", b'{"format": 2}']
+)
+def test_a_damaged_json_file_or_another_format_is_refused(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DamagedError, match=r"a\.json"):
+        read_json(tmp_path / "a.json", format=1)
+    (tmp_path / "a.json").write_text('{"format": 1}')
+    assert read_json(tmp_path / "a.json", format=1) == {"format": 1}
+
+
+def test_links_are_found_at_any_depth(tmp_path):
+    (tmp_path / "run/a/b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    refuse_links(tmp_path / "link")  # the folder itself may be reached through one
+    (tmp_path / "run/a/b/c").symlink_to(tmp_path)
+    with pytest.raises(DamagedError, match="a/b/c is a symbolic link"):
+        refuse_links(tmp_path / "run")
 
 
 def counted(monkeypatch, name):

@@ -21,7 +21,7 @@ from peerdg.report.result import RunResult
 from peerdg.report.runs import load_runs
 from peerdg.report.variants import by_variant
 from peerdg.run.config import resolve
-from peerdg.run.stored_manifest import Inputs
+from peerdg.run.manifest import Inputs
 
 EPOCHS = 8
 

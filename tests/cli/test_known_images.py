@@ -32,7 +32,7 @@ def photos(run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(run: Path) -> set[str]:
-    return set(json.loads((run / "files.json").read_text())["train"])
+    return set(json.loads((run / "files.json").read_text())["files"]["train"])
 
 
 def evaluate(run: Path, data: Path, out: Path, *options: str) -> dict:
@@ -91,25 +91,11 @@ def test_the_model_folder_inside_a_run_knows(run: Path, photos: Path, tmp_path: 
     assert evaluate(run / "model", photos, tmp_path)["trained_on"] == 8
 
 
-def test_a_run_of_an_older_version_knows_its_files(run: Path, photos: Path, tmp_path: Path):
-    shutil.copytree(run, tmp_path / "old")
-    (tmp_path / "old/images.json").unlink()
-    moved = tmp_path / "moved"
-    shutil.copytree(photos, moved)
-    for path in list(moved.glob("*/*.png")):
-        path.rename(path.with_name(f"x{path.name}"))
-    found = evaluate(tmp_path / "old", moved, tmp_path)
-    assert (found["trained_on"], found["validated_on"]) == (8, 1)
-
-
-@pytest.mark.parametrize("name", ["images.json", "files.json"])
-@pytest.mark.parametrize("content", ["{", '{"train": 3}', '{"train": [[1]]}', "[]"])
-def test_a_damaged_record_is_refused(
-    run: Path, photos: Path, tmp_path: Path, name: str, content: str
-):
+def test_a_damaged_record_is_refused(run: Path, photos: Path, tmp_path: Path):
     shutil.copytree(run, tmp_path / "bad")
-    (tmp_path / "bad" / name).write_text(content)
-    assert command(["evaluate", str(tmp_path / "bad"), str(photos)], debug=False) == 7
+    for content in ("{", '{"format": 1, "pixels": {}}', '{"format": 2}', "[]"):
+        (tmp_path / "bad/files.json").write_text(content)
+        assert command(["evaluate", str(tmp_path / "bad"), str(photos)], debug=False) == 7
 
 
 def test_data_in_memory_is_recognised_too(tmp_path: Path):

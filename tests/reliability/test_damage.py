@@ -89,28 +89,17 @@ def test_every_damage_to_a_checkpoint_file_is_detected(folder: Path, name: str):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_detected(folder: Path, name: str):
-    path = checkpoints(folder)[-1]
-    (path / name).unlink()
-    with pytest.raises(DamagedError):
-        load_checkpoint(path)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_checkpoint_is_detected(folder: Path, name: str):
+def test_a_missing_or_other_file_is_detected(folder: Path, name: str):
     old, new = checkpoints(folder)
     shutil.copy(old / name, new / name)
     with pytest.raises(DamagedError):
         load_checkpoint(new)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_folder_in_place_of_a_file_is_detected(folder: Path, name: str):
-    path = checkpoints(folder)[-1]
-    (path / name).unlink()
-    (path / name).mkdir()
+    (new / name).unlink()
     with pytest.raises(DamagedError):
-        load_checkpoint(path)
+        load_checkpoint(new)
+    (new / name).mkdir()
+    with pytest.raises(DamagedError):
+        load_checkpoint(new)
 
 
 def test_the_checkpoint_before_a_damaged_one_is_used(folder: Path):
@@ -135,29 +124,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "run"
     fit(out)
     return out
-
-
-@pytest.mark.parametrize(
-    "state",
-    ['{"epoch": 1}', "[]", "[" * 5000, "null", '{"metrics_bytes": "x"}', "{}"],
-    ids=["incomplete", "list", "nested", "null", "wrong type", "empty"],
-)
-def test_a_forged_checkpoint_with_right_checksums_is_refused_as_damaged(
-    finished: Path, tmp_path: Path, state: str
-):
-    out = interrupted(finished, tmp_path)
-    for path in checkpoints(out / "checkpoint"):
-        (path / "state.json").write_text(state)
-        forge_manifest(path)
-    with pytest.raises(DamagedError):
-        fit(out)
-
-
-def forge_manifest(path: Path) -> None:
-    from peerdg.run.checkpoint import _describe
-
-    names = ("tensors.safetensors", "state.json")
-    (path / "MANIFEST.json").write_text(json.dumps({n: _describe(path / n) for n in names}))
 
 
 def fit(out: Path, **options: object) -> None:
@@ -200,48 +166,27 @@ def test_a_run_without_a_whole_checkpoint_stops_and_loses_nothing(finished: Path
     assert (out / "metrics.jsonl").read_bytes() == records
 
 
-def test_a_checkpoint_of_another_run_is_refused(finished: Path, tmp_path: Path):
-    out, other = interrupted(finished, tmp_path), tmp_path / "other"
-    fit(other, seed=1)
-    shutil.rmtree(out / "checkpoint")
-    shutil.copytree(other / "checkpoint", out / "checkpoint")
-    weights = (out / "model/model.safetensors").read_bytes()
-    with pytest.raises(DamagedError, match="another run") as caught:
-        fit(out)
-    assert caught.value.exit_code == 7
-    assert (out / "model/model.safetensors").read_bytes() == weights
-
-
-def test_a_checkpoint_of_a_version_without_the_identity_is_used(finished: Path, tmp_path: Path):
-    done = (finished / "done.json").read_bytes()
-    out = interrupted(finished, tmp_path)
-    for path in checkpoints(out / "checkpoint"):
-        state = json.loads((path / "state.json").read_text())
-        del state["run"]
-        (path / "state.json").write_text(json.dumps(state))
-        forge_manifest(path)
-    fit(out)
-    assert (out / "done.json").read_bytes() == done
-
-
-@pytest.mark.parametrize("name", ["9000000000000", "1", "\u0661000008000000"])
-def test_a_checkpoint_under_another_name_is_refused(finished: Path, tmp_path: Path, name: str):
-    out = interrupted(finished, tmp_path)
-    older, newest = checkpoints(out / "checkpoint")
-    shutil.rmtree(older)
-    newest.rename(newest.with_name(name))
-    with pytest.raises(DamagedError, match=name):
-        fit(out)
-
-
-@pytest.mark.parametrize("name", ["manifest.json"])
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"{}", b"[" * 5000])
-def test_a_damaged_record_of_the_data_stops_the_run(
-    finished: Path, tmp_path: Path, name: str, content: bytes
-):
+def test_a_damaged_manifest_stops_the_run(finished: Path, tmp_path: Path, content: bytes):
     out = interrupted(finished, tmp_path)
-    (out / name).write_bytes(content)
-    with pytest.raises(DamagedError, match=name):
+    (out / "manifest.json").write_bytes(content)
+    with pytest.raises(DamagedError, match="manifest"):
+        fit(out)
+
+
+def test_a_run_with_a_checkpoint_and_no_manifest_is_refused(finished: Path, tmp_path: Path):
+    out = interrupted(finished, tmp_path)
+    (out / "manifest.json").unlink()
+    with pytest.raises(DamagedError, match="missing"):
+        fit(out)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "checkpoint/*/MANIFEST.json"])
+def test_another_format_is_refused(finished: Path, tmp_path: Path, name: str):
+    out = interrupted(finished, tmp_path)
+    for path in out.glob(name):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    with pytest.raises(DamagedError, match="format 99"):
         fit(out)
 
 

@@ -25,7 +25,6 @@ from peerdg.models.weights import initialise, load_weights
 from tests.cli.stored_models import save_photos, save_small_model
 from tests.conftest import import_timm, tiny_classifier
 from tests.reliability.photo_run import interrupt, photo_run
-from tests.reliability.test_damage import forge_manifest
 
 
 @pytest.fixture(scope="module")
@@ -46,48 +45,10 @@ def edit(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({**description, "sha256": checksum(description)}))
 
 
-WRONG_DESCRIPTIONS: list[dict[str, Any]] = [
-    {"format": 2}, {"format": "1"}, {"format": ...}, {"backbone": 5}, {"backbone": None},
-    {"image_size": 0}, {"image_size": -4}, {"image_size": "32"}, {"image_size": 10**7},
-    {"image_size": 2049}, {"image_size": 32.5}, {"image_size": True}, {"image_size": ...},
-    {"stored_size": 0}, {"stored_size": 10**9}, {"classes": "abc"}, {"classes": []},
-    {"classes": ["cat", "cat", "dog"]},
-    {"classes": ["cat", "dog", 3]}, {"classes": ["cat", "dog"]}, {"classes": {"cat": 1}},
-    {"mean": [0.5, 0.5]}, {"mean": 0.5}, {"std": [1, 1, 0]}, {"std": [1, 1, float("nan")]},
-    {"mean": ["0", "0", "0"]}, {"training": 5}, {"training": {"data": 1}},
-    {"progress": {"complete": 1}}, {"progress": {"complete": False, "epoch": -1}},
-    {"progress": {"complete": False}}, {"progress": {}}, {"progress": []},
-    {"progress": {"complete": False, "epoch": 1, "epochs": 2, "pretrain_epoch": 1}},
-    {"progress": {"complete": False, "epoch": None, "epochs": 2, "pretrain_epoch": 1,
-                  "pretrain_epochs": 1}},
-    {"weights_sha256": 5}, {"mean": [float("nan")] * 3}, {"mean": [0, 0, float("inf")]},
-    {"mean": [1e30, 0, 0]}, {"std": [1e-45] * 3}, {"std": [1e30] * 3},
-    {"torch": float("nan")}, {"training": {"settings": float("inf")}}, {"unknown": float("nan")},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("values", WRONG_DESCRIPTIONS, ids=str)
-def test_a_description_with_wrong_values_is_refused(tmp_path: Path, values: dict[str, Any]):
-    folder = save_small_model(tmp_path / "model")
-    load_stored(folder)
-    edit(folder, **values)
-    with pytest.raises(DamagedError) as caught:
-        load_stored(folder)
-    assert "model" in caught.value.message
-    assert caught.value.hint
-
-
 def test_an_unknown_backbone_is_named(tmp_path: Path):
     folder = save_small_model(tmp_path / "model")
     edit(folder, backbone="digits-cnn-third")
     with pytest.raises(ConfigError, match="digits-cnn-third"):
-        load_stored(folder)
-
-
-def test_classes_without_an_output_take_no_memory(tmp_path: Path):
-    folder = save_small_model(tmp_path / "model")
-    edit(folder, classes=[str(i) for i in range(10**5)])
-    with pytest.raises(DamagedError, match="3 outputs for 100000 classes"):
         load_stored(folder)
 
 
@@ -130,29 +91,6 @@ def test_too_little_memory_is_no_bug(
     assert "not enough memory" in said
     assert "Traceback" not in said
     assert "bug" not in said
-
-
-@pytest.mark.parametrize("backbone", ["vit_b_16", "timm:vit_giant_patch14_clip_224"])
-def test_no_memory_is_taken_for_a_network_that_the_weights_are_not_of(
-    tmp_path: Path, backbone: str, monkeypatch: pytest.MonkeyPatch
-):
-    """4.5 MB of weights name a network of 340 MB or 4 GB."""
-    if backbone.startswith("timm:"):
-        import_timm()
-    folder = save_small_model(tmp_path / "model")
-    edit(folder, backbone=backbone)
-    devices: set[str] = set()
-    register = torch.nn.Module.register_parameter
-
-    def note(module: torch.nn.Module, name: str, value: torch.nn.Parameter | None) -> None:
-        register(module, name, value)
-        if value is not None:
-            devices.add(value.device.type)
-
-    monkeypatch.setattr(torch.nn.Module, "register_parameter", note)
-    with pytest.raises(DamagedError, match="needs"):
-        load_stored(folder)
-    assert devices == {"meta"}
 
 
 @pytest.mark.parametrize(
@@ -258,25 +196,16 @@ def odd_tensors() -> dict[str, Callable[[], torch.Tensor]]:
     }
 
 
-@pytest.mark.parametrize("old_format", [False, True], ids=["zip", "before 1.6"])
-@pytest.mark.parametrize("name", odd_tensors())
-def test_weights_that_are_no_plain_tensors_are_refused(tmp_path: Path, name: str, old_format: bool):
-    path = tmp_path / "weights.pth"
-    torch.save(
-        {"encoder.fc.weight": odd_tensors()[name](), "fc.bias": torch.zeros(4)},
-        path,
-        _use_new_zipfile_serialization=not old_format,
-    )
-    with pytest.raises(DamagedError):
-        initialise(tiny_classifier(), "digits-cnn-half", str(path))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_weights_are_refused(tmp_path: Path):
+@pytest.mark.parametrize("old_format", [False, True], ids=["zip", "before 1.6"])
+def test_weights_that_are_no_plain_tensors_are_refused(tmp_path: Path, old_format: bool):
     path = tmp_path / "weights.pth"
-    torch.save({"a": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, path)
-    with pytest.raises(DamagedError):
-        load_weights(path)
+    for name, make in odd_tensors().items():
+        content = {"encoder.fc.weight": make(), "fc.bias": torch.zeros(4)}
+        torch.save(content, path, _use_new_zipfile_serialization=not old_format)
+        with pytest.raises(DamagedError):
+            initialise(tiny_classifier(), "digits-cnn-half", str(path))
+            pytest.fail(name)
 
 
 def test_many_names_for_one_tensor_are_refused(tmp_path: Path):
@@ -320,69 +249,28 @@ def test_usual_weights_are_as_they_were_saved(tmp_path: Path, old_format: bool):
     assert all(torch.equal(loaded[name], value) for name, value in saved.items())
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"optimizers": 5}, {"optimizers": {"main": [5]}}, {"terms": "loss"}, {"terms": [None]},
-     {"phase": "later"}, {"epoch": -1}, {"epoch": 10**9}, {"epoch": 7}, {"step": 10**5},
-     {"step": "1"}, {"metrics_bytes": -1}, {"evaluated": 3}, {"epoch": None}],
-    ids=str,
-)  # fmt: skip
-def test_a_forged_position_is_refused(
-    out: Path, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
-):
-    interrupt(out)
-    for path in (out / "checkpoint").iterdir():
-        state = json.loads((path / "state.json").read_text())
-        (path / "state.json").write_text(json.dumps({**state, **values}))
-        forge_manifest(path)
-    assert run(["resume", str(out), "--quiet"], debug=False) == 7
-    assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", [None, "[]", '{"train": 5}', "{"], ids=str)
-@pytest.mark.parametrize("file", ["files.json", "images.json"])
-def test_a_run_with_a_bad_record_of_its_images_is_not_resumed(
-    out: Path, file: str, content: str | None, capsys: pytest.CaptureFixture[str]
-):
-    interrupt(out)
-    (out / file).unlink()
-    if content is None:
-        (out / file).mkdir()
-    else:
-        (out / file).write_text(content)
-    assert run(["resume", str(out), "--quiet"], debug=False) == 7
-    said = capsys.readouterr().err
-    assert file in said.replace("\n", "")
-    assert "Traceback" not in said
-
-
 CONFIGS = {
     "digits": "seed = " + "9" * 5000,
-    "hexadecimal digits": "seed = 0x" + "f" * 5000,
     "nested": "seed = " + "[" * 9999 + "]" * 9999,
-    "dotted": ".".join("a" * 5000) + " = 1",
     "NUL": 'root = "a\\u0000b"',
-    "NUL in weights": 'weights = "a\\u0000b.pth"',
     "section": "train = 5",
     "infinite": "[train]\nlr = inf",
     "not text": "\udcff",
-    "large": "# " + "x" * 2 * 1024**2,
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_an_absurd_config_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+def test_an_absurd_config_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "config.toml"
-    path.write_bytes(CONFIGS[name].encode("utf-8", "surrogateescape"))
-    assert run(["config", "digits-mini", "--config", str(path)], debug=False) == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert len(said) < 2000
+    for name, text in CONFIGS.items():
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+        assert run(["config", "digits-mini", "--config", str(path)], debug=False) == 2, name
+        shown = capsys.readouterr().err
+        assert "Traceback" not in shown, name
+        assert len(shown) < 2000, name
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_a_nul_in_a_path_is_refused(capsys: pytest.CaptureFixture[str]):
+    for arguments in (
         ["train", "digits-mini", "--out", "a\0b"],
         ["train", "digits", "--root", "a\0b"],
         ["train", "a\0b"],
@@ -392,95 +280,45 @@ def test_an_absurd_config_is_refused(tmp_path: Path, name: str, capsys: pytest.C
         ["predict", "a", "c\0d"],
         ["config", "digits-mini", "--config", "a\0b"],
         ["runs", "a\0b"],
-    ],
-    ids=repr,
-)
-def test_a_nul_in_a_path_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]):
-    assert run(arguments, debug=False) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    ):
+        assert run(arguments, debug=False) == 2, arguments
+        assert "Traceback" not in capsys.readouterr().err
 
 
 BAD_LINES = {
     "empty": "{}",
-    "null epoch": '{"kind": "epoch", "phase": "train", "epoch": null}',
-    "accuracy as text": '{"kind": "evaluation", "phase": "train", "epoch": 1, "model": "task", '
-    '"domain": "validation", "accuracy": "50", "n": 1}',
     "list": "[]",
     "torn and written over": '{"kind": "ep{"kind": "epoch"}',
 }
 
 
-@pytest.mark.parametrize("name", BAD_LINES)
-def test_one_bad_run_does_not_hide_the_others(
-    out: Path, name: str, capsys: pytest.CaptureFixture[str]
-):
-    bad = Path(shutil.copytree(out, out.parent / "two"))
-    lines = (bad / "metrics.jsonl").read_text().splitlines()
-    lines.insert(3, BAD_LINES[name])
-    (bad / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.warns(PeerdgWarning, match="two is left out: .*line 4 is not a record"):
-        assert run(["runs", str(out.parent)], debug=False) == 0
-    listed = capsys.readouterr().out
-    assert "one" in listed
-    assert "two" not in listed
-
-
 @pytest.mark.parametrize(
     ("file", "content"),
     [("config.toml", "method = "), ("config.toml", "method = 5"), ("done.json", "[]"),
-     ("done.json", '{"accuracy": {"task": {"validation": 99.0}}}'), ("events.jsonl", "{}\n"),
-     ("metrics.jsonl", "")],
+     ("events.jsonl", "{}\n"), *(("metrics.jsonl", f"{line}\n") for line in BAD_LINES.values())],
 )  # fmt: skip
-def test_a_run_with_a_bad_file_is_left_out(
+def test_one_bad_run_does_not_hide_the_others(
     out: Path, file: str, content: str, capsys: pytest.CaptureFixture[str]
 ):
     bad = Path(shutil.copytree(out, out.parent / "two"))
     (bad / file).write_text(content)
     with pytest.warns(PeerdgWarning, match="two is left out: "):
         assert run(["runs", str(out.parent)], debug=False) == 0
-    assert "one" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "one" in listed
+    assert "two" not in listed
 
 
-def test_a_bad_profile_is_left_out_of_a_report(out: Path):
-    for content in ('{"seconds": "x", "stages": {}}', '{"seconds": 1, "stages": {"a": 5}}', "[]"):
-        (out / "profile.json").write_text(content)
-        assert run(["runs", str(out), "--report", str(out.parent / "report")], debug=False) == 0
-
-
-@pytest.mark.parametrize("part", ["records", "config", "events", "status", "name", "profile"])
-def test_kept_records_with_wrong_types_are_refused(out: Path, part: str):
-    report = out.parent / "report"
-    assert run(["runs", str(out), "--report", str(report)], debug=False) == 0
-    kept = json.loads((report / "runs.json").read_text())
-    for value in (5, "x", [1], {"a": 1}, [{}], None):
-        if (part, value) in (("profile", None), ("name", "x")):
-            continue
-        changed = [{**kept[0], part: value}]
-        (report / "runs.json").write_text(json.dumps(changed))
-        for more in ([], ["--compare"]):
-            assert run(["runs", str(report / "runs.json"), *more], debug=False) == 5, value
-
-
-def bad_records() -> list:
-    """Each bad line at one place of the file; `make test-all`: at every place."""
-    places = (3, 40, -1)
-    return [
-        pytest.param(name, line, marks=[] if number % 3 == place else pytest.mark.slow)
-        for number, name in enumerate(BAD_LINES)
-        for place, line in enumerate(places)
-    ]
-
-
-@pytest.mark.parametrize(("name", "line"), bad_records())
-def test_a_bad_record_is_said_before_training_and_the_run_ends(
+@pytest.mark.parametrize(("name", "line"), list(zip(BAD_LINES, (3, 40, -1), strict=True)))
+def test_a_bad_record_is_reported_before_training_and_the_run_ends(
     finished: Path, out: Path, name: str, line: int
 ):
-    """The last evaluation is done again, whichever of its records was lost."""
+    """The last evaluation is repeated, whichever of its records was lost."""
     interrupt(out)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     lines[line] = BAD_LINES[name]
     (out / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.warns(PeerdgWarning, match="damaged: of .* bytes .* can be read"):
+    with pytest.warns(PeerdgWarning, match="records after this point are lost"):
         assert run(["resume", str(out), "--quiet"], debug=False) == 0
     for file in ("done.json", "model/model.safetensors", "model/model.json"):
         assert (out / file).read_bytes() == (finished / file).read_bytes(), file

@@ -19,7 +19,7 @@ from peerdg.report.comparison import FIGURE, comparison_page, write_comparison
 from peerdg.report.evaluation import write_evaluation
 from peerdg.report.result import RunResult
 from peerdg.run.card import model_card
-from peerdg.run.stored_manifest import Inputs
+from peerdg.run.manifest import Inputs
 from tests.cli.stored_models import save_small_model
 from tests.conftest import tiny_classifier
 from tests.report.test_escape import HOSTILE

@@ -17,7 +17,7 @@ from peerdg.report.result import RunResult
 from peerdg.report.runs import collect_runs, load_runs, read_run, save_runs
 from peerdg.report.tables import comparison, fluctuation_table, gradients_table, targets_table
 from peerdg.report.variants import by_variant, variant_differences
-from peerdg.run.stored_manifest import Inputs
+from peerdg.run.manifest import Inputs
 from peerdg.terminal import Table
 from peerdg.version import code_digest
 from tests.conftest import tiny_classifier, tiny_splits

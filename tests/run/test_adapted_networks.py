@@ -1,6 +1,5 @@
 """A method that changes its network: trained, resumed, stored and compared as that network."""
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import peerdg
-from peerdg.errors import ConfigError, DamagedError, Stopped
+from peerdg.errors import ConfigError, Stopped
 from peerdg.methods import settings
 from peerdg.methods.base import Method, RunContext
 from peerdg.methods.erm import ERM
@@ -19,7 +18,6 @@ from peerdg.methods.registry import method_names
 from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
-from peerdg.run.stored_manifest import run_identity
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -160,44 +158,17 @@ def test_pretraining_of_the_plain_network_is_that_of_every_method(tmp_path, monk
     assert all(torch.equal(weights["narrow"][k], v) for k, v in weights["erm"].items())
 
 
-def test_layers_are_part_of_what_a_run_is(tmp_path, monkeypatch):
-    run = fit(tmp_path / "one")
-    manifest = run.path / "manifest.json"
-    about = json.loads(manifest.read_text())
-    assert [layer["outputs"] for layer in about["added_layers"]] == [5]
-    before = run_identity(manifest)
-    about["added_layers"][0]["outputs"] = 4
-    manifest.write_text(json.dumps(about))
-    assert run_identity(manifest) != before
-    about["added_layers"][0]["kind"] = "os.system"
-    manifest.write_text(json.dumps(about))
-    with pytest.raises(DamagedError, match="one of gaussian-bottleneck"):
-        run_identity(manifest)
-
-
 def test_a_run_whose_method_now_changes_the_network_otherwise_is_not_resumed(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stop_at(patch, 5)
         with pytest.raises(Stopped):
             fit(tmp_path / "run")
     monkeypatch.setattr(Narrow, "shrink", 1)
-    with pytest.raises(ConfigError, match="other layers added") as caught:
+    with pytest.raises(ConfigError, match="layers"):
         fit(tmp_path / "run", existing="resume")
-    assert "then gaussian-bottleneck 8 -> 5\n  now gaussian-bottleneck 8 -> 4" in str(
-        caught.value.message
-    )
 
 
 def test_options_that_do_not_fit_the_images_are_refused_before_any_work(tmp_path):
     with pytest.raises(ConfigError, match="Images of 12 pixels are too small"):
         fit(tmp_path / "run", smallest=13)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-def test_a_run_without_added_layers_says_nothing_of_them(tmp_path):
-    peerdg.fit(
-        tiny_splits(), out=tmp_path / "erm", model=tiny_classifier(), method="erm",
-        pretrain={"epochs": 0}, train={"epochs": 1, "batch_size": 8},
-    )  # fmt: skip
-    assert "added_layers" not in json.loads((tmp_path / "erm/manifest.json").read_text())
-    assert "added_layers" not in json.loads((tmp_path / "erm/model/model.json").read_text())

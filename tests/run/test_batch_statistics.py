@@ -1,7 +1,6 @@
 """One rule for the statistics of batch-normalised networks, whichever method trained them."""
 
 import json
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,12 @@ from torch.optim.swa_utils import update_bn
 
 import peerdg
 from peerdg.api import Run
-from peerdg.errors import ConfigError, PeerdgWarning, Stopped
+from peerdg.errors import Stopped
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.settings.advst import TINY as ADVST
 from peerdg.models.classifier import Classifier
-from peerdg.run.checkpoint import checkpoints
-from peerdg.run.config import hash_of
-from peerdg.run.stored_manifest import _set_only
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
-from tests.reliability.test_damage import forge_manifest
 
 METHODS: dict[str, dict[str, Any]] = {
     "erm": {"method": "erm"},
@@ -307,39 +302,3 @@ def stopped(
         patch.setattr(loop, "train_step", stopping)
         with pytest.raises(Stopped):
             fit(out, name, **options)
-
-
-def half_done(out: Path, monkeypatch: pytest.MonkeyPatch, *, batch_norm: bool) -> None:
-    """The same, by a version without the option."""
-    stopped(out, monkeypatch, batch_norm=batch_norm)
-    config = out / "config.toml"
-    config.write_text(re.sub(r"batch_statistics = .*\n", "", config.read_text()))
-    manifest = json.loads((out / "manifest.json").read_text())
-    del manifest["config"]["batch_statistics"]
-    manifest["config_hash"] = hash_of(_set_only(manifest["config"]))
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    for path in checkpoints(out / "checkpoint"):
-        state = json.loads((path / "state.json").read_text())
-        del state["run"]
-        (path / "state.json").write_text(json.dumps(state))
-        forge_manifest(path)
-
-
-def test_a_half_done_run_without_the_rule_is_not_continued_with_it(tmp_path, monkeypatch):
-    half_done(tmp_path / "run", monkeypatch, batch_norm=True)
-    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*.jsonl")}
-    with (
-        pytest.warns(PeerdgWarning, match="without these options: batch_statistics"),
-        pytest.raises(ConfigError, match="evaluated networks with batch normalisation in another"),
-    ):
-        fit(tmp_path / "run", "randaugment", existing="resume")
-    metrics = tmp_path / "run/metrics.jsonl"
-    assert metrics.read_bytes() == before[metrics]
-
-
-def test_a_half_done_run_without_batch_normalisation_goes_on(tmp_path, monkeypatch):
-    half_done(tmp_path / "run", monkeypatch, batch_norm=False)
-    with pytest.warns(PeerdgWarning, match="without these options: batch_statistics"):
-        resumed = fit(tmp_path / "run", "randaugment", batch_norm=False, existing="resume")
-    whole = fit(tmp_path / "whole", "randaugment", batch_norm=False)
-    assert records(resumed, "evaluation") == records(whole, "evaluation")

@@ -1,3 +1,4 @@
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peerdg.errors import DamagedError
 from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
-from peerdg.run import checkpoint, checkpointer
+from peerdg.run import checkpoint
+from peerdg.run.checkpoint import Background, Checkpointer
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.recorder import Recorder
@@ -30,10 +31,10 @@ def test_a_checkpoint_holds_what_was_saved_though_training_and_the_next_save_go_
         time.sleep(0.2)
         written.append({float(t.flatten()[0]) for n, t in tensors.items() if "head.weight" in n})
 
-    monkeypatch.setattr(checkpointer, "save_checkpoint", slow)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
     method = ERM(tiny_classifier())
     state = TrainState("train", method, make_optimizers(method, PhaseSettings()))
-    keeps = checkpointer.Checkpointer(RunFolder.open(tmp_path / "run", RunConfig()), minutes=1)
+    keeps = Checkpointer(RunFolder.open(tmp_path / "run", RunConfig()), minutes=1)
     for value in (1.0, 2.0, 3.0):
         torch.nn.init.constant_(method.deployed.head.weight, value)
         keeps.save(state)
@@ -47,14 +48,14 @@ def trained(phase: str = "train", *, epoch: int = 0, step: int = 0) -> TrainStat
     return TrainState(phase, method, make_optimizers(method, PhaseSettings()), epoch, step)
 
 
-def kept(folder: Path, *states: TrainState) -> checkpointer.Checkpointer:
+def kept(folder: Path, *states: TrainState) -> Checkpointer:
     """What goes on after these states were saved in this order."""
     with closing_run(folder) as run:
-        first = checkpointer.Checkpointer(run, minutes=1)
+        first = Checkpointer(run, minutes=1)
         for state in states:
             first.save(state, wait=True)
         first.close()
-        return checkpointer.Checkpointer(run, minutes=1)
+        return Checkpointer(run, minutes=1)
 
 
 @contextmanager
@@ -99,9 +100,9 @@ def test_a_checkpoint_is_due_when_its_minutes_are_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     now = 1000.0
-    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: now)
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
     with closing_run(tmp_path / "run") as run:
-        keeps = checkpointer.Checkpointer(run, minutes=2)
+        keeps = Checkpointer(run, minutes=2)
         now += 119
         assert not keeps.is_due
         now += 1
@@ -125,52 +126,30 @@ def test_kept_snapshots_are_those_of_what_is_trained(tmp_path: Path):
     assert (stored["head.weight"] == 3.0).all()
 
 
-def swapped(folder: Path, outside: Path) -> set[Path]:
-    """Put a link in place of `folder`, whose content is then outside; returns what is there."""
-    folder.rename(outside)
-    folder.symlink_to(outside)
-    return set(outside.rglob("*"))
+def test_background_work_is_done_in_order_while_its_caller_continues():
+    background, go = Background(), threading.Event()
+    order: list[int] = []
+    background.start(lambda: (go.wait(5), order.append(0)) and None)
+    assert order == []
+    go.set()
+    for number in range(1, 5):
+        background.start(order.append, number)
+    background.close()
+    assert order == [0, 1, 2, 3, 4]
 
 
-def test_checkpoints_are_not_written_or_removed_through_a_link(tmp_path: Path):
-    with closing_run(tmp_path / "run") as run:
-        keeps = checkpointer.Checkpointer(run, minutes=1)
-        for epoch in (1, 2):
-            keeps.save(trained(epoch=epoch), wait=True)
-        before = swapped(run.checkpoints, tmp_path / "outside")
-        with pytest.raises(DamagedError, match="checkpoint is a link") as caught:
-            keeps.save(trained(epoch=3), wait=True)
-        assert caught.value.exit_code == 7
-        keeps.close()
-    assert set((tmp_path / "outside").rglob("*")) == before
+@pytest.mark.parametrize("when", ["start", "wait", "close"])
+def test_a_failure_of_background_work_is_raised_once(when: str):
+    def fail() -> None:
+        raise OSError("full")
 
-
-def test_old_checkpoints_are_not_removed_through_a_link_that_appears_while_one_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder, outside = tmp_path / "checkpoint", tmp_path / "outside"
-    for number in (1, 2):
-        checkpoint.save_checkpoint(folder, number, {}, {})
-    replace_atomically = checkpoint.replace_atomically
-
-    @contextmanager
-    def swap_afterwards(path: Path) -> Iterator[Path]:
-        with replace_atomically(path) as temporary:
-            yield temporary
-        swapped(folder, outside)
-
-    monkeypatch.setattr(checkpoint, "replace_atomically", swap_afterwards)
-    with pytest.raises(DamagedError, match="checkpoint is a link"):
-        checkpoint.save_checkpoint(folder, 3, {}, {})
-    assert len(list(outside.iterdir())) == 3
-
-
-def test_snapshots_are_not_written_through_a_link(tmp_path: Path):
-    with closing_run(tmp_path / "run") as run:
-        keeps = Recorder(run, keep_snapshots=True)
-        keeps.evaluation(trained(epoch=1), [])
-        before = swapped(run.snapshots, tmp_path / "outside")
-        with pytest.raises(DamagedError, match="snapshots is a link"):
-            keeps.evaluation(trained(epoch=2), [])
-        keeps.close()
-    assert set((tmp_path / "outside").rglob("*")) == before
+    background = Background()
+    background.start(fail)
+    occasions = {
+        "start": lambda: background.start(lambda: None),
+        "wait": background.wait,
+        "close": background.close,
+    }
+    with pytest.raises(OSError, match="full"):
+        occasions[when]()
+    background.close()

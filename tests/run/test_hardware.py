@@ -15,7 +15,7 @@ import peerdg
 from peerdg.api import Run
 from peerdg.errors import PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.run.background import Background
+from peerdg.run.checkpoint import Background
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import has_bf16, peak_memory
 from peerdg.run.progress import Silent

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import tomli_w
 import torch
 
 import peerdg
@@ -15,9 +16,11 @@ from peerdg.cli.main import run
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
 from peerdg.methods.erm import ERM
+from peerdg.options import merge, read_toml
 from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from peerdg.run.config import MAY_CHANGE, SECTIONS, RunConfig, notes, resolve
-from peerdg.run.folder import Existing, RunFolder
+from peerdg.run.folder import Existing, RunFolder, read_run_config
+from peerdg.run.manifest import check_manifest
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
@@ -25,6 +28,7 @@ from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 from peerdg.train.step import train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.reliability.photo_run import interrupt, photo_run
 
 START = {
     "benchmark": "digits",
@@ -121,21 +125,118 @@ def test_every_option_of_the_config_is_in_the_list():
     assert len(OPTIONS) > 50
 
 
-@pytest.mark.parametrize("key", [key for key in OPTIONS if key != "augment.kind"])
-def test_a_changed_option_is_refused_with_its_old_and_new_value(started: Path, key: str):
-    old = value_of(resolve(START), key)
-    new = WHICH.get(key) or another(old, OPTIONS[key])
-    config = resolve(START, with_option(key, new))
-    assert value_of(config, key) == new
-    if key in MAY_CHANGE:
-        RunFolder.open(started, config, existing="resume").close()
-        return
-    with pytest.raises(ConfigError) as caught:
-        RunFolder.open(started, config, existing="resume")
-    assert f"{key}: {old!r} -> {new!r}" in caught.value.message
-    assert caught.value.exit_code == 2
-    assert "--out" in (caught.value.hint or "")
-    RunFolder.open(started, resolve(START), existing="resume").close()  # the lock was let go
+def test_a_changed_option_is_refused_with_its_old_and_new_value(started: Path):
+    for key in OPTIONS.keys() - {"augment.kind"}:
+        old = value_of(resolve(START), key)
+        new = WHICH.get(key) or another(old, OPTIONS[key])
+        config = resolve(START, with_option(key, new))
+        assert value_of(config, key) == new, key
+        if key in MAY_CHANGE:
+            RunFolder.open(started, config, existing="resume").close()
+            continue
+        with pytest.raises(ConfigError) as caught:
+            RunFolder.open(started, config, existing="resume")
+        assert f"{key}: {old!r} -> {new!r}" in caught.value.message
+        assert "--out" in (caught.value.hint or "")
+    RunFolder.open(started, resolve(START), existing="resume").close()  # the lock was released
+
+
+def begun(out: Path) -> RunConfig:
+    """Write what a run writes before its first step."""
+    config = resolve(START)
+    run = RunFolder.open(out, config)
+    run.begin()
+    check_manifest(config, run, tiny_splits(), torch.device("cpu"), {})
+    run.close()
+    return config
+
+
+def edit(out: Path, changes: dict[str, Any]) -> None:
+    path = out / "config.toml"
+    path.write_text(tomli_w.dumps(merge(read_toml(path), changes)))
+
+
+def resume(out: Path) -> None:
+    RunFolder.open(out, resolve(read_run_config(out)), existing="resume").close()
+
+
+def test_an_edited_option_is_refused_with_its_old_and_new_value(tmp_path: Path):
+    out = tmp_path / "run"
+    config = begun(out)
+    original = (out / "config.toml").read_text()
+    for key in OPTIONS.keys() - {"benchmark", "method", "augment.kind"}:
+        old = value_of(config, key)
+        new = WHICH.get(key) or another(old, OPTIONS[key])
+        edit(out, with_option(key, new))
+        if key in MAY_CHANGE:
+            resume(out)
+        else:
+            with pytest.raises(ConfigError) as caught:
+                resume(out)
+            assert f"{key}: {old!r} -> {new!r}" in caught.value.message
+            assert "--overwrite" in (caught.value.hint or "")
+        (out / "config.toml").write_text(original)
+
+
+def test_a_deleted_option_is_refused_unless_it_had_its_default(tmp_path: Path):
+    begun(tmp_path / "run")
+    path = tmp_path / "run" / "config.toml"
+    tables = dict(reversed(read_toml(path).items()))
+    del tables["seed"]
+    path.write_text("# comments and order do not matter\n" + tomli_w.dumps(tables))
+    resume(tmp_path / "run")
+    del tables["targets"]
+    path.write_text(tomli_w.dumps(tables))
+    with pytest.raises(ConfigError, match=r"targets: \['usps'\] -> None"):
+        resume(tmp_path / "run")
+
+
+def test_the_command_refuses_an_edited_config_and_starts_again_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = photo_run(tmp_path)
+    interrupt(out)
+    weights = (out / "model/model.safetensors").read_bytes()
+    edit(out, {"train": {"epochs": 1, "lr": 0.5}})
+    assert run(["resume", str(out), "--quiet"], debug=False) == 2
+    shown = capsys.readouterr().err
+    assert "train.epochs: 2 -> 1" in shown
+    assert (out / "model/model.safetensors").read_bytes() == weights
+    command = shown.strip().splitlines()[-1].partition("peerdg ")[2].split()
+    assert run([*command, "--quiet"], debug=False) == 0
+    fresh = ["train", "--config", str(out / "config.toml"), "--out", str(tmp_path / "fresh")]
+    assert run([*fresh, "--quiet"], debug=False) == 0
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert (out / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
+
+
+def test_software_that_a_run_continues_with_is_added_to_the_manifest(tmp_path: Path):
+    config = begun(tmp_path / "run")
+    path = tmp_path / "run/manifest.json"
+    manifest = json.loads(path.read_text())
+    (now,) = manifest["software"]
+    for before, after in (([now], [now]), (["peerdg 0.0.9"], ["peerdg 0.0.9", now])):
+        path.write_text(json.dumps({**manifest, "software": before}))
+        opened = RunFolder.open(tmp_path / "run", config, existing="resume")
+        for _ in range(2):
+            check_manifest(config, opened, tiny_splits(), torch.device("cpu"), {})
+        opened.close()
+        assert json.loads(path.read_text())["software"] == after
+
+
+def test_other_inputs_are_refused_by_name(tmp_path: Path):
+    config = begun(tmp_path / "run")
+    opened = RunFolder.open(tmp_path / "run", config, existing="resume")
+    for inputs, name in (
+        ({"network": "0" * 12}, "the network"),
+        ({"weights_sha256": "0" * 64}, "file of initial weights"),
+        ({"added_layers": [{"kind": "style-mixing"}]}, "layers"),
+        ({"models": {"miro.oracle": "0" * 64}}, "miro.oracle"),
+    ):
+        with pytest.raises(ConfigError, match=name) as caught:
+            check_manifest(config, opened, tiny_splits(), torch.device("cpu"), inputs)
+        assert "--overwrite" in (caught.value.hint or "")
+    opened.close()
 
 
 def test_all_differences_are_listed_at_once(started: Path):
@@ -147,8 +248,6 @@ def test_all_differences_are_listed_at_once(started: Path):
 
 
 def test_the_written_config_repeats_the_run(started: Path):
-    from peerdg.run.folder import read_run_config
-
     assert resolve(read_run_config(started)) == resolve(START)
 
 
@@ -192,14 +291,14 @@ def test_one_changed_bit_of_the_data_is_refused_by_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["done", "interrupted"])
-def test_new_data_is_accepted_on_request_and_starts_anew(tmp_path: Path, done: bool):
+def test_new_data_is_accepted_on_request_and_starts_again(tmp_path: Path, done: bool):
     out = tmp_path / "run"
     fit(out)
     if not done:
         (out / "done.json").unlink()
     splits = tiny_splits()
     other = replace(splits, train=changed(splits.train))
-    with pytest.warns(PeerdgWarning, match="data has changed .*: train.*\n.*starts anew"):
+    with pytest.warns(PeerdgWarning, match="data has changed"):
         renewed = fit(out, other, existing="renew")
     fresh = fit(tmp_path / "fresh", other)
     assert renewed.records == fresh.records
@@ -220,42 +319,19 @@ def test_accepting_new_data_goes_on_if_there_is_none(tmp_path: Path):
     assert '"resume"' in (tmp_path / "run/events.jsonl").read_text()
 
 
-def test_another_version_of_torch_goes_on_with_a_warning(tmp_path: Path):
-    fit(tmp_path / "run")
-    (tmp_path / "run/done.json").unlink()
-    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
-    (tmp_path / "run/manifest.json").write_text(json.dumps({**manifest, "torch": "1.0"}))
-    with pytest.warns(PeerdgWarning, match="not bit for bit"):
-        fit(tmp_path / "run")
-    assert "other_version" in (tmp_path / "run/events.jsonl").read_text()
-
-
-def test_another_number_of_threads_goes_on_with_a_warning(tmp_path: Path):
+def test_another_version_or_hardware_continues_with_a_warning(tmp_path: Path):
     out = tmp_path / "run"
     fit(out, threads=1)
-    (out / "done.json").unlink()
-    with pytest.warns(PeerdgWarning, match=r"hardware \(threads: 1 -> 2\).* not bit for bit"):
-        fit(out, threads=2)
-    assert "threads: 1 -> 2" in (out / "events.jsonl").read_text()
-    torch.set_num_threads(1)
-    (out / "done.json").unlink()
-    fit(out, threads=1)  # as at the start: nothing to say
-
-
-@pytest.mark.parametrize(("key", "named"), [("cpu", "instruction set"), ("device", "device")])
-def test_another_instruction_set_or_device_goes_on_with_a_warning(
-    tmp_path: Path, key: str, named: str
-):
-    out = tmp_path / "run"
-    fit(out, threads=1)
-    (out / "done.json").unlink()
-    manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["hardware"]["cpu"] == torch.backends.cpu.get_cpu_capability()
-    manifest["hardware"][key] = "other"
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.warns(PeerdgWarning, match=rf"\({named}: other -> \w+\).* not bit for bit"):
-        fit(out, threads=1)
-    assert "other_version" in (out / "events.jsonl").read_text()
+    original = json.loads((out / "manifest.json").read_text())
+    assert original["hardware"]["instruction set"] == torch.backends.cpu.get_cpu_capability()
+    for name in ("torch", *original["hardware"]):
+        (out / "done.json").unlink()
+        manifest = json.loads(json.dumps(original))
+        (manifest if name == "torch" else manifest["hardware"])[name] = "other"
+        (out / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.warns(PeerdgWarning, match=f"{name} other .* not end bit for bit"):
+            fit(out, threads=1)
+    assert (out / "events.jsonl").read_text().count("other_version") == 4
 
 
 def test_a_run_that_is_done_is_left_as_it_is(tmp_path: Path):
@@ -331,7 +407,7 @@ def test_weights_of_another_network_are_refused(
 
 def test_a_finished_run_is_not_overwritten_by_accident(tmp_path: Path):
     fit(tmp_path / "run")
-    with pytest.raises(OutputError, match="already holds a run"):
+    with pytest.raises(OutputError, match="already holds"):
         peerdg.fit(tiny_splits(), out=tmp_path / "run", model=tiny_classifier())
 
 

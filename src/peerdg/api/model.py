@@ -37,7 +37,7 @@ from peerdg.models.combination import Outputs, Rule
 from peerdg.models.stored import OWN, how_far, load_stored, model_folder
 from peerdg.run.combine import combine as combine_runs
 from peerdg.run.hardware import find_device
-from peerdg.run.known_images import KnownImages, read_known_images
+from peerdg.run.manifest import KnownImages, read_known_images
 from peerdg.terminal import visible
 
 _FEW = 5  # class names that are shown

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from peerdg.files import open_for_append, writing
+from peerdg.files import writing
 from peerdg.methods.registry import loaded_plugin
 
 # -P: a file in the current folder is not imported in place of a package.
@@ -165,4 +165,4 @@ def _open_log(log: Path | None) -> int | IO[bytes]:
         return subprocess.DEVNULL
     with writing(log):
         log.parent.mkdir(parents=True, exist_ok=True)
-        return open_for_append(log)
+        return log.open("ab")

@@ -26,19 +26,16 @@ from peerdg.benches.variants import LEVELS
 from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, RunInUseError
 from peerdg.files import (
     TEMPORARY,
-    refuse_entry,
-    refuse_hard_link,
+    refuse_links,
     remove,
     replace_atomically,
-    require_real_folder,
     writing,
 )
 from peerdg.models.description import read_description
 from peerdg.options import read_toml
 from peerdg.run.config import refuse_difference, resolve
-from peerdg.run.folder import RunFolder, read_run_config
-from peerdg.run.lock import LOCK, OWNER, FolderLock
-from peerdg.run.stored_manifest import read_manifest, refuse_edited_config
+from peerdg.run.folder import LOCK, OWNER, FolderLock, RunFolder, read_run_config
+from peerdg.run.manifest import refuse_edited_config
 from peerdg.schema import conform
 
 if TYPE_CHECKING:  # it needs numpy, and the help of a command does not
@@ -249,7 +246,6 @@ class BenchFolder:
 
     def _is_combined(self, folder: Path, runs: Sequence[PlannedRun]) -> bool:
         try:
-            require_real_folder(folder)
             about = read_description(folder / _DESCRIPTION)
             models = [
                 read_description(self.run_folder(run) / "model" / _DESCRIPTION) for run in runs
@@ -263,11 +259,8 @@ class BenchFolder:
 
     def _refuse_links(self) -> None:
         with writing(self.path):  # its name may be too long even to look at it
-            for name in (*_OURS, self.options_file.name):
-                refuse_entry(self.path / name)
-            refuse_hard_link(self._lock.file)
-            for folder in (self.runs, self.combined, self.logs):
-                require_real_folder(folder)
+            if self.holds_bench:
+                refuse_links(self.path)
 
     def _require_bench_or_nothing(self) -> None:
         with writing(self.path):
@@ -317,13 +310,11 @@ class BenchFolder:
         folder = RunFolder(self.run_folder(run))
         if not folder.holds_run:
             return
-        stored = read_run_config(folder.path)
-        config = resolve(stored)
-        started = read_manifest(folder.manifest_file)
+        config = resolve(read_run_config(folder.path))
         try:
             refuse_difference(config, run.config)
-            if started is not None:
-                refuse_edited_config(started, stored, config, file=folder.config_file)
+            if folder.manifest is not None:
+                refuse_edited_config(folder.manifest, config, file=folder.config_file)
         except ConfigError as error:
             raise ConfigError(
                 f"{folder.path} is not the run of this bench. {error.message}",

@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
 from peerdg.files import (
+    refuse_links,
     replace_atomically,
-    require_own_files,
     sha256,
-    usual_mode,
 )
 from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
@@ -212,7 +211,7 @@ def model_folder(path: Path) -> Path:
         DamagedError: If the folder holds a link, pipe or device.
     """
     if any(os.path.lexists(path / part) for part in ("model", DESCRIPTION)):
-        require_own_files(path)
+        refuse_links(path)
     return path / "model" if (path / "model").is_dir() else path
 
 
@@ -380,8 +379,10 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         taken = {other.data_ptr() for other in ready.values()}
         ready[name] = plain.clone() if plain.data_ptr() in taken else plain
     try:
-        with usual_mode(path):
-            save_file(ready, path)
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(ready, path)
+        path.chmod(mode)  # safetensors makes files that no other user may read
     except SafetensorError as error:
         raise OutputError(
             f"Cannot write {path.parent}: {error}.",

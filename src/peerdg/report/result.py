@@ -34,8 +34,8 @@ from peerdg.models.names import OWN, may_have_batch_norm
 from peerdg.options import dotted, to_dict
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.run.folder import Status
-from peerdg.run.json_lines import NOTHING_LEARNT
-from peerdg.run.stored_manifest import Inputs
+from peerdg.run.manifest import Inputs
+from peerdg.run.records import NOTHING_LEARNT
 
 # Options in which runs of one variant may differ: their seed, the name they were called by, and
 # what does not decide the result. Batch statistics have one only in some networks, see

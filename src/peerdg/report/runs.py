@@ -17,8 +17,8 @@ from peerdg.models.names import is_weights_file
 from peerdg.report.result import RunResult
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.run.folder import RunFolder, read_run_config
-from peerdg.run.json_lines import NOTHING_LEARNT, check_event, check_metric
-from peerdg.run.stored_manifest import Inputs, read_inputs, read_manifest
+from peerdg.run.manifest import Inputs, read_inputs, read_manifest
+from peerdg.run.records import NOTHING_LEARNT
 from peerdg.schema import LARGEST, conform, read_stored, within
 from peerdg.terminal import visible
 
@@ -222,10 +222,9 @@ def _folder_name(config: Mapping[str, Any]) -> str | None:
 def _read_fingerprints(manifest: Path) -> dict[str, str]:
     """Read the fingerprint of each part of the data; a damaged file does not lose the rest."""
     try:
-        started = read_manifest(manifest)
+        return read_manifest(manifest).data
     except DamagedError:
         return {}
-    return started.data if started else {}
 
 
 def _read_profile(path: Path) -> dict[str, Any] | None:
@@ -315,10 +314,6 @@ def load_runs(path: Path) -> list[RunResult]:
 
 def _loaded(saved: _Saved, path: Path) -> RunResult:
     _check_options(saved.config, path)
-    for record in saved.records:
-        check_metric(record)
-    for event in saved.events:
-        check_event(event)
     _require_equal_evaluations(saved.records, path)
     return RunResult(
         path=Path(saved.name),

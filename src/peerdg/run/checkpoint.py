@@ -1,109 +1,50 @@
-"""A checkpoint is a folder without pickle, whole or absent, and every damage to it is noticed.
+"""Checkpoints: the state of a run as a folder without pickle, complete or absent.
 
 Files of `checkpoint/1000004000020/`, named by phase, epoch and step:
 
-* `tensors.safetensors`: weights, optimizer, sums of the current epoch
+* `tensors.safetensors`: weights, optimizer state, sums of the current epoch
 * `state.json`: position, optimizer options, length of the records
-* `MANIFEST.json`: size and SHA-256 of both; written last
+* `MANIFEST.json`: SHA-256 of both
 
-Images that a method added to the training pool are in `checkpoint/pool/`; `state.json` names them.
+Images that a method added to the training pool are in `checkpoint/pool/`, one file per addition,
+named by its content. `state.json` lists them in order.
 """
 
 import contextlib
 import json
-import re
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from safetensors import SafetensorError
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from peerdg.errors import DamagedError
-from peerdg.files import (
-    TEMPORARY,
-    remove,
-    replace_atomically,
-    require_real_folder,
-    sha256,
-    writing,
-)
+from peerdg.files import TEMPORARY, read_json, reading, remove, replace_atomically, sha256, writing
 from peerdg.methods.pool import PoolImages
 from peerdg.models.stored import save_tensors
-from peerdg.run.pool_files import POOL, load_addition, remove_unnamed
-from peerdg.schema import conform, read_json, within
+from peerdg.run.folder import RunFolder
+from peerdg.stages import stage
+from peerdg.train.state import TrainState
 
-TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "MANIFEST.json"
+FORMAT = 1
+TENSORS, STATE, MANIFEST, POOL = "tensors.safetensors", "state.json", "MANIFEST.json", "pool"
 KEEP = 2
 PHASES = ("pretrain", "train")
 
 
 @dataclass(frozen=True)
-class _File:
-    """A line of `MANIFEST.json`."""
-
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Position:
-    """`state.json`: where the run was; `peerdg.train.state.TrainState` explains each of them."""
-
-    phase: Literal["pretrain", "train"]
-    terms: list[str]
-    optimizers: dict[str, list[dict[str, Any]]] | None = None
-    optimizer_groups: list[dict[str, Any]] | None = None  # versions without named optimizers
-    epoch: int = within(at_least=0, at_most=10**6)
-    step: int = within(at_least=0, at_most=10**6)
-    metrics_bytes: int = within(at_least=0)
-    evaluated: bool = True  # versions without the key never stopped inside an evaluation
-    pool: list[str] | None = None  # digests of added images; not in versions without a pool
-    followed: dict[str, Any] | None = None
-    run: str | None = None  # `stored_manifest.run_identity`; the first versions did not write it
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds, read and verified."""
+    """The content of a checkpoint, read and verified."""
 
     path: Path
     tensors: dict[str, Tensor]
     state: dict[str, Any]
     additions: tuple[PoolImages, ...] = ()
-
-
-def save_checkpoint(
-    folder: Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]
-) -> None:
-    """Write checkpoint `number`, then remove all but the newest `KEEP`, and what only they named.
-
-    Images of the pool that `state` names have to be there already.
-
-    Raises:
-        DamagedError: If `folder` has become a link: nothing is written or removed through it.
-        OutputError: If it cannot be written.
-    """
-    require_real_folder(folder)
-    path = folder / checkpoint_name(number)
-    if path.exists():
-        with contextlib.suppress(DamagedError):  # then it is written again
-            load_checkpoint(path)
-            return  # equal numbers mean equal states, up to an evaluation that is done again
-    write_checkpoint(path, tensors, state)
-    require_real_folder(folder)  # again: writing takes long, and removing must not go elsewhere
-    for old in checkpoints(folder)[:-KEEP]:
-        # Renamed first: a kill must not leave half a checkpoint under its name.
-        gone = old.with_name(f"{TEMPORARY}{old.name}")
-        with writing(old):
-            old.rename(gone)
-        remove(gone)
-    try:
-        named = {digest for path in checkpoints(folder) for digest in _named_images(path)}
-    except DamagedError:  # unknown which images a damaged checkpoint needs: keep all
-        return
-    remove_unnamed(folder, named)
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -116,20 +57,34 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, An
         temporary.mkdir()
         save_tensors(temporary / TENSORS, tensors)
         (temporary / STATE).write_text(json.dumps(state), "utf-8")
-        manifest = {name: _describe(temporary / name) for name in (TENSORS, STATE)}
-        (temporary / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+        digests = {name: sha256(temporary / name) for name in (TENSORS, STATE)}
+        (temporary / MANIFEST).write_text(json.dumps({"format": FORMAT, **digests}), "utf-8")
 
 
-def checkpoint_name(number: int) -> str:
-    """The name of a checkpoint's folder."""
-    return f"{number:013d}"
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint folder.
+
+    Raises:
+        DamagedError: If a file is missing or does not match its checksum.
+    """
+    with reading(path):
+        manifest = read_json(path / MANIFEST, format=FORMAT)
+        for name in (TENSORS, STATE):
+            if sha256(path / name) != manifest[name]:
+                raise DamagedError(f"{path / name} is not what was saved.")
+        state = read_json(path / STATE)
+        additions = tuple(_load_addition(path.parent, name) for name in state.get(POOL, ()))
+        return Checkpoint(path, load_file(path / TENSORS), state, additions)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest undamaged checkpoint, and a sentence about each damaged one passed over.
+    """Load the newest undamaged checkpoint.
+
+    Returns:
+        The checkpoint, or None if there is none, and a sentence about each damaged one.
 
     Raises:
-        DamagedError: If there are checkpoints, but not one is whole.
+        DamagedError: If there are checkpoints, but all are damaged.
     """
     problems: list[str] = []
     paths = checkpoints(folder)
@@ -141,62 +96,234 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     if paths:
         raise DamagedError(
             f"No checkpoint in {folder} can be used: " + " ".join(problems),
-            hint="Restore the folder from a backup, or start anew with --overwrite.",
+            hint="Restore the folder from a backup, or start again with --overwrite.",
         )
     return None, problems
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint folder.
+def save_checkpoint(
+    folder: Path, number: int, tensors: dict[str, Tensor], state: dict[str, Any]
+) -> None:
+    """Write checkpoint `number`, then remove all but the newest `KEEP`, and their pool images.
+
+    Images of the pool that `state` names must already be there.
 
     Raises:
-        DamagedError: If a file is missing, or does not match its checksum or type.
+        OutputError: If it cannot be written.
     """
-    try:
-        manifest = conform(dict[str, _File], read_json(path / MANIFEST), path / MANIFEST)
-        for name in (TENSORS, STATE):
-            if name not in manifest or _describe(path / name) != asdict(manifest[name]):
-                raise DamagedError(f"{path / name} is not what was saved.")
-        tensors, state = load_file(path / TENSORS), read_json(path / STATE)
-        additions = tuple(load_addition(path.parent, digest) for digest in _named_images(path))
-        return Checkpoint(path=path, tensors=tensors, state=state, additions=additions)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise DamagedError(f"Checkpoint {path} is damaged: {error}.") from error
-
-
-@dataclass(frozen=True)
-class _Named:
-    """What is needed of `state.json` to find images of the pool."""
-
-    pool: list[str] | None = None
-
-
-def _named_images(path: Path) -> list[str]:
-    """Digests of the pool's images that a checkpoint names, in order."""
-    return conform(_Named, read_json(path / STATE), path / STATE).pool or []
+    path = folder / f"{number:013d}"
+    if path.exists():
+        with contextlib.suppress(DamagedError):  # then it is written again
+            load_checkpoint(path)
+            return  # equal numbers mean equal states, up to an evaluation that is repeated
+    write_checkpoint(path, tensors, state)
+    for old in checkpoints(folder)[:-KEEP]:
+        # Rename first: a kill must not leave half a checkpoint under its name.
+        gone = old.with_name(f"{TEMPORARY}{old.name}")
+        with writing(old):
+            old.rename(gone)
+        remove(gone)
+    with contextlib.suppress(DamagedError):  # which images a damaged one needs is unknown: keep all
+        states = [read_json(path / STATE) for path in checkpoints(folder)]
+        named = {digest for state in states for digest in state.get(POOL, ())}
+        for file in (folder / POOL).glob("*.safetensors"):
+            if file.stem not in named:
+                remove(file)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoint folders, oldest first; temporary ones do not count."""
+    """List complete checkpoint folders, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name.isdecimal())
 
 
-# Of `replace_atomically`, of a checkpoint about to be removed, and of safetensors itself.
-_LEFTOVER = re.compile(
-    rf"{re.escape(TEMPORARY)}(.+-\d+-[0-9a-f]{{8}}(-former)?|\d{{13}}|probe-\d+)|\.tmp\w{{6}}"
-)
+def remove_leftovers(run: Path) -> None:
+    """Remove temporary files and folders of a killed process."""
+    for name in ("", "checkpoint", f"checkpoint/{POOL}", "model", "snapshots"):
+        for path in (run / name).glob(".tmp*"):  # safetensors has its own, without our dash
+            remove(path)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process had begun to write, and nothing else of that kind of name."""
-    names = ("checkpoint", f"checkpoint/{POOL}", "model", "snapshots")
-    for place in (folder, *(folder / name for name in names)):
-        for path in place.iterdir() if place.is_dir() else ():
-            if _LEFTOVER.fullmatch(path.name):
-                remove(path)
+def _pool_file(folder: Path, digest: str) -> Path:
+    return folder / POOL / f"{digest}.safetensors"
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+def _load_addition(folder: Path, digest: str) -> PoolImages:
+    path = _pool_file(folder, digest)
+    with reading(path):
+        tensors = load_file(path)
+        addition = PoolImages(tensors["images"], tensors["labels"])
+    if addition.digest != digest:
+        raise DamagedError(f"The pool's images {path} are not what was saved.")
+    return addition
+
+
+class Background:
+    """One thread that writes while training continues, and reports failures."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._running: Future[None] | None = None
+
+    def start(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Start `work` once the previous work is done. Raises what that raised."""
+        self.wait()
+        self._running = self._executor.submit(work, *arguments)
+
+    def wait(self) -> None:
+        """Wait for the running work, if any. Raises what it raised."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def close(self) -> None:
+        """Wait for the last work and end the thread. Raises what the work raised."""
+        try:
+            self.wait()
+        finally:
+            self._executor.shutdown()
+
+
+class Checkpointer:
+    """Saves the states of a run, and restores the newest.
+
+    Args:
+        run: Run folder, held by this process.
+        minutes: Longest time between two checkpoints.
+
+    Attributes:
+        problems: Sentences about damaged checkpoints and lost records.
+    """
+
+    def __init__(self, run: RunFolder, *, minutes: float) -> None:
+        self.run = run
+        self.seconds = minutes * 60
+        self._saved_at = time.monotonic()
+        self._background = Background()
+        self._copies: dict[str, Tensor] = {}
+        remove_leftovers(run.path)
+        self._pending, damaged = load_newest(run.checkpoints)
+        self.problems = [f"{problem} The one before it is used." for problem in damaged]
+        additions = () if self._pending is None else self._pending.additions
+        self._stored = {addition.digest for addition in additions}
+        self._cut_records(self._pending)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is a state to continue from."""
+        return self._pending is not None
+
+    @property
+    def position(self) -> str:
+        """Where the run continues, for a person."""
+        if self._pending is None:
+            return "at the start"
+        state = self._pending.state
+        phase = "pre-training" if state["phase"] == "pretrain" else "training"
+        if state["step"]:
+            return f"in {phase}, epoch {state['epoch'] + 1}, after step {state['step']}"
+        return f"in {phase}, after epoch {state['epoch']}"
+
+    def is_past(self, phase: str) -> bool:
+        """Whether the run to be resumed has finished `phase`."""
+        if self._pending is None:
+            return False
+        return PHASES.index(self._pending.state["phase"]) > PHASES.index(phase)
+
+    def restore(self, state: TrainState) -> None:
+        """Restore `state` from the newest checkpoint, if that is of the same phase."""
+        if self._pending is not None and self._pending.state["phase"] == state.phase:
+            pending, self._pending = self._pending, None
+            state.restore(pending.tensors, pending.state, pending.additions)
+            # Records were lost: evaluate again if the weights are still those of the evaluation.
+            if self._lost_records:
+                state.evaluated = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the interval has passed since the last checkpoint."""
+        return time.monotonic() - self._saved_at >= self.seconds
+
+    @stage("checkpoint")
+    def save(self, state: TrainState, *, wait: bool = False) -> None:
+        """Copy the state and write the copy while training continues.
+
+        Args:
+            state: State to save.
+            wait: Return only when it is on disk.
+
+        Raises:
+            OutputError: If this checkpoint (with `wait`) or the one before could not be written.
+        """
+        plain = {**state.plain(), "metrics_bytes": self.run.metrics.size()}
+        self._background.wait()
+        self._copy(state.tensors())
+        self._background.start(self._write, _number(state), self._copies, plain, state.additions)
+        self._saved_at = time.monotonic()
+        if wait:
+            self._background.wait()
+
+    def close(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            OutputError: If the last checkpoint could not be written.
+        """
+        self._background.close()
+
+    def _copy(self, tensors: dict[str, Tensor]) -> None:
+        """Copy into the memory of the last checkpoint's copies, which are on disk by now."""
+        last, self._copies = self._copies, {}
+        for name, tensor in tensors.items():
+            copy = last.get(name)
+            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            self._copies[name] = copy.copy_(tensor.detach())
+
+    def _write(
+        self,
+        number: int,
+        tensors: dict[str, Tensor],
+        plain: dict[str, Any],
+        additions: tuple[PoolImages, ...],
+    ) -> None:
+        for addition in additions:  # before the checkpoint that names them
+            path = _pool_file(self.run.checkpoints, addition.digest)
+            if addition.digest not in self._stored or not path.exists():
+                with replace_atomically(path) as file:
+                    save_tensors(file, {"images": addition.images, "labels": addition.labels})
+                self._stored.add(addition.digest)
+        self.run.metrics.sync()  # before the checkpoint, which has the length of the records
+        save_checkpoint(self.run.checkpoints, number, tensors, plain)
+
+    def _cut_records(self, checkpoint: Checkpoint | None) -> None:
+        """Drop records newer than the checkpoint. They will be written again, and equal."""
+        expected = checkpoint.state["metrics_bytes"] if checkpoint else 0
+        metrics = self.run.metrics
+        self.run.events.cut()
+        metrics.cut(expected)
+        self._lost_records = metrics.size() < expected
+        if not self._lost_records:
+            return
+        self.problems.append(
+            f"{metrics.path} is damaged: {metrics.size()} of {expected} bytes can be read. The "
+            "weights are not affected, but the records after this point are lost."
+        )
+        records = metrics.read()
+        if records and records[-1]["kind"] == "evaluation":  # its other records may be lost
+            last = _position(records[-1])
+            metrics.cut(metrics.size_before(lambda record: _position(record) == last))
+
+
+def _position(record: dict[str, Any]) -> tuple[Any, ...]:
+    return record["kind"], record["phase"], record["epoch"]
+
+
+def _number(state: TrainState) -> int:
+    """Order checkpoints by phase, epoch and step.
+
+    Equal numbers mean equal states, up to an evaluation between two epochs: a state that was saved
+    before it evaluates when it is resumed, and is then the state that was saved after it.
+    """
+    return (PHASES.index(state.phase) * 10**6 + state.epoch) * 10**6 + state.step

@@ -21,8 +21,8 @@ from peerdg.rng import seeded
 from peerdg.run.build import evaluated_domains
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
-from peerdg.run.json_lines import NOTHING_LEARNT
 from peerdg.run.plan import method_of, phases_of
+from peerdg.run.records import NOTHING_LEARNT
 from peerdg.terminal import one_line
 from peerdg.train.loop import Phase, evaluation_epochs
 from peerdg.train.optim import make_optimizers

@@ -15,7 +15,7 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.combination import MOST_MEMBERS
 from peerdg.models.description import is_ensemble, read_description
 from peerdg.models.stored import DESCRIPTION, how_far, load_stored, model_folder
-from peerdg.run.stored_manifest import read_inputs
+from peerdg.run.manifest import read_inputs
 from peerdg.terminal import storable
 
 

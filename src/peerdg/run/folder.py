@@ -2,57 +2,125 @@
 
     config.toml      everything that decides the run; `peerdg train --config` repeats it
     manifest.json    what it was started with: options, versions, data fingerprints, command
-    files.json       the hash of every image file
-    images.json      a hash of the pixels of every image that was learnt from or validated on
+    files.json       hashes of every image file, and of the pixels of the source's images
     metrics.jsonl    losses, policies, accuracies; equal to the last bit in a repeated run
     events.jsonl     starts, stops, seconds, failures
     checkpoint/      the newest two states, to resume from, and images that a method made (pool/)
-    snapshots/       the proxy's weights at each evaluation, if asked for
+    snapshots/       the trained network's weights at each evaluation, if asked for
     model/           the deployed model
     profile.json     where the time went, if asked for
     done.json        the run is complete; or failure.json, why it is not
 
-Its status is computed, never stored: lock held means running, `done.json` means done, anything
+The status is computed, never stored: lock held means running, `done.json` means done, anything
 else can be resumed.
 """
 
 import contextlib
 import os
 import shutil
+import socket
+import time
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from peerdg.errors import ConfigError, DamagedError, OutputError
+from filelock import FileLock, Timeout
+
+from peerdg.errors import ConfigError, DamagedError, OutputError, RunInUseError
 from peerdg.files import (
     TEMPORARY,
-    refuse_entry,
-    refuse_hard_link,
+    read_json,
+    reading,
+    refuse_links,
     remove,
     replace_atomically,
-    require_own_files,
+    write_json,
     writing,
 )
 from peerdg.options import read_toml
 from peerdg.run.config import RunConfig, refuse_difference, resolve
-from peerdg.run.json_lines import JsonLines, check_event, check_metric
-from peerdg.run.lock import LOCK, OWNER, FolderLock
-from peerdg.run.stored_manifest import read_manifest, refuse_edited_config
+from peerdg.run.manifest import Manifest, read_manifest, refuse_edited_config
+from peerdg.run.records import JsonLines
 
 Existing = Literal["refuse", "resume", "renew", "overwrite"]
-"""What becomes of a run that is there: `"renew"` resumes it, or replaces it if its data changed."""
+"""What happens to an existing run: `"renew"` resumes it, or restarts it if its data changed."""
 
 Status = Literal["running", "done", "failed", "resumable"]
 
-# In a folder without a run: temporary files are of a process killed at its start, or of one that
-# just asks.
-_OURS = (f"run{LOCK}", f"run{OWNER}", TEMPORARY)
+LOCK, OWNER = ".lock", ".owner.json"
+
+
+class FolderLock:
+    """A file lock that keeps other processes out of a folder, with a note who holds it.
+
+    The system releases it when its process ends.
+
+    Args:
+        folder: Folder to protect.
+        name: Stem of the lock file, `NAME.lock`, and of the note, `NAME.owner.json`.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.file = folder / f"{name}{LOCK}"
+        self._owner = folder / f"{name}{OWNER}"
+        self._lock = FileLock(self.file, timeout=0)
+
+    def acquire(self) -> None:
+        """Take the lock and note who has it.
+
+        Raises:
+            RunInUseError: If another process holds it, with the id of that process.
+        """
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise RunInUseError(
+                f"{self.folder} is in use{self._describe_owner()}.",
+                hint="Wait for it to finish, stop it, or choose another --out folder.",
+            ) from error
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%F %T")}
+        write_json(self._owner, owner)
+
+    def release(self, *, keep_file: bool = True) -> None:
+        """Release the lock.
+
+        Args:
+            keep_file: Leave the lock file, because other processes may wait for it.
+        """
+        self._owner.unlink(missing_ok=True)
+        if not keep_file:
+            remove(self.file)  # while it is held: after the release it may belong to another
+        self._lock.release()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process holds it, this one included."""
+        if not self.file.exists():
+            return False
+        probe = FileLock(self.file, timeout=0)
+        try:
+            probe.acquire()
+        except (Timeout, OSError):
+            return True
+        probe.release()
+        return False
+
+    def _describe_owner(self) -> str:
+        # The owner writes its note right after taking the lock. Give it a moment.
+        for _ in range(10):
+            with contextlib.suppress(DamagedError), reading(self._owner):
+                owner = read_json(self._owner)
+                return f" by process {owner['pid']} on {owner['host']} since {owner['since']}"
+            time.sleep(0.05)
+        return ""
 
 
 class RunFolder:
     """A run folder, held by this process until `close`.
 
-    Use `RunFolder.open` to take it; the constructor alone only names its parts for reading.
+    Use `RunFolder.open` to lock it. The constructor alone only names its parts for reading.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,33 +128,31 @@ class RunFolder:
         self.config_file = path / "config.toml"
         self.manifest_file = path / "manifest.json"
         self.files_file = path / "files.json"
-        self.images_file = path / "images.json"
         self.checkpoints = path / "checkpoint"
         self.snapshots = path / "snapshots"
         self.model = path / "model"
         self.done_file = path / "done.json"
         self.failure_file = path / "failure.json"
         self.profile_file = path / "profile.json"
-        self.metrics = JsonLines(path / "metrics.jsonl", check_metric)
-        self.events = JsonLines(path / "events.jsonl", check_event)
+        self.metrics = JsonLines(path / "metrics.jsonl", "kind", "phase", "epoch")
+        self.events = JsonLines(path / "events.jsonl", "event")
         self._lock = FolderLock(path, "run")
+        self._manifest: Manifest | None = None
         self._config: RunConfig | None = None  # to be written by `begin`; None once it is
         self._renewal: RunConfig | None = None  # for `renew`, if that was allowed
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
-        """Take the folder for a run with `config`.
+        """Lock the folder for a run with `config`.
 
         Raises:
             OutputError: If it cannot be written, or holds a run and `existing` is `"refuse"`.
-            RunInUseError: If another process is training in it.
+            RunInUseError: If another process trains in it.
             ConfigError: If it is to be resumed with other options.
-            DamagedError: If it holds a link, pipe or device, a record with a second name, or its
-                manifest is damaged.
+            DamagedError: If it holds a symbolic link, or its manifest is damaged.
         """
-        config.toml()  # what it cannot hold is refused before the folder is made
+        config.toml()  # refuses values that the file cannot hold, before the folder is made
         run = cls(path)
-        run._refuse_links()
         run._create()
         run._lock.acquire()
         try:
@@ -97,7 +163,7 @@ class RunFolder:
         return run
 
     def begin(self) -> None:
-        """Start the run, now that everything it needs was found; an old one makes room for it."""
+        """Start a new run, after everything it needs was found. An old one is removed."""
         if self._config is None:
             return
         self._clear()
@@ -111,13 +177,13 @@ class RunFolder:
         return self._config is not None
 
     def change_config(self, config: RunConfig) -> None:
-        """Start a new run with `config` in place of the one that the folder was opened with."""
+        """Start the new run with `config` instead of the one that the folder was opened with."""
         if self._config is None:
             raise RuntimeError("The run was already started.")
         self._config = config
 
     def renew(self) -> bool:
-        """Start anew because the data has changed, if the folder was opened for that."""
+        """Start again because the data has changed, if the folder was opened for that."""
         self._config, self._renewal = self._renewal, None
         if self._config is None:
             return False
@@ -126,17 +192,37 @@ class RunFolder:
 
     @property
     def may_renew(self) -> bool:
-        """Whether a change of the data starts the run anew."""
+        """Whether a change of the data starts the run again."""
         return self._renewal is not None
 
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest, read once. None if there is none yet.
+
+        Raises:
+            DamagedError: If it cannot be read.
+        """
+        if self._manifest is None and self.manifest_file.exists():
+            self._manifest = read_manifest(self.manifest_file)
+        return self._manifest
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write the manifest."""
+        write_json(self.manifest_file, asdict(manifest))
+        self._manifest = manifest
+
+    def update_manifest(self, **values: Any) -> None:
+        """Change values of the manifest, such as the networks that only the method can name."""
+        if self.manifest is not None and (new := replace(self.manifest, **values)) != self.manifest:
+            self.write_manifest(new)
+
     def close(self) -> None:
-        """Let other processes have it; a folder in which nothing was begun is left as found."""
+        """Release the lock. A folder in which no run was started is removed again."""
         keep = self.holds_run
         self._lock.release(keep_file=keep)
-        if keep:
-            return
-        with contextlib.suppress(OSError):  # it was there before, with something in it
-            self.path.rmdir()
+        if not keep:
+            with contextlib.suppress(OSError):  # the folder existed before, with something in it
+                self.path.rmdir()
 
     @property
     def holds_run(self) -> bool:
@@ -149,7 +235,7 @@ class RunFolder:
         return self.done_file.exists() and self._config is None
 
     def status(self) -> Status:
-        """The status of the run, from the folder's files."""
+        """Compute the status of the run from the folder's files."""
         if self.done:
             return "done"
         if self._lock.is_held:
@@ -157,12 +243,12 @@ class RunFolder:
         return "failed" if self.failure_file.exists() else "resumable"
 
     def event(self, kind: str, **values: Any) -> None:
-        """Record something that happened, with the time."""
+        """Record an event with the time."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self.events.append({"event": kind, "time": now, **values})
 
     def check_space(self, needed: int) -> None:
-        """Refuse to start what cannot be saved.
+        """Refuse to start a run that cannot be saved.
 
         Raises:
             OutputError: If fewer than `needed` bytes are free.
@@ -174,36 +260,27 @@ class RunFolder:
                 hint="Free some space, or choose a folder on another disk with --out.",
             )
 
-    def _refuse_links(self) -> None:
-        """Before anything is written; in a folder that holds no run only what would be ours."""
-        with writing(self.path):  # its name may be too long even to look at it
-            if self.holds_run:
-                require_own_files(self.path)
-            elif self.path.is_dir():
-                for part in self.path.iterdir():
-                    if part.name.startswith(_OURS):
-                        refuse_entry(part)
-            for written_in_place in (self.metrics.path, self.events.path, self._lock.file):
-                refuse_hard_link(written_in_place)
-
     def _create(self) -> None:
-        with writing(self.path):
+        with writing(self.path):  # the name may be too long even to look at it
             if self.path.exists() and not self.path.is_dir():
                 raise OutputError(
                     f"{self.path} is a file, not a folder.", hint="Choose another name with --out."
                 )
             self.path.mkdir(parents=True, exist_ok=True)
-            # Root may write where the mode forbids it; a probe is the only honest test.
+            if not self.holds_run:
+                self._require_empty()
+            refuse_links(self.path)
+            # Root may write where the mode forbids it. Only a probe shows whether writing works.
             probe = self.path / f"{TEMPORARY}probe-{os.getpid()}"
             probe.touch()
-            probe.unlink(missing_ok=True)  # the run that holds the folder may have tidied it up
+            probe.unlink(missing_ok=True)  # the process that holds the folder may have removed it
 
     def _prepare(self, config: RunConfig, existing: Existing) -> None:
         if not self.holds_run:
             self._require_empty()
         elif existing == "refuse":
             raise OutputError(
-                f"{self.path} already holds a run ({self._progress()}).",
+                f"{self.path} already holds {'a finished' if self.done else 'an unfinished'} run.",
                 hint="Continue it with --resume, replace it with --overwrite, or change --out.",
             )
         elif existing == "overwrite":
@@ -215,21 +292,19 @@ class RunFolder:
         self._config = config
 
     def _refuse_other_options(self, config: RunConfig) -> None:
-        stored = read_toml(self.config_file)
-        complete = resolve(stored)
-        started = read_manifest(self.manifest_file)
-        if started is not None:
-            refuse_edited_config(started, stored, complete, file=self.config_file)
+        stored = resolve(read_toml(self.config_file))
+        if self.manifest is not None:
+            refuse_edited_config(self.manifest, stored, file=self.config_file)
         elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             raise DamagedError(
                 f"{self.manifest_file} is missing: the options of the run are unknown.",
-                hint="Restore it, or start anew with --overwrite.",
+                hint="Restore it, or start again with --overwrite.",
             )
-        refuse_difference(complete, config)
+        refuse_difference(stored, config)
 
     def _require_own_run(self) -> None:
-        """Replace only what peerdg made: other programs have a config.toml, too."""
-        if any(os.path.lexists(file) for file in (self.manifest_file, self.events.path)):
+        """Replace only a folder that peerdg made: other programs have a config.toml, too."""
+        if self.manifest_file.exists() or self.events.path.exists():
             return
         with contextlib.suppress(ConfigError):
             if {"benchmark", "method"} <= read_toml(self.config_file).keys():
@@ -240,39 +315,37 @@ class RunFolder:
         )
 
     def _require_empty(self) -> None:
-        foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(_OURS)]
+        # Temporary files belong to a process that was killed, or that just probes the folder.
+        own = (f"run{LOCK}", f"run{OWNER}", TEMPORARY)
+        foreign = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(own))
         if foreign:
             raise OutputError(
-                f"{self.path} is not empty and holds no run (it has '{sorted(foreign)[0]}').",
+                f"{self.path} is not empty and holds no run (it has '{foreign[0]}').",
                 hint="Choose a new or empty folder with --out.",
             )
 
     def _clear(self) -> None:
-        for part in (
-            self.done_file, self.failure_file, self.metrics.path, self.events.path,
-            self.checkpoints, self.snapshots, self.model, self.manifest_file, self.files_file,
-            self.images_file,
-            self.profile_file, self.path / "report.md",
-        ):  # fmt: skip
-            remove(part)
-        remove(self.config_file)  # last: until here the folder is still recognised as a run
-
-    def _progress(self) -> str:
-        return "finished" if self.done else "unfinished"
+        # The config last: until then the folder is still recognized as a run.
+        for path in (
+            *(self.done_file, self.failure_file, self.profile_file, self.path / "report.md"),
+            *(self.metrics.path, self.events.path, self.checkpoints, self.snapshots, self.model),
+            *(self.manifest_file, self.files_file, self.config_file),
+        ):
+            remove(path)
+        self._manifest = None
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """The options a run was started with.
+    """Read the options that a run was started with.
 
     Raises:
         ConfigError: If `path` is not a run folder, or its config is not one.
-        DamagedError: If it holds a link, pipe or device.
+        DamagedError: If it holds a symbolic link.
     """
-    if os.path.lexists(path / "config.toml"):
-        require_own_files(path)
     if not (path / "config.toml").is_file():
         raise ConfigError(
             f"{path} is not a run folder: it has no config.toml.",
-            hint="Give the folder that `peerdg train --out` made; `peerdg runs` lists them.",
+            hint="Give the folder that `peerdg train --out` made. `peerdg runs` lists them.",
         )
+    refuse_links(path)
     return read_toml(path / "config.toml")

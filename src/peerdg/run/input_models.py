@@ -4,7 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.errors import DataError, PeerdgWarning
 from peerdg.files import sha256
 from peerdg.methods.registry import model_options_of
 from peerdg.models.backbones import build_classifier
@@ -14,9 +14,6 @@ from peerdg.models.names import BACKBONES, TIMM
 from peerdg.models.stored import DESCRIPTION, how_far, load_stored, model_folder
 from peerdg.models.weights import initialise, weights_file
 from peerdg.run.config import RunConfig
-from peerdg.run.folder import RunFolder
-from peerdg.run.stored_manifest import read_manifest
-from peerdg.terminal import visible
 
 PUBLISHED = "imagenet"  # the weights of a network that is given by its name
 
@@ -39,7 +36,7 @@ def input_models_record(config: RunConfig) -> dict[str, Any]:
         if _is_published(value):
             file = weights_file(value, PUBLISHED)
             assert file is not None  # noqa: S101  (None is for no weights)
-            models[option] = sha256(file, follow_links=True)
+            models[option] = sha256(file)
         else:
             folder = model_folder(Path(value))
             if not (folder / DESCRIPTION).exists():
@@ -52,23 +49,6 @@ def input_models_record(config: RunConfig) -> dict[str, Any]:
             models[option] = about["weights_sha256"]
             is_oracle |= bool(about["training"].get("oracle"))
     return {**({"models": models} if models else {}), **({"oracle": True} if is_oracle else {})}
-
-
-def require_same_input_models(run: RunFolder, now: dict[str, str]) -> None:
-    """Refuse to resume a run whose input models have other weights now.
-
-    Raises:
-        ConfigError: If one of them has changed since.
-    """
-    started = read_manifest(run.manifest_file)
-    for option, before in ({} if started is None else started.models).items():
-        if (digest := now.get(option, before)) != before:
-            raise ConfigError(
-                f"The network that {visible(option)} names has other weights than when {run.path} "
-                f"was started (SHA-256 {visible(before[:12])}..., now {digest[:12]}...).",
-                hint="Restore it, or start anew: peerdg train --config "
-                f"{run.config_file} --out {run.path} --overwrite",
-            )
 
 
 def load_input_model(value: str) -> Classifier:

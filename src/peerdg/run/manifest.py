@@ -1,280 +1,346 @@
-"""Write `manifest.json` and `files.json`, or check that a resumed run still agrees with them."""
+"""`manifest.json`: the inputs of a run, written at its start and compared when it is resumed.
 
+`files.json`, next to it, has the hash of every image, to name changed files and to notice
+evaluations on images that were trained on.
+
+Torch is imported late, because `peerdg runs` reads manifests.
+"""
+
+import contextlib
 import platform
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from peerdg.augment import REVISION, is_same_augmentation
+from peerdg.augment import REVISION
 from peerdg.data import VALIDATION
-from peerdg.data.splits import FileHashes, Splits, describe_changes, file_hashes
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
-from peerdg.files import write_json
-from peerdg.models.added import AddedLayer
-from peerdg.options import read_toml, to_dict
-from peerdg.run.config import RunConfig
-from peerdg.run.folder import RunFolder
-from peerdg.run.known_images import read_known_images, write_known_images
-from peerdg.run.stored_manifest import Hardware, StoredManifest, new_options, read_manifest
-from peerdg.schema import conform, read_json
+from peerdg.files import read_json, reading, write_json
+from peerdg.options import difference
+from peerdg.run.config import MAY_CHANGE, RunConfig
 from peerdg.terminal import storable, visible
 from peerdg.version import __version__, code_digest
 
-# Of what was imported, whatever is edited while it works.
-SOFTWARE = f"peerdg {__version__} (code {code_digest()}), torch {torch.__version__}"
+if TYPE_CHECKING:
+    import torch
+
+    from peerdg.data.domain import Domain
+    from peerdg.data.splits import Splits
+    from peerdg.evaluate.detail import Overlap
+    from peerdg.run.folder import RunFolder
+
+FORMAT = 1
+_HINT = "Restore it, or start again with --overwrite."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Inputs of a run that its config only names, as reports keep them.
+
+    Args:
+        network: Fingerprint of the structure of the user's own network, if there is one.
+        network_weights: Fingerprint of its initial values.
+        weights_sha256: SHA-256 of the file of initial weights, if there is one.
+        augmentation: Revision of the augmentation's operations.
+        trained: Name of the evaluated network that is trained. None before the main phase.
+        deployed: Name of the evaluated network that is deployed. None before the main phase.
+        models: SHA-256 of the weights of networks that the method is given, by option.
+        oracle: Whether the run, or a network that it is given, was trained on targets.
+        images: Number of images in each part of the data.
+        software: Versions that the run was started and resumed with.
+    """
+
+    network: str | None = None
+    network_weights: str | None = None
+    weights_sha256: str | None = None
+    augmentation: int | None = REVISION
+    trained: str | None = None
+    deployed: str | None = None
+    models: dict[str, str] = field(default_factory=dict)
+    oracle: bool = False
+    images: dict[str, int] = field(default_factory=dict)
+    software: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Inputs):
+    """Everything that a run was started with.
+
+    Args:
+        config: All options, None for those that are not set.
+        data: Fingerprint of each part of the data.
+        torch: Version of torch.
+        hardware: Device, number of CPU threads and instruction set.
+        added_layers: Layers that the method adds to the network.
+        config_hash: `RunConfig.hash`.
+        command: Command line.
+        skipped: Image files that could not be read, with the reason.
+        peerdg: Version of peerdg.
+        python: Version of Python.
+        platform: Operating system.
+        format: Format of the run folder.
+    """
+
+    config: dict[str, Any]
+    data: dict[str, str]
+    torch: str
+    hardware: dict[str, Any]
+    added_layers: list[dict[str, Any]] = field(default_factory=list)
+    config_hash: str = ""
+    command: tuple[str, ...] = ()
+    skipped: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    peerdg: str = __version__
+    python: str = field(default_factory=platform.python_version)
+    platform: str = field(default_factory=platform.platform)
+    format: int = FORMAT
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a `manifest.json`.
+
+    Raises:
+        DamagedError: If it cannot be read or has another format.
+    """
+    with reading(path, hint=_HINT):
+        values = read_json(path, format=FORMAT, hint=_HINT)
+        return Manifest(**values | {"software": tuple(values["software"])})
+
+
+def read_inputs(path: Path) -> Inputs:
+    """Read the inputs of a run from its manifest. A missing or damaged one leaves them unknown."""
+    try:
+        manifest = read_manifest(path)
+    except DamagedError:
+        return Inputs()
+    return Inputs(**{f.name: getattr(manifest, f.name) for f in fields(Inputs)})
+
+
+def refuse_edited_config(manifest: Manifest, config: RunConfig, *, file: Path) -> None:
+    """Refuse to resume a run whose `config.toml` was edited.
+
+    Args:
+        manifest: Manifest of the run.
+        config: Options in the file now.
+        file: Path of the `config.toml`.
+
+    Raises:
+        ConfigError: With every option that differs.
+    """
+    changes = [
+        change
+        for change in difference(manifest.config, config.tables(unset=True))
+        if change.key not in MAY_CHANGE
+    ]
+    if changes:
+        raise ConfigError(
+            f"{file} was changed after the run was started:\n  " + "\n  ".join(map(str, changes)),
+            hint=f"Undo that, or {_start_again(file)}",
+        )
 
 
 def check_manifest(
     config: RunConfig,
-    run: RunFolder,
-    splits: Splits,
-    device: torch.device | None = None,
-    inputs: Mapping[str, Any] | None = None,
+    run: "RunFolder",
+    splits: "Splits",
+    device: "torch.device",
+    inputs: Mapping[str, Any],
 ) -> None:
-    """Write the manifest, or compare data, versions and hardware with the one that is there.
+    """Write the manifest of a new run, or compare that of a resumed one with the inputs now.
 
-    If the data is not what the run was started with, it starts anew where that was allowed.
+    A run whose data has changed is restarted if the folder was opened for that.
 
     Args:
-        config: The run's options.
-        run: Its folder.
-        splits: Its data.
-        device: Where it is trained; None if nothing is to be trained.
-        inputs: Fingerprints of what the config only names, see `Inputs`.
+        config: Options of the run.
+        run: Run folder, held by this process.
+        splits: Data of the run.
+        device: Device that it is trained on.
+        inputs: Values for `Manifest` of everything that the config only names.
 
     Raises:
-        ConfigError: If the data changed and that was not allowed; it names the files.
-        DamagedError: If the manifest or a record of the images cannot be read.
+        ConfigError: If the data or another input has changed.
+        DamagedError: If the manifest cannot be read.
     """
-    hardware = None if device is None else hardware_of(device)
-    started = read_manifest(run.manifest_file)
-    if started is None:
-        _write_manifest(config, run, splits, hardware, inputs or {})
+    now = _manifest(config, splits, device, inputs)
+    refuse_changed_data(run, splits)
+    before = run.manifest
+    if before is None:
+        _write_files(run, splits)
+        run.write_manifest(now)
         return
-    if changes := _changes(started.data, run, splits):
-        if not run.renew():
-            raise ConfigError(
-                changes,
-                hint="Restore the data, or start a new run: another --out folder, or in this one "
-                "with --accept-new-data.",
-            )
-        warnings.warn(f"{changes}\n  The run starts anew.", PeerdgWarning, stacklevel=3)
-        _write_manifest(config, run, splits, hardware, inputs or {})
-        return
-    read_known_images(run.path)  # only the check: a later evaluation needs both files
-    if started.hardware is None and not run.checkpoints.exists():  # renewed a moment ago
-        _write_manifest(config, run, splits, hardware, inputs or {})
-    elif hardware is not None:
-        _record_software(run, started)
-        for message in _differences(config, run, started, hardware):
-            warnings.warn(message, PeerdgWarning, stacklevel=3)
-            run.event("other_version", message=message)
+    _refuse_other_inputs(run, before, now)
+    for message in _other_versions(before, now):
+        warnings.warn(message, PeerdgWarning, stacklevel=3)
+        run.event("other_version", message=message)
+    if now.software[0] not in before.software:
+        run.update_manifest(software=(*before.software, *now.software))
 
 
-def require_same_data(other: RunFolder, splits: Splits) -> None:
-    """Refuse data that is not what another run, which this one is to be compared with, had.
-
-    A damaged manifest of the other run is not this one's failure: its data counts as unknown.
+def refuse_changed_data(run: "RunFolder", splits: "Splits") -> None:
+    """Refuse to resume a run with other data, or restart it if the folder was opened for that.
 
     Raises:
-        ConfigError: If it is not; it names the files.
+        ConfigError: With the parts and files that changed.
     """
-    try:
-        started = read_manifest(other.manifest_file)
-    except DamagedError:
+    message = _data_changes(run, splits)
+    if not message:
         return
-    if started is None:
-        return
-    if changes := _changes(started.data, other, splits, since=f"{other.path} was started"):
-        raise ConfigError(changes, hint="Restore the data, or start anew with --overwrite.")
-
-
-def require_fingerprints(recorded: Mapping[str, str], splits: Splits) -> None:
-    """Refuse data that is not what recorded runs, which this one is to be compared with, had.
-
-    Raises:
-        ConfigError: If it is not; it names the parts.
-    """
-    if changed := _changed_parts(recorded, splits):
+    if not run.renew():
         raise ConfigError(
-            f"The records are of runs on other data: {', '.join(changed)}.",
+            message,
+            hint="Restore the data, or start a new run: in another --out folder, or in this one "
+            "with --accept-new-data.",
+        )
+    warnings.warn(f"{message}\n  The run starts again.", PeerdgWarning, stacklevel=3)
+
+
+def require_same_data(other: "RunFolder", splits: "Splits") -> None:
+    """Refuse to compare a run with one on other data.
+
+    Raises:
+        ConfigError: With the parts and files that changed.
+    """
+    with contextlib.suppress(DamagedError):  # of the other run: its data is unknown
+        if message := _data_changes(other, splits):
+            raise ConfigError(message, hint="Restore the data, or start again with --overwrite.")
+
+
+def require_fingerprints(recorded: Mapping[str, str], splits: "Splits") -> None:
+    """Refuse to compare a run with recorded runs on other data.
+
+    Raises:
+        ConfigError: With the parts that differ.
+    """
+    if parts := _differing_parts(recorded, splits):
+        raise ConfigError(
+            f"The records are of runs on other data: {', '.join(parts)}.",
             hint="Give the data that they were trained on, or leave the records out.",
         )
 
 
-def record_roles(run: RunFolder, *, trained: str, deployed: str) -> None:
-    """Add to the manifest which observed network learns, and which one ships.
+def hardware_of(device: "torch.device") -> dict[str, Any]:
+    """Describe the hardware that the last bits of a result depend on."""
+    import torch
 
-    Only the method knows it, and it is built after the manifest was written.
-    """
-    manifest = read_json(run.manifest_file)
-    roles = {"trained": trained, "deployed": deployed}
-    if not manifest.items() >= roles.items():  # a resumed run has them
-        write_json(run.manifest_file, {**manifest, **roles})
-
-
-def _record_software(run: RunFolder, started: StoredManifest) -> None:
-    """Add to the manifest what a run goes on with, if it is not what it was started with."""
-    if SOFTWARE not in started.software:
-        before = started.software or (f"earlier code, torch {started.torch}",)
-        manifest = read_json(run.manifest_file)
-        write_json(run.manifest_file, {**manifest, "software": [*before, SOFTWARE]})
-
-
-def hardware_of(device: torch.device) -> Hardware:
-    """What is recorded about the machine."""
     cpu = torch.backends.cpu.get_cpu_capability()
-    return Hardware(device=device.type, threads=torch.get_num_threads(), cpu=cpu)
+    return {"device": device.type, "threads": torch.get_num_threads(), "instruction set": cpu}
 
 
-def _differences(
-    config: RunConfig, run: RunFolder, started: StoredManifest, hardware: Hardware
-) -> list[str]:
-    """What keeps the run from ending as if it had not been interrupted, in sentences."""
-    found = []
-    goes_on = "it goes on, but not bit for bit as if it had not been interrupted."
-    if started.torch != torch.__version__:
-        found.append(
-            f"The run was started with torch {visible(started.torch)}, this is "
-            f"{torch.__version__}: {goes_on}"
-        )
-    if started.hardware is not None and (changes := started.hardware.changes(hardware)):
-        found.append(f"The run was started on other hardware ({changes}): {goes_on}")
-    if added := new_options(started, read_toml(run.config_file), config):
-        values = ", ".join(f"{name} = {value}" for name, value in added.items())
-        found.append(f"The run was started by a peerdg without these options: {values}.")
-    return found
+def _manifest(
+    config: RunConfig, splits: "Splits", device: "torch.device", inputs: Mapping[str, Any]
+) -> Manifest:
+    import torch
 
-
-def require_batch_statistics(run: RunFolder) -> None:
-    """Refuse to go on with a run of a batch-normalised network that was started without a rule.
-
-    Its networks were evaluated as training left them, but a deployed average with statistics of
-    clean images in the order of storage; what is to come would not go together with that.
-
-    Raises:
-        ConfigError: If the option `batch_statistics` is younger than the run.
-    """
-    started = read_manifest(run.manifest_file)
-    known = started and started.config
-    if "batch_statistics" not in (known or read_toml(run.config_file)):
-        raise ConfigError(
-            f"{run.path} was started by a peerdg that evaluated networks with batch normalisation "
-            "in another way, so its first accuracies would not be comparable to its last.",
-            hint="Start it anew: peerdg train --config "
-            f"{run.config_file} --out {run.path} --overwrite",
-        )
-
-
-def require_same_augmentation(config: RunConfig, run: RunFolder) -> None:
-    """Refuse to go on with a run whose augmentation has got another meaning since.
-
-    Raises:
-        ConfigError: If the run augments images, and a revision changed its set of operations or
-            its kind of augmentation.
-    """
-    started = read_manifest(run.manifest_file)
-    if started is None or not config.augments:
-        return
-    augment = config.augment
-    if not is_same_augmentation(augment.definition, started.augmentation):
-        whose = f"augmentation '{augment.kind}' changes"
-        if augment.operations is not None:
-            whose = f"operations '{augment.operations}' change"
-        raise ConfigError(
-            f"{run.path} was started by a peerdg whose {whose} images in another way "
-            f"(revision {started.augmentation} of the augmentation, this is {REVISION}), so its "
-            "last epochs would be of another method than its first.",
-            hint="Start it anew: peerdg train --config "
-            f"{run.config_file} --out {run.path} --overwrite",
-        )
-
-
-def added_record(layers: Sequence[AddedLayer]) -> dict[str, Any]:
-    """What the manifest keeps of layers that a method adds; nothing if there are none."""
-    return {"added_layers": [to_dict(layer) for layer in layers]} if layers else {}
-
-
-def require_same_layers(run: RunFolder, layers: Sequence[AddedLayer]) -> None:
-    """Refuse to go on with a run whose network had other layers added to it.
-
-    Raises:
-        ConfigError: If this version of the method changes the network in another way.
-    """
-    started = read_manifest(run.manifest_file)
-    if started is not None and started.added_layers != tuple(layers):
-        raise ConfigError(
-            f"{run.path} was started with other layers added to its network:\n"
-            f"  then {_named(started.added_layers)}\n  now {_named(layers)}",
-            hint="Start it anew: peerdg train --config "
-            f"{run.config_file} --out {run.path} --overwrite",
-        )
-
-
-def _named(layers: Sequence[AddedLayer]) -> str:
-    names = [
-        f"{layer.kind} {layer.inputs} -> {layer.outputs}" + (f" {layer.place}" * layer.is_inside)
-        for layer in layers
-    ]
-    return ", ".join(names) or "none"
-
-
-def _write_manifest(
-    config: RunConfig,
-    run: RunFolder,
-    splits: Splits,
-    hardware: Hardware | None,
-    inputs: Mapping[str, Any],
-) -> None:
-    write_json(run.files_file, file_hashes(splits))
-    write_known_images(run, splits)
-    about_hardware = {} if hardware is None else {"hardware": asdict(hardware)}
-    write_json(run.manifest_file, {**_manifest(config, splits), **inputs, **about_hardware})
-
-
-def _manifest(config: RunConfig, splits: Splits) -> dict[str, object]:
     validation = {} if splits.validation is None else {VALIDATION: splits.validation}
-    parts = {**splits.targets, **validation, "train": splits.train}  # whatever a target is called
-    return {
-        "command": [storable(argument) for argument in sys.argv],
-        "config_hash": config.hash,
-        "config": config.tables(unset=True),
-        "seed": config.seed,
-        "data": splits.fingerprint,
-        "augmentation": REVISION,
-        "images": {name: len(domain) for name, domain in parts.items()},
-        "skipped": {
-            name: [bad._asdict() for bad in d.skipped] for name, d in parts.items() if d.skipped
-        },
-        "peerdg": __version__,
-        "torch": torch.__version__,
-        "software": [SOFTWARE],
-        "python": platform.python_version(),
-        "platform": platform.platform(),
+    parts = {**splits.targets, **validation, "train": splits.train}  # a target may be called so
+    return Manifest(
+        command=tuple(storable(argument) for argument in sys.argv),
+        config=config.tables(unset=True),
+        config_hash=config.hash,
+        data=splits.fingerprint,
+        images={name: len(domain) for name, domain in parts.items()},
+        skipped={n: [bad._asdict() for bad in d.skipped] for n, d in parts.items() if d.skipped},
+        torch=torch.__version__,
+        hardware=hardware_of(device),
+        software=(f"peerdg {__version__} (code {code_digest()}), torch {torch.__version__}",),
+        **inputs,
+    )
+
+
+def _refuse_other_inputs(run: "RunFolder", before: Manifest, now: Manifest) -> None:
+    pairs: dict[str, tuple[Any, Any]] = {
+        "the network": (before.network, now.network),
+        "the file of initial weights": (before.weights_sha256, now.weights_sha256),
+        "the layers that the method adds": (before.added_layers, now.added_layers),
     }
+    for option in sorted({*before.models, *now.models}):
+        pairs[f"the model of {option}"] = (before.models.get(option), now.models.get(option))
+    changes = [name for name, (old, new) in pairs.items() if old != new]
+    if changes:
+        raise ConfigError(
+            f"{run.path} was started with other inputs. Different now: {', '.join(changes)}.",
+            hint=f"Restore them, or {_start_again(run.config_file)}",
+        )
 
 
-def _changed_parts(old: Mapping[str, str], splits: Splits) -> list[str]:
-    """List the parts of the data whose fingerprints differ."""
-    new = splits.fingerprint
-    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+def _start_again(config_file: Path) -> str:
+    command = f"peerdg train --config {config_file} --out {config_file.parent} --overwrite"
+    return f"start again: {command}"
 
 
-def _changes(
-    old: Mapping[str, str], run: RunFolder, splits: Splits, *, since: str = "the run was started"
-) -> str:
-    """Which parts of the data changed, and the files where they are known; empty if none did."""
-    changed = _changed_parts(old, splits)
-    if not changed:
+def _other_versions(before: Manifest, now: Manifest) -> list[str]:
+    """Describe differences after which a run does not end with the same bits."""
+    pairs: dict[str, tuple[Any, Any]] = {"torch": (before.torch, now.torch)}
+    pairs |= {name: (before.hardware.get(name), now.hardware[name]) for name in now.hardware}
+    return [
+        f"The run was started with {name} {visible(str(old))} and continues with {new}: "
+        "it does not end bit for bit as without the interruption."
+        for name, (old, new) in pairs.items()
+        if old != new
+    ]
+
+
+def _write_files(run: "RunFolder", splits: "Splits") -> None:
+    from peerdg.data.splits import file_hashes
+
+    parts = {"train": splits.train}
+    if splits.validation is not None:
+        parts[VALIDATION] = splits.validation
+    pixels = {part: sorted(set(domain.pixel_hashes)) for part, domain in parts.items()}
+    write_json(run.files_file, {"format": FORMAT, "files": file_hashes(splits), "pixels": pixels})
+
+
+def _data_changes(run: "RunFolder", splits: "Splits") -> str:
+    """Name the parts and files of the data that changed since the run was started."""
+    from peerdg.data.splits import describe_changes, file_hashes
+
+    parts = [] if run.manifest is None else _differing_parts(run.manifest.data, splits)
+    if not parts:
         return ""
-    try:
-        before = conform(FileHashes, read_json(run.files_file), run.files_file)
-        files = describe_changes(before, file_hashes(splits))
-    except DamagedError:  # then the parts are all that can be named
-        files = []
-    message = f"The data has changed since {since}: {', '.join(changed)}."
-    return message + "".join(f"\n  {line}" for line in files)
+    lines = [f"The data has changed since {run.path} was started: {', '.join(parts)}."]
+    with contextlib.suppress(DamagedError):  # then the parts are all that can be named
+        before = read_json(run.files_file, format=FORMAT)["files"]
+        lines += describe_changes(before, file_hashes(splits))
+    return "\n  ".join(lines)
+
+
+def _differing_parts(before: Mapping[str, str], splits: "Splits") -> list[str]:
+    now = splits.fingerprint
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+@dataclass(frozen=True)
+class KnownImages:
+    """Hashes of the pixels that a run was trained and validated on."""
+
+    train: frozenset[str]
+    validation: frozenset[str]
+
+    def count(self, domain: "Domain") -> "Overlap":
+        """Count the images of `domain` among them."""
+        from peerdg.evaluate.detail import Overlap
+
+        trained = [pixels in self.train for pixels in domain.pixel_hashes]
+        validated = [pixels in self.validation for pixels in domain.pixel_hashes]
+        only = sum(v and not t for t, v in zip(trained, validated, strict=True))
+        return Overlap(sum(trained), only, len(domain))
+
+
+def read_known_images(folder: Path) -> KnownImages | None:
+    """Read which images a run was trained on. None if `folder` does not belong to a run.
+
+    Args:
+        folder: Run folder, or the model folder in it.
+
+    Raises:
+        DamagedError: If the record cannot be read.
+    """
+    place = folder.parent if folder.name == "model" else folder
+    path = place / "files.json"
+    if not path.exists():
+        return None
+    with reading(path):
+        pixels = read_json(path, format=FORMAT)["pixels"]
+        return KnownImages(frozenset(pixels["train"]), frozenset(pixels.get(VALIDATION, ())))

@@ -28,7 +28,6 @@ from peerdg.run.card import write_card
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import peak_memory
-from peerdg.run.stored_manifest import read_inputs
 from peerdg.run.training_record import training_record
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
@@ -91,7 +90,7 @@ def _training_record(
         records,
         validation,
         batch_statistics=_statistics_rule(config, method),
-        oracle=read_inputs(run.manifest_file).oracle,
+        oracle=run.manifest is not None and run.manifest.oracle,
     )
 
 

@@ -28,16 +28,14 @@ from torch.nn.parameter import is_lazy
 
 from peerdg.data.cache import bytes_from_environment, cache_folder
 from peerdg.errors import DamagedError, NumericalError, OutputError, PeerdgWarning
-from peerdg.files import TEMPORARY, refuse_entry, refuse_hard_link, remove, require_real_folder
+from peerdg.files import TEMPORARY, remove
 from peerdg.methods.erm import ERM
 from peerdg.models.classifier import Classifier, network_fingerprint
 from peerdg.options import to_dict
 from peerdg.run.checkpoint import load_checkpoint, write_checkpoint
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
-from peerdg.run.json_lines import check_event, check_metric
 from peerdg.run.manifest import hardware_of
-from peerdg.run.stored_manifest import read_manifest
 from peerdg.schema import conform
 from peerdg.terminal import visible
 from peerdg.train.guard import Guard
@@ -108,7 +106,6 @@ class SharedPretraining:
         held = False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _refuse_odd_lock(self.path)
             held = _acquire(lock, note, stop, wait=wait)
         except (OSError, NotImplementedError, DamagedError) as error:
             _warn_not_shared(error)
@@ -161,7 +158,6 @@ class SharedPretraining:
         events = [{"kind": e["event"], **_without(e, "event", "time")} for e in epochs.values()]
         about = _About(self.key, metrics, events)
         try:
-            require_real_folder(self.folder)
             if self.path.is_symlink() or self.path.is_file():
                 self.path.unlink()
             write_checkpoint(self.path, tensors, asdict(about))
@@ -170,17 +166,11 @@ class SharedPretraining:
             _warn_not_shared(error)
 
     def _read(self, network: Classifier) -> tuple[dict[str, Tensor], _About]:
-        require_real_folder(self.path.parent)
-        require_real_folder(self.path)
         stored = load_checkpoint(self.path)
         about = conform(_About, stored.state, self.path)
         where = visible(str(self.path))
         if about.key != self.key:
             raise DamagedError(f"{where} was made for another run.")
-        for record in about.metrics:
-            check_metric(record)
-        for event in about.events:
-            check_event({"event": event.get("kind"), **event})
         if _shapes(stored.tensors) != _shapes(_tensors(network)):
             raise DamagedError(f"{where} has the weights of another network.")
         return stored.tensors, about
@@ -217,14 +207,14 @@ def shared_pretraining(
     if any(map(is_lazy, network.parameters())):
         return None
     first_step = _after_first_step(phase, network, source, config.seed)
-    started = read_manifest(run.manifest_file)
+    started = run.manifest
     if first_step is None or started is None:
         return None
     device = source.device
     key = {
         "peerdg": [__version__, code_digest()],
         "torch": torch.__version__,
-        "hardware": asdict(hardware_of(device)),
+        "hardware": hardware_of(device),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "matmul": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -341,7 +331,6 @@ def _locks(folder: Path) -> list[Path]:
 def _remove(path: Path) -> bool:
     """Remove an entry, if it is there, and its lock, unless a run holds it."""
     try:
-        _refuse_odd_lock(path)
         with FileLock(_lock_of(path), timeout=0):
             if path.is_dir():
                 # Renamed first: a kill must not leave half an entry under its name.
@@ -356,13 +345,6 @@ def _remove(path: Path) -> bool:
 
 def _lock_of(path: Path) -> Path:
     return path.with_name(f"{path.name}{_LOCK}")
-
-
-def _refuse_odd_lock(path: Path) -> None:
-    """Taking a lock empties its file, so it must be no link, nor have a second name."""
-    require_real_folder(path.parent)
-    refuse_entry(_lock_of(path))
-    refuse_hard_link(_lock_of(path))
 
 
 def _acquire(lock: FileLock, note: Note, stop: StopRequest, *, wait: bool) -> bool:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from peerdg.errors import Stopped
-from peerdg.files import replace_atomically, require_real_folder
+from peerdg.files import replace_atomically
 from peerdg.models.stored import save_tensors
-from peerdg.run.background import Background
+from peerdg.run.checkpoint import Background
 from peerdg.run.folder import RunFolder
 from peerdg.train.state import TrainState
 
@@ -85,6 +85,5 @@ class Recorder:
             self._background.start(write)
 
     def _keep_snapshot(self, state: TrainState) -> None:
-        require_real_folder(self.run.snapshots)
         with replace_atomically(self.run.snapshots / f"{state.epoch:06d}.safetensors") as file:
             save_tensors(file, state.method.trained.state_dict())

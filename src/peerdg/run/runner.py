@@ -26,17 +26,14 @@ from peerdg.evaluate.accuracy import evaluate_models
 from peerdg.files import sha256, write_json
 from peerdg.methods.base import Method
 from peerdg.methods.clean import CleanImages
-from peerdg.models.classifier import (
-    Classifier,
-    has_batch_statistics,
-    network_fingerprint,
-)
+from peerdg.models.classifier import Classifier, network_fingerprint
 from peerdg.models.names import is_weights_file
 from peerdg.models.statistics import clean_statistics, recompute_statistics
 from peerdg.models.stored import (
     load_stored,
 )
 from peerdg.models.weights import weights_file
+from peerdg.options import to_dict
 from peerdg.rng import seeded
 from peerdg.run.build import (
     adapt_network,
@@ -46,7 +43,7 @@ from peerdg.run.build import (
     make_network,
     match_classes,
 )
-from peerdg.run.checkpointer import Checkpointer
+from peerdg.run.checkpoint import Checkpointer
 from peerdg.run.checks import (
     check_batches,
     check_fit,
@@ -57,16 +54,12 @@ from peerdg.run.config import RunConfig, notes
 from peerdg.run.folder import RunFolder
 from peerdg.run.forecast import Costs, RunPlan
 from peerdg.run.hardware import find_device, has_bf16, peak_memory
-from peerdg.run.input_models import input_models_record, require_same_input_models
+from peerdg.run.input_models import input_models_record
 from peerdg.run.manifest import (
-    added_record,
     check_manifest,
-    record_roles,
-    require_batch_statistics,
+    refuse_changed_data,
     require_fingerprints,
-    require_same_augmentation,
     require_same_data,
-    require_same_layers,
 )
 from peerdg.run.minutes import TimeBudget
 from peerdg.run.model_files import finish, model_writer
@@ -171,7 +164,7 @@ def _check_finished(
     if run.may_renew:
         splits = splits or load_splits(config, classes)
     if splits is not None:
-        check_manifest(config, run, splits)
+        refuse_changed_data(run, splits)
     return splits
 
 
@@ -248,7 +241,7 @@ def _assemble(
     if config.compile:
         network.encoder.compile()
     check_fit(network, splits, source.size)
-    inputs |= added_record(adapted.added)
+    inputs["added_layers"] = [to_dict(layer) for layer in adapted.added]
     return _Parts(splits, domains, source, network, adapted, inputs, about_weights)
 
 
@@ -304,9 +297,6 @@ def _begin(config: RunConfig, run: RunFolder, parts: _Parts) -> None:
         warnings.warn(note, PeerdgWarning, stacklevel=3)
     run.begin()
     check_manifest(config, run, parts.splits, device, parts.inputs)
-    require_same_layers(run, parts.adapted.added)
-    require_same_input_models(run, parts.inputs.get("models", {}))
-    require_same_augmentation(config, run)
     run.failure_file.unlink(missing_ok=True)
 
 
@@ -321,8 +311,6 @@ def _announce(
         warnings.warn(problem, PeerdgWarning, stacklevel=3)
         run.event("damaged", message=problem)
     run.event("resume" if checkpointer.resumes else "start", torch=torch.__version__)
-    if checkpointer.resumes and has_batch_statistics(parts.network):
-        require_batch_statistics(run)
 
 
 @contextmanager
@@ -376,7 +364,7 @@ def _train(
                 ).to(source.device)
             if phase.name == "train":
                 trained = next(iter(method.evaluated_networks))
-                record_roles(checkpointer.run, trained=trained, deployed=method.deployed_name)
+                checkpointer.run.update_manifest(trained=trained, deployed=method.deployed_name)
             train = partial(run_phase, phase, method, source, seed=seed, services=services)
             if phase.name == "train":
                 train()

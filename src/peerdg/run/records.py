@@ -1,0 +1,93 @@
+"""`metrics.jsonl` and `events.jsonl`: append-only files of JSON lines that survive a kill.
+
+`metrics.jsonl` holds only what a repeated run would write again, to the last bit. Everything that
+depends on the clock goes to `events.jsonl`.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from peerdg.errors import DamagedError
+from peerdg.files import reading, writing
+from peerdg.terminal import visible
+
+NOTHING_LEARNT = "nothing_learnt"  # event of a phase whose network gives every image one answer
+
+
+class JsonLines:
+    """A file with one JSON object per line.
+
+    Args:
+        path: File to read and write.
+        keys: Keys that every record has.
+    """
+
+    def __init__(self, path: Path, *keys: str) -> None:
+        self.path = path
+        self.keys = frozenset(keys)
+
+    def append(self, *records: dict[str, Any]) -> None:
+        """Add records in one write, so that a kill leaves all of them or a torn last line."""
+        lines = [json.dumps(r, ensure_ascii=False, allow_nan=True) + "\n" for r in records]
+        with writing(self.path), self.path.open("ab") as file:
+            file.write("".join(lines).encode())
+
+    def size(self) -> int:
+        """Return the length in bytes."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def size_before(self, stop: Callable[[dict[str, Any]], bool]) -> int:
+        """Return the length in bytes of the records before the first for which `stop` is true."""
+        size = 0
+        for line, record in self._whole_lines(self._content()):
+            if stop(record):
+                break
+            size += len(line) + 1
+        return size
+
+    def sync(self) -> None:
+        """Wait until everything is on disk."""
+        if self.path.exists():
+            with writing(self.path), self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def cut(self, size: int | None = None) -> None:
+        """Drop everything after `size` bytes, and the first damaged line with all after it."""
+        if not self.path.exists():
+            return
+        content = self._content()[:size]
+        with writing(self.path):
+            os.truncate(self.path, sum(len(line) + 1 for line, _ in self._whole_lines(content)))
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all records. A last line that was not written to its end is left out.
+
+        Raises:
+            DamagedError: If a line is not a record.
+        """
+        content = self._content()
+        records = [record for _, record in self._whole_lines(content)]
+        if len(records) < content.count(b"\n"):
+            raise DamagedError(
+                f"{visible(str(self.path))} is damaged: line {len(records) + 1} is not a record.",
+                hint="Restore it from a backup. `peerdg resume` drops the records from there on.",
+            )
+        return records
+
+    def _content(self) -> bytes:
+        with reading(self.path):
+            return self.path.read_bytes() if self.path.exists() else b""
+
+    def _whole_lines(self, content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Yield each line and its record, up to the first damaged line."""
+        for line in content.split(b"\n")[:-1]:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                return
+            if not isinstance(record, dict) or not self.keys <= record.keys():
+                return
+            yield line, record
