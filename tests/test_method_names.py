@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peerdg.averages.settings import KINDS
+from peerdg.averages.average_options import KINDS
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
 from peerdg.methods.registry import method_names
 
@@ -22,14 +22,13 @@ ALLOWED = {
     "augment/randaugment.py": ({"randaugment"}, AUGMENTATION),
     "augment/augmix.py": ({"augmix"}, AUGMENTATION),
     "augment/randconv.py": ({"randconv"}, AUGMENTATION),
-    "augment/factory.py": (KINDS_OF_AUGMENTATION, AUGMENTATION),
-    "augment/settings.py": (KINDS_OF_AUGMENTATION, AUGMENTATION),
+    "augment/augment_options.py": (KINDS_OF_AUGMENTATION, AUGMENTATION),
     "crafted/families.py": ({"randaugment"}, AUGMENTATION),
     "report/selection.py": ({"randaugment"}, AUGMENTATION),
     "__init__.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),
     "cli/demo.py": ({"erm", "randaugment", "peer", "p-ens"}, "the demo's list"),
     "cli/main.py": ({"erm", "randaugment", "peer"}, "examples in the help"),
-    "data/registry.py": ({"peer"}, "cites the paper for a licence"),
+    "data/benchmarks.py": ({"peer"}, "cites the paper for a licence"),
     "run/plan.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/pretraining.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/config.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),

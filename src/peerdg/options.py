@@ -1,10 +1,11 @@
-"""Frozen dataclasses <-> TOML: strict keys, checked values, and the difference of two configs.
+"""Options: frozen dataclasses from and to TOML, with checked values and hints for typing errors.
 
 Every option of peerdg is a field of a frozen dataclass, made with `option`. The same field gives
 the command-line flag, the key in a TOML file, the check of its value and its line of help.
 """
 
 import difflib
+import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -16,9 +17,7 @@ from peerdg.errors import ConfigError
 from peerdg.files import read_text
 
 T = TypeVar("T")
-LARGEST_FILE = 256 * 1024  # bytes of a config file
-MOST_DOTS = 50  # in a key: the parser takes memory by the square of their number
-SHOWN = 100  # characters of a wrong value in a message
+MAX_FILE = 256 * 1024  # bytes of a config file
 
 
 def option(
@@ -34,22 +33,19 @@ def option(
     is_place: bool = False,
     formerly: str | None = None,
 ) -> Any:
-    """A dataclass field with its help text and the range it must lie in.
+    """Make a dataclass field with a help text and a range.
 
     Args:
-        default: Its value unless another is given.
-        help: What it is, in a line.
+        default: Value unless another is given.
+        help: Meaning, in a line.
         at_least: Smallest value.
-        above: What the value must exceed.
+        above: Value that it must exceed.
         at_most: Largest value.
-        announced: Whether a run on a user's own images prints it at the start, because results
-            depend on it.
-        part_of: The option that chooses the component this one belongs to: where that is `"none"`,
+        announced: Print it when a run on a user's own images starts, because results depend on it.
+        part_of: Option that chooses the component this one belongs to. Where that is `"none"`,
             this one has no effect.
-        names_model: Whether its value says which trained network is used, so that a run keeps a
-            fingerprint of it.
-        is_place: Whether its value says only where files are, so that neither records nor
-            comparisons of runs have it.
+        names_model: The value names a trained network, of which a run keeps a fingerprint.
+        is_place: The value only says where files are, so records and comparisons leave it out.
         formerly: Old name of the option, still accepted.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
@@ -59,17 +55,19 @@ def option(
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that a person who typed `name` most likely meant, if any is close."""
+    """Find the one of `names` that a person who typed `name` most likely meant, if any is close."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[matches[0]] if matches else None
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest known one, or all of them."""
+def did_you_mean(name: str, names: Iterable[str], *, prefix: str = "") -> str:
+    """Name the known name nearest to an unknown one, or all of them, each after `prefix`."""
     names = list(names)
     guess = nearest(name, names)
-    return f"Did you mean '{guess}'?" if guess else f"Known: {', '.join(names)}."
+    if guess:
+        return f"Did you mean '{prefix}{guess}'?"
+    return f"Known: {', '.join(prefix + known for known in names)}."
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
@@ -78,49 +76,33 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     Args:
         cls: A dataclass whose fields were made with `option`.
         values: Keys and values as TOML or the command line gave them.
-        where: The section the values stand in, for messages, e.g. `"train"`; `""` for the top.
+        where: Section of the values, for messages, e.g. `"train"`. `""` is the top.
     """
-    hints = get_type_hints(cls)
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    renamed = {
-        f.metadata["formerly"]: name for name, f in known.items() if "formerly" in f.metadata
-    }
-    checked = {}
-    for key, value in values.items():
-        key = renamed.get(key, key)
-        name = f"{where}.{key}".lstrip(".")
-        if key not in known:
-            raise ConfigError(f"Unknown option '{name}'.", hint=suggest(key, known, where))
-        checked[key] = convert(value, hints[key], name)
-        check_limits(checked[key], known[key].metadata.get("limits", {}), name)
-    return cls(**checked)
+    return cls(**_checked(cls, values, f"{where}." if where else ""))
 
 
 def validate(config: Any) -> None:
-    """Check types and limits of a dataclass made in Python; use it as `__post_init__`."""
-    hints = get_type_hints(type(config))
-    for f in fields(config):
-        value = convert(getattr(config, f.name), hints[f.name], f.name)
-        check_limits(value, f.metadata.get("limits", {}), f.name)
-        object.__setattr__(config, f.name, value)
+    """Check types and limits of a dataclass made in Python, in its `__post_init__`."""
+    for name, value in _checked(type(config), vars(config), "").items():
+        object.__setattr__(config, name, value)
 
 
-def suggest(key: str, known: Iterable[str], where: str) -> str:
-    """`did_you_mean` with the section in front of each name."""
-    prefix = f"{where}." if where else ""
-    guess = nearest(key, known)
-    if guess:
-        return f"Did you mean '{prefix}{guess}'?"
-    return f"Known: {', '.join(prefix + name for name in known)}."
+def _checked(cls: Any, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    hints, known = get_type_hints(cls), {f.name: f for f in fields(cls)}
+    renamed = {f.metadata.get("formerly"): name for name, f in known.items()}
+    checked = {}
+    for key, value in values.items():
+        key = key if key in known else renamed.get(key, key)
+        if key not in known:
+            hint = did_you_mean(key, known, prefix=prefix)
+            raise ConfigError(f"Unknown option '{prefix}{key}'.", hint=hint)
+        checked[key] = convert(value, hints[key], f"{prefix}{key}")
+        check_limits(checked[key], known[key].metadata.get("limits", {}), f"{prefix}{key}")
+    return checked
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """`value` as `kind`, if its TOML type is already equivalent.
-
-    Raises:
-        ConfigError: If it does not, or no option could have this value: a number of more than 64
-            bits, or text with a NUL character, which no path may have.
-    """
+    """Return `value` as `kind`, or raise a ConfigError if its TOML type is another one."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
@@ -128,63 +110,49 @@ def convert(value: Any, kind: Any, name: str) -> Any:
     if origin is Literal:
         if value not in args:
             raise ConfigError(
-                f"'{name}' is {_shown(value)}; it must be one of {', '.join(map(str, args))}.",
-                hint=did_you_mean(_shown(value).strip("'"), map(str, args)),
+                f"'{name}' is {value!r:.100}; it must be one of {', '.join(map(str, args))}.",
+                hint=did_you_mean(str(value), map(str, args)),
             )
         return value
     if origin is tuple and args[0] is str and isinstance(value, str):
         return (value,)  # one name where several may stand
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(convert(item, args[0], name) for item in value)
-    if isinstance(value, int) and value.bit_length() > 63:
-        raise ConfigError(f"'{name}' is {_shown(value)}; no option is that large.")
-    if isinstance(value, str) and "\0" in value:
-        raise ConfigError(f"'{name}' is {_shown(value)}; it must not have a NUL character.")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and type(value) is int:
         return float(value)
     if kind in (int, float, str, bool) and type(value) is kind:
         return value
     expected = "list" if origin is tuple else getattr(kind, "__name__", str(kind))
     raise ConfigError(
-        f"'{name}' is {_shown(value)} ({type(value).__name__}); it must be of type {expected}.",
+        f"'{name}' is {value!r:.100} ({type(value).__name__}); it must be of type {expected}."
     )
 
 
-def _shown(value: Any) -> str:
-    """Abridge a value to a line, for a message."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits
-        return f"a value of type {type(value).__name__} that is too large to show"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
 def check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> None:
-    """Check that a number, or each of several, is finite and within `limits` of `option`.
-
-    Raises:
-        ConfigError: If not.
-    """
+    """Refuse a number, or one of several, that is not finite or not within `limits`."""
+    low, above, high = (limits.get(key) for key in ("at_least", "above", "at_most"))
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, bool) or not isinstance(item, int | float):
             continue
-        low, above, high = limits.get("at_least"), limits.get("above"), limits.get("at_most")
-        if item != item or abs(item) == float("inf"):
-            raise ConfigError(f"'{name}' is {item}; it must be a finite number.")
-        if low is not None and item < low:
-            raise ConfigError(f"'{name}' is {item}; it must be at least {low}.")
-        if above is not None and item <= above:
-            raise ConfigError(f"'{name}' is {item}; it must be greater than {above}.")
-        if high is not None and item > high:
-            raise ConfigError(f"'{name}' is {item}; it must be at most {high}.")
+        problem = ""
+        if not math.isfinite(item):
+            problem = "a finite number"
+        elif low is not None and item < low:
+            problem = f"at least {low}"
+        elif above is not None and item <= above:
+            problem = f"greater than {above}"
+        elif high is not None and item > high:
+            problem = f"at most {high}"
+        if problem:
+            raise ConfigError(f"'{name}' is {item}; it must be {problem}.")
 
 
 def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
-    """A dataclass as nested plain values.
+    """Return a dataclass as nested plain values.
 
     Args:
         config: The dataclass.
-        unset: Include the options that are None; TOML has no null, JSON has.
+        unset: Include options that are None. TOML has no null, JSON has.
     """
     result: dict[str, Any] = {}
     for f in fields(config):
@@ -197,19 +165,30 @@ def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win; nested tables are merged key by key."""
+    """Merge nested tables key by key. Later layers win."""
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            if isinstance(value, Mapping):
-                value = merge(result.get(key, {}), value)
-            result[key] = value
+            below = result.get(key)
+            both = isinstance(below, Mapping) and isinstance(value, Mapping)
+            result[key] = merge(below, value) if both else value
     return result
+
+
+def dotted(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the options of all sections: {"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
+    options: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            options |= {f"{key}.{name}": inner for name, inner in dotted(value).items()}
+        else:
+            options[key] = value
+    return options
 
 
 @dataclass(frozen=True)
 class Change:
-    """One option whose value differs between two configs; None where it is not set."""
+    """One option whose value differs between two configs. None means unset."""
 
     key: str
     old: Any
@@ -219,69 +198,24 @@ class Change:
         return f"{self.key}: {self.old!r} -> {self.new!r}"
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str = "") -> list[Change]:
-    """Every option that differs between two nested tables, with its dotted name."""
-    changes = []
-    for key in sorted({*old, *new}):
-        a, b, name = old.get(key), new.get(key), f"{where}{key}"
-        if isinstance(a, Mapping) or isinstance(b, Mapping):
-            changes += difference(_table(a), _table(b), f"{name}.")
-        elif a != b:
-            changes.append(Change(name, a, b))
-    return changes
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """List the options that differ between two nested tables."""
+    a, b = dotted(old), dotted(new)
+    changes = (Change(key, a.get(key), b.get(key)) for key in sorted({*a, *b}))
+    return [change for change in changes if change.old != change.new]
 
 
-def dotted(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the options of all sections: {"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
-    options: dict[str, Any] = {}
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            options.update({f"{key}.{name}": inner for name, inner in value.items()})
-        else:
-            options[key] = value
-    return options
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def read_toml(path: Path, *, follow_links: bool = True, levels: int = 1) -> dict[str, Any]:
-    """A TOML file as nested tables.
-
-    Args:
-        path: The file.
-        follow_links: Whether it may be a symbolic link.
-        levels: How deep sections may be within each other.
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file as nested tables.
 
     Raises:
-        ConfigError: If it cannot be read, with the place where it is wrong.
+        ConfigError: If it cannot be read, with the line that is wrong.
     """
     try:
-        text = read_text(path, limit=LARGEST_FILE, follow_links=follow_links)
-        _refuse_long_keys(text)
-        tables = tomllib.loads(text)
+        return tomllib.loads(read_text(path, limit=MAX_FILE, follow_links=True))
     except FileNotFoundError as error:
         raise ConfigError(f"There is no config file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read the config file {path}: {error}.") from error
-    except (ValueError, RecursionError) as error:  # also integers of thousands of digits
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-    if _depth(tables, levels + 1) > levels:
-        allowed = "one level" if levels == 1 else f"{levels} levels"
-        raise ConfigError(f"{path} has a section within a section; options have {allowed} of them.")
-    return tables
-
-
-def _refuse_long_keys(text: str) -> None:
-    """Raise a ValueError for a line whose key or section has more than `MOST_DOTS` dots."""
-    for number, line in enumerate(text.split("\n"), 1):
-        keys_anywhere = line.lstrip().startswith("[") or "{" in line or "}" in line
-        if (line if keys_anywhere else line.partition("=")[0]).count(".") > MOST_DOTS:
-            raise ValueError(f"a key of more than {MOST_DOTS} parts (at line {number})")
-
-
-def _depth(table: Mapping[str, Any], most: int) -> int:
-    """Levels of tables within a table, counted up to `most`."""
-    inner = [value for value in table.values() if isinstance(value, Mapping)] if most else []
-    return max((1 + _depth(value, most - 1) for value in inner), default=0)

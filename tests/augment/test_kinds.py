@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from peerdg.augment import REVISION, is_same_augmentation
+from peerdg.augment.augment_options import DEFAULTS, AugmentSettings, make_augment
 from peerdg.augment.augmix import AugMix
-from peerdg.augment.factory import make_augment
 from peerdg.augment.generators import NoiseGenerator, StyleGenerator
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.augment.randconv import ProRandConv, RandConv
-from peerdg.augment.settings import DEFAULTS, AugmentSettings
 from peerdg.errors import ConfigError
 from peerdg.run.config import resolve
 from peerdg.run.presets import BUDGETS

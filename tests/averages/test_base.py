@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from peerdg.averages.average_options import KINDS, AverageSettings, make_average
 from peerdg.averages.base import Average
-from peerdg.averages.registry import make_average
-from peerdg.averages.settings import KINDS, AverageSettings
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier

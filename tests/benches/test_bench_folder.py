@@ -44,7 +44,7 @@ def test_a_bench_that_grows_keeps_its_runs_and_what_it_is_now(tmp_path: Path):
     trained(found[0].runs[0].config, folder.run_folder(found[0].runs[0]))
     begun(tmp_path / "bench", found[1])
     assert [folder.is_done(run) for run in found[1].runs] == [True, False, False, False]
-    stored = read_toml(folder.options_file, levels=3)
+    stored = read_toml(folder.options_file)
     assert (stored["methods"], stored["seeds"]) == (["erm", "randaugment"], [0, 1])
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from peerdg.averages.settings import KINDS
+from peerdg.averages.average_options import KINDS
 from peerdg.benches.views import views
 from peerdg.methods.recipes import RECIPES
 from peerdg.report.runs import load_runs, save_runs

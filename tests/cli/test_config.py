@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from peerdg.cli.main import run
-from peerdg.errors import ConfigError
-from peerdg.options import read_toml
 from peerdg.run.config import resolve_own_data
 from peerdg.run.presets import preset_files
 from tests.run.test_choices import folder
@@ -79,14 +77,6 @@ def test_a_file_with_values_of_a_wrong_type_is_refused(content, tmp_path, capsys
     arguments = ["config", "--config", str(few)]
     assert run(arguments if "root" in content else [*arguments, photos], debug=False) == 2
     assert capsys.readouterr().err.startswith("Error: ")
-
-
-@pytest.mark.parametrize("line", ["{}=1", "[{}]", "[[{}]]", "  [ {} ]", "a = {{{}=1}}"])
-def test_a_key_of_very_many_parts_is_refused_before_it_is_parsed(tmp_path: Path, line: str):
-    path = tmp_path / "config.toml"
-    path.write_text("seed = 1\n" + line.format(".".join(["a"] * 52)) + "\n")
-    with pytest.raises(ConfigError, match=r"more than 50 parts \(at line 2\)"):
-        read_toml(path)
 
 
 @pytest.mark.parametrize(

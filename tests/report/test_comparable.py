@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import peerdg
-from peerdg.averages.settings import AverageSettings
+from peerdg.averages.average_options import AverageSettings
 from peerdg.errors import ConfigError
 from peerdg.files import sha256
 from peerdg.models.classifier import network_fingerprint

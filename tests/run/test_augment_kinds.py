@@ -8,7 +8,7 @@ import pytest
 
 import peerdg
 from peerdg.api import Run
-from peerdg.augment.settings import DEFAULTS
+from peerdg.augment.augment_options import DEFAULTS
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.options import read_toml

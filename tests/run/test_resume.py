@@ -11,7 +11,7 @@ import tomli_w
 import torch
 
 import peerdg
-from peerdg.augment.settings import DEFAULTS, AugmentSettings
+from peerdg.augment.augment_options import DEFAULTS, AugmentSettings
 from peerdg.cli.main import run
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning

@@ -9,7 +9,7 @@ import pytest
 
 import peerdg
 from peerdg.api import Run
-from peerdg.augment.settings import DEFAULTS
+from peerdg.augment.augment_options import DEFAULTS
 from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.methods.registry import method_names, tiny_options_of
 from peerdg.train import loop

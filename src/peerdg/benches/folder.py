@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import tomli_w
 
 from peerdg.benches.plan import Group, Plan, PlannedRun, make_plan, plan_changes
-from peerdg.benches.variants import LEVELS
 from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, RunInUseError
 from peerdg.files import (
     TEMPORARY,
@@ -292,7 +291,7 @@ class BenchFolder:
 
     def _stored_plan(self) -> Plan:
         try:
-            tables = read_toml(self.options_file, follow_links=False, levels=LEVELS)
+            tables = read_toml(self.options_file)
         except ConfigError as error:
             raise DamagedError(error.message, hint=_HINT) from error
         stored = conform(_Stored, tables, self.options_file, hint=_HINT)

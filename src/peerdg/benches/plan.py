@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from peerdg.averages.settings import KINDS, OPTIONS_OF
+from peerdg.averages.average_options import KINDS, OPTIONS_OF
 from peerdg.benches.variants import Variant, average_of, known_methods, objective_of, split_variants
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError

@@ -13,15 +13,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from peerdg.averages.settings import OPTIONS_OF
+from peerdg.averages.average_options import OPTIONS_OF
 from peerdg.benches.study import SECTIONS, Study, read_study
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
 from peerdg.methods.registry import method_names, settings_of
-from peerdg.options import did_you_mean, read_toml, suggest
+from peerdg.options import did_you_mean, read_toml
 
 VARIANT = "variant"  # the key of their table among the options of a bench
-LEVELS = 3  # sections within each other: of variants, of one of them, of its method
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes a part of a folder's name
 _OF_THE_BENCH = ("seed", "train_seed", "recipe", VARIANT)
 
@@ -115,13 +114,13 @@ def read_plan_file(path: Path) -> PlanFile:
     Raises:
         ConfigError: If the file cannot be read, or has other keys or types.
     """
-    tables = read_toml(path, levels=LEVELS)
+    tables = read_toml(path)
     variants = tables.pop(VARIANT, {})
     asked = {name: tables.pop(name) for name in SECTIONS if name in tables}
     known = [*(f.name for f in fields(PlanFile) if f.name != "study"), VARIANT, *SECTIONS]
     for key in tables:
         if key not in known:
-            raise ConfigError(f"Unknown key '{key}' in {path}.", hint=suggest(key, known, ""))
+            raise ConfigError(f"Unknown key '{key}' in {path}.", hint=did_you_mean(key, known))
     options = tables.get("options", {})
     if not isinstance(options, dict) or not isinstance(variants, dict):
         raise ConfigError(f"'options' and '{VARIANT}' must be tables in {path}.")

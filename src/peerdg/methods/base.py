@@ -11,9 +11,8 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from peerdg.augment.protocol import Augment
+from peerdg.averages.average_options import AverageSettings, SnapshotRule, make_average
 from peerdg.averages.base import Average, ValidationLoss
-from peerdg.averages.registry import make_average
-from peerdg.averages.settings import AverageSettings, SnapshotRule
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.images import as_bytes, as_view

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
+from peerdg.averages.average_options import SnapshotRule
 from peerdg.averages.base import Average
-from peerdg.averages.settings import SnapshotRule
 from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import ConfigError
 from peerdg.methods.alignment import alignment_to_frozen, build_projection, frozen_features

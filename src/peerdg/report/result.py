@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.augment import REVISION, is_same_augmentation
-from peerdg.augment.settings import AugmentSettings
-from peerdg.averages.settings import AverageSettings
+from peerdg.augment.augment_options import AugmentSettings
+from peerdg.averages.average_options import AverageSettings
 from peerdg.crafted import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.benchmarks import OWN_DATA

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from peerdg.augment.factory import make_augment
+from peerdg.augment.augment_options import AugmentSettings, make_augment
 from peerdg.augment.protocol import Augment
-from peerdg.augment.settings import AugmentSettings
 from peerdg.averages.base import ValidationLoss
 from peerdg.crafted import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 
-from peerdg.augment.settings import AugmentSettings, options_of_kind
-from peerdg.averages.settings import AverageSettings
+from peerdg.augment.augment_options import AugmentSettings, options_of_kind
+from peerdg.averages.average_options import AverageSettings
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.metadata import MethodSettings
@@ -28,7 +28,6 @@ from peerdg.options import (
     merge,
     nearest,
     option,
-    suggest,
     to_dict,
 )
 from peerdg.run.choices import Choices, choose
@@ -436,10 +435,10 @@ def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
         return f"Did you mean '{meant}'?"
     top = [*sorted(SCALARS), *sections]
     if nearest(key, top):
-        return suggest(key, top, "")
+        return did_you_mean(key, top)
     inside = {f.name: f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind)}
     guess = nearest(key, inside)
-    return f"Did you mean '{inside[guess]}'?" if guess else suggest(key, top, "")
+    return f"Did you mean '{inside[guess]}'?" if guess else did_you_mean(key, top)
 
 
 def resolve_own_data(

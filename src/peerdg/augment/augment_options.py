@@ -1,0 +1,202 @@
+"""Options of the augmentation, and how one is made of them.
+
+Classes are imported when one is made: options are read before torch is imported.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from peerdg.errors import ConfigError
+from peerdg.options import option, validate
+
+if TYPE_CHECKING:
+    from peerdg.augment.protocol import Augment
+
+
+def _of(kind: str, default: Any, help: str, **more: Any) -> Any:
+    """Make an option of one kind of augmentation, or of two with the defaults `{kind: default}`."""
+    defaults = default if isinstance(default, dict) else {kind: default}
+    shown = "" if default is None else f"; default {' or '.join(map(str, defaults.values()))}"
+    made = option(None, f"{kind}: {help}{shown}", **more)
+    return field(default=None, metadata={**made.metadata, "defaults": defaults})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentSettings:
+    """The augmentation G, shared by all methods that augment.
+
+    Options belong to kinds. Those of the chosen kind get its defaults. Those of other kinds are
+    None, and refused if they are given.
+    """
+
+    kind: Literal[
+        "randaugment", "randconv", "pro-randconv", "augmix", "l2d-generator", "pden-generator"
+    ] = option("randaugment", "the augmentation; default: the method's own")
+    operations: Literal["torchvision", "sdg"] | None = _of(
+        "randaugment", "torchvision", "its 14 operations, or the 16 with Invert of the sDG code"
+    )
+    policy: Literal["default", "mild", "wide", "fixed"] | None = _of(
+        "randaugment", "default", "range of the re-drawn number of operations and magnitude"
+    )
+    num_ops: int | None = _of(
+        "randaugment", None, "operations per image of the fixed policy; default 2", at_least=0
+    )
+    magnitude: int | None = _of(
+        "randaugment", None, "that of the fixed policy; default 9", at_least=0, at_most=30
+    )
+    absolute_pixels: bool | None = _of(
+        "randaugment", False, "sdg: pixel ranges as published for 224 px, not scaled to the image"
+    )
+    variant: Literal["img", "mix"] | None = _of(
+        "randconv", "img", "some batches stay as they are (img), or all are mixed with theirs"
+    )
+    kernels: tuple[int, ...] | None = _of(
+        "randconv", (1, 3, 5, 7), "sizes that the kernel is drawn from", at_least=1
+    )
+    identity: float | None = _of(
+        "randconv", None, "img: share of unchanged batches; default 0.5", at_least=0, at_most=1
+    )
+    repetitions: int | None = _of(
+        "pro-randconv", 10, "largest number of times that the block is applied", at_least=1
+    )
+    offsets: float | None = _of(
+        "pro-randconv", 0.5, "largest standard deviation of the offsets, in pixels", at_least=0
+    )
+    affine: float | None = _of(
+        "pro-randconv", 0.5, "standard deviation of scales and shifts", at_least=0
+    )
+    severity: float | None = _of(
+        "augmix", 3.0, "strongest level of an operation, out of 10", above=0.1, at_most=10
+    )
+    chains: int | None = _of("augmix", 3, "chains that are mixed", at_least=1)
+    depth: int | None = _of(
+        "augmix", None, "operations in each chain; default: 1 to 3, drawn for each", at_least=1
+    )
+    generator_kernels: tuple[int, ...] | None = _of(
+        "l2d-generator", (5, 9, 13, 17), "kernels of the spatial branches", at_least=1
+    )
+    generator_shift: float | None = _of(
+        "l2d-generator", 0.1, "standard deviation of the shifts", at_least=0
+    )
+    generator_mix: float | None = _of(
+        "generators",
+        {"l2d-generator": 0.6, "pden-generator": 1.0},
+        "share of the generated image",
+        at_least=0,
+        at_most=1,
+    )
+    generator_draws: Literal["period", "batch"] | None = _of(
+        "l2d-generator", "period", "how long drawn convolutions stay"
+    )
+    generator_width: int | None = _of(
+        "pden-generator", 16, "channels of its first layer", at_least=1, at_most=1024
+    )
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for f in fields(self)[1:]:
+            kinds = f.metadata["defaults"]
+            if getattr(self, f.name) is None:
+                object.__setattr__(self, f.name, kinds.get(self.kind))
+            elif self.kind not in kinds:
+                kind = next(iter(kinds))
+                raise ConfigError(
+                    f"augment.{f.name} belongs to the augmentation '{kind}', but the augmentation "
+                    f"is '{self.kind}'.",
+                    hint=f"Leave it out, or choose --augment.kind {kind}.",
+                )
+        if self.policy != "fixed" and not (self.num_ops is None and self.magnitude is None):
+            raise ConfigError(
+                "augment.num_ops and augment.magnitude belong to the fixed policy, but the policy "
+                f"is '{self.policy}'.",
+                hint="Add --augment.policy fixed, or leave them out.",
+            )
+        if self.variant == "mix" and self.identity is not None:
+            raise ConfigError(
+                "augment.identity belongs to the variant 'img', but the variant is 'mix'.",
+                hint="Leave it out, or choose --augment.variant img.",
+            )
+        for name in ("kernels", "generator_kernels"):
+            if getattr(self, name) == ():
+                raise ConfigError(f"augment.{name} is empty.", hint="Name at least one size.")
+        if even := [size for size in self.kernels or () if size % 2 == 0]:
+            raise ConfigError(
+                f"augment.kernels has the even size {even[0]}; it would shift the image by half a "
+                "pixel.",
+                hint="Use odd sizes, e.g. --augment.kernels 1,3,5,7.",
+            )
+
+    @property
+    def definition(self) -> str:
+        """The name by which revisions are counted: a set of operations, or a kind.
+
+        See `peerdg.augment.is_same_augmentation`.
+        """
+        return self.operations or self.kind
+
+    def check_images(self, side: int) -> None:
+        """Refuse kernels that leave no pixels of images of this side, before any work is done."""
+        if self.generator_kernels and max(self.generator_kernels) >= side:
+            raise ConfigError(
+                f"A kernel of {max(self.generator_kernels)} pixels (--augment.generator-kernels) "
+                f"is too large for images of {side} x {side}.",
+                hint="Use smaller ones; --augment.generator-kernels 3,5 suits images of 32 pixels.",
+            )
+
+
+_OPTIONS = fields(AugmentSettings)[1:]
+DEFAULTS: dict[str, dict[str, Any]] = {
+    kind: {f.name: f.metadata["defaults"][kind] for f in _OPTIONS if kind in f.metadata["defaults"]}
+    for kind in get_args(AugmentSettings.__annotations__["kind"])
+}  # the options of each kind
+
+
+def options_of_kind(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Select those of `options`, e.g. of a preset, that have a meaning for this kind."""
+    known = {"kind", *DEFAULTS.get(kind, {})}
+    return {name: value for name, value in options.items() if name in known}
+
+
+def make_augment(settings: AugmentSettings, *, seed: int, size: int) -> "Augment":
+    """Make the configured augmentation.
+
+    Args:
+        settings: Kind and options.
+        seed: Seed of the run, from which `redraw` draws.
+        size: Side of the images. Generators are made for one size.
+
+    Raises:
+        ConfigError: If an option does not fit.
+    """
+    from peerdg.augment.augmix import AugMix
+    from peerdg.augment.generators import NoiseGenerator, StyleGenerator
+    from peerdg.augment.policy import Policy
+    from peerdg.augment.randconv import ProRandConv, RandConv
+
+    settings.check_images(size)
+    options: dict[str, Any] = {name: getattr(settings, name) for name in DEFAULTS[settings.kind]}
+    match settings.kind:
+        case "randaugment":
+            options["num_ops"] = 2 if settings.num_ops is None else settings.num_ops
+            options["magnitude"] = 9 if settings.magnitude is None else settings.magnitude
+            return Policy.named(options.pop("policy"), **options, seed=seed)
+        case "randconv":
+            return RandConv(**options)
+        case "pro-randconv":
+            return ProRandConv(**options)
+        case "augmix":
+            return AugMix(**options)
+        case "l2d-generator":
+            return StyleGenerator(
+                size,
+                kernels=options["generator_kernels"],
+                shift_std=options["generator_shift"],
+                mix=options["generator_mix"],
+                draws=options["generator_draws"],
+                seed=seed,
+            )
+        case "pden-generator":
+            return NoiseGenerator(
+                width=options["generator_width"], mix=options["generator_mix"], seed=seed
+            )

@@ -1,0 +1,209 @@
+"""Options of the averages, and how one is made of them.
+
+Classes are imported when one is made: options are read before torch is imported.
+"""
+
+import re
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+from peerdg.errors import ConfigError
+from peerdg.options import did_you_mean, option, validate
+
+if TYPE_CHECKING:
+    from peerdg.averages.base import Average, ValidationLoss
+    from peerdg.models.classifier import Classifier
+
+KINDS = {
+    "snapshots": "mean of a snapshot every k epochs",
+    "swa": "mean of the network after every epoch (SWA)",
+    "ema": "exponential moving average of every step",
+    "sma": "mean of every step from the t0-th on (SMA)",
+    "swad": "mean over the flat part of the validation loss (SWAD)",
+}
+OPTIONS_OF = {
+    "snapshots": ("k", "start", "last"),
+    "swa": ("swa_start",),
+    "ema": ("decay", "warm_up"),
+    "sma": ("t0",),
+    "swad": ("every", "converge", "tolerance", "ratio"),
+}
+
+
+class SnapshotRule(NamedTuple):
+    """When snapshots are taken, and which of them a mean is over. See `Snapshots`."""
+
+    k: int
+    start: int = 0
+    last: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageSettings:
+    """Averages of weights that follow the trained network."""
+
+    kind: tuple[str, ...] = option(
+        (), "averages to follow, e.g. snapshots,ema; the first is deployed"
+    )
+    k: int | None = option(
+        None, "epochs between two snapshots; default: the method's k", at_least=1
+    )
+    start: int = option(0, "first snapshots that are left out of the mean", at_least=0)
+    last: int | None = option(
+        None, "mean of the newest snapshots only, this many; default: all", at_least=1
+    )
+    also: tuple[str, ...] = option(
+        (), "further means of snapshots in the same run: last-3 newest three, start-4 without four"
+    )
+    swa_start: float = option(
+        0.0, "part of the epochs before SWA begins; 0.75 as published", at_least=0, at_most=1
+    )
+    decay: float = option(0.999, "d of the exponential moving average", at_least=0, at_most=1)
+    warm_up: bool = option(True, "EMA: let d grow from 0.1 in the first steps")
+    t0: int | None = option(
+        None, "SMA: steps before its mean begins; default 100, a tenth of short runs", at_least=0
+    )
+    every: int | None = option(
+        None,
+        "SWAD: steps between two looks at the validation loss; default 100, at most an epoch",
+        at_least=1,
+    )
+    converge: int = option(
+        3, "SWAD: losses in a row of which the first is the smallest at convergence", at_least=1
+    )
+    tolerance: int = option(6, "SWAD: looks above the threshold before the mean ends", at_least=1)
+    ratio: float = option(0.3, "SWAD: how far above the minimum the threshold lies", at_least=0)
+
+    def __post_init__(self) -> None:
+        validate(self)
+        for name in ("kind", "also"):
+            parts = tuple(part.strip() for text in getattr(self, name) for part in text.split(","))
+            object.__setattr__(self, name, parts)
+        for kind in self.kind:
+            if kind not in KINDS:
+                raise ConfigError(f"Unknown average '{kind}'.", hint=did_you_mean(kind, KINDS))
+        for name in self.also:
+            _window(name, k=1)
+        names = (*self.kind, *self.also)
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"The average '{twice[0]}' is named twice; name it once.")
+
+    @property
+    def window(self) -> str | None:
+        """The name in `also` for the snapshots that the mean is over. None if it has none."""
+        if self.last is not None and not self.start:
+            return f"last-{self.last}"
+        return f"start-{self.start}" if self.start and self.last is None else None
+
+    def check_validation(self, *, available: bool) -> None:
+        """Refuse an average that looks at validation images where there are none."""
+        if "swad" in self.kind and not available:
+            raise _no_validation()
+
+    def check_used(self, own: str | None) -> None:
+        """Refuse options of averages that the run does not have.
+
+        Args:
+            own: Kind that is part of the method, unless another one is named.
+
+        Raises:
+            ConfigError: If such an option does not have its default value.
+        """
+        kinds = self.kind or (own,)
+        defaults = {f.name: f.default for f in fields(self)}
+        for kind, names in OPTIONS_OF.items():
+            for name in names:
+                is_used = kind in kinds or (name == "k" and self.also)
+                if getattr(self, name) != defaults[name] and not is_used:
+                    raise ConfigError(
+                        f"average.{name} is an option of the average '{kind}', which this run "
+                        "does not have.",
+                        hint=f"Add '{kind}' to --average, or leave average.{name} out.",
+                    )
+
+    def snapshots_of(self, kind: str, *, k: int, epochs: int) -> SnapshotRule | None:
+        """Find which snapshots the average `kind` is the mean of. None for other averages.
+
+        Args:
+            kind: A key of `KINDS`, or one of `also`.
+            k: Epochs between two snapshots, unless `self.k` is set.
+            epochs: Epochs of the whole training.
+        """
+        if kind in self.also:
+            return _window(kind, k=self.k or k)
+        if kind == "snapshots":
+            return SnapshotRule(self.k or k, self.start, self.last)
+        if kind == "swa":
+            return SnapshotRule(1, int(self.swa_start * epochs))
+        return None
+
+
+def _no_validation() -> ConfigError:
+    return ConfigError(
+        "SWAD needs validation images of the source.",
+        hint="Hold some back (--own-data.validation-fraction), or choose another average.",
+    )
+
+
+def _window(name: str, *, k: int) -> SnapshotRule:
+    """Parse a name such as `last-3` or `start-4`."""
+    match = re.fullmatch(r"(last|start)-([1-9][0-9]{0,3})", name)
+    if match is None:
+        raise ConfigError(
+            f"Unknown window of snapshots '{name}'.",
+            hint="Write last-N for the newest N snapshots, or start-N to leave the first N out.",
+        )
+    number = int(match[2])
+    return SnapshotRule(k, last=number) if match[1] == "last" else SnapshotRule(k, start=number)
+
+
+def make_average(
+    kind: str,
+    model: "Classifier",
+    settings: AverageSettings,
+    *,
+    k: int,
+    epochs: int,
+    steps: int,
+    validation_loss: "ValidationLoss | None",
+) -> "Average":
+    """Make the average `kind` of `model`.
+
+    Args:
+        kind: A key of `KINDS`, or the name of a window of snapshots (`AverageSettings.also`).
+        model: Network to follow.
+        settings: Options of all kinds.
+        k: Epochs between two snapshots, unless `settings.k` is set.
+        epochs: Epochs of the whole training.
+        steps: Steps of an epoch.
+        validation_loss: Loss of a network on the source's validation images, if there are any.
+
+    Raises:
+        ConfigError: If there is no such average, or it needs validation images.
+    """
+    from peerdg.averages.moving import EMA, SMA
+    from peerdg.averages.snapshots import Snapshots
+    from peerdg.averages.swad import SWAD
+
+    rule = settings.snapshots_of(kind, k=k, epochs=epochs)
+    if rule is not None:
+        return Snapshots(model, k=rule.k, start=rule.start, last=rule.last)
+    match kind:
+        case "ema":
+            return EMA(model, decay=settings.decay, warm_up=settings.warm_up)
+        case "sma":
+            few = min(100, epochs * steps // 10)
+            return SMA(model, start=few if settings.t0 is None else settings.t0)
+        case "swad":
+            if validation_loss is None:
+                raise _no_validation()
+            return SWAD(
+                model,
+                loss=validation_loss,
+                epochs=epochs,
+                every=settings.every or min(100, steps),
+                converge=settings.converge,
+                tolerance=settings.tolerance,
+                ratio=settings.ratio,
+            )
+    raise ConfigError(f"Unknown average '{kind}'.", hint=did_you_mean(kind, KINDS))
