@@ -15,8 +15,7 @@ from peerdg.augment.policy import Policy
 from peerdg.data.domain import Domain
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
-from peerdg.methods.peer import PEER
-from peerdg.methods.settings.peer import Settings
+from peerdg.methods.peer import PEER, Settings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import images_per_pass
 from peerdg.models.projection import projection_head

@@ -256,7 +256,7 @@ def test_the_means_over_the_last_evaluations_of_study_photos_are_those_of_its_re
     names = {
         "ERM": "erm", "RandAugment": "randaugment", "P-ENS": "p-ens", "SMA": "sma", "EMA": "ema",
         "P-ENS, newest four": "p-ens-last4", "PEER: task model": "peer", "PEER: proxy": "peer",
-        "regularizer without averaging": "peer-latest",
+        "regulariser without averaging": "peer-latest",
     }  # fmt: skip
     runs = load_runs(ROOT / "results/photos/runs.json")
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from peerdg.methods.base import Batch as Batch
     from peerdg.methods.erm import ERM as ERM
     from peerdg.methods.peer import PEER as PEER
+    from peerdg.methods.peer import Settings as PeerSettings  # noqa: F401
     from peerdg.methods.randaugment import AugmentedERM as AugmentedERM
-    from peerdg.methods.settings.peer import Settings as PeerSettings  # noqa: F401
     from peerdg.models.backbones import build_classifier as build_classifier
     from peerdg.models.classifier import Classifier as Classifier
 
@@ -36,7 +36,7 @@ _HOME = {
     "Batch": "peerdg.methods.base:Batch",
     "Classifier": "peerdg.models.classifier:Classifier",
     "Domain": "peerdg.data.domain:Domain",
-    "PeerSettings": "peerdg.methods.settings.peer:Settings",
+    "PeerSettings": "peerdg.methods.peer:Settings",
     "PeerdgError": "peerdg.errors:PeerdgError",
     "Policy": "peerdg.augment.policy:Policy",
     "AugmentedERM": "peerdg.methods.randaugment:AugmentedERM",

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 
 from peerdg.options import option
 from peerdg.methods.base import Batch, Method, Terms
-from peerdg.methods.metadata import MethodSettings
+from peerdg.methods.base import MethodSettings
 
 ALIASES = {"epsilon": "smoothing"}
 Path("MARKER").touch()

@@ -10,10 +10,9 @@ import peerdg
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, NumericalError, OutputError, PeerdgWarning, Stopped
 from peerdg.methods import ascent as module
-from peerdg.methods.ada import ADA
+from peerdg.methods.ada import ADA, Settings
 from peerdg.methods.base import Batch, EpochResult
 from peerdg.methods.pool import TrainingPool
-from peerdg.methods.settings.ada import Settings
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
 from peerdg.run.build import load_splits

@@ -10,10 +10,9 @@ from torch import Tensor
 import peerdg
 from peerdg.augment.semantic import Chain, semantic_transformations
 from peerdg.errors import ConfigError, NumericalError, Stopped
-from peerdg.methods.advst import AdvST
+from peerdg.methods.advst import AdvST, Settings
 from peerdg.methods.base import Batch
 from peerdg.methods.pool import TrainingPool
-from peerdg.methods.settings.advst import Settings
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.config import resolve

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from peerdg.augment.augmix import AugMix
 from peerdg.augment.policy import Policy
 from peerdg.augment.randconv import ProRandConv
-from peerdg.methods.augmix import AugMixConsistency
+from peerdg.methods.augmix import AugMixConsistency, Settings
 from peerdg.methods.base import Batch
-from peerdg.methods.settings.augmix import Settings
 from peerdg.run.config import resolve
 from tests.conftest import tiny_classifier, tiny_domain
 from tests.methods.test_randconv import decided_classifier, divergence

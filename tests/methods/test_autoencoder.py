@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peerdg.errors import NumericalError
-from peerdg.methods import autoencoder as module
-from peerdg.methods.autoencoder import WAETraining, train_autoencoder
+from peerdg.methods import m_ada as module
+from peerdg.methods.m_ada import WAETraining, train_autoencoder
 from peerdg.methods.work import Work
 from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
 from tests.methods.adversarial import N, tiny_pool

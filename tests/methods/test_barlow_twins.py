@@ -6,11 +6,10 @@ import torch.nn.functional as F
 
 from peerdg.augment.policy import Policy
 from peerdg.losses.info_nce import info_nce
-from peerdg.methods.barlow_twins import BarlowTwins
+from peerdg.methods.barlow_twins import BarlowTwins, Settings
 from peerdg.methods.base import Batch
 from peerdg.methods.randaugment import AugmentedERM
-from peerdg.methods.settings.barlow_twins import Settings
-from peerdg.methods.settings.randaugment import Settings as RandAugSettings
+from peerdg.methods.randaugment import Settings as RandAugSettings
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain(n=16)

@@ -15,10 +15,8 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.methods.base import Batch
-from peerdg.methods.clean import CleanImages, as_clean
-from peerdg.methods.images import as_bytes
-from peerdg.methods.peer import PEER
-from peerdg.methods.settings.peer import Settings
+from peerdg.methods.clean import CleanImages, as_bytes, as_clean
+from peerdg.methods.peer import PEER, Settings
 from peerdg.models.classifier import Classifier
 from peerdg.models.statistics import recompute_statistics
 from peerdg.train.source import Source

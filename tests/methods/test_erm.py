@@ -4,8 +4,7 @@ import torch.nn.functional as F
 from peerdg.augment.policy import Policy
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
-from peerdg.methods.randaugment import AugmentedERM
-from peerdg.methods.settings.randaugment import Settings
+from peerdg.methods.randaugment import AugmentedERM, Settings
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain()

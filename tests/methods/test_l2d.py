@@ -21,8 +21,7 @@ from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, Stopped
 from peerdg.methods.base import Batch
-from peerdg.methods.l2d import L2D
-from peerdg.methods.settings.l2d import Settings
+from peerdg.methods.l2d import L2D, Settings
 from peerdg.models.classifier import Classifier
 from peerdg.run.config import resolve
 from peerdg.train.guard import Guard

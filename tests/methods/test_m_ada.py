@@ -17,9 +17,8 @@ from peerdg.errors import ConfigError, NumericalError, Stopped
 from peerdg.methods import m_ada as module
 from peerdg.methods.ascent import Ascent
 from peerdg.methods.base import Batch
-from peerdg.methods.m_ada import MADA, meta_losses, relaxation
+from peerdg.methods.m_ada import MADA, Settings, meta_losses, relaxation
 from peerdg.methods.pool import PoolImages, TrainingPool
-from peerdg.methods.settings.m_ada import Settings
 from peerdg.methods.work import Work
 from peerdg.models.autoencoder import WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 import peerdg
 from peerdg.errors import ConfigError, NumericalError, Stopped
 from peerdg.methods.ada import ADA
+from peerdg.methods.ada import Settings as ADASettings
 from peerdg.methods.base import Batch
-from peerdg.methods.me_ada import MEADA
-from peerdg.methods.settings.ada import Settings as ADASettings
-from peerdg.methods.settings.me_ada import Settings
+from peerdg.methods.me_ada import MEADA, Settings
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.config import resolve

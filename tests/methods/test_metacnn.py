@@ -15,9 +15,8 @@ from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.methods.base import Batch
-from peerdg.methods.metacnn import MetaCNN
+from peerdg.methods.metacnn import MetaCNN, Settings
 from peerdg.methods.registry import is_reconstruction, summary_of
-from peerdg.methods.settings.metacnn import Settings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.ensemble import ensemble

@@ -1,28 +1,22 @@
 """What the rest of the package does for a method, it does by its metadata: shown by a new one."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from peerdg.cli.flags import _all_aliases
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
-from peerdg.errors import ConfigError
-from peerdg.methods import settings
-from peerdg.methods.metadata import Reconstruction, components, parts_of, reconstructed_on
-from peerdg.methods.recipes import COMBINATIONS, RECIPES, Recipe
+from peerdg.methods.base import MethodSettings, components, parts_of
+from peerdg.methods.recipes import COMBINATIONS, RECIPES, Recipe, Reconstruction, reconstructed_on
 from peerdg.methods.registry import (
-    aliases_of,
+    METHODS,
     is_reconstruction,
-    known_as,
     method_names,
     settings_of,
     stored_settings,
-    title_of,
 )
-from peerdg.options import merge
+from peerdg.options import merge, option
 from peerdg.report.comparable import comparison_notes
 from peerdg.report.result import RunResult
 from peerdg.report.tables import listed_runs
@@ -30,17 +24,6 @@ from peerdg.report.variants import by_variant
 from peerdg.run.config import notes, resolve
 from peerdg.run.minutes import TimeBudget, schedule
 from tests.report.test_selection_report import run
-
-METHOD = '''
-from dataclasses import dataclass
-
-from peerdg.options import option
-from peerdg.methods.metadata import MethodSettings
-
-IMPLEMENTED_BY = "nowhere:Nothing"
-TITLE = "Mirage"
-ALIASES = {"strength": "beta"}
-KNOWN_AS = {"plain-mirage": {"critic": "none"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +42,12 @@ class Settings(MethodSettings):
 
     def notes(self, epochs):
         return [f"{epochs} epochs of mirage."]
-'''
 
 
 @pytest.fixture
-def mirage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A method that no file of the package has heard of."""
-    (tmp_path / "mirage.py").write_text(METHOD)
-    monkeypatch.setattr(settings, "__path__", [*settings.__path__, str(tmp_path)])
-    method_names.cache_clear()
-    yield
-    monkeypatch.undo()
-    method_names.cache_clear()
+def mirage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register a method that no file of the package has heard of."""
+    monkeypatch.setitem(METHODS, "mirage", __name__)
 
 
 def compared(method: str, own: dict[str, object], *, shift: float = 0.0) -> RunResult:
@@ -95,24 +72,11 @@ def test_its_period_decides_evaluation_schedule_and_fluctuation(mirage):
     assert settings_of("erm").period_option is None and settings_of("erm")().period == 1
 
 
-def test_what_people_type_leads_to_its_options(mirage):
-    assert aliases_of("mirage") == {"strength": "beta"}
-    assert _all_aliases()["--mirage.strength"] == "--mirage.beta"
-    assert _all_aliases()["--strength"] == "--mirage.beta"
-    assert _all_aliases()["--k"] == "--peer.k"  # the default method's, of several
-    with pytest.raises(ConfigError) as refused:
-        resolve({"method": "mirage", "strength": 1.0})
-    assert refused.value.hint == "Did you mean 'mirage.beta'?"
-
-
 def test_its_notes_are_the_runs(mirage):
     assert notes(resolve({"method": "mirage", "train": {"epochs": 7}})) == ["7 epochs of mirage."]
 
 
 def test_names_and_settings_of_stored_runs_are_read_with_care(mirage):
-    assert known_as("mirage", {"critic": "none"}) == "plain-mirage"
-    assert known_as("mirage", {"critic": "soft"}) == known_as("mirage", {}) == "mirage"
-    assert known_as("of-a-plugin", {"critic": "none"}) == title_of("of-a-plugin") == "of-a-plugin"
     assert stored_settings("of-a-plugin", {}) is None
     assert stored_settings("mirage", {"every": 0}) is None  # refused today
     found = stored_settings("mirage", {"every": 2, "of another version": 1})

@@ -11,12 +11,11 @@ from torch.distributions import Normal
 import peerdg
 from peerdg.augment.policy import Policy
 from peerdg.errors import ConfigError
+from peerdg.methods import randaugment
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
-from peerdg.methods.miro import MIRO, Variance, gaussian_term
+from peerdg.methods.miro import MIRO, Settings, Variance, gaussian_term
 from peerdg.methods.randaugment import AugmentedERM
-from peerdg.methods.settings import randaugment
-from peerdg.methods.settings.miro import Settings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stages import FeatureMap, recorded
 from peerdg.models.stored import save_model

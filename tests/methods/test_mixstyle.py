@@ -14,8 +14,7 @@ from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError
 from peerdg.methods.base import Batch
-from peerdg.methods.mixstyle import MixStyle
-from peerdg.methods.settings.mixstyle import Settings
+from peerdg.methods.mixstyle import MixStyle, Settings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import load_stored
 from peerdg.rng import seeded

@@ -15,8 +15,7 @@ from torch import Tensor
 import peerdg
 from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.methods.base import Batch
-from peerdg.methods.pden import PDEN, Views, capped_difference
-from peerdg.methods.settings.pden import Settings
+from peerdg.methods.pden import PDEN, Settings, Views, capped_difference
 from peerdg.models.classifier import Classifier
 from peerdg.models.generators import DomainGenerator, ImageGenerator
 from peerdg.run.config import resolve

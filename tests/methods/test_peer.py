@@ -17,10 +17,9 @@ from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
 from peerdg.methods.clean import CleanImages
-from peerdg.methods.peer import PEER
+from peerdg.methods.peer import PEER, Settings
 from peerdg.methods.randaugment import AugmentedERM
-from peerdg.methods.settings.peer import Settings
-from peerdg.methods.settings.randaugment import Settings as RandAugSettings
+from peerdg.methods.randaugment import Settings as RandAugSettings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.statistics import recompute_statistics
 from tests.conftest import tiny_classifier, tiny_domain
@@ -77,6 +76,13 @@ def train(
 
 def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def features_of(peer, rows, source=SOURCE):
+    """Look up rows in the table of features."""
+    features = peer.task_features.features(Batch(source.images[rows], source.labels[rows], rows))
+    assert peer.task_features.table is not None
+    return features
 
 
 def test_loss_is_equation_3_written_out():
@@ -154,8 +160,8 @@ def test_cached_and_recomputed_task_features_give_bitwise_equal_training(views, 
     options = {"epochs": 3, "source": LARGE, "size": 60, "bf16": bf16}
     cached = train(make(clean=images, views=views), **options)
     recomputed = train(make(clean=images, views=views, cache_features=False), **options)
-    assert cached.table.lookup(ROWS) is not None
-    assert recomputed.table.lookup(ROWS) is None
+    assert cached.task_features.table is not None
+    assert recomputed.task_features.table is None
     assert torch.equal(weights(cached.proxy), weights(recomputed.proxy))
     assert torch.equal(weights(cached.task), weights(recomputed.task))
 
@@ -179,7 +185,7 @@ def test_cached_and_recomputed_features_give_bitwise_equal_training_of_the_digit
                 peer.loss(batch)["loss"].backward()
                 adam.step()
             peer.end_epoch(epoch)
-        assert (peer.table.lookup(ROWS) is not None) == cached
+        assert (peer.task_features.table is not None) == cached
         trained.append(peer)
     for name, value in trained[0].state_dict().items():
         assert torch.equal(value, trained[1].state_dict()[name]), name
@@ -190,7 +196,7 @@ def test_cached_features_are_renewed_with_the_task_model():
 
     def current():
         peer.start_epoch(99)
-        torch.testing.assert_close(peer.table.lookup(ROWS), peer.task.features(SOURCE.images))
+        torch.testing.assert_close(features_of(peer, ROWS), peer.task.features(SOURCE.images))
 
     train(peer, epochs=3, after_epoch=current)
 
@@ -200,7 +206,7 @@ def test_cached_features_are_those_of_their_rows_however_chunks_are_ordered():
     peer.start_epoch(0)
     alone = [peer.task.features(image) for image in LARGE.images.split(1)]
     rows = torch.arange(len(LARGE))
-    torch.testing.assert_close(peer.table.lookup(rows), torch.cat(alone))
+    torch.testing.assert_close(features_of(peer, rows, LARGE), torch.cat(alone))
 
 
 def test_features_are_never_cached_from_batches_whose_rows_are_unknown():
@@ -208,7 +214,7 @@ def test_features_are_never_cached_from_batches_whose_rows_are_unknown():
     for clean in (loader, list(SOURCE.images.split(8)), [(CLEAN, SOURCE.labels)]):
         peer = make(clean=clean)
         peer.start_epoch(0)
-        assert peer.table.lookup(ROWS) is None
+        assert peer.task_features.clean is None
         batch = Batch(SOURCE.images[:8], SOURCE.labels[:8], index=torch.arange(8), seed=0)
         expected = make(cache_features=False)
         expected.start_epoch(0)
@@ -235,7 +241,7 @@ def test_loading_a_state_forgets_the_cached_features():
     peer.start_epoch(0)
     peer.load_state_dict(other.state_dict())
     peer.start_epoch(0)
-    torch.testing.assert_close(peer.table.lookup(ROWS), other.task.features(SOURCE.images))
+    torch.testing.assert_close(features_of(peer, ROWS), other.task.features(SOURCE.images))
 
 
 def test_equal_models_and_views_have_no_on_diagonal_loss_at_the_start():
@@ -474,7 +480,7 @@ def test_features_are_renewed_whenever_the_average_changes(average: int | None):
 
     def look() -> None:
         peer.start_epoch(len(seen) + 1)
-        found = peer.table.lookup(ROWS)
+        found = features_of(peer, ROWS)
         torch.testing.assert_close(found, peer.task.features(SOURCE.images))
         seen.append(found)
 

@@ -9,8 +9,7 @@ from peerdg.augment.policy import Policy
 from peerdg.augment.randconv import RandConv
 from peerdg.errors import ConfigError
 from peerdg.methods.base import Batch
-from peerdg.methods.randconv import RandConvConsistency
-from peerdg.methods.settings.randconv import Settings
+from peerdg.methods.randconv import RandConvConsistency, Settings
 from peerdg.models.classifier import Classifier
 from peerdg.run.config import resolve
 from tests.conftest import tiny_classifier, tiny_domain

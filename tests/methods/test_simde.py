@@ -18,8 +18,7 @@ from peerdg.cli.main import run
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.methods.base import Batch
-from peerdg.methods.settings.simde import Settings
-from peerdg.methods.simde import SimDE
+from peerdg.methods.simde import Settings, SimDE
 from peerdg.models.classifier import Classifier
 from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers

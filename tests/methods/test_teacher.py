@@ -13,9 +13,8 @@ from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.peer import PEER
-from peerdg.methods.settings.peer import Settings as PeerSettings
-from peerdg.methods.settings.teacher import Settings
-from peerdg.methods.teacher import Teacher
+from peerdg.methods.peer import Settings as PeerSettings
+from peerdg.methods.teacher import Settings, Teacher
 from peerdg.models.classifier import Classifier
 from peerdg.run.build import build_method
 from peerdg.run.config import resolve
@@ -201,11 +200,10 @@ def test_an_adapter_cannot_be_fitted_without_labels():
 def test_features_of_clean_images_are_looked_up_and_are_the_same():
     with_table, without = started(wide()), started(wide(), cache_features=False)
     known = Batch(BATCH.images, BATCH.labels, index=ROWS, seed=5)
-    torch.testing.assert_close(
-        with_table.table.lookup(ROWS), without.teacher.features(BATCH.images)
-    )
     torch.testing.assert_close(with_table.loss(known)["loss"], without.loss(known)["loss"])
-    assert without.table.lookup(ROWS) is None
+    table = with_table.teacher_features.table
+    torch.testing.assert_close(table[ROWS], without.teacher.features(BATCH.images))
+    assert without.teacher_features.table is None
 
 
 def test_another_teachers_features_are_not_looked_up():
@@ -213,10 +211,10 @@ def test_another_teachers_features_are_not_looked_up():
     other = make(tiny_classifier(seed=5))
     other.load_state_dict(second.state_dict())
     other.start_epoch(1)
-    torch.testing.assert_close(
-        other.table.lookup(ROWS), tiny_classifier(seed=3).features(BATCH.images)
-    )
-    assert first.table.lookup(ROWS).shape == (8, 13)
+    known = Batch(BATCH.images, BATCH.labels, index=ROWS)
+    features = other.teacher_features.features(known)
+    torch.testing.assert_close(features, tiny_classifier(seed=3).features(BATCH.images))
+    assert first.teacher_features.features(known).shape == (8, 13)
 
 
 def test_the_student_is_deployed():

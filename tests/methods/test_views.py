@@ -13,13 +13,12 @@ from peerdg.augment.protocol import Augment
 from peerdg.augment.randconv import ProRandConv, RandConv
 from peerdg.errors import DataError
 from peerdg.methods.base import Batch, Method
-from peerdg.methods.images import joined
 from peerdg.methods.miro import MIRO
+from peerdg.methods.miro import Settings as MIROSettings
 from peerdg.methods.peer import PEER
+from peerdg.methods.peer import Settings as PEERSettings
 from peerdg.methods.randaugment import AugmentedERM
-from peerdg.methods.settings.miro import Settings as MIROSettings
-from peerdg.methods.settings.peer import Settings as PEERSettings
-from peerdg.methods.views import augmented_view, augmented_views, each_view
+from peerdg.methods.views import augmented_view, augmented_views, each_view, joined
 from tests.conftest import tiny_classifier, tiny_domain
 
 SOURCE = tiny_domain()

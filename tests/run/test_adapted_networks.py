@@ -1,9 +1,9 @@
 """A method that changes its network: trained, resumed, stored and compared as that network."""
 
 import signal
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pytest
 import torch
@@ -11,25 +11,15 @@ from safetensors.torch import load_file
 
 import peerdg
 from peerdg.errors import ConfigError, Stopped
-from peerdg.methods import settings
-from peerdg.methods.base import Method, RunContext
+from peerdg.methods.base import Method, MethodSettings, RunContext
 from peerdg.methods.erm import ERM
-from peerdg.methods.registry import method_names
+from peerdg.methods.registry import METHODS
 from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
+from peerdg.options import option
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
-
-METHOD = '''
-from dataclasses import dataclass
-from typing import Literal
-
-from peerdg.options import option
-from peerdg.errors import ConfigError
-from peerdg.methods.metadata import MethodSettings
-
-IMPLEMENTED_BY = "tests.run.test_adapted_networks:Narrow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +37,6 @@ class Settings(MethodSettings):
     def check_images(self, side):
         if side < self.smallest:
             raise ConfigError(f"Images of {side} pixels are too small.")
-'''
 
 
 class Narrow(ERM):
@@ -73,13 +62,8 @@ class Narrow(ERM):
 
 
 @pytest.fixture(autouse=True)
-def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "settings").mkdir()
-    (tmp_path / "settings" / "narrow.py").write_text(METHOD)
-    monkeypatch.setattr(settings, "__path__", [*settings.__path__, str(tmp_path / "settings")])
-    method_names.cache_clear()
-    yield
-    method_names.cache_clear()
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "narrow", __name__)
 
 
 def fit(out: Path, *, existing: str = "refuse", when: str = "pretrain", dim: int = 5, **options):

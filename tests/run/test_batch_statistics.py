@@ -14,10 +14,10 @@ import peerdg
 from peerdg.api import Run
 from peerdg.errors import Stopped
 from peerdg.methods.clean import CleanImages
-from peerdg.methods.settings.advst import TINY as ADVST
 from peerdg.models.classifier import Classifier
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
+from tests.methods.tiny import TINY
 
 METHODS: dict[str, dict[str, Any]] = {
     "erm": {"method": "erm"},
@@ -177,7 +177,7 @@ def test_networks_without_batch_normalisation_have_no_rule(tmp_path):
     assert "batch_statistics" not in (run.path / "model/model.json").read_text()
 
 
-FROZEN: dict[str, Any] = {"method": "advst", "advst": ADVST}
+FROZEN: dict[str, Any] = {"method": "advst", "advst": TINY["advst"]}
 
 
 @pytest.mark.parametrize("rule", ["clean", "trained"])
@@ -194,7 +194,7 @@ def test_a_network_trained_with_frozen_statistics_is_stored_with_these_and_says_
 
 
 def test_statistics_that_are_not_frozen_follow_the_rule(tmp_path):
-    options = {**FROZEN, "advst": {**ADVST, "frozen_statistics": False}}
+    options = {**FROZEN, "advst": {**TINY["advst"], "frozen_statistics": False}}
     run = fit(tmp_path / "run", "erm", **options)
     assert {r["batch_statistics"] for r in records(run, "evaluation")} == {"clean"}
 

@@ -13,7 +13,6 @@ import peerdg
 from peerdg.cli.main import run as command
 from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, PeerdgWarning
 from peerdg.files import sha256
-from peerdg.methods.settings.advst import TINY
 from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
@@ -23,6 +22,7 @@ from peerdg.models.stored import load_stored, save_model
 from peerdg.train.source import Source
 from tests.cli.stored_models import CLASSES, save_photos
 from tests.conftest import tiny_classifier, tiny_splits
+from tests.methods.tiny import TINY
 
 OPTIONS: dict[str, Any] = {
     "method": "erm",
@@ -143,7 +143,7 @@ def test_statistics_that_training_left_are_averaged_like_weights(made, tmp_path)
 
 def test_frozen_statistics_are_kept_like_weights_and_without_a_warning(tmp_path, recwarn):
     for seed in range(2):
-        fit(tmp_path / f"frozen-{seed}", train_seed=seed, method="advst", advst=TINY)
+        fit(tmp_path / f"frozen-{seed}", train_seed=seed, method="advst", advst=TINY["advst"])
     model = combined(runs(tmp_path, "frozen", 2), tmp_path / "u")
     name = "encoder.norm.running_var"
     expected = mean_of(runs(tmp_path, "frozen", 2))[name]

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 import peerdg
-from peerdg.methods.registry import method_names, tiny_options_of
+from peerdg.methods.registry import method_names
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
 from peerdg.run.build import adapt_network
@@ -20,6 +20,7 @@ from peerdg.run.plan import measure_run_costs
 from peerdg.run.progress import ConsoleProgress, Silent
 from peerdg.train.source import Source
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
+from tests.methods.tiny import TINY
 from tests.reliability.tiny_run import OPTIONS
 
 METHODS = method_names()
@@ -37,7 +38,7 @@ def measured(model: Classifier, options: dict[str, Any], images: int = 96) -> Co
 
 def options_of(method: str) -> dict[str, Any]:
     common = {key: OPTIONS[key] for key in ("pretrain", "train", "threads")}
-    tiny = tiny_options_of(method)
+    tiny = TINY.get(method, {})
     return {**common, "method": method, **({method: tiny} if tiny else {})}
 
 

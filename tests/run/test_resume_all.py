@@ -11,9 +11,10 @@ import peerdg
 from peerdg.api import Run
 from peerdg.augment.augment_options import DEFAULTS
 from peerdg.errors import PeerdgWarning, Stopped
-from peerdg.methods.registry import method_names, tiny_options_of
+from peerdg.methods.registry import method_names
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
+from tests.methods.tiny import TINY
 
 EPOCHS, STEPS = 3, 3  # 24 images in batches of 8; one epoch of pre-training before
 VARIANTS = [
@@ -30,7 +31,7 @@ VARIANTS = [
 
 
 def options(method: str, settings: dict) -> dict:
-    own = tiny_options_of(method)
+    own = TINY.get(method, {})
     own |= {name: value for name, value in settings.items() if name not in ("transform", "G")}
     return {
         "method": method,

@@ -8,10 +8,11 @@ import pytest
 
 import peerdg
 from peerdg.errors import Stopped
-from peerdg.methods.registry import method_names, tiny_options_of
+from peerdg.methods.registry import method_names
 from peerdg.run.config import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
+from tests.methods.tiny import TINY
 
 OPTIONS = {
     "method": "peer",
@@ -85,7 +86,7 @@ def test_with_every_method_the_trained_network_starts_as_with_another_train_seed
             crafted="off",
             seed=3,
             train_seed=seed,
-            **({method: own} if (own := tiny_options_of(method)) else {}),
+            **({method: own} if (own := TINY.get(method, {})) else {}),
         ).path
         records = [json.loads(line) for line in lines(run, phase="train")]
         trained = records[0]["model"]  # the trained network comes first

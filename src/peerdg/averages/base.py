@@ -55,6 +55,16 @@ class Average(nn.Module, abc.ABC):
         """The averaged classifier."""
 
     @property
+    def deployed(self) -> Classifier:
+        """The classifier to evaluate and deploy: `model`, but perhaps for its batch statistics."""
+        return self.model
+
+    @property
+    def has_clean_statistics(self) -> bool:
+        """Whether the batch statistics of `deployed` are those of the clean images."""
+        return False
+
+    @property
     @abc.abstractmethod
     def count(self) -> int:
         """The number of networks in the average; 0 while it is the initial network."""

@@ -36,6 +36,8 @@ class Snapshots(Average):
             period, so the initial weights are averaged and the last ones are not.
         start: How many first snapshots to leave out of the mean; meanwhile the newest serves alone.
         last: Average only this many newest snapshots (a copy of each is kept); 1: no averaging.
+        deployed_bn: The rule for `deployed`, a second mean of the same snapshots. None: that of
+            `bn`, and there is one mean.
     """
 
     epoch: Tensor
@@ -51,6 +53,7 @@ class Snapshots(Average):
         include_init: bool = False,
         start: int = 0,
         last: int | None = None,
+        deployed_bn: BatchNormRule | None = None,
     ) -> None:
         super().__init__()
         if bn == "recalibrate" and clean is None and has_batch_statistics(model):
@@ -70,6 +73,11 @@ class Snapshots(Average):
         # `epoch`: epochs learnt at the last snapshot, so that it is not taken twice after a resume.
         # `taken`: lets users of the average notice that it has changed.
         self.register_buffer("epoch", torch.tensor(-1))
+        self.deployed_snapshots: Snapshots | None = None
+        if deployed_bn not in (None, bn) and has_batch_statistics(model):
+            self.deployed_snapshots = Snapshots(
+                model, k=k, bn=deployed_bn, clean=clean, start=start, last=last
+            )
         self.register_buffer("taken", torch.tensor(0))
 
     @property
@@ -101,16 +109,16 @@ class Snapshots(Average):
         """The number of snapshots taken, whether or not they are still in the mean."""
         return int(self.taken)
 
-    def twin(self, model: Classifier, *, bn: BatchNormRule) -> "Snapshots":
-        """An average of the same snapshots with other batch statistics."""
-        return Snapshots(
-            model,
-            k=self.k,
-            bn=bn,
-            include_init=self.include_init,
-            start=self.start,
-            last=self.last,
-        )
+    @property
+    def deployed(self) -> Classifier:
+        """The averaged classifier, with the batch statistics of `deployed_bn`."""
+        return self.model if self.deployed_snapshots is None else self.deployed_snapshots.model
+
+    @property
+    def has_clean_statistics(self) -> bool:
+        """True if they are recomputed, from the first snapshot on."""
+        is_recalibrated = self.bn == "recalibrate" and self.clean is not None
+        return is_recalibrated and self.deployed_snapshots is None and self.count > 0
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
         """With `include_init`: snapshot θ_p^(epoch) at the start of each period."""
@@ -139,15 +147,20 @@ class Snapshots(Average):
         """
         require_finite(model)
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
-        statistics = {name: b.clone() for name, b in _floating_buffers(self.model).items()}
         try:
             self._add(model)
-            self._settle_buffers(statistics)
         except BaseException:
             self.load_state_dict(before)
             raise
 
     def _add(self, model: Classifier) -> None:
+        statistics = {name: b.clone() for name, b in _floating_buffers(self.model).items()}
+        self._average(model)
+        self._settle_buffers(statistics)
+        if self.deployed_snapshots is not None:
+            self.deployed_snapshots._add(model)
+
+    def _average(self, model: Classifier) -> None:
         if self.newest:
             self.newest[int(self.taken) % len(self.newest)].load_state_dict(model.state_dict())
         self.taken += 1

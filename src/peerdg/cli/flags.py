@@ -11,8 +11,7 @@ from cyclopts import Group, Parameter, Token, UnknownOptionError
 
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, no_such_data
 from peerdg.errors import ConfigError
-from peerdg.methods.plugins import Plugin
-from peerdg.methods.registry import aliases_of, method_names, plugin_of, settings_of
+from peerdg.methods.registry import Plugin, method_names, plugin_of, settings_of
 from peerdg.options import merge, nearest, read_toml
 from peerdg.run.choices import Choices
 from peerdg.run.config import SECTIONS, RunConfig, refuse_unused_augmentation, resolve
@@ -339,12 +338,8 @@ def _all_aliases() -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for method in (*method_names(), RunConfig.method):
-        options = {f.name: f.name for f in fields(settings_of(method))} | aliases_of(method)
-        for typed, name in options.items():
-            found |= {
-                f"--{typed}": f"--{method}.{name}",
-                f"--{method}.{typed}": f"--{method}.{name}",
-            }
+        for f in fields(settings_of(method)):
+            found[f"--{f.name}"] = f"--{method}.{f.name}"
     return {key.replace("_", "-"): name.replace("_", "-") for key, name in found.items()} | _ALIASES
 
 

@@ -23,7 +23,7 @@ from peerdg.terminal import console, error_console
 from peerdg.version import __version__
 
 if TYPE_CHECKING:
-    from peerdg.methods.plugins import Plugin
+    from peerdg.methods.registry import Plugin
 
 # Each command: where it lives, what it does in a line, and how it is used.
 COMMANDS = {

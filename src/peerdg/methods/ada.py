@@ -1,14 +1,32 @@
 """ADA: adversarial data augmentation."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from peerdg.methods.ascent import Ascent, ExtraObjective
-from peerdg.methods.base import Batch, EpochResult, Terms
-from peerdg.methods.pool_method import PoolMethod
-from peerdg.methods.settings.ada import Settings
+from peerdg.methods.ascent import Ascent, AscentSettings, ExtraObjective, PoolMethod
+from peerdg.methods.base import Batch, EpochResult, Loss
+from peerdg.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(AscentSettings):
+    """Images that the network finds hard are made by gradient ascent and learnt from, too."""
+
+    perturb: Literal["sample", "pool", "source"] = option(
+        "sample", "which images: as many as the source has out of all so far, all so far, or the "
+        "source's",
+    )  # fmt: skip
+
+    section = "ada"
+
+    def images_made(self, source: int, pool: int, before: int) -> int:
+        """As many images as the source or the pool has."""
+        return pool if self.perturb == "pool" else source
 
 
 class ADA(PoolMethod[Settings]):
@@ -49,10 +67,10 @@ class ADA(PoolMethod[Settings]):
     default_settings = Settings
     divergence_hint = ", or the step of the ascent (--ada.rate)"
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """Cross-entropy on images of the source and on those that were made."""
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
-        return {"loss": loss, "ce": loss.detach()}
+        return Loss(loss, ce=loss)
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """Generate adversarial images every `every` epochs, at most `k` times."""

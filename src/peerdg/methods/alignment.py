@@ -1,21 +1,101 @@
-"""The regularizer of the PEER paper: features of two views, compared by a projection head R."""
+"""PEER's regularizer: align projected features of two views, of one network or of two.
 
-from collections.abc import Callable
+PEER, its variant with a fixed teacher and Barlow Twins share what is here.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from peerdg.averages.average_options import SnapshotRule
+from peerdg.averages.base import Average
+from peerdg.averages.snapshots import BatchNormRule, Snapshots
+from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
-from peerdg.methods.alignment_settings import AlignmentSettings, FrozenGuideSettings
-from peerdg.methods.base import Terms
+from peerdg.methods.base import OFF, Batch, Loss, Method, MethodSettings, RunContext
+from peerdg.methods.clean import CleanBatches, CleanImages
+from peerdg.methods.views import TwoViewOutput
 from peerdg.models.classifier import Classifier
 from peerdg.models.projection import projection_head
+from peerdg.options import option
+from peerdg.rng import seed_for
 from peerdg.stages import stage
+
+if TYPE_CHECKING:
+    from peerdg.methods.peer import Settings as PeerSettings
+
+regularizer_option = partial(option, part_of="regularizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentSettings(MethodSettings):
+    """The regularizer, its weight and its projection head R, with the PEER paper's values."""
+
+    k: int = option(10, "re-draw the policy every k epochs", at_least=1, announced=True)
+    w: float = regularizer_option(2.0, "weight of the regularizer", at_least=0, announced=True)
+    lam: float = regularizer_option(0.005, "weight of Barlow Twins' redundancy term", at_least=0)
+    regularizer: Literal["barlow-twins", "info-nce", "none"] = option(
+        "barlow-twins",
+        "how projected features are compared; none: cross-entropy alone",
+        formerly="regulariser",
+    )
+    tau: float = regularizer_option(
+        0.1, "temperature of InfoNCE; the paper's formula has 1", above=0
+    )
+    head: Literal["trained", "frozen", "none"] = regularizer_option(
+        "trained", "the projection head R"
+    )
+    head_layers: int = regularizer_option(2, "layers of R; paper: 2 on Digits, else 3", at_least=1)
+    head_dim: int = regularizer_option(
+        128, "output dimension of R; paper: 128 on Digits, else 1024", at_least=1
+    )
+    head_hidden: int | None = regularizer_option(
+        None, "hidden width of R; default max(dim, 512)", at_least=1
+    )
+    head_norm: Literal["bn", "ln", "none"] = regularizer_option("bn", "normalization inside R")
+    joint_views: bool = option(
+        False, "with batch normalization: normalize clean and augmented images together"
+    )
+
+    period_option = "k"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Without its regularizer, cross-entropy is all that is left."""
+        return self.regularizer == OFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenGuideSettings(AlignmentSettings):
+    """The same, where the features of a frozen network are those to compare with."""
+
+    head_grad_target: bool = regularizer_option(
+        True, "R also learns from the frozen network's branch"
+    )
+    views: Literal["clean_aug", "aug_clean", "both_same"] = option(
+        "clean_aug",
+        "views compared: that of the frozen network, then of the trained one; both_same sums both "
+        "views, each the same in both networks",
+    )
+    cache_features: bool = option(
+        True, "compute the frozen network's clean features once while it stays the same"
+    )
+
+    @property
+    def uses_clean_features(self) -> bool:
+        """Whether the frozen network sees clean images, whose features can be kept."""
+        return self.cache_features and self.views != "aug_clean" and self.regularizer != OFF
 
 
 def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module:
-    """R, trained or frozen; the identity if there is none."""
+    """Build R, trained or frozen. It is the identity if there is none."""
     if settings.head == "none":
         return nn.Identity()
     head = projection_head(
@@ -28,6 +108,7 @@ def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module
     return head.requires_grad_(settings.head == "trained")
 
 
+@stage("regularizer")
 def alignment_loss(
     settings: AlignmentSettings,
     projection: nn.Module,
@@ -36,73 +117,272 @@ def alignment_loss(
     *,
     target_learns: bool = True,
 ) -> Tensor:
-    """BT(R(target), R(features)), or InfoNCE of both.
+    """Compute BT(R(target), R(features)), or InfoNCE of both.
 
     Args:
-        settings: Which, and its values.
+        settings: The kind of regularizer and its values.
         projection: R.
-        target: What the features are to agree with, of the same images.
+        target: Features to agree with, of the same images.
         features: Features of the network that is trained.
         target_learns: Whether gradients flow through R(target), too.
     """
-    with torch.set_grad_enabled(target_learns and torch.is_grad_enabled()):
-        z_target = projection(target)
-    z = projection(features)
+    z_target, z = projection(target), projection(features)
+    if not target_learns:
+        z_target = z_target.detach()
     if settings.regularizer == "info-nce":
         return info_nce(z, z_target, tau=settings.tau)
     return barlow_twins(z_target, z, lam=settings.lam)
 
 
-@stage("regularizer")
-def alignment_to_frozen(
-    settings: FrozenGuideSettings,
-    projection: nn.Module,
-    h: Tensor,
-    h_bar: Tensor,
-    *,
-    clean: Callable[[], Tensor],
-    augmented: Callable[[], Tensor],
-) -> Tensor:
-    """Compare the features of a trained network with those of a frozen one.
-
-    Args:
-        settings: Which views meet.
-        projection: R.
-        h: The trained network's features of the clean images x.
-        h_bar: Its features of the augmented ones x̄.
-        clean: Gives the frozen network's features of x.
-        augmented: Gives its features of x̄.
-    """
-    learns = settings.head_grad_target
-
-    def each(target: Tensor, features: Tensor) -> Tensor:
-        return alignment_loss(settings, projection, target, features, target_learns=learns)
-
-    match settings.views:
-        case "clean_aug":
-            return each(clean(), h_bar)
-        case "aug_clean":
-            return each(augmented(), h)
-        case "both_same":
-            return each(clean(), h) + each(augmented(), h_bar)
-
-
-@stage("regulator features")
-@torch.no_grad()
-def frozen_features(network: Classifier, images: Tensor) -> Tensor:
-    """Features of a frozen network."""
-    # In float32 under autocast too: a table is computed between epochs, where there is none.
-    with torch.autocast(images.device.type, enabled=False):
-        return network.features(images)
-
-
 def loss_terms(
     ce: Tensor, ce_bar: Tensor, regularizer: Tensor | None = None, *, w: float = 0
-) -> Terms:
-    """CE(x) + CE(x̄) + w · regularizer, and what it is made of."""
-    terms = {"ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
-    loss = ce + ce_bar
-    if regularizer is not None:
-        loss = loss + w * regularizer
-        terms["regularizer"] = regularizer.detach()
-    return {"loss": loss, **terms}
+) -> Loss:
+    """Sum CE(x) + CE(x̄) + w · regularizer."""
+    if regularizer is None:
+        return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
+    total = ce + ce_bar + w * regularizer
+    return Loss(total, ce_clean=ce, ce_augmented=ce_bar, regularizer=regularizer)
+
+
+class CachedFeatures(nn.Module):
+    """Features of a frozen network for clean images, computed once while it stays the same.
+
+    Args:
+        network: The frozen network.
+        clean: All clean images. Features are kept only for `CleanImages`, which have row indices.
+        cache: Whether batches give their `index`, so that `refresh` computes the features of all
+            clean images. None waits for the first such batch. False keeps nothing.
+    """
+
+    def __init__(
+        self,
+        network: Classifier,
+        clean: CleanImages | CleanBatches | None,
+        cache: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self._network = (network,)  # in a tuple: its weights belong to the state of the owner
+        self.clean = clean if isinstance(clean, CleanImages) and cache is not False else None
+        self.has_rows = bool(cache)
+        self.version: int | None = None
+        self.table: Float[Tensor, "images dim"] | None = None
+        self.register_load_state_dict_post_hook(CachedFeatures._forget)  # type: ignore[no-untyped-call]
+
+    def refresh(self, version: int) -> None:
+        """Recompute the features of a new version of the network. Call it before each epoch."""
+        if self.clean is None or version == self.version:
+            return
+        self.version, self.table = version, None
+        if self.has_rows:
+            self.table = self._compute(self.clean)
+
+    def features(self, batch: Batch) -> Tensor:
+        """Look up H(x) of a batch, or compute it if its rows are unknown."""
+        if batch.index is None or self.clean is None or self.version is None:
+            return self(batch.images)
+        self.has_rows = True
+        if self.table is None:
+            self.table = self._compute(self.clean)
+        return self.table[batch.index]
+
+    @stage("regulator features")
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute H(x)."""
+        # In float32 under autocast too: a table is computed between epochs, where there is none.
+        with torch.autocast(images.device.type, enabled=False):
+            return self._network[0].features(images)
+
+    def pairs(
+        self, views: str, batch: Batch, out: TwoViewOutput
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield features of the frozen network, and those of the trained one to compare with.
+
+        `"clean_aug"`, as published, is one pair: features of x, and of x̄.
+        """
+        if views != "aug_clean":
+            yield self.features(batch), out.h_bar if views == "clean_aug" else out.h
+        if views != "clean_aug":
+            yield self(out.x_bar), out.h if views == "aug_clean" else out.h_bar
+
+    def _compute(self, clean: CleanImages) -> Float[Tensor, "images dim"]:
+        rows, parts = zip(*((rows, self(images)) for rows, images in clean.chunks()), strict=True)
+        features = torch.cat(parts)
+        table = torch.empty_like(features)  # in the order of the rows, not of the chunks
+        table[torch.cat(rows)] = features
+        return table
+
+    def _forget(self, _: Any) -> None:
+        self.version, self.table = None, None  # the loaded weights have other features
+
+
+class RegularizerScale(nn.Module):
+    """Scale PEER's regularizer, and measure how its gradient compares with cross-entropy's.
+
+    Barlow Twins is a sum over R's outputs, so the weight that balances it with cross-entropy
+    depends on their number and on the batch.
+
+    Args:
+        settings: Options of PEER. `scale` is `"sum"` as published, `"mean"` over R's outputs, or
+            `"gradient"`: the gradient at the encoder becomes as large as cross-entropy's.
+        feature_dim: Dimension of the encoder's features.
+        probe: Labeled images to measure gradients on, at the start of each period.
+
+    Raises:
+        ConfigError: If gradients are to be balanced without a probe.
+    """
+
+    norms: Tensor
+    epoch: Tensor
+
+    def __init__(
+        self, settings: "PeerSettings", feature_dim: int, probe: Batch | None = None
+    ) -> None:
+        super().__init__()
+        if settings.scale == "gradient" and probe is None:
+            raise ConfigError(
+                "scale='gradient' balances gradients on a fixed batch, and none was given.",
+                hint="Pass probe=Batch(images, labels) with some clean training images.",
+            )
+        self.settings, self.probe = settings, probe
+        self.outputs = feature_dim if settings.head == "none" else settings.head_dim
+        # In the state: a run that is resumed within a period continues with its values.
+        self.register_buffer("norms", torch.zeros(2))  # of cross-entropy, of the regularizer
+        self.register_buffer("epoch", torch.tensor(-1))
+
+    def forward(self, regularizer: Tensor) -> Tensor:
+        """Scale a regularizer, or the norm of its gradient."""
+        if self.settings.scale == "mean":
+            return regularizer / self.outputs
+        if self.settings.scale == "gradient":
+            return regularizer * (self.norms[0] / self.norms[1].clamp_min(1e-12))
+        return regularizer
+
+    def measure(self, method: Method, epoch: int) -> dict[str, Any]:
+        """At the start of a period, measure the norms for the records.
+
+        Nothing else of the method changes by it.
+        """
+        probe, settings = self.probe, self.settings
+        if probe is None or settings.regularizer == OFF or epoch % settings.k:
+            return {}
+        if int(self.epoch) != epoch:
+            encoder = method.trained.encoder
+            with _unchanged_buffers(method):
+                # A pass for each: a compiled network's graph can be used only once.
+                parts = method.loss(probe).parts
+                ce_norm = gradient_norm(parts["ce_clean"] + parts["ce_augmented"], encoder)
+                norm = gradient_norm(method.loss(probe).parts["regularizer"], encoder)
+            self.norms.copy_(torch.stack((ce_norm, norm)))
+            self.epoch.fill_(epoch)
+        weighted = float(settings.w * self(self.norms[1]))
+        return {"gradients": {"cross_entropy": float(self.norms[0]), "regularizer": weighted}}
+
+
+def probe_batch(context: RunContext, images: int) -> Batch | None:
+    """Take at most `images` clean images of a run, spread over the classes as all are."""
+    if not images:
+        return None
+    chunk, labels = next(iter(context.clean.labelled()))
+    # Rows are sorted within a chunk, perhaps by class: take them evenly from all of it.
+    rows = torch.linspace(0, len(chunk) - 1, min(images, len(chunk))).round().long()
+    rows = rows.to(chunk.device)
+    return Batch(chunk[rows], labels[rows], seed=seed_for(context.seed, "probe"))
+
+
+def gradient_norm(term: Tensor, encoder: nn.Module) -> Float[Tensor, ""]:
+    """Compute ‖∂term/∂θ‖₂ over all trained parameters θ of the encoder; uses up the graph."""
+    parameters = [p for p in encoder.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(term, parameters, allow_unused=True)
+    squares = [gradient.float().square().sum() for gradient in gradients if gradient is not None]
+    return torch.stack(squares).sum().sqrt() if squares else term.new_zeros(())
+
+
+@contextmanager
+def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Undo what forward passes inside the block do to buffers, e.g. to batch statistics."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, buffer in module.named_buffers():
+            buffer.copy_(before[name])
+
+
+def guiding_average(
+    settings: "PeerSettings",
+    model: Classifier,
+    clean: CleanImages | CleanBatches | None,
+    average: Average | None = None,
+    *,
+    rule: SnapshotRule | None = None,
+    deployed_bn: BatchNormRule | None = None,
+) -> Average:
+    """Make PEER's average from its settings: all snapshots, every k epochs.
+
+    Args:
+        settings: Options of PEER.
+        model: The network to follow.
+        clean: All clean images.
+        average: Another average, which is checked against the settings and returned.
+        rule: Other snapshots.
+        deployed_bn: See `Snapshots`.
+
+    Raises:
+        ConfigError: If the settings contradict `average`.
+    """
+    if average is not None:
+        _require_agreement(settings, average)
+        return average
+    rule = rule or SnapshotRule(settings.k)
+    return Snapshots(
+        model,
+        k=rule.k,
+        bn=settings.bn,
+        clean=clean,
+        include_init=settings.include_init,
+        start=rule.start,
+        last=rule.last if settings.average else 1,
+        deployed_bn=deployed_bn,
+    )
+
+
+def peer_of_run(model: Classifier, settings: "PeerSettings", context: RunContext) -> dict[str, Any]:
+    """Collect the arguments of PEER from a run."""
+    kind = context.average.kind[0] if context.average.kind else settings.own_average
+    rule = context.average.snapshots_of(kind, k=context.period, epochs=context.epochs)
+    if rule is None:
+        average = context.make_average(kind, model)
+    else:  # with the method's own batch statistics and start
+        # F guides the proxy with clean statistics, whatever those it is evaluated with.
+        deployed_bn = settings.bn if settings.bn != "recalibrate" else "average"
+        is_clean = context.batch_statistics == "clean"
+        average = guiding_average(
+            settings, model, context.clean, rule=rule, deployed_bn=None if is_clean else deployed_bn
+        )
+    images = settings.gradient_images or (64 if settings.scale == "gradient" else 0)
+    return {
+        "augment": context.augment,
+        "average": average,
+        "clean": context.clean,
+        "cache": settings.k * context.passes > 1,  # else an image is seen once per period at most
+        "probe": probe_batch(context, images),
+    }
+
+
+def _require_agreement(settings: "PeerSettings", average: Average) -> None:
+    if not isinstance(average, Snapshots):
+        settings.check_average(type(average).__name__)
+        return
+    agrees = {
+        "include_init": average.include_init or not settings.include_init,
+        "reset_proxy": not (settings.reset_proxy and average.include_init),
+        "average": settings.average or average.last == 1,
+        "bn": settings.bn in (average.bn, "recalibrate"),
+    }
+    for name, does_agree in agrees.items():
+        if not does_agree:
+            raise ConfigError(
+                f"The given average contradicts {name}={getattr(settings, name)!r}.",
+                hint=f"Leave {name} out of the settings, or average= to have it made.",
+            )

@@ -1,8 +1,9 @@
-"""Gradient ascent that turns images into harder ones of the same meaning."""
+"""Methods that make images: gradient ascent turns images into harder ones of the same meaning."""
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,16 +11,121 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from peerdg.errors import NumericalError
-from peerdg.methods.ascent_settings import AscentSettings
-from peerdg.methods.pool import PoolImages, TrainingPool
-from peerdg.methods.work import Chunks
+from peerdg.methods.base import Method, MethodSettings, RunContext
+from peerdg.methods.pool import PoolChange, PoolImages, TrainingPool
+from peerdg.methods.work import Chunks, Work
 from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
+from peerdg.options import option
 
 ExtraObjective = Callable[[Float[Tensor, "n 3 h w"], Float[Tensor, "n classes"]], Float[Tensor, ""]]
 """What else images z ascend, given z and their logits; summed over images."""
 
 BonusFor = Callable[[Float[Tensor, "n 3 h w"]], ExtraObjective | None]
 """The bonus of images that start from x, if there is one."""
+
+
+S = TypeVar("S", bound=MethodSettings)
+
+
+class PoolMethod(Method, Generic[S]):
+    """Train one network F; make images for its training pool in `end_epoch`.
+
+    Args:
+        model: F.
+        settings: Every switch of the method; by default `default_settings()`.
+        pool: The training images; the caller adds and drops what `end_epoch` returns
+            (`TrainingPool.change`).
+        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
+    """
+
+    default_settings: ClassVar[type[MethodSettings]]
+
+    def __init__(
+        self,
+        model: Classifier,
+        settings: S | None = None,
+        *,
+        pool: TrainingPool,
+        chunks: Chunks | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.settings = settings or self.default_settings()
+        self.pool = pool
+        self.chunks = chunks or Work().chunks
+
+    @classmethod
+    def build(cls, model: Classifier, settings: S, context: RunContext) -> Self:
+        """Build the method with the run's training pool."""
+        return cls(model, settings, pool=context.pool, chunks=context.chunks)
+
+    @property
+    def networks(self) -> dict[str, Classifier]:
+        """The trained network."""
+        return {"model": self.model}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AscentSettings(MethodSettings, abc.ABC):
+    """When images are made, and the steps that make them."""
+
+    k: int = option(3, "how often images are made; Volpi et al.: 6", at_least=0, announced=True)
+    every: int = option(1, "epochs between two of these times", at_least=1)
+    steps: int = option(15, "steps of gradient ascent for each image", at_least=1)
+    rate: float = option(
+        1 / 32, "size of a step, for each image by itself, pixels in [0, 1]", above=0
+    )
+    gamma: float = option(
+        1.0, "weight of the penalty that keeps features near", at_least=0, announced=True
+    )
+    clip: Literal["end", "steps"] = option(
+        "end", "keep pixels in [0, 1] when an image is stored, or after every step"
+    )
+
+    period_option = "every"
+    section: ClassVar[str]
+    """The section of these options, for messages."""
+
+    @property
+    def augments(self) -> bool:
+        """Only by the images that it makes itself."""
+        return False
+
+    @abc.abstractmethod
+    def images_made(self, source: int, pool: int, before: int) -> int:
+        """How many images are made at once.
+
+        Args:
+            source: Images of the source.
+            pool: Images of the training pool.
+            before: How often images were made before.
+        """
+
+    def makes_images(self, epoch: int) -> bool:
+        """Whether images are made after epoch `epoch`, counted from 0."""
+        return (epoch + 1) % self.every == 0 and (epoch + 1) // self.every <= self.k
+
+    def pool_changes(self, images: int, epochs: int) -> tuple[PoolChange, ...]:
+        """Additions of `images_made` images, k times."""
+        changes, size = [], images
+        for epoch in range(epochs):
+            made = 0
+            if self.makes_images(epoch):
+                made = self.images_made(images, size, (epoch + 1) // self.every - 1)
+            changes.append(PoolChange(made))
+            size += made
+        return tuple(changes)
+
+    def notes(self, epochs: int) -> list[str]:
+        """Whether images are made that no epoch learns from."""
+        if self.k * self.every < epochs:
+            return []
+        used = (epochs - 1) // self.every
+        return [
+            f"{epochs} epochs learn from {used} of the {self.k} times that images are made, every "
+            f"{self.every} epochs. Raise --epochs, or lower --{self.section}.k or "
+            f"--{self.section}.every."
+        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,14 +1,23 @@
 """AugMix: predictions for an image and two mixtures of augmented copies should agree."""
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 from peerdg.augment.augmix import AugMix
 from peerdg.augment.protocol import Augment
-from peerdg.methods.base import Batch, Method, RunContext, Terms
-from peerdg.methods.consistency import consistency_terms
-from peerdg.methods.settings.augmix import Settings
-from peerdg.methods.views import augmented_views, each_view
+from peerdg.methods.base import Batch, Loss, Method, MethodSettings, RunContext
+from peerdg.methods.views import augmented_views, consistency_loss, each_view
 from peerdg.models.classifier import Classifier
+from peerdg.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Predictions for an image and two mixtures of augmented copies of it agree."""
+
+    lam: float = option(12.0, "weight of the divergence", at_least=0, announced=True)
+
+    own_augment = "augmix"
 
 
 class AugMixConsistency(Method):
@@ -44,11 +53,11 @@ class AugMixConsistency(Method):
         """Re-draw what an augmentation other than AugMix draws for a period: every epoch."""
         return {"policy": self.augment.redraw(epoch)}
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """Cross-entropy of the clean view and the weighted divergence of all three."""
         views = [batch.images, *augmented_views(batch, self.augment, 2)]
         _, logits = each_view(self.model, views, joint=True)
-        return consistency_terms(logits, batch.labels, lam=self.lam, ce="ce_clean")
+        return consistency_loss(logits, batch.labels, lam=self.lam, ce="ce_clean")
 
     @property
     def networks(self) -> dict[str, Classifier]:

@@ -1,14 +1,19 @@
 """Barlow Twins on two views of one network, beside cross-entropy: PEER without a second model."""
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
-from peerdg.methods.alignment import alignment_loss, build_projection, loss_terms
-from peerdg.methods.base import Batch, Method, RunContext, Terms
-from peerdg.methods.settings.barlow_twins import Settings
+from peerdg.methods.alignment import AlignmentSettings, alignment_loss, build_projection, loss_terms
+from peerdg.methods.base import Batch, Loss, Method, RunContext
 from peerdg.methods.views import augment_ahead, forward_both
 from peerdg.models.classifier import Classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(AlignmentSettings):
+    """A network learns augmented images and agrees with itself on both views: PEER without F."""
 
 
 class BarlowTwins(Method):
@@ -56,7 +61,7 @@ class BarlowTwins(Method):
         """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment)
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """Cross-entropy on both views and the weighted regularizer."""
         joint = self.settings.joint_views
         _, h, h_bar, ce, ce_bar = forward_both(self.model, batch, self.augment, joint=joint)

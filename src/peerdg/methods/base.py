@@ -3,7 +3,7 @@
 import abc
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -14,17 +14,141 @@ from peerdg.augment.protocol import Augment
 from peerdg.averages.average_options import AverageSettings, SnapshotRule, make_average
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.errors import ConfigError, PeerdgWarning
-from peerdg.methods.clean import CleanImages
-from peerdg.methods.images import as_bytes, as_view
-from peerdg.methods.pool import PoolImages, TrainingPool
+from peerdg.methods.clean import CleanImages, as_bytes, as_view
+from peerdg.methods.pool import PoolChange, PoolImages, TrainingPool
+from peerdg.methods.recipes import Reconstruction
 from peerdg.methods.work import Part
 from peerdg.models.classifier import Classifier
+from peerdg.options import validate
 
 StatisticsRule = Literal["clean", "trained"]
 """Batch statistics of evaluated networks: of the clean training images, or what training left."""
 
 Terms = dict[str, Tensor]
 """`"loss"` and the named parts of it."""
+
+OFF = "none"
+"""The value of an option that switches its component off, see `part_of` of `config.option`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """Base of every method's `Settings`: its options, and facts about the method."""
+
+    period_option: ClassVar[str | None] = None
+    """The option that sets the period. None if the method does the same in every epoch."""
+
+    own_average: ClassVar[str | None] = None
+    """The kind of average that is part of the method, unless `--average` names another."""
+
+    own_augment: ClassVar[str] = "randaugment"
+    """The kind of augmentation, if the method uses any, unless `--augment` names another."""
+
+    snapshot_options: ClassVar[tuple[str, ...]] = ()
+    """Options that have an effect only if the method's own average is one of snapshots."""
+
+    batches_from: ClassVar[Literal["pool", "source"]] = "pool"
+    """The images that batches are drawn from. With `"source"` the method itself takes images that
+    it added from the pool (`TrainingPool.view`)."""
+
+    reconstruction: ClassVar[Reconstruction] = "no"
+    """Where there is neither released code nor published values. Tables mark such rows."""
+
+    deploys: ClassVar[str] = "the trained network"
+    """What is deployed where no average is, for the card of the model."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether it is given a network trained elsewhere, so that tables mark its rows."""
+        return False
+
+    @property
+    def augments(self) -> bool:
+        """Whether the method trains on images augmented by the run's augmentation."""
+        return True
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether its loss is cross-entropy alone, so that reports compare others with it."""
+        return False
+
+    @property
+    def period(self) -> int:
+        """Epochs after which the work between epochs repeats: a re-draw, a snapshot."""
+        return 1 if self.period_option is None else int(getattr(self, self.period_option))
+
+    @property
+    def adapts_before(self) -> Literal["pretrain", "train"] | None:
+        """The phase before which `Method.adapt` changes the network. None if it never does."""
+        return None
+
+    def check_images(self, side: int) -> None:
+        """Refuse options that do not fit images of this side, before any work is done.
+
+        Raises:
+            ConfigError: If they do not.
+        """
+
+    def pool_changes(self, images: int, epochs: int) -> tuple[PoolChange, ...]:
+        """Count the images that enter and leave the training pool after each epoch, if any do.
+
+        Args:
+            images: Images of the source.
+            epochs: Epochs of the main phase.
+        """
+        return ()
+
+    @property
+    def trains_on_pool(self) -> bool:
+        """Whether batches are drawn from a pool that grows by images that the method makes."""
+        return self.batches_from == "pool" and bool(self.pool_changes(1, 1))
+
+    @property
+    def averages_start(self) -> bool:
+        """Whether snapshots are taken at the start of a period, so that the first is the start."""
+        return bool(getattr(self, "include_init", False))
+
+    def check_average(self, kind: str, *, last: int | None = None) -> None:
+        """Refuse `snapshot_options` if the method's own average is not one of snapshots.
+
+        Args:
+            kind: The kind of the method's own average.
+            last: How many of the newest snapshots the run averages. None for all.
+
+        Raises:
+            ConfigError: If one of them is given.
+        """
+        defaults = {f.name: f.default for f in fields(self)}
+        given = [n for n in self.snapshot_options if getattr(self, n) != defaults[n]]
+        if given and kind not in ("snapshots", "swa"):
+            raise ConfigError(
+                f"The option '{given[0]}' is about snapshots, but the average is '{kind}'.",
+                hint=f"Leave {given[0]} or that average out.",
+            )
+        if "average" in given and last not in (None, 1):
+            raise ConfigError(
+                f"average.last is {last}, but the method averages no snapshots (average = false).",
+                hint="Leave one of them out.",
+            )
+
+    def notes(self, epochs: int) -> list[str]:
+        """Say what is surprising about a legal choice, for a run of this many epochs."""
+        return []
+
+
+def parts_of(settings: type[MethodSettings] | MethodSettings, component: str) -> frozenset[str]:
+    """List the options of a component, with the one that chooses it."""
+    parts = {f.name for f in fields(settings) if f.metadata.get("part_of") == component}
+    return frozenset({component, *parts} if parts else ())
+
+
+def components(settings: type[MethodSettings] | MethodSettings) -> tuple[str, ...]:
+    """List the options that choose a component, and switch it off with the value `OFF`."""
+    named = (f.metadata.get("part_of") for f in fields(settings))
+    return tuple(dict.fromkeys(name for name in named if name is not None))
 
 
 @dataclass(frozen=True)
@@ -57,6 +181,32 @@ class Batch:
     def generator(self) -> torch.Generator | None:
         """A fresh generator for this batch, or None for the global one."""
         return None if self.seed is None else torch.Generator().manual_seed(self.seed)
+
+
+def as_batch(batch: Batch | Tensor, labels: Tensor | None = None) -> Batch:
+    """Make a `Batch` of images and labels; a `Batch` stays as it is."""
+    if isinstance(batch, Batch):
+        return batch
+    if labels is None:
+        raise TypeError("Give a Batch, or images and labels.")
+    return Batch(batch, labels)
+
+
+class Loss(Terms):
+    """A loss and its named parts, which are detached. `["loss"]` is `total`.
+
+    Args:
+        total: The loss to minimize.
+        parts: Its terms.
+
+    Attributes:
+        total: The loss, with its graph.
+        parts: The terms with their graphs.
+    """
+
+    def __init__(self, total: Tensor, **parts: Tensor) -> None:
+        super().__init__(loss=total, **{name: part.detach() for name, part in parts.items()})
+        self.total, self.parts = total, parts
 
 
 @dataclass(frozen=True)
@@ -254,8 +404,8 @@ class Method(nn.Module, abc.ABC):
         update("main", terms["loss"], terms)
         return {name: value.detach() for name, value in terms.items()}
 
-    def loss(self, batch: Batch) -> Terms:
-        """`"loss"`, to be minimised, and its named terms, detached."""
+    def loss(self, batch: Batch) -> Loss:
+        """Compute the loss to minimize, and its named terms."""
         raise TypeError(f"{type(self).__name__} has neither a loss nor a step of its own.")
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -288,13 +438,14 @@ class Method(nn.Module, abc.ABC):
     @property
     def evaluated_networks(self) -> dict[str, Classifier]:
         """The networks to evaluate during training, by name; the trained one comes first."""
-        averages = {name: average.model for name, average in self.averages.items()}
+        averages = {name: average.deployed for name, average in self.averages.items()}
         return {**self.networks, **averages}
 
     @property
     def with_clean_statistics(self) -> frozenset[str]:
         """The evaluated networks whose batch statistics are those of the clean images already."""
-        return frozenset()
+        averages = self.averages.items()
+        return frozenset(name for name, average in averages if average.has_clean_statistics)
 
     @property
     def frozen(self) -> frozenset[str]:

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from peerdg.augment.view import resize
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
-from peerdg.methods.images import as_bytes
 from peerdg.methods.work import Work
 from peerdg.models.classifier import images_per_pass
 from peerdg.rng import generator_for
@@ -21,6 +20,49 @@ _ACCEPTED = (
     "Give all clean training images as one tensor [N, 3, H, W], a DataLoader or a list of "
     "batches; a batch is a tensor [B, 3, H, W] or begins with one, as (images, labels)."
 )
+
+
+def as_bytes(images: Tensor) -> UInt8[Tensor, "*shape"]:
+    """Keep uint8 images as they are, and round floating-point images in [0, 1] to 8 bits.
+
+    Raises:
+        DataError: If the values are of another type or leave [0, 1].
+    """
+    if images.dtype == torch.uint8:
+        return images
+    _require_known_type(images)
+    low, high = (float(v) for v in images.aminmax()) if images.numel() else (0.0, 0.0)
+    if not 0 <= low <= high <= 1:  # NaN fails it too
+        raise DataError(
+            f"The values of floating-point images run from {low:.3g} to {high:.3g}; "
+            "they must lie in [0, 1].",
+            hint="Leave normalisation to the classifier: Classifier.from_module(network, "
+            "classes=..., mean=..., std=...).",
+        )
+    return images.float().mul(255).round_().to(torch.uint8)
+
+
+def as_view(images: Tensor) -> Tensor:
+    """Keep what an augmentation made: uint8, or floating point where 1.0 is white.
+
+    Floating-point values may leave [0, 1] and are not rounded. They are laid out as a classifier
+    lays out uint8 images, which its convolutions are fastest with.
+
+    Raises:
+        DataError: If the values are of another type.
+    """
+    if images.dtype == torch.uint8:
+        return images
+    _require_known_type(images)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _require_known_type(images: Tensor) -> None:
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise DataError(
+            f"Images of type {images.dtype} were given.",
+            hint="Give uint8 images, or floating-point images in [0, 1].",
+        )
 
 
 class CleanImages:

@@ -1,11 +1,28 @@
 """Empirical risk minimisation: the source as it is."""
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch.nn.functional as F
+from torch import Tensor
 
-from peerdg.methods.base import Batch, Method, RunContext, Terms
+from peerdg.methods.base import Batch, Loss, Method, MethodSettings, RunContext, as_batch
 from peerdg.models.classifier import Classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Cross-entropy on clean images; the baseline of every comparison."""
+
+    @property
+    def augments(self) -> bool:
+        """Nothing is augmented."""
+        return False
+
+    @property
+    def is_baseline(self) -> bool:
+        """Cross-entropy is all there is."""
+        return True
 
 
 class ERM(Method):
@@ -24,10 +41,11 @@ class ERM(Method):
         """Build ERM; it uses nothing else of the run."""
         return cls(model)
 
-    def loss(self, batch: Batch) -> Terms:
-        """Cross-entropy on the clean images."""
+    def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
+        """Compute the cross-entropy on the clean images of a `Batch`, or on images and labels."""
+        batch = as_batch(batch, labels)
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
-        return {"loss": loss, "ce_clean": loss.detach()}
+        return Loss(loss, ce_clean=loss)
 
     @property
     def networks(self) -> dict[str, Classifier]:

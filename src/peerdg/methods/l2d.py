@@ -1,6 +1,7 @@
 """L2D: learning to diversify (ICCV 2021): a style module and the network learn in turn."""
 
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,19 +13,77 @@ from peerdg.losses.mmd import class_mmd
 from peerdg.losses.supcon import supcon
 from peerdg.methods.base import (
     Batch,
+    Loss,
     Method,
+    MethodSettings,
     OptimizerPlan,
     OptimizerStep,
     ParamGroup,
     RunContext,
     Terms,
 )
-from peerdg.methods.settings.l2d import Settings
 from peerdg.models.added import AddedLayer
 from peerdg.models.bottleneck import GaussianBottleneck
 from peerdg.models.classifier import Classifier
 from peerdg.models.generators import StyleComplement
+from peerdg.options import option
 from peerdg.stages import stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """A module learns to restyle images while the network learns from what it makes of them."""
+
+    alpha1: float = option(
+        1.0, "weight of the supervised contrastive loss", at_least=0, announced=True
+    )
+    alpha2: float = option(
+        1.0, "weight of the likelihood of restyled images", at_least=0, announced=True
+    )
+    beta: float = option(
+        0.1, "weight of the mutual information in the style module's loss", at_least=0
+    )
+    tau: float = option(0.07, "temperature of the contrastive loss", above=0)
+    mix: float = option(
+        0.6, "share of the restyled image, the rest is the clean one", at_least=0, at_most=1
+    )
+    style_lr: float = option(
+        0.005, "learning rate of the style module; the released code's flag defaults to 10", above=0
+    )
+    kernels: tuple[int, ...] = option(
+        (5, 9, 13, 17), "kernels of the style module's spatial branches, e.g. 3,5", at_least=1
+    )
+    shift_std: float = option(
+        0.1, "standard deviation of the style module's initial shifts", at_least=0
+    )
+    dim: int = option(512, "width of the Gaussian bottleneck", at_least=1, at_most=2**16)
+    noise: float = option(
+        0.2, "scale of the bottleneck's noise in training", at_least=0, at_most=100
+    )
+    bottleneck: Literal["pretrain", "train"] = option(
+        "pretrain", "first phase with the bottleneck; train: pre-train as other methods do"
+    )
+
+    reconstruction = "on digits"
+
+    @property
+    def augments(self) -> bool:
+        """Its images come from the style module, not from the run's augmentation."""
+        return False
+
+    @property
+    def adapts_before(self) -> Literal["pretrain", "train"]:
+        """The phase given by `bottleneck`."""
+        return self.bottleneck
+
+    def check_images(self, side: int) -> None:
+        """Every kernel must leave a map of more than one pixel, which is normalised."""
+        if self.kernels and max(self.kernels) >= side:
+            raise ConfigError(
+                f"A kernel of {max(self.kernels)} pixels (--l2d.kernels) is too large for images "
+                f"of {side} x {side}.",
+                hint="Use smaller ones; --l2d.kernels 3,5 suits images of 32 pixels.",
+            )
 
 
 class L2D(Method):
@@ -113,7 +172,7 @@ class L2D(Method):
         update("style", style_terms["style_loss"], style_terms)
         return {name: value.detach() for name, value in {**terms, **style_terms}.items()}
 
-    def network_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Terms:
+    def network_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
         """Stage 1: `"loss"`, which the network minimises, and its named terms."""
         x, y = self.model.prepare(batch.images), batch.labels
         with torch.no_grad():  # T learns in the second stage only
@@ -124,12 +183,7 @@ class L2D(Method):
         nll = gaussian_nll(views.mu, views.log_variance, views.z_hat)
         contrast = supcon(z, both, tau=self.settings.tau)
         loss = ce + self.settings.alpha2 * nll + self.settings.alpha1 * contrast
-        return {
-            "loss": loss,
-            "ce": ce.detach(),
-            "likelihood": nll.detach(),
-            "contrast": contrast.detach(),
-        }
+        return Loss(loss, ce=ce, likelihood=nll, contrast=contrast)
 
     def style_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Terms:
         """Stage 2: `"style_loss"`, which T minimises, and its named terms."""

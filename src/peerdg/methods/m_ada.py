@@ -1,6 +1,9 @@
 """M-ADA: meta-learning based adversarial domain augmentation."""
 
+import math
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,16 +12,66 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from peerdg.errors import ConfigError
-from peerdg.methods.ascent import Ascent, ExtraObjective
-from peerdg.methods.autoencoder import WAETraining, train_autoencoder
-from peerdg.methods.base import Batch, EpochResult, Terms
+from peerdg.errors import ConfigError, NumericalError
+from peerdg.losses.wasserstein import autoencoder_loss, critic_loss, log_unit_gaussian
+from peerdg.methods.ascent import Ascent, AscentSettings, ExtraObjective, PoolMethod
+from peerdg.methods.base import Batch, EpochResult, Loss
 from peerdg.methods.pool import TrainingPool
-from peerdg.methods.pool_method import PoolMethod
-from peerdg.methods.settings.m_ada import Settings
 from peerdg.methods.work import Chunks
-from peerdg.models.autoencoder import WassersteinAutoEncoder
+from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier
+from peerdg.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(AscentSettings):
+    """ADA with far images and a meta-learnt network; on photos a reconstruction."""
+
+    steps: int = option(25, "steps of gradient ascent for each image", at_least=1)
+    beta: float = option(
+        2000.0, "weight of the relaxation that drives the auto-encoder's images apart",
+        at_least=0, announced=True,
+    )  # fmt: skip
+    meta_rate: float = option(1e-4, "size of the inner step on the source", at_least=0)
+    domain_size: Literal["share", "source"] = option(
+        "share", "images of the n-th domain: 1/n of the source's number, or as many"
+    )
+    autoencoder: Literal["mlp", "conv"] = option(
+        "mlp", "fully connected as released, or convolutions: a reconstruction for photos"
+    )
+    thumbnail: int = option(
+        32, "side of the images that the auto-encoder sees, at most", at_least=4, at_most=256
+    )
+    wae_epochs: int = option(20, "epochs of each auto-encoder", at_least=1)
+    wae_lr: float = option(1e-3, "learning rate of auto-encoder and critic", above=0)
+    wae_batch: int = option(32, "images of a step of the auto-encoder", at_least=1)
+    wae_weight: float = option(100.0, "weight of the critic's term", at_least=0)
+    wae_shift: Literal["sample", "code"] = option(
+        "sample", "the log-density that shifts the critic's logit of a code: of the sample beside "
+        "it, or of the code itself",
+    )  # fmt: skip
+
+    section = "m-ada"
+    batches_from = "source"
+    reconstruction = "on photos"
+
+    def images_made(self, source: int, pool: int, before: int) -> int:
+        """As many as the source has, or its share among the domains so far."""
+        return source if self.domain_size == "source" else max(1, source // (before + 1))
+
+    def autoencoder_side(self, side: int) -> int:
+        """Side of the auto-encoder's images, for images of this side."""
+        return min(side, self.thumbnail)
+
+    def check_images(self, side: int) -> None:
+        """Two convolutions of stride 2 must come out even."""
+        seen = self.autoencoder_side(side)
+        if self.autoencoder == "conv" and seen % 4:
+            raise ConfigError(
+                f"The convolutional auto-encoder sees images of {seen} x {seen} pixels; "
+                "their side must be a multiple of 4.",
+                hint=f"Use --m-ada.thumbnail {seen - seen % 4}, or --m-ada.autoencoder mlp.",
+            )
 
 
 class MADA(PoolMethod[Settings]):
@@ -77,16 +130,16 @@ class MADA(PoolMethod[Settings]):
         _refuse_compiled(model)
         super().__init__(model, settings, pool=pool, chunks=chunks)
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """(L_s + L_a) / 2, or L_s before there is a domain."""
         if not self.pool.additions:
             loss = F.cross_entropy(self.model(batch.images), batch.labels)
-            return {"loss": loss, "ce": loss.detach()}
+            return Loss(loss, ce=loss)
         made = self._made_images(len(batch.images), batch.generator())
         source, meta = meta_losses(
             self.model, (batch.images, batch.labels), made, step_size=self.settings.meta_rate
         )
-        return {"loss": (source + meta) / 2, "ce": source.detach(), "meta": meta.detach()}
+        return Loss((source + meta) / 2, ce=source, meta=meta)
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """Make a domain, if it is time to."""
@@ -198,3 +251,90 @@ def _refuse_compiled(model: Classifier) -> None:
             "M-ADA differentiates its network twice, which a compiled network does not support.",
             hint="Leave --compile out.",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WAETraining:
+    """How an auto-encoder is trained.
+
+    Args:
+        epochs: Passes over the images.
+        lr: Learning rate of Adam, for the auto-encoder and for the critic.
+        batch_size: Images of a step.
+        weight: Of the critic's term.
+        shift: Of which log-density the critic's logit of a code is shifted: that of the prior's
+            sample beside it, or that of the code itself; a sample's logit always by its own.
+    """
+
+    epochs: int
+    lr: float
+    batch_size: int
+    weight: float
+    shift: Literal["sample", "code"]
+
+
+def train_autoencoder(
+    model: WassersteinAutoEncoder,
+    pool: TrainingPool,
+    rows: Int64[Tensor, " n"],
+    training: WAETraining,
+    chunks: Chunks,
+) -> float:
+    """Train `model` on images of the pool, against a critic that is thrown away.
+
+    In each step the critic learns first, then the auto-encoder by what the critic says now, as in
+    Algorithm 1 of Tolstikhin et al.
+
+    Returns:
+        Mean loss of the auto-encoder over the last epoch, for an image.
+
+    Raises:
+        NumericalError: If it is not finite after an epoch.
+    """
+    critic = LatentCritic(model.dim).to(rows.device)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=training.lr, fused=True)
+    optimizers = critic_optimizer, torch.optim.Adam(model.parameters(), lr=training.lr, fused=True)
+    mean = math.nan
+    for epoch in chunks(range(training.epochs), "training the auto-encoder"):
+        total = torch.zeros((), dtype=torch.float64, device=rows.device)
+        order = rows[torch.randperm(len(rows)).to(rows.device)]
+        for part in chunks(order.split(training.batch_size), "a pass"):
+            images = model.thumbnails(pool.clean(part)[0])
+            total += _step(model, critic, images, optimizers, training)
+        mean = float(total) / len(rows)
+        if not math.isfinite(mean):
+            raise NumericalError(
+                "The loss of the auto-encoder is not finite.",
+                hint="Lower its learning rate (--m-ada.wae-lr).",
+                details={"wae_epoch": epoch, "wae_lr": training.lr},
+            )
+    return mean
+
+
+def _step(
+    model: WassersteinAutoEncoder,
+    critic: LatentCritic,
+    images: Float[Tensor, "n 3 side side"],
+    optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+    training: WAETraining,
+) -> Float[Tensor, ""]:
+    """The critic learns, then the auto-encoder; returns the latter's loss."""
+    critic_optimizer, optimizer = optimizers
+    with torch.enable_grad():
+        logits, codes = model(images)
+        samples = torch.randn(codes.shape).to(codes)  # of the prior, from the CPU's generator
+        prior_shift = log_unit_gaussian(samples)
+        shift = prior_shift if training.shift == "sample" else log_unit_gaussian(codes)
+        of_samples, of_codes = critic(samples) + prior_shift, critic(codes.detach())
+        loss = critic_loss(of_samples, of_codes + shift.detach(), weight=training.weight)
+        _minimise(loss, critic_optimizer)
+        judged = critic(codes) + shift
+        loss = autoencoder_loss(logits, images, judged, weight=training.weight)
+        _minimise(loss, optimizer)
+    return loss.detach()
+
+
+def _minimise(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward(inputs=[p for group in optimizer.param_groups for p in group["params"]])
+    optimizer.step()

@@ -1,14 +1,37 @@
 """ME-ADA: maximum-entropy adversarial data augmentation."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from peerdg.losses.entropy import entropy
 from peerdg.methods.ada import ADA
+from peerdg.methods.ada import Settings as ADASettings
 from peerdg.methods.ascent import ExtraObjective
-from peerdg.methods.base import Batch, Terms
-from peerdg.methods.settings.me_ada import Settings
+from peerdg.methods.base import Batch, Loss
+from peerdg.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(ADASettings):
+    """ADA whose images also leave the network unsure; on photos a reconstruction."""
+
+    perturb: Literal["sample", "pool", "source"] = option(
+        "pool", "which images: as many as the source has out of all so far, all so far (doubles "
+        "them each time), or the source's",
+    )  # fmt: skip
+    eta: float = option(
+        10.0, "weight of the entropy that the ascent raises", at_least=0, announced=True
+    )
+    eta_min: float = option(
+        0.0, "weight of the entropy that training raises, too; the released code: none", at_least=0
+    )
+
+    section = "me-ada"
+    reconstruction = "on photos"
 
 
 class MEADA(ADA):
@@ -38,12 +61,12 @@ class MEADA(ADA):
     divergence_hint = ", or the step of the ascent (--me-ada.rate)"
     settings: Settings
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """CE - η_min · entropy, and both terms."""
         logits = self.model(batch.images)
         ce, uncertainty = F.cross_entropy(logits, batch.labels), entropy(logits)
         loss = ce - self.settings.eta_min * uncertainty if self.settings.eta_min else ce
-        return {"loss": loss, "ce": ce.detach(), "entropy": uncertainty.detach()}
+        return Loss(loss, ce=ce, entropy=uncertainty)
 
     def make_extra_objective(self, x: Float[Tensor, "n 3 h w"]) -> ExtraObjective:
         """η times the entropy of each prediction."""

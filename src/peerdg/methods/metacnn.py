@@ -1,6 +1,7 @@
 """MetaCNN, a reconstruction: local features composed of a learnt dictionary of meta-features."""
 
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -9,17 +10,68 @@ from torch import Tensor
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
-from peerdg.methods.base import Batch, EpochResult, Method, OptimizerStep, RunContext, Terms
-from peerdg.methods.settings.metacnn import Settings
+from peerdg.methods.base import (
+    Batch,
+    EpochResult,
+    Loss,
+    Method,
+    MethodSettings,
+    OptimizerStep,
+    RunContext,
+    Terms,
+)
 from peerdg.methods.views import augment_ahead, cross_entropy_of_both
 from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.meta_features import CodeSums, MetaFeatures, OnlineDictionary, draw
 from peerdg.models.stages import choose_places
+from peerdg.options import option
 from peerdg.rng import seeded
 from peerdg.stages import stage
 
 FIRST_CHUNKS = 8  # of the clean images, that the dictionary starts from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Reconstruction: local features are composed of a dictionary; the rest is dropped."""
+
+    k: int = option(10, "re-draw the augmentation policy every k epochs", at_least=1)
+    atoms: int = option(
+        256, "meta-features in the dictionary", at_least=1, at_most=4096, announced=True
+    )
+    addressed: int = option(
+        32, "atoms that compose a feature", at_least=1, at_most=256, announced=True
+    )
+    threshold: float = option(
+        -1.0, "smallest cosine of an addressed atom; -1 sets no limit", at_least=-1, at_most=1
+    )
+    ridge: float = option(1e-2, "ridge of the composition", above=0, at_most=1e6)
+    gradient: Literal["closed-form", "straight-through"] = option(
+        "closed-form", "through the composition, or past it"
+    )
+    decay: float = option(
+        0.99, "share of earlier batches that the dictionary remembers", at_least=0, at_most=1
+    )
+    stage: int = option(1, "stage of the network that the layer stands behind", at_least=1)
+    layer: str | None = option(None, "module that it stands behind, in place of a stage")
+
+    period_option = "k"
+    reconstruction = "everywhere"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.addressed > self.atoms:
+            raise ConfigError(
+                f"{self.addressed} atoms are addressed (--metacnn.addressed) of a dictionary of "
+                f"{self.atoms} (--metacnn.atoms).",
+                hint="Address fewer of them.",
+            )
+
+    @property
+    def adapts_before(self) -> Literal["train"]:
+        """Pre-training is that of every method; the dictionary starts from its features."""
+        return "train"
 
 
 class MetaCNN(Method):
@@ -136,7 +188,7 @@ class MetaCNN(Method):
         self._learn(sums)
         return {name: value.detach() for name, value in terms.items()}
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """Sum of the cross-entropies on both views."""
         return cross_entropy_of_both(self.model, batch, self.augment)
 

@@ -3,7 +3,8 @@
 import copy
 import math
 from collections.abc import Iterable
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +14,55 @@ from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError
 from peerdg.losses.precision import in_full_precision
-from peerdg.methods.base import Batch, Method, OptimizerPlan, ParamGroup, RunContext, Terms
-from peerdg.methods.images import joined
-from peerdg.methods.settings.miro import Settings
-from peerdg.methods.views import augment_ahead, augmented_view, both_views
+from peerdg.methods.base import (
+    Batch,
+    Loss,
+    Method,
+    MethodSettings,
+    OptimizerPlan,
+    ParamGroup,
+    RunContext,
+)
+from peerdg.methods.views import augment_ahead, augmented_view, both_views, joined
 from peerdg.models.classifier import Classifier
 from peerdg.models.stages import FeatureMap, find_stages, named_maps, recorded
+from peerdg.options import option
 from peerdg.stages import stage
 
 SMALLEST_VARIANCE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Features stay informative about those of the network that training begins with."""
+
+    lam: float = option(0.1, "weight of the regularizer", at_least=0, announced=True)
+    views: Literal["clean", "both"] = option(
+        "clean", "train on clean images, as the paper; both: on augmented images too"
+    )
+    k: int = option(10, "with both views: re-draw the policy every k epochs", at_least=1)
+    layers: tuple[str, ...] | None = option(
+        None, "modules whose outputs are compared; default: stem and every stage"
+    )
+    oracle: str | None = option(
+        None,
+        "run or model folder of the frozen network; default: what the main phase starts from",
+        names_model=True,
+    )
+    rate: float = option(10.0, "learning rate of the variances, times the network's", above=0)
+    variance: float = option(0.1, "where each variance starts", above=1e-5)
+
+    period_option = "k"
+
+    @property
+    def is_oracle(self) -> bool:
+        """True with a frozen network other than the initial one."""
+        return self.oracle is not None
+
+    @property
+    def augments(self) -> bool:
+        """True if both views are used."""
+        return self.views == "both"
 
 
 class MIRO(Method):
@@ -106,7 +147,7 @@ class MIRO(Method):
         """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment) if self.settings.augments else batches
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """Cross-entropy and weighted regularizer, summed over the trained views."""
         x, y = batch.images, batch.labels
         views = [x, augmented_view(batch, self.augment)] if self.settings.augments else [x]
@@ -116,11 +157,9 @@ class MIRO(Method):
         regularizer = self._regularizer(maps, views)
         if self.settings.lam == 0:  # a gradient of zeros could change the last bits of the others
             regularizer = regularizer.detach()
-        terms = dict(
-            zip(("ce_clean", "ce_augmented"), (each.detach() for each in ce), strict=False)
-        )
+        terms = dict(zip(("ce_clean", "ce_augmented"), ce, strict=False))
         loss = torch.stack(ce).sum() + self.settings.lam * regularizer
-        return {"loss": loss, **terms, "regularizer": regularizer.detach()}
+        return Loss(loss, **terms, regularizer=regularizer)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """With both views, use the policy of period `epoch // k`."""

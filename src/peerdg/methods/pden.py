@@ -1,6 +1,7 @@
 """PDEN: progressive domain expansion (CVPR 2021): one generator after the other makes a domain."""
 
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +13,15 @@ from peerdg.losses.supcon import supcon
 from peerdg.methods.base import (
     Batch,
     EpochResult,
+    Loss,
     Method,
+    MethodSettings,
     OptimizerPlan,
     OptimizerStep,
     ParamGroup,
     RunContext,
     Terms,
 )
-from peerdg.methods.settings.pden import Settings
 from peerdg.methods.views import each_view
 from peerdg.models.classifier import Classifier
 from peerdg.models.generators import (
@@ -29,7 +31,74 @@ from peerdg.models.generators import (
     InverseGenerator,
     draw_noise,
 )
+from peerdg.options import option
 from peerdg.stages import stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """One generator of images after the other learns a new domain for the network."""
+
+    domains: int = option(
+        20, "domains that are made, with a generator each", at_least=1, at_most=1000
+    )
+    k: int = option(30, "epochs of a domain", at_least=1)
+    generator_epochs: int | None = option(
+        None, "first epochs of a domain in which its generator learns; default: half", at_least=1
+    )
+    generator: Literal["cnn", "affine", "translation"] = option(
+        "cnn", "what makes a domain: convolutions, or a map of coordinates (spatial transformer)"
+    )
+    generator_lr: float = option(1e-4, "learning rate of the generator, by Adam", above=0)
+    width: int = option(
+        16, "channels of the generator's first convolution", at_least=1, at_most=1024
+    )
+    w_cls: float = option(
+        1.0, "weight of the class in the generator's loss", at_least=0, announced=True
+    )
+    w_div: float = option(2.0, "weight of the diversity of its images", at_least=0, announced=True)
+    delta: float = option(0.5, "diversity that is enough", at_least=0)
+    cap: Literal["image", "pixel"] = option(
+        "image", "delta caps the mean difference of two images, as the code; or each pixel's"
+    )
+    w_cyc: float = option(
+        20.0, "weight of the reconstruction from its images", at_least=0, announced=True
+    )
+    w_info: float = option(0.1, "weight of the adversarial contrast", at_least=0, announced=True)
+    tau: float = option(0.07, "temperature of both contrasts", above=0)
+    dim: int = option(128, "width of the projection that is contrasted", at_least=1, at_most=2**16)
+    gradients: Literal["together", "in-turn"] = option(
+        "together", "both gradients before either update, or the generator's by the updated network"
+    )
+
+    period_option = "k"
+    reconstruction = "on photos"
+
+    @property
+    def augments(self) -> bool:
+        """Its images come from generators, not from the run's augmentation."""
+        return False
+
+    @property
+    def learning_epochs(self) -> int:
+        """Epochs of a domain in which its generator learns: half of them, as in the paper's run."""
+        return (self.k + 1) // 2 if self.generator_epochs is None else self.generator_epochs
+
+    def notes(self, epochs: int) -> list[str]:
+        """Whether all domains are made, and epochs left over."""
+        planned = self.domains * self.k
+        if epochs < planned:
+            reached = -(-epochs // self.k)
+            return [
+                f"{epochs} epochs make {reached} of the {self.domains} domains of k = {self.k} "
+                "epochs each; lower --pden.k or --pden.domains, or raise --epochs."
+            ]
+        if epochs > planned:
+            return [
+                f"The {self.domains} domains of k = {self.k} epochs each are complete after "
+                f"{planned} of {epochs} epochs; the rest goes on with the last generator as it is."
+            ]
+        return []
 
 
 class PDEN(Method):
@@ -156,7 +225,7 @@ class PDEN(Method):
         contrasted = int(torch.randint(len(source), (), generator=generator))
         return Views(source, self.generator.render(x, code), code, other, contrasted)
 
-    def network_loss(self, views: "Views", y: Tensor) -> tuple[Terms, list[Tensor]]:
+    def network_loss(self, views: "Views", y: Tensor) -> tuple[Loss, list[Tensor]]:
         """`"loss"`, which the network minimises, with its terms; and z of the source's views."""
         every = [*views.source, views.x_t.detach()]
         features, logits = each_view(self.model, every, joint=False)
@@ -165,12 +234,9 @@ class PDEN(Method):
         image = torch.arange(len(y), device=y.device).repeat(len(every))
         contrast = supcon(torch.cat(z), image, tau=self.settings.tau)
         names = ("ce_clean", "ce_old", "ce_mixed") if self.domain else ("ce_clean",)
-        terms = {
-            "loss": torch.stack(ce).sum() + contrast,
-            **{name: each.detach() for name, each in zip(names, ce, strict=False)},
-            "ce_new": ce[-1].detach(),
-            "contrast": contrast.detach(),
-        }
+        named = dict(zip(names, ce, strict=False))
+        loss = torch.stack(ce).sum() + contrast
+        terms = Loss(loss, **named, ce_new=ce[-1], contrast=contrast)
         return terms, [each.detach() for each in z[:-1]]
 
     def generator_loss(self, views: "Views", z: list[Tensor], y: Tensor) -> Terms:

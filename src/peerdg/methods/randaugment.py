@@ -1,13 +1,32 @@
 """RandAugment baseline: the source and its augmented copy, the network evaluated as it is."""
 
+from dataclasses import dataclass
 from typing import Any, Self
+
+from torch import Tensor
 
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
-from peerdg.methods.base import Batch, Method, RunContext, Terms
-from peerdg.methods.settings.randaugment import Settings
+from peerdg.methods.base import Batch, Loss, Method, MethodSettings, RunContext, as_batch
 from peerdg.methods.views import augment_ahead, cross_entropy_of_both
 from peerdg.models.classifier import Classifier
+from peerdg.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Cross-entropy on clean and augmented images."""
+
+    k: int = option(
+        10, "re-draw the augmentation policy every k epochs", at_least=1, announced=True
+    )
+
+    period_option = "k"
+
+    @property
+    def is_baseline(self) -> bool:
+        """Cross-entropy is all there is, on both views."""
+        return True
 
 
 class AugmentedERM(Method):
@@ -39,9 +58,9 @@ class AugmentedERM(Method):
         """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment)
 
-    def loss(self, batch: Batch) -> Terms:
-        """Sum of the cross-entropies on both views."""
-        return cross_entropy_of_both(self.model, batch, self.augment)
+    def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
+        """Sum the cross-entropies of both views of a `Batch`, or of images with labels."""
+        return cross_entropy_of_both(self.model, as_batch(batch, labels), self.augment)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Use the policy of period `epoch // k`."""

@@ -1,21 +1,39 @@
 """RandConv: predictions for three random convolutions of an image should agree."""
 
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
 from peerdg.augment.protocol import Augment
 from peerdg.augment.randconv import RandConv
 from peerdg.errors import ConfigError
-from peerdg.methods.base import Batch, Method, RunContext, Terms
-from peerdg.methods.consistency import consistency_terms
-from peerdg.methods.images import as_view
-from peerdg.methods.settings.randconv import Settings
-from peerdg.methods.views import augmented_views, each_view
+from peerdg.methods.base import Batch, Loss, Method, MethodSettings, RunContext
+from peerdg.methods.clean import as_view
+from peerdg.methods.views import augmented_views, consistency_loss, each_view
 from peerdg.models.classifier import Classifier
+from peerdg.options import option
 
 VIEWS = 3
 LAM = {"img": 5.0, "mix": 10.0}  # of the released code, by variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Predictions for random convolutions of an image agree."""
+
+    lam: float | None = option(
+        None,
+        "weight of the divergence; default 5, or 10 with --augment.variant mix",
+        at_least=0,
+        announced=True,
+    )
+    views: Literal["independent", "nested"] = option(
+        "independent",
+        "three views of the image, as the paper; nested: the released loop's views of a view",
+    )
+
+    own_augment = "randconv"
 
 
 class RandConvConsistency(Method):
@@ -65,10 +83,10 @@ class RandConvConsistency(Method):
         """Re-draw what an augmentation other than RandConv draws for a period: every epoch."""
         return {"policy": self.augment.redraw(epoch)}
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """Cross-entropy of the first view and the weighted divergence of all."""
         _, logits = each_view(self.model, self._views(batch), joint=False)
-        return consistency_terms(logits, batch.labels, lam=self.lam, ce="ce_augmented")
+        return consistency_loss(logits, batch.labels, lam=self.lam, ce="ce_augmented")
 
     @property
     def networks(self) -> dict[str, Classifier]:

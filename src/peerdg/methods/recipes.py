@@ -7,11 +7,28 @@ combine` makes into one model.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from peerdg.methods.metadata import Reconstruction
 from peerdg.models.combination import Outputs, Rule
 from peerdg.options import merge
+
+Reconstruction = Literal["no", "on digits", "on photos", "everywhere"]
+"""Where a method is built without released code or values to compare with."""
+
+_RECONSTRUCTED_ON: dict[Reconstruction, frozenset[str]] = {
+    "no": frozenset(),
+    "on digits": frozenset({"digits", "digits-mini"}),
+    "on photos": frozenset({"pacs", "office-home", "vlcs", "terra"}),
+}
+
+
+def reconstructed_on(where: Reconstruction, data: str) -> bool:
+    """Tell whether a method that is a reconstruction `where` is one on the data set `data`.
+
+    No method has published values for a user's own images: there, only a method that is a
+    reconstruction everywhere counts as one.
+    """
+    return where == "everywhere" or data in _RECONSTRUCTED_ON[where]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """SimDE: simple domain expansion (CVPR workshops 2023), reconstructed from its abstract."""
 
 import copy
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -10,19 +11,43 @@ from torch import Tensor
 from peerdg.losses.entropy import entropy
 from peerdg.methods.base import (
     Batch,
+    Loss,
     Method,
+    MethodSettings,
     OptimizerPlan,
     OptimizerStep,
     ParamGroup,
     RunContext,
     Terms,
 )
-from peerdg.methods.settings.simde import Settings
 from peerdg.methods.views import each_view
 from peerdg.models.classifier import Classifier
 from peerdg.models.ensemble import ensemble
 from peerdg.models.generators import ImageGenerator
+from peerdg.options import option
 from peerdg.stages import stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(MethodSettings):
+    """Two classifiers, each learning from generators that the other guides; a reconstruction."""
+
+    beta: float = option(
+        0.5, "how much a generator seeks uncertain predictions", at_least=0, announced=True
+    )
+    guidance: Literal["switched", "alternating", "own"] = option(
+        "switched", "whether a generator is guided by the other classifier, by both, or by its own"
+    )
+    generator_lr: float = option(1e-4, "learning rate of the generators, by Adam", above=0)
+    width: int = option(16, "channels of a generator's first convolution", at_least=1, at_most=1024)
+
+    reconstruction = "everywhere"
+    deploys = "the ensemble of two networks that were trained together"
+
+    @property
+    def augments(self) -> bool:
+        """Its images come from generators, not from the run's augmentation."""
+        return False
 
 
 class SimDE(Method):
@@ -102,7 +127,7 @@ class SimDE(Method):
         """G₁(x, n₁) and G₂(x, n₂)."""
         return [each.generate(x, generator) for each in self.generators]
 
-    def classifier_loss(self, x: Tensor, made: list[Tensor], y: Tensor) -> Terms:
+    def classifier_loss(self, x: Tensor, made: list[Tensor], y: Tensor) -> Loss:
         """`"loss"`, which both classifiers minimise, each for itself, and that of each."""
         views = [x, *(images.detach() for images in made)]
         losses = []
@@ -110,11 +135,7 @@ class SimDE(Method):
             _, logits = each_view(model, views, joint=False)
             losses.append(torch.stack([F.cross_entropy(each, y) for each in logits]).sum())
         first, second = losses
-        return {
-            "loss": first + second,
-            "ce_first": first.detach(),
-            "ce_second": second.detach(),
-        }
+        return Loss(first + second, ce_first=first, ce_second=second)
 
     def generator_loss(self, made: list[Tensor], y: Tensor) -> Terms:
         """`"generator_loss"`, which both generators minimise, each for itself, with its terms."""

@@ -1,8 +1,8 @@
 """T+RA of the PEER paper: a student guided by a frozen teacher in the place of the task model."""
 
 import copy
-from dataclasses import replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,19 +12,52 @@ from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.methods.alignment import (
-    alignment_to_frozen,
+    CachedFeatures,
+    FrozenGuideSettings,
+    alignment_loss,
     build_projection,
-    frozen_features,
     loss_terms,
 )
-from peerdg.methods.base import Batch, Method, RunContext, Terms
+from peerdg.methods.base import Batch, Loss, Method, RunContext
 from peerdg.methods.clean import Clean, CleanImages, as_clean
-from peerdg.methods.features import FeatureTable
-from peerdg.methods.settings.teacher import Settings
 from peerdg.methods.views import augment_ahead, forward_both
 from peerdg.models.classifier import Classifier
+from peerdg.options import option
 
 ADAPTER_BATCH = 128  # images in a step of the adapter's fit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(FrozenGuideSettings):
+    """A student learns augmented images, guided by a frozen teacher (T+RA)."""
+
+    model: str | None = option(
+        None,
+        "the teacher: run or model folder, or a network with published weights, e.g. "
+        "regnet_y_16gf; default: what the main phase starts from",
+        names_model=True,
+    )
+    adapter: Literal["fitted", "trained"] = option(
+        "fitted",
+        "map from the teacher's features to the student's width, if they differ: fitted to the "
+        "source's classes and frozen, or trained with the student",
+    )
+    adapter_epochs: int = option(20, "passes over the source that fit the adapter", at_least=1)
+    adapter_lr: float = option(1e-3, "learning rate of the adapter's fit", above=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adapter == "trained" and not self.head_grad_target:
+            raise ConfigError(
+                "teacher.adapter 'trained' learns through R's branch of the teacher, which "
+                "teacher.head_grad_target = false cuts off.",
+                hint="Leave one of them out.",
+            )
+
+    @property
+    def is_oracle(self) -> bool:
+        """With a teacher from elsewhere."""
+        return self.model is not None
 
 
 class Teacher(Method):
@@ -54,6 +87,7 @@ class Teacher(Method):
         teacher: T; its classes may be others, since only H_T is used.
         clean: All clean training images: a `CleanImages` with labels fits A, and if a `Batch` gives
             its `index`, the teacher's features are looked up in a table that is computed once.
+        cache: See `CachedFeatures`.
 
     Raises:
         ConfigError: If A is to be fitted and there are no clean images with labels.
@@ -71,6 +105,7 @@ class Teacher(Method):
         augment: Augment | None = None,
         teacher: Classifier | None = None,
         clean: Clean | None = None,
+        cache: bool | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings or Settings()
@@ -80,6 +115,9 @@ class Teacher(Method):
         self.clean = as_clean(clean)
         self.projection = build_projection(self.settings, model.feature_dim)
         self.adapter = _adapter(self.settings, self.teacher.feature_dim, model.feature_dim)
+        self.teacher_features = CachedFeatures(
+            self.teacher, self.clean, cache if self.settings.uses_clean_features else False
+        )
         self.register_buffer("fitted", torch.tensor(not self._is_fitted_first))
         if self._is_fitted_first and not (
             isinstance(self.clean, CleanImages) and self.clean.labels is not None
@@ -89,8 +127,6 @@ class Teacher(Method):
                 f"{model.feature_dim}, and there are no labelled images to fit an adapter.",
                 hint="Pass clean=CleanImages(images, labels=labels), or use adapter='trained'.",
             )
-        self.table = FeatureTable()
-        self.register_load_state_dict_post_hook(Teacher._forget_features)  # type: ignore[no-untyped-call]
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
@@ -102,40 +138,42 @@ class Teacher(Method):
                 f"only, and the student sees {context.image_size} x {context.image_size}.",
                 hint=f"Use --transform.size {teacher.image_size}, or another teacher.",
             )
-        if context.passes * context.epochs <= 1:  # seen at most once: a table saves nothing
-            settings = replace(settings, cache_features=False)
-        method = cls(model, settings, augment=context.augment, teacher=teacher, clean=context.clean)
-        method.table.is_used = context.passes > 0  # batches know their rows where views repeat
-        return method
+        return cls(
+            model,
+            settings,
+            augment=context.augment,
+            teacher=teacher,
+            clean=context.clean,
+            cache=context.passes * context.epochs > 1,  # else an image is seen once at most
+        )
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Use the policy of period `epoch // k`; before the first epoch, fit A if there is one."""
         if not self.fitted:
             self._fit_adapter()
-        wanted = self.settings.cache_features and self.settings.views != "aug_clean"
-        if wanted and self.settings.regularizer != "none" and isinstance(self.clean, CleanImages):
-            self.table.refresh(0, self.clean, self._teacher_features)
+        self.teacher_features.refresh(version=0)
         return {"policy": self.augment.redraw(epoch // self.settings.k)}
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
         """Augment several batches ahead of their steps."""
         return augment_ahead(batches, self.augment)
 
-    def loss(self, batch: Batch) -> Terms:
+    def loss(self, batch: Batch) -> Loss:
         """Cross-entropy on both views and the weighted regularizer."""
-        joint = self.settings.joint_views
-        x_bar, h, h_bar, ce, ce_bar = forward_both(self.student, batch, self.augment, joint=joint)
-        if self.settings.regularizer == "none":
-            return loss_terms(ce, ce_bar)
-        regularizer = alignment_to_frozen(
-            self.settings,
-            self.projection,
-            h,
-            h_bar,
-            clean=lambda: self.adapter(self._clean_features(batch)),
-            augmented=lambda: self.adapter(self._teacher_features(x_bar)),
-        )
-        return loss_terms(ce, ce_bar, regularizer, w=self.settings.w)
+        settings = self.settings
+        out = forward_both(self.student, batch, self.augment, joint=settings.joint_views)
+        if settings.regularizer == "none":
+            return loss_terms(out.ce, out.ce_bar)
+        regularizer = out.ce.new_zeros(())
+        for h_t, h in self.teacher_features.pairs(settings.views, batch, out):
+            regularizer = regularizer + alignment_loss(
+                settings,
+                self.projection,
+                self.adapter(h_t),
+                h,
+                target_learns=settings.head_grad_target,
+            )
+        return loss_terms(out.ce, out.ce_bar, regularizer, w=settings.w)
 
     @property
     def networks(self) -> dict[str, Classifier]:
@@ -147,17 +185,6 @@ class Teacher(Method):
         super().train(mode)
         self.teacher.eval()
         return self
-
-    def _clean_features(self, batch: Batch) -> Tensor:
-        """H_T(x), looked up if it is known."""
-        known = self.table.lookup(batch.index)
-        return self._teacher_features(batch.images) if known is None else known
-
-    def _teacher_features(self, images: Tensor) -> Tensor:
-        return frozen_features(self.teacher, images)
-
-    def _forget_features(self, _: Any) -> None:
-        self.table.forget()  # the loaded teacher has other features
 
     @property
     def _is_fitted_first(self) -> bool:
@@ -174,7 +201,7 @@ class Teacher(Method):
         """
         clean = self.clean
         assert isinstance(clean, CleanImages)  # noqa: S101  (the constructor ensures it)
-        pairs = [(self._teacher_features(x), y) for x, y in clean.labelled()]
+        pairs = [(self.teacher_features(x), y) for x, y in clean.labelled()]
         features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         classes = len(self.student.classes)
         adapter = copy.deepcopy(self.adapter).requires_grad_(True)

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peerdg.augment.protocol import Augment
-from peerdg.methods.base import Batch, Terms
-from peerdg.methods.images import as_view, joined
+from peerdg.augment.protocol import Augment, unit
+from peerdg.losses.jensen_shannon import jensen_shannon
+from peerdg.methods.base import Batch, Loss
+from peerdg.methods.clean import as_view
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.stages import stage
 
@@ -52,20 +54,24 @@ class TwoViewOutput(NamedTuple):
 
 
 def forward_both(
-    model: Classifier, batch: Batch, augment: Augment, *, joint: bool = False
+    model: Classifier, batch: Batch, augment: Augment | None, *, joint: bool = False
 ) -> TwoViewOutput:
-    """Let the network answer both views of a batch; `joint` as in `each_view`."""
-    x, x_bar, y = batch.images, augmented_view(batch, augment), batch.labels
+    """Pass both views of a batch through the network; `joint` as in `each_view`.
+
+    Without an augmentation x̄ = x, which then counts twice.
+    """
+    x, y = batch.images, batch.labels
+    x_bar = x if augment is None else augmented_view(batch, augment)
     (h, h_bar), (logits, logits_bar) = both_views(model, x, x_bar, joint=joint)
     return TwoViewOutput(
         x_bar, h, h_bar, F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
     )
 
 
-def cross_entropy_of_both(model: Classifier, batch: Batch, augment: Augment) -> Terms:
-    """CE(F(x), y) + CE(F(x̄), y), and both of its terms."""
+def cross_entropy_of_both(model: Classifier, batch: Batch, augment: Augment) -> Loss:
+    """Compute CE(F(x), y) + CE(F(x̄), y)."""
     _, _, _, ce, ce_bar = forward_both(model, batch, augment)
-    return {"loss": ce + ce_bar, "ce_clean": ce.detach(), "ce_augmented": ce_bar.detach()}
+    return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
 
 
 @stage("forward")
@@ -82,3 +88,27 @@ def each_view(
         return features.chunk(len(views)), model.head(features).chunk(len(views))
     each = tuple(model.features(view) for view in views)
     return each, tuple(model.head(features) for features in each)
+
+
+def joined(views: Sequence[Tensor]) -> Tensor:
+    """All views as one batch, on one scale: that of floating point unless all are uint8.
+
+    `torch.cat` alone would turn the 255 of a uint8 view into 255.0 beside a view in [0, 1].
+    """
+    if len({view.dtype for view in views}) == 1:
+        return torch.cat(list(views))
+    return torch.cat([as_view(unit(view)) for view in views])
+
+
+def consistency_loss(logits: Sequence[Tensor], labels: Tensor, *, lam: float, ce: str) -> Loss:
+    """Compute CE(F(x₁), y) + λ · JSD(F(x₁), ..., F(x_V)): the first view learns, all agree.
+
+    Args:
+        logits: F(x_v) of each view.
+        labels: y.
+        lam: λ.
+        ce: The name under which the cross-entropy is recorded.
+    """
+    cross_entropy = F.cross_entropy(logits[0], labels)
+    divergence = jensen_shannon(*logits)
+    return Loss(cross_entropy + lam * divergence, **{ce: cross_entropy}, divergence=divergence)

@@ -9,7 +9,7 @@ from peerdg.data import VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
 from peerdg.evaluate.statistics import FEW
 from peerdg.files import remove, replace_atomically
-from peerdg.methods.metadata import OFF
+from peerdg.methods.base import OFF
 from peerdg.report.comparable import comparison_notes, differences, require_comparable
 from peerdg.report.figures import accuracy_figure, overview_figure
 from peerdg.report.result import FROZEN, RunResult

@@ -21,10 +21,9 @@ from peerdg.evaluate.fluctuation import (
     late_mean,
     run_fluctuation,
 )
-from peerdg.methods.metadata import MethodSettings
+from peerdg.methods.base import MethodSettings
 from peerdg.methods.registry import (
     is_reconstruction,
-    known_as,
     method_names,
     own_augment_of,
     settings_of,
@@ -118,7 +117,7 @@ class RunResult:
         """
         method, kind = str(self.config["method"]), self.average["average.kind"]
         own = None if self.settings is None else self.settings.own_average
-        name = known_as(method, self.own_options) if kind == own else f"{method}+{kind}"
+        name = method if kind == own else f"{method}+{kind}"
         called = self.config.get("recipe")
         usual = own_augment_of(called or method)
         other = self.augments and usual not in (None, self.augment_kind)

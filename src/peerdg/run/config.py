@@ -16,10 +16,9 @@ from peerdg.augment.augment_options import AugmentSettings, options_of_kind
 from peerdg.averages.average_options import AverageSettings
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings, benchmark
 from peerdg.errors import ConfigError
-from peerdg.methods.metadata import MethodSettings
-from peerdg.methods.plugins import file_of
+from peerdg.methods.base import MethodSettings
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, expand
-from peerdg.methods.registry import aliases_of, method_names, plugin_of, settings_of
+from peerdg.methods.registry import file_of, method_names, plugin_of, settings_of
 from peerdg.models.names import OWN, check_backbone
 from peerdg.options import (
     build,
@@ -429,9 +428,7 @@ def _check_keys(
 
 def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
     """The nearest option anywhere: at the top, a section, or inside one."""
-    methods = [name for name in sections if name in method_names()]
-    own = {a: f"{name}.{to}" for name in methods for a, to in aliases_of(name).items()}
-    if meant := {**own, **_ALIASES}.get(key):
+    if meant := _ALIASES.get(key):
         return f"Did you mean '{meant}'?"
     top = [*sorted(SCALARS), *sections]
     if nearest(key, top):

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.errors import ConfigError
-from peerdg.methods.plugins import Plugin, load_plugin
-from peerdg.methods.registry import registered
+from peerdg.methods.registry import Plugin, loaded, registered
 from peerdg.run.config import SCALARS, SECTIONS
 
 
@@ -19,27 +18,14 @@ def plugin_method(path: Path) -> Iterator[Plugin]:
         path: The file, which is executed.
 
     Raises:
-        ConfigError: If it is no plugin, or its name is taken.
+        ConfigError: If it is not a plugin, or its name is taken.
     """
-    plugin = load_plugin(path)
-    try:
-        _check_name(plugin)
+    with loaded(path) as plugin:
+        taken = {*SECTIONS, *SCALARS, *(name.replace("-", "_") for name in BENCHMARKS)}
+        if plugin.name.replace("-", "_") in taken:
+            raise ConfigError(
+                f"'{plugin.name}' is an option of every run, so no method can have this name.",
+                hint=f"Rename {plugin.path.name}: a method is named as its file.",
+            )
         with registered(plugin):
             yield plugin
-    finally:
-        plugin.forget()
-
-
-def _check_name(plugin: Plugin) -> None:
-    """Refuse a name that options of every run have, or sections of a data set.
-
-    Raises:
-        ConfigError: If it has one.
-    """
-    key = plugin.name.replace("-", "_")
-    taken = {*SECTIONS, *SCALARS, *(name.replace("-", "_") for name in BENCHMARKS)}
-    if key in taken:
-        raise ConfigError(
-            f"'{plugin.name}' is an option of every run, so no method can have this name.",
-            hint=f"Rename {plugin.path.name}: a method is named as its file.",
-        )
