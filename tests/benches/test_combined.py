@@ -7,19 +7,18 @@ import pytest
 import torch
 
 import peerdg
-from peerdg.benches import worker
 from peerdg.benches.bench import collect
-from peerdg.benches.display import Silence
+from peerdg.benches.execute import _combinations
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import make_plan
 from peerdg.benches.table import bench_table
-from peerdg.benches.work import Estimate, Work
 from peerdg.methods.recipes import COMBINATIONS, Combination
 from peerdg.report.comparison import comparison_page
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.variants import by_variant
 from peerdg.run.build import load_splits
-from tests.benches.tiny import TRAIN, plan, trained
+from tests.benches.tiny import TRAIN, plan
+from tests.benches.tiny import bench as bench
 
 PAIR = Combination("", "randaugment", 2, "uniform", lr_scales=(1.0, 0.5), weight_decays=(0.01,))
 DATA = {"benchmark": "digits-mini", "budget": "quick"}
@@ -47,26 +46,20 @@ def test_options_of_the_members_average_reach_them():
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch):
+def made(bench, tmp_path: Path, monkeypatch):
     """Two runs of a seed, trained and combined in this process."""
     monkeypatch.setitem(COMBINATIONS, "pair", PAIR)
     found = plan(tmp_path / "images", "randaugment", "pair", train={**TRAIN, "lr": 0.01},
                  randaugment={"k": 1})  # fmt: skip
-    folder = BenchFolder.open(tmp_path / "bench", found)
-    work = Work(found, folder, Estimate(), jobs=1, threads=1, shown=Silence(), describe=str)
-    assert list(work._combinations()) == []  # not before its runs are complete
-    for run in found.runs:
-        trained(run.config, folder.run_folder(run))
-    assert not folder.is_complete(found)
-    (task,) = work._combinations()
-    worker.combine(task.job, lambda message: None)
-    assert folder.is_complete(found) and list(work._combinations()) == []
-    yield found, folder
-    folder.close()
+    folder = BenchFolder(tmp_path / "bench")
+    assert _combinations(found, folder) == []  # not before its runs are complete
+    assert not bench(found, tmp_path / "bench").failures
+    assert _combinations(found, folder) == []
+    return found, folder
 
 
-def test_a_combination_has_the_accuracy_of_the_mean_of_its_runs(bench, tmp_path: Path):
-    found, folder = bench
+def test_a_combination_has_the_accuracy_of_the_mean_of_its_runs(made, tmp_path: Path):
+    found, folder = made
     groups = collect(found, folder)
     (pair,) = groups["pair"]
     first, second = (peerdg.load_model(folder.run_folder(run)) for run in found.groups[1].runs(0))
@@ -77,8 +70,8 @@ def test_a_combination_has_the_accuracy_of_the_mean_of_its_runs(bench, tmp_path:
     assert pair.final("combined")["target"] == first.evaluate(target)["accuracy"]
 
 
-def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(bench, tmp_path: Path):
-    found, folder = bench
+def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(made, tmp_path: Path):
+    found, folder = made
     groups = collect(found, folder)
     (pair,), (alone,) = groups["pair"], groups["randaugment"]
     assert pair.method == "pair" and pair.variant != alone.variant
@@ -105,22 +98,21 @@ def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(bench, tmp_path: P
     assert "pair" in comparison_page([alone, pair], title="t")
 
 
-def test_a_combined_model_that_is_not_of_its_runs_is_made_again(bench):
-    found, folder = bench
+def test_a_combined_model_that_is_not_of_its_runs_is_made_again(made):
+    found, folder = made
     group = found.groups[1]
     model = folder.combined_folder(group, 0)
-    work = Work(found, folder, Estimate(), jobs=1, threads=1, shown=Silence(), describe=str)
     weights = (model / "model.safetensors").read_bytes()
     one, two = (folder.run_folder(run) / "model" for run in group.runs(0))
     one.rename(one.with_name("aside"))
     shutil.copytree(two, one)  # the weights of a run are others now
-    assert not folder.has_result(group, 0) and len(list(work._combinations())) == 1
+    assert not folder.has_result(group, 0) and len(_combinations(found, folder)) == 1
     shutil.rmtree(one)
     one.with_name("aside").rename(one)
     assert folder.has_result(group, 0)
     (model / "model.json").write_text("{")
-    (task,) = work._combinations()
-    worker.combine(task.job, lambda message: None)
+    (task,) = _combinations(found, folder)
+    assert task.call() == 0
     assert folder.has_result(group, 0)
     assert (model / "model.safetensors").read_bytes() == weights
     folder.run_folder(group.runs(0)[0]).joinpath("done.json").unlink()

@@ -1,28 +1,54 @@
 """What is trained, what is shared, and what is refused before anything is trained."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peerdg.benches.estimate import Progress, RunTime, count_pretrainings, time_left
-from peerdg.benches.plan import make_plan, plan_changes
+from peerdg.benches.plan import make_plan, read_plan_file
+from peerdg.benches.records import RecordedRows
+from peerdg.benches.views import views
+from peerdg.cli.main import run
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import RECIPES, Recipe
 from peerdg.methods.registry import implementation_of, method_names, settings_of
 from peerdg.options import merge
-from peerdg.report.result import RunResult
+from peerdg.report.runs import load_runs
 from peerdg.run.config import resolve
+from tests.benches.tiny import images, trained, trained_run
 
 DATA: dict[str, Any] = {"benchmark": "digits-mini", "budget": "quick"}
+RESULTS = Path(__file__).parents[2] / "results"
 ALL = ("erm", "swad", "p-ens", "peer", "randaugment", "swa", "peer-ema", "l2d")
+
+
+PLAN = """
+methods = ["erm", "peer"]
+seeds = [3, 5]
+reference = "peer"
+
+[options]
+benchmark = "digits-mini"
+budget = "quick"
+peer = { k = 4, w = 0.1 }
+
+[variant.peer-w2]
+method = "peer"
+peer = { w = 2.0 }
+
+[variant.newest]
+method = "p-ens"
+average = { last = 3 }
+"""
 
 
 def planned(*methods: str, seeds: int = 2, **options: Any):
     return make_plan(merge(DATA, options), methods=methods, seeds=range(seeds))
+
+
+def variants(tables: dict[str, Any], *methods: str):
+    return make_plan({**DATA, "variant": tables}, methods=(*methods, *tables), seeds=[0])
 
 
 def test_methods_that_only_watch_share_a_run_and_no_others_do():
@@ -45,8 +71,8 @@ def test_runs_are_all_groups_of_a_seed_before_the_next():
 
 
 def test_a_config_survives_its_way_to_another_process():
-    for run in planned(*ALL, average={"decay": 0.9}).runs:
-        assert resolve(json.loads(json.dumps(run.config.tables()))) == run.config
+    for each in planned(*ALL, average={"decay": 0.9}).runs:
+        assert resolve(json.loads(json.dumps(each.config.tables()))) == each.config
 
 
 def test_options_of_an_average_go_to_the_methods_that_have_it():
@@ -79,14 +105,14 @@ def test_a_method_with_an_average_of_its_own_is_known_by_its_settings():
     ("methods", "options", "message", "hint"),
     [
         (["erm", "pear"], {}, "Unknown method 'pear'", "peer"),
-        (["erm", "erm"], {}, "'erm' is named twice", ""),
+        (["erm", "erm"], {}, "twice", ""),
         ([], {}, "No method", "--methods"),
-        (["erm"], {"peer": {"k": 3}}, "Options of 'peer' are given", "erm,peer"),
+        (["erm"], {"peer": {"k": 3}}, r"peer\.k", "add a method"),
         (["erm"], {"method": "peer"}, "decided by --methods", ""),
         (["erm"], {"seed": 3}, "decided by --seeds", ""),
         (["erm"], {"train_seed": 3}, "decided by --seeds", ""),
-        (["erm"], {"average": {"kind": ["ema"]}}, "decided by --methods", "average"),
-        (["erm", "swa"], {"average": {"decay": 0.5}}, "no method of the bench has", "decay"),
+        (["erm"], {"average": {"kind": ["ema"]}}, "decided by --methods", ""),
+        (["erm", "swa"], {"average": {"decay": 0.5}}, r"average\.decay", "add a method"),
         (["erm"], {"budget": "qick"}, "Unknown budget", "quick"),
         (["erm"], {"root": "/"}, "reads no folder", "--root"),
         (["erm"], {"train": {"epoch": 3}}, "epoch", "epochs"),
@@ -98,83 +124,156 @@ def test_what_cannot_be_is_refused_with_the_way_out(methods, options, message, h
     assert hint in (refused.value.hint or "")
 
 
-@pytest.mark.parametrize("seeds", [[], [-1], [0, 0]])
-def test_seeds_that_cannot_be_are_refused(seeds):
-    with pytest.raises(ConfigError, match="seed"):
-        make_plan(DATA, methods=["erm"], seeds=seeds)
+def test_seeds_that_cannot_be_are_refused():
+    for seeds in ([], [-1], [0, 0], ["a"]):
+        with pytest.raises(ConfigError, match="seed"):
+            make_plan(DATA, methods=["erm"], seeds=seeds)
 
 
-def test_planning_needs_no_torch():
-    code = (
-        "import sys; from peerdg.benches.plan import make_plan; "
-        "make_plan({'benchmark': 'digits-mini'}, methods=['erm', 'p-ens'], seeds=[0]); "
-        "sys.exit('torch' in sys.modules)"
+def test_a_variant_has_the_options_of_all_and_its_own_over_them(tmp_path: Path):
+    file = tmp_path / "plan.toml"
+    file.write_text(PLAN)
+    found = read_plan_file(file)
+    plan = make_plan(found.options, methods=found.methods, seeds=found.seeds)
+    assert plan.methods == ("erm", "peer", "peer-w2", "newest")
+    assert (plan.seeds, found.reference) == ((3, 5), "peer")
+    section = {name: plan.members[name].config.tables()["peer"] for name in ("peer", "peer-w2")}
+    assert section["peer"]["w"] == 0.1
+    assert section["peer-w2"] == {**section["peer"], "w": 2.0}
+    assert plan.members["newest"].config == resolve(
+        {**DATA, "method": "p-ens", "average": {"last": 3}}
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert [run.name for run in plan.runs][:3] == ["erm-3", "peer-3", "peer-w2-3"]
 
 
-def test_changes_are_those_that_decide_results():
-    old = planned("erm", "peer", train={"epochs": 3})
-    same = planned("peer", "erm", train={"epochs": 3}, threads=1, checkpoint_minutes=5.0)
-    assert plan_changes(old, same) == []
-    epochs = old.members["erm"].config.evaluate_every
-    stated = planned("erm", "peer", train={"epochs": 3}, evaluate_every=epochs)
-    assert plan_changes(old, stated) == []  # what the preset says, said again
-    new = planned("erm", "p-ens", seeds=3, train={"epochs": 4})
-    assert list(map(str, plan_changes(old, new))) == ["train.epochs: 3 -> 4"]
+@pytest.mark.parametrize("study", sorted(RESULTS.glob("*/plan.toml")), ids=lambda p: p.parent.name)
+def test_the_records_of_a_study_are_those_of_its_plan_today(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A preset that changes must not change a published study: its plan states the old value."""
+    found = read_plan_file(study)
+    runs = load_runs(study.parent / "runs.json")
+    # The files of weights are not part of the project.
+    digest = runs[0].inputs.weights_sha256
+    monkeypatch.setattr("peerdg.benches.records._hash_of_weights", lambda *_: digest)
+    weights = {run.config["weights"] for run in runs} - {"none"}
+    options = {**found.options, **({"weights": weights.pop()} if weights else {})}
+    plan = make_plan(options, methods=found.methods, seeds=found.seeds)
+    assert found.reference in plan.methods
+    # A window of P-ENS has no run of its own.
+    assert not any(g.name.startswith(("p-ens-last", "p-ens-start")) for g in plan.groups)
+    until = runs[0].config["train"]["epochs"]
+    recorded = RecordedRows.read([study.parent / "runs.json"], plan, until=until)
+    assert len(recorded.results) == len(runs)
 
 
-def test_a_bench_may_have_more_methods_and_seeds_but_not_only_others():
-    old = planned("erm", "peer", seeds=2)
-    assert plan_changes(old, planned("erm", "peer", "l2d", seeds=3)) == []
-    assert plan_changes(old, planned("peer", seeds=1)) == []
-    assert list(map(str, plan_changes(old, planned("l2d")))) == ["methods: 'erm,peer' -> 'l2d'"]
+def test_variants_of_an_average_share_the_run_of_their_method():
+    plan = variants(
+        {
+            "newest": {"method": "p-ens", "average": {"last": 3}},
+            "late": {"method": "p-ens", "average": {"start": 4}},
+            "part": {"method": "p-ens", "average": {"start": 4, "last": 2}},
+            "slow": {"method": "p-ens", "average": {"k": 9, "last": 3}},
+        },
+        "randaugment", "p-ens", "ema",
+    )  # fmt: skip
+    names = [group.name for group in plan.groups]
+    assert names == ["randaugment+p-ens+newest+late+ema", "part", "slow"]
+    shared = plan.groups[0].config.average
+    assert (shared.kind, shared.also) == (("snapshots", "ema"), ("last-3", "start-4"))
+    assert (shared.start, shared.last) == (0, None)
 
 
-def test_a_row_that_becomes_a_combination_is_another_bench():
-    alone, six = (
-        make_plan({**DATA, "variant": {"row": {"method": method}}}, methods=["row"], seeds=[0])
-        for method in ("randaugment", "diwa")
-    )
-    assert list(map(str, plan_changes(alone, six))) == ["row.method: 'randaugment' -> 'diwa'"]
-
-
-def finished(name: str, seconds: float, *, own: bool, kinds: tuple[str, ...] = ()) -> RunResult:
-    """A run of `seconds`, 4 of them (or those of another run) for pre-training."""
-    config = resolve({**DATA, "method": "erm", "train": {"epochs": 10}}).tables()
-    events = [{"event": "start"}, {"event": "epoch", "phase": "pretrain", "seconds": 4.0}]
-    events += [] if own else [{"event": "shared_pretraining"}]
-    events += [{"event": kind} for kind in kinds]
-    events += [{"event": "epoch", "phase": "train", "seconds": 9.0, "steps": 3}]
-    events += [{"event": "done", "seconds": seconds}]
-    return RunResult(Path(name), config, "done", [], events)
-
-
-def test_finished_runs_say_how_long_others_take():
-    runs = [finished("a-0", 24.0, own=True), finished("a-1", 18.0, own=False)]
-    assert RunTime.of_runs(runs) == RunTime(4.0, 19.0, measured=True)
-    assert RunTime.of_runs([finished("a-0", 5.0, own=True, kinds=("resume",))]) is None
-    assert RunTime.of_runs([]) is None
-
-
-def test_time_left_counts_each_pretraining_once_and_what_is_done_not_at_all():
-    plan = planned("erm", "randaugment", "l2d", seeds=2)
-    times = {
-        "erm": RunTime(5.0, 10.0, measured=True),
-        "randaugment": RunTime(5.0, 20.0, measured=True),
-        "l2d": RunTime(7.0, 30.0, measured=False),  # its bottleneck is pre-trained, too
+def test_a_window_in_a_shared_run_is_bit_for_bit_what_it_is_alone(tmp_path: Path):
+    tables = {
+        "newest": {"method": "p-ens", "average": {"last": 2}},
+        "late": {"method": "p-ens", "average": {"start": 1}},
     }
-    assert count_pretrainings(plan.runs) == 4
-    nothing = Progress({})
-    assert time_left(plan, nothing, times, jobs=1) == 2 * (5 + 10 + 20 + 7 + 30)
-    assert time_left(plan, nothing, times, jobs=2) == 72
-    assert time_left(plan, nothing, times, jobs=100) == 37  # the longest run
-    some = Progress({"erm-0": finished("erm-0", 15.0, own=True)})
-    assert time_left(plan, some, times, jobs=1) == 20 + 7 + 30 + 72
-    half = finished("randaugment-0", 0.0, own=True)
-    half.records.append({"kind": "epoch", "phase": "train", "epoch": 10})
-    begun = Progress({"randaugment-0": RunResult(half.path, half.config, "resumable",
-                                                 half.records, half.events)})  # fmt: skip
-    assert time_left(plan, begun, times, jobs=1) == 5 + 10 + 10 + 7 + 30 + 72
-    assert time_left(plan, nothing, times, jobs=1, without={"l2d-0", "l2d-1"}) == 2 * 35
-    assert time_left(plan, nothing, {"erm": times["erm"]}, jobs=1) is None
+    options = {**images(tmp_path / "images"), "randaugment": {"k": 1}, "variant": tables}
+    plan = make_plan(options, methods=("randaugment", *tables), seeds=[0])
+    (run,) = plan.runs
+    shared = views(run, trained_run(run, tmp_path))
+    for name in plan.methods:
+        alone = trained(plan.members[name].config, tmp_path / "alone" / name)
+        assert shared[name].records == alone.records
+        assert shared[name].config == alone.config
+        assert (shared[name].deployed, shared[name].trained) == (alone.deployed, alone.trained)
+    losses = {
+        tuple(r["loss"] for r in view.evaluations if r["model"] == view.deployed)
+        for view in shared.values()
+    }
+    assert len(losses) == len(shared)  # they are different networks
+
+
+@pytest.mark.parametrize(
+    ("tables", "message", "hint"),
+    [
+        ({"peer": {"method": "peer"}}, "cannot be called", "name of a method"),
+        ({"a": {"peer": {"k": 2}}}, "names no method", "method ="),
+        ({"a": 3}, "names no method", "method ="),
+        ({"a": {"method": "pear"}}, "Unknown method 'pear' of the variant 'a'", "peer"),
+        ({"a": {"method": "peer", "seed": 3}}, "whole bench", ""),
+        ({"a": {"method": "peer", "peer": {"kk": 3}}}, "peer.kk", "peer.k"),
+        ({"../a": {"method": "peer"}}, "cannot be called", "letters"),
+        ({"a+b": {"method": "peer"}}, "cannot be called", "letters"),
+        ({"a": {"method": "peer", "randaugment": {"k": 3}}}, "randaugment", ""),
+    ],
+)
+def test_what_cannot_be_a_variant_is_refused_with_the_way_out(tables, message, hint):
+    with pytest.raises(ConfigError, match=message) as refused:
+        variants(tables, "erm")
+    assert hint in (refused.value.hint or "")
+
+
+def test_two_runs_never_have_one_folder():
+    """A run of DiWA, and of a variant that is called like its result."""
+    with pytest.raises(ConfigError, match="would be called 'diwa-0-0'"):
+        variants({"diwa-0": {"method": "erm"}}, "diwa")
+
+
+def test_an_epoch_without_evaluation_is_refused():
+    options = {"evaluate_every": 2, "train": {"epochs": 4}}
+    for methods, until in ((("erm",), 0), (("erm",), 3), (("erm", "diwa"), 2)):
+        with pytest.raises(ConfigError, match=r"--until|evaluated"):
+            planned(*methods, **options).check_until(until)
+    plan = planned("erm", **options)
+    # Of the last epoch nothing is left out.
+    assert [plan.check_until(until) for until in (None, 2, 4)] == [None, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = 3", "Unknown key 'seed'"),
+        ("methods = 'erm'", "'methods'"),
+        ("seeds = 'many'", "'seeds'"),
+        ("options = 3", "'options'"),
+        ("reference = 3", "'reference'"),
+        ("[options.variant.a]\nmethod = 'erm'", "outside of 'options'"),
+        ("methods = [", "plan.toml"),
+        ("methods = ['erm', 'peer']\n[question]\na = [['peer', 'per']]", "'per' is no row"),
+        ("methods = ['erm', 'peer']\n[question]\na = [['peer']]", "section"),
+        ("methods = ['erm', 'peer']\n[question]\na = 3", "section"),
+        ("methods = ['erm', 'peer']\n[ranking]\na = ['erm', 'peer']", "section"),
+        ("methods = ['erm', 'peer']\n[published]\nerm = { svhn = 3 }", "section"),
+        ("methods = ['erm']\n[published]\nsource = 'x'\nerm = { svhn = 'a' }", "section"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: str):
+    (tmp_path / "plan.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_plan_file(tmp_path / "plan.toml")
+
+
+def test_the_command_reads_a_plan_and_any_row_of_it_may_be_chosen(tmp_path: Path, capsys):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    asked = ["bench", "--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out")]
+    for rows in ("peer-w2", "newest,erm", "erm,ema"):  # whatever else the plan has options for
+        assert run([*asked, "--methods", rows, "--dry-run"], debug=False) == 0
+    assert run([*asked, "--methods", "peer-w3", "--dry-run"], debug=False) == 2
+    assert "peer-w2" in capsys.readouterr().err
+    assert run(["bench", "--methods", "erm", "--out", str(tmp_path / "out")], debug=False) == 2
+    assert "No data is given" in capsys.readouterr().err
+    assert run([*asked, "--reference", "peer-w3"], debug=False) == 2
+    assert "'peer-w3'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from peerdg.benches.plan import read_plan_file
 from peerdg.benches.published import published_section, published_table
 from peerdg.benches.report import bench_page
 from peerdg.benches.study import Published, Study
 from peerdg.benches.table import bench_table
-from peerdg.benches.variants import read_plan_file
-from peerdg.errors import ConfigError
 from tests.benches.test_table import GROUPS
 
 PUBLISHED = Published(
@@ -101,25 +100,3 @@ def test_a_plan_has_them_by_row_and_target(tmp_path: Path):
     assert read_plan_file(file).study.published == Published("s", {"peer": {"syn": 1, "uci": 2.5}})
     file.write_text(PLAN)
     assert read_plan_file(file).study.published is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("published = 3", "needs a source and rows"),
-        ('[published]\nsource = "s"', "needs a source and rows"),
-        ("[published]\npeer = { syn = 1 }", "needs a source and rows"),
-        ('[published]\nsource = "s"\npier = { syn = 1 }', "'pier', which is no row"),
-        ('[published]\nsource = "s"\npeer = 3', "percentages of 'peer'"),
-        ('[published]\nsource = "s"\npeer = {}', "percentages of 'peer'"),
-        ('[published]\nsource = "s"\npeer = { syn = 101 }', "percentages of 'peer'"),
-        ('[published]\nsource = "s"\npeer = { syn = true }', "percentages of 'peer'"),
-        ('[published]\nsource = "s"\npeer = { syn = nan }', "percentages of 'peer'"),
-    ],
-)
-def test_what_is_no_table_of_published_numbers_is_refused(tmp_path: Path, text: str, message: str):
-    file = tmp_path / "plan.toml"
-    top = text if text.startswith("published") else ""
-    file.write_text(f"{top}\n{PLAN}{'' if top else text}\n")
-    with pytest.raises(ConfigError, match=message):
-        read_plan_file(file)

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from peerdg.benches.figures import tick_ratios
+from peerdg.benches.plan import read_plan_file
 from peerdg.benches.questions import answers_csv, answers_table
 from peerdg.benches.report import ANSWERS, ANSWERS_CSV, write_bench
 from peerdg.benches.table import bench_table
-from peerdg.benches.variants import read_plan_file
-from peerdg.errors import ConfigError
 from peerdg.evaluate.statistics import paired_difference
 from peerdg.report.figures import pyplot
 from peerdg.terminal import markdown_text
@@ -108,29 +107,6 @@ def test_two_differences_are_compared_seed_by_seed(tmp_path: Path):
     assert found.label.endswith(" - (l2d † - erm)")
     absent = {"?": [(("peer", "erm"), ("l2d", "erm"))]}  # of PEER there is no run
     assert bench_table(GROUPS, questions=absent).answers == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        ("question = 3", "must be a table", "[question]"),
-        ('[question]\n"A?" = 3', "needs pairs", "[question]"),
-        ('[question]\n"A?" = ["erm", "peer"]', "needs pairs", "[question]"),
-        ('[question]\n"A?" = [["erm"]]', "needs pairs", "[question]"),
-        ('[question]\n"A?" = [["erm", "erm"]]', "needs pairs", "[question]"),
-        ('[question]\n"A?" = [["erm", 3]]', "needs pairs", "[question]"),
-        ('[question]\n"A?" = [[["erm", "peer"], "erm"]]', "needs pairs", "[question]"),
-        ('[question]\n"A?" = [[["erm", "peer"], ["erm", "peer"]]]', "needs pairs", "[question]"),
-        ('[question]\n"A?" = [[["erm", "peer"], ["erm", "erm"]]]', "needs pairs", "[question]"),
-        ('[question]\n"A?" = [[["erm", "peer"], ["pear", "erm"]]]', "names 'pear'", "peer"),
-        ('[question]\n"A?" = [["pear", "erm"]]', "names 'pear'", "peer"),
-    ],
-)
-def test_a_question_about_no_row_is_refused(tmp_path: Path, text: str, message: str, hint: str):
-    (tmp_path / "plan.toml").write_text('methods = ["erm", "peer"]\n' + text)
-    with pytest.raises(ConfigError, match=message) as refused:
-        read_plan_file(tmp_path / "plan.toml")
-    assert hint in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(

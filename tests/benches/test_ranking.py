@@ -1,7 +1,6 @@
 """Whether source-only scores put rows in the order of the targets."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from peerdg.benches.ranking import rank, ranking_section, ranking_table
 from peerdg.benches.report import bench_page
 from peerdg.benches.study import Study
 from peerdg.benches.table import BenchTable, Row, Spread, bench_table
-from peerdg.benches.variants import read_plan_file
-from peerdg.errors import ConfigError
 from tests.benches.test_table import GROUPS
 
 
@@ -88,21 +85,3 @@ def test_without_targets_crafted_validation_is_not_compared_with_itself():
     rankings = {"all": [row.method for row in table.rows]}
     assert ranking_section(table, rankings) != []
     assert ranking_section(replace(table, score="crafted val"), rankings) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("ranking = 3", "must be a table"),
-        ("[ranking]\nx = 3", "needs 3 or more"),
-        ('[ranking]\nx = ["erm", "peer"]', "needs 3 or more"),
-        ('[ranking]\nx = ["erm", "erm", "peer"]', "needs 3 or more"),
-        ('[ranking]\nx = ["erm", "pier", "peer"]', "'pier', which is no row"),
-    ],
-)
-def test_what_is_no_ranking_is_refused(tmp_path: Path, text: str, message: str):
-    file = tmp_path / "plan.toml"
-    head, tail = (f"{text}\n", "") if text.startswith("ranking") else ("", f"\n{text}\n")
-    file.write_text(f'{head}methods = ["erm", "peer", "p-ens"]{tail}')
-    with pytest.raises(ConfigError, match=message):
-        read_plan_file(file)

@@ -1,15 +1,22 @@
 """A bench of seconds: a few small images, two steps per epoch."""
 
+import json
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from peerdg.benches import execute
+from peerdg.benches.bench import Bench, run_bench
 from peerdg.benches.plan import Plan, PlannedRun, make_plan
+from peerdg.cli.main import run as command
 from peerdg.report.result import RunResult
 from peerdg.report.runs import read_run
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.progress import Silent
-from peerdg.run.runner import execute
+from peerdg.run.runner import execute as train
 from tests.data.image_files import make_tree, write_picture
 
 TRAIN = {"epochs": 4, "batch_size": 8, "steps_per_epoch": 2, "lr": 0.001}
@@ -44,7 +51,7 @@ def trained(config: RunConfig, out: Path) -> RunResult:
     """A run in this process, as `peerdg train` does it."""
     run = RunFolder.open(out, config)
     try:
-        execute(config, run, Silent())
+        train(config, run, Silent())
     finally:
         run.close()
     return read_run(out)
@@ -52,3 +59,25 @@ def trained(config: RunConfig, out: Path) -> RunResult:
 
 def trained_run(run: PlannedRun, folder: Path) -> RunResult:
     return trained(run.config, folder / run.name)
+
+
+class SameProcess(Executor):
+    """Runs each task at once, if its arguments could go to another machine."""
+
+    def submit(self, call, /, *args, **kwargs):
+        assert getattr(execute, call.func.__name__) is call.func
+        json.dumps((call.args, call.keywords))
+        future: Future[Any] = Future()
+        future.set_result(call(*args, **kwargs))
+        return future
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch):
+    """`run_bench` whose commands run in this process."""
+    monkeypatch.setattr(execute, "_peerdg", lambda words, *_: command([*words], debug=False))
+
+    def run(found: Plan, out: Path, **options: Any) -> Bench:
+        return run_bench(found, out, executor=SameProcess(), **options)
+
+    return run

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 import peerdg
-from peerdg.benches.children import Children
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, Stopped
 from peerdg.methods.registry import method_names
 from peerdg.options import read_toml
-from peerdg.run.plugin import plugin_method
 from peerdg.train import loop
 from tests.cli.stored_models import save_photos
 from tests.conftest import tiny_classifier, tiny_splits
@@ -394,15 +392,3 @@ def test_a_bench_compares_it_with_methods_of_the_package(plugin, here, capsys):
     assert "not the one that the run was started with" in ask(asked, capsys, 2)
     without = [word for word in asked if word not in ("--plugin", "soft_labels.py")]
     assert "soft-labels" in ask(without, capsys, 2)
-
-
-def test_a_process_of_a_bench_refuses_a_plugin_that_was_changed_since(plugin, here):
-    children = Children()
-    with plugin_method(plugin):
-        plugin.write_text(plugin.read_text() + "\n# changed\n")
-        child = children.start("measure", {"job": "measure", "configs": []})
-        messages = []
-        while not messages or messages[-1]["kind"] != "end":
-            messages.append(children.messages.get(timeout=60)[1])
-        assert child.close() == 2
-    assert "was changed while the bench was at work" in messages[0]["message"]

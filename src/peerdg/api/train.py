@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from peerdg.api.model import Model, make_model
-from peerdg.benches.bench import check_reference, preview_bench, run_bench
+from peerdg.benches.bench import run_bench
 from peerdg.benches.plan import make_plan
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
 from peerdg.data.classes import class_map_entries
@@ -235,30 +235,20 @@ def bench(
             methods=methods.split(",") if isinstance(methods, str) else methods,
             seeds=range(seeds) if isinstance(seeds, int) else seeds,
         )
-        check_reference(plan, reference)
-        until = plan.check_until(until)
         console = Terminal(stderr=True, highlight=False)
         is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
-        shown = console if is_shown else None
         files = [records] if isinstance(records, str | Path) else records
-        preview = preview_bench(
+        made = run_bench(
             plan,
             Path(out),
+            jobs=jobs,
             until=until,
             records=[Path(file) for file in files],
-            jobs=jobs,
-            overwrite=overwrite,
-            console=shown,
-        )
-        found = run_bench(
-            preview,
-            Path(out),
             reference=reference,
-            existing="overwrite" if overwrite else "resume",
-            console=shown,
+            overwrite=overwrite,
+            console=console if is_shown else None,
         )
-    failures = {name: failure.message for name, failure in found.failures.items()}
-    return {**found.table.plain_data(), "failures": failures, "page": str(found.page)}
+    return {**made.table.plain_data(), "failures": dict(made.failures), "page": str(made.page)}
 
 
 def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:

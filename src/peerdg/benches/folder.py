@@ -1,72 +1,43 @@
 """The folder of a bench.
 
-    bench.toml       methods, seeds and the options of all runs
-    runs/            a run folder for each group of methods and seed
+    bench.toml       methods, seeds and options, as `peerdg bench --plan` reads them
+    runs/            a run folder for each seed of each method, or of methods that share a run
     combined/        the models that are made of several runs
-    logs/            what the process of each run wrote to standard error
-    report.md        table, figures, records: made anew at the end of each call
+    report.md        table, figures and records, made at the end of each call
 
-One process works in it at a time; the runs are what is finished and what is not, nothing else
-remembers it.
+One process works in it at a time. Which runs are complete is read from their folders.
 """
 
 import contextlib
+import json
 import os
-import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from peerdg.benches.plan import Group, Plan, PlannedRun, make_plan, plan_changes
+from peerdg.benches.plan import Plan, PlannedRun, SharedRun
 from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, RunInUseError
-from peerdg.files import (
-    TEMPORARY,
-    refuse_links,
-    remove,
-    replace_atomically,
-    writing,
-)
+from peerdg.files import TEMPORARY, refuse_links, remove, replace_atomically, writing
 from peerdg.models.description import read_description
-from peerdg.options import read_toml
 from peerdg.run.config import refuse_difference, resolve
 from peerdg.run.folder import LOCK, OWNER, FolderLock, RunFolder, read_run_config
-from peerdg.run.manifest import refuse_edited_config
-from peerdg.schema import conform
 
 if TYPE_CHECKING:  # it needs numpy, and the help of a command does not
     from peerdg.benches.records import RecordedRows
 
-FORMAT = 1
-_LOCK = "bench"
-_OURS = (f"{_LOCK}{LOCK}", f"{_LOCK}{OWNER}", TEMPORARY)
-_HINT = "Restore it, or start anew with --overwrite."
-_DESCRIPTION = "model.json"  # in a model folder
-PATIENCE = 60.0  # seconds for the runs of a killed bench to save their state
-WAITING_SECONDS = 0.2  # between two looks at their locks
-
-Existing = Literal["resume", "overwrite"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """What `bench.toml` must have besides options."""
-
-    format: int
-    methods: list[str]
-    seeds: list[int]
+_OURS = (f"bench{LOCK}", f"bench{OWNER}", TEMPORARY)
+_TAIL_BYTES = 4096  # the last lines of a record file
 
 
 class BenchFolder:
-    """The folder of a bench; `open` takes it for this process, until `close`.
+    """The folder of a bench. `open` locks it for this process until `close`.
 
     Args:
         path: Where it is.
-        until: A run is complete once it was evaluated after this epoch; default: after its last.
-        recorded: Rows of earlier benches; their runs are complete, too.
+        until: A run is complete once it was evaluated after this epoch. Default: after its last.
+        recorded: Rows of earlier benches. Their runs need no training.
     """
 
     def __init__(
@@ -75,75 +46,40 @@ class BenchFolder:
         self.path = path
         self.until = until
         self.recorded = recorded
-        self.options_file = path / "bench.toml"
+        self.plan_file = path / "bench.toml"
         self.runs = path / "runs"
         self.combined = path / "combined"
-        self.logs = path / "logs"
-        self._lock = FolderLock(path, _LOCK)
+        self._lock = FolderLock(path, "bench")
 
-    @classmethod
-    def open(
-        cls,
-        path: Path,
-        plan: Plan,
-        *,
-        existing: Existing = "resume",
-        until: int | None = None,
-        recorded: "RecordedRows | None" = None,
-    ) -> "BenchFolder":
+    def open(self, plan: Plan, *, overwrite: bool = False) -> None:
         """Lock the folder for a bench with `plan`, new or to be continued.
 
         Raises:
             OutputError: If it cannot be written, or holds something else.
-            RunInUseError: If another bench works in it.
-            ConfigError: If it was made with other options, with the difference.
-            DamagedError: If it holds links where files belong, or `bench.toml` is damaged.
+            RunInUseError: If another process works in it.
+            ConfigError: If a run was made with other options, with the difference.
+            DamagedError: If it holds symbolic links.
         """
-        bench = cls(path, until=until, recorded=recorded)
-        bench._refuse_links()
-        bench._require_bench_or_nothing()
-        with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-        bench._lock.acquire()
+        with writing(self.path):
+            if self.holds_bench:
+                refuse_links(self.path)
+            elif self.path.exists() and (foreign := self._foreign()):
+                raise OutputError(
+                    f"{self.path} is not empty and holds no bench (it has '{foreign}').",
+                    hint="Choose a new or empty folder with --out.",
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
         try:
-            if existing == "overwrite":
-                bench._clear()
-            bench._begin(plan)
+            if overwrite:
+                self._clear()
+            self.check(plan)
         except BaseException:
-            bench.close()
+            self.close()
             raise
-        return bench
-
-    @classmethod
-    def open_trained(
-        cls,
-        path: Path,
-        plan: Plan,
-        *,
-        until: int | None = None,
-        recorded: "RecordedRows | None" = None,
-    ) -> "BenchFolder":
-        """Lock the folder of a bench to look at its runs; nothing of it is changed.
-
-        Raises:
-            ConfigError: If there is no bench, or it was made with other options.
-            RunInUseError: If another bench works in it.
-            DamagedError: If it holds links where files belong, or a file of it is damaged.
-        """
-        bench = cls(path, until=until, recorded=recorded)
-        bench._refuse_links()
-        if not bench.holds_bench:
-            raise ConfigError(f"{path} holds no bench.", hint="Train one first.")
-        bench._lock.acquire()
-        try:
-            bench.check(plan)
-        except BaseException:
-            bench.close()
-            raise
-        return bench
 
     def close(self) -> None:
-        """Unlock the folder; if nothing was begun in it, leave it as it was."""
+        """Unlock the folder. If nothing was begun in it, remove it."""
         keep = self.holds_bench
         self._lock.release(keep_file=keep)
         if not keep:
@@ -153,49 +89,51 @@ class BenchFolder:
     @property
     def holds_bench(self) -> bool:
         """Whether a bench was started here."""
-        return os.path.lexists(self.options_file)
+        return os.path.lexists(self.plan_file)
 
     def run_folder(self, run: PlannedRun) -> Path:
         """Return the folder of a run."""
         return self.runs / run.name
 
-    def combined_folder(self, group: Group, seed: int) -> Path:
+    def combined_folder(self, group: SharedRun, seed: int) -> Path:
         """Return the folder of the model that the runs of a seed are combined to."""
         return self.combined / group.result(seed)
 
-    def log_file(self, name: str) -> Path:
-        """Return the file for the errors of the process of a run or combination."""
-        return self.logs / f"{name}.log"
-
     def check(self, plan: Plan) -> None:
-        """Refuse to go on with a bench that has other options, or runs that have.
+        """Refuse to continue runs that were started with other options.
 
         Raises:
             ConfigError: With the difference.
-            DamagedError: If `bench.toml` or a run is damaged.
         """
-        self._refuse_links()
-        if self.holds_bench:
-            self._refuse_other_options(plan)
-            for run in plan.runs:
-                self._refuse_other_run(run)
+        for run in plan.runs:
+            folder = self.run_folder(run)
+            if not RunFolder(folder).holds_run:
+                continue
+            try:
+                refuse_difference(resolve(read_run_config(folder)), run.config)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{folder} is not the run of this bench. {error.message}",
+                    hint="Give the options that it was started with, choose another --out folder, "
+                    "or start again with --overwrite.",
+                ) from error
 
-    def require_free(self) -> None:
-        """Refuse a folder that another bench works in, or nobody can, before anything is prepared.
+    def write_plan(self, plan: Plan) -> None:
+        """Write methods, seeds and options as a plan file."""
+        variants = plan.options.get("variant", {})
+        options = {key: value for key, value in plan.options.items() if key != "variant"}
+        tables = {"methods": plan.methods, "seeds": plan.seeds, "options": options}
+        with replace_atomically(self.plan_file) as temporary:
+            text = tomli_w.dumps(_storable({**tables, "variant": variants}))
+            temporary.write_text(text, "utf-8")
 
-        Raises:
-            RunInUseError: If there is one.
-            OutputError: If it cannot be written, or holds something else.
-        """
-        self._refuse_links()
-        self._require_bench_or_nothing()
-        with writing(self.path):
-            nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
-            with tempfile.TemporaryFile(dir=nearest):  # without a name: nothing is left behind
-                pass
-        if self.holds_bench and self._lock.is_held:
-            self._lock.acquire()  # raises, with the name of the process
-            self._lock.release()  # it has ended in between
+    def begin(self, run: PlannedRun) -> Path:
+        """Make the folder of a run, with its `config.toml`, if it is not there. Return it."""
+        folder = self.run_folder(run)
+        if not RunFolder(folder).holds_run:
+            with replace_atomically(folder / "config.toml") as temporary:
+                temporary.write_text(run.config.toml(), "utf-8")
+        return folder
 
     def is_done(self, run: PlannedRun) -> bool:
         """Whether a run is complete, here or in the records of an earlier bench."""
@@ -205,159 +143,85 @@ class BenchFolder:
     def is_trained(self, run: PlannedRun) -> bool:
         """Whether the folder of a run has it complete."""
         folder = RunFolder(self.run_folder(run))
-        if self.until is None or self.until >= run.config.train.epochs:
+        if folder.done or self.until is None or not folder.holds_run:
             return folder.done
-        if not folder.holds_run:
-            return False
         # Late: reports need numpy, and the help of a command does not.
         from peerdg.report.result import is_evaluated
         from peerdg.report.runs import read_records
 
         try:
-            records = read_records(folder, is_done=folder.done)
+            return is_evaluated(read_records(folder, is_done=False), self.until)
         except PeerdgError:
             return False  # the run itself says what is wrong with it
-        return is_evaluated(records, self.until)
 
-    def is_complete(self, plan: Plan) -> bool:
-        """Whether all runs and combinations are complete."""
-        return self.holds_bench and all(
-            self.has_result(group, seed) for group in plan.groups for seed in plan.seeds
-        )
-
-    def has_result(self, group: Group, seed: int) -> bool:
-        """Whether the run of a seed is complete, or the model that its runs are combined to.
-
-        A combined model that is damaged, was not evaluated, or is of other weights than those of
-        its runs is none: it is made again.
-        """
+    def has_result(self, group: SharedRun, seed: int) -> bool:
+        """Whether the rows of a seed are here, or in the records of an earlier bench."""
         recorded = self.recorded is not None and self.recorded.has(group, seed)
         return recorded or self.has_trained(group, seed)
 
-    def has_trained(self, group: Group, seed: int) -> bool:
-        """Whether the result of a seed is in this folder."""
-        runs = group.runs(seed)
-        if not all(map(self.is_trained, runs)):
-            return False
-        if group.combination is None:
-            return True
-        return self._is_combined(self.combined_folder(group, seed), runs)
+    def has_trained(self, group: SharedRun, seed: int) -> bool:
+        """Whether the run of a seed is complete here, or the model that its runs are combined to.
 
-    def _is_combined(self, folder: Path, runs: Sequence[PlannedRun]) -> bool:
+        A combined model counts if it was evaluated and made of the weights that its runs have now.
+        """
+        runs = group.runs(seed)
+        if group.combination is None or not all(map(self.is_trained, runs)):
+            return all(map(self.is_trained, runs))
+        folders = [self.run_folder(run) / "model" for run in runs]
         try:
-            about = read_description(folder / _DESCRIPTION)
-            models = [
-                read_description(self.run_folder(run) / "model" / _DESCRIPTION) for run in runs
-            ]
+            about = read_description(self.combined_folder(group, seed) / "model.json")
+            weights = [read_description(f / "model.json")["weights_sha256"] for f in folders]
         except DamagedError:
             return False
-        combined = about.get("combined") or {}
-        made_of = [member["weights_sha256"] for member in combined.get("members", ())]
+        members = (about.get("combined") or {}).get("members", ())
         evaluated = bool(about["training"].get("accuracy"))
-        return evaluated and made_of == [model["weights_sha256"] for model in models]
+        return evaluated and weights == [member["weights_sha256"] for member in members]
 
-    def _refuse_links(self) -> None:
-        with writing(self.path):  # its name may be too long even to look at it
-            if self.holds_bench:
-                refuse_links(self.path)
+    def planned_epochs(self, run: PlannedRun) -> int:
+        """Count the epochs that a run is to be trained for, with pre-training."""
+        epochs = run.config.train.epochs
+        return run.config.pretrain.epochs + min(epochs, self.until or epochs)
 
-    def _require_bench_or_nothing(self) -> None:
-        with writing(self.path):
-            if self.holds_bench or not os.path.lexists(self.path):
-                return
-            foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(_OURS)]
-        if foreign:
-            raise OutputError(
-                f"{self.path} is not empty and holds no bench (it has '{sorted(foreign)[0]}').",
-                hint="Choose a new or empty folder with --out.",
-            )
-
-    def _begin(self, plan: Plan) -> None:
-        if self.holds_bench:
-            self.check(plan)  # it may have more or fewer methods and seeds, as the table will
-        tables: dict[str, Any] = {"format": FORMAT, "methods": plan.methods, "seeds": plan.seeds}
-        with replace_atomically(self.options_file) as temporary:
-            temporary.write_text(tomli_w.dumps({**tables, **_storable(plan.options)}), "utf-8")
-
-    def _refuse_other_options(self, plan: Plan) -> None:
-        old = self._stored_plan()
-        if changes := plan_changes(old, plan):
-            raise ConfigError(
-                f"{self.path} holds a bench with other options:\n  "
-                + "\n  ".join(map(str, changes)),
-                hint="Give the options that it was started with (methods and seeds may be other "
-                "ones), choose another --out folder, or start anew with --overwrite.",
-            )
-
-    def _stored_plan(self) -> Plan:
+    def trained_epochs(self, run: PlannedRun) -> int:
+        """Count the epochs in the folder of a run, by the last lines of its record."""
         try:
-            tables = read_toml(self.options_file)
-        except ConfigError as error:
-            raise DamagedError(error.message, hint=_HINT) from error
-        stored = conform(_Stored, tables, self.options_file, hint=_HINT)
-        if stored.format != FORMAT:
-            raise DamagedError(
-                f"{self.options_file} has format {stored.format}; this version of peerdg reads "
-                f"{FORMAT}.",
-                hint=_HINT,
-            )
-        options = {k: v for k, v in tables.items() if k not in ("format", "methods", "seeds")}
-        return make_plan(options, methods=stored.methods, seeds=stored.seeds)
+            with RunFolder(self.run_folder(run)).events.path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = file.read().splitlines()
+        except OSError:
+            return 0
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                event = json.loads(line)
+                if event["event"] == "epoch":
+                    before = run.config.pretrain.epochs if event["phase"] == "train" else 0
+                    return int(before + event["epoch"])
+        return 0
 
-    def _refuse_other_run(self, run: PlannedRun) -> None:
-        """Refuse a run whose options are not the plan's: its result would be another one."""
-        folder = RunFolder(self.run_folder(run))
-        if not folder.holds_run:
-            return
-        config = resolve(read_run_config(folder.path))
-        try:
-            refuse_difference(config, run.config)
-            if folder.manifest is not None:
-                refuse_edited_config(folder.manifest, config, file=folder.config_file)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{folder.path} is not the run of this bench. {error.message}",
-                hint="Remove that folder, and the same command trains the run again.",
-            ) from error
+    def _foreign(self) -> str | None:
+        """Return the name of something in the folder that is no part of a bench."""
+        return next((p.name for p in self.path.iterdir() if not p.name.startswith(_OURS)), None)
 
     def _clear(self) -> None:
         """Remove everything that a bench makes.
 
         Raises:
-            RunInUseError: If the process of a run does not end, see `_wait_for_runs`.
-            OutputError: If something cannot be removed.
+            RunInUseError: If a process works on one of its runs.
         """
-        self._wait_for_runs()
-        for folder in (self.runs, self.combined, self.logs):
-            remove(folder)
-            if os.path.lexists(folder):
-                raise OutputError(
-                    f"{folder} cannot be removed.",
-                    hint="Remove it yourself, or choose another --out folder.",
-                )
-        remove(self.options_file)  # last: until here the folder is still recognised as a bench
-
-    def _wait_for_runs(self) -> None:
-        """Wait until no process works on a run: those of a killed bench save their state first.
-
-        Raises:
-            RunInUseError: If one of them does not end.
-        """
-        deadline = time.monotonic() + PATIENCE
         for folder in sorted(self.runs.glob("*")):
-            run = RunFolder(folder)
-            while run.status() == "running":
-                if time.monotonic() > deadline:
-                    raise RunInUseError(
-                        f"{folder} is in use by a process that this bench did not start.",
-                        hint="Wait for it to finish, stop it, or choose another --out folder.",
-                    )
-                time.sleep(WAITING_SECONDS)
+            if RunFolder(folder).status() == "running":
+                raise RunInUseError(
+                    f"{folder} is in use by another process.",
+                    hint="Wait for it to finish, stop it, or choose another --out folder.",
+                )
+        for part in (self.runs, self.combined, self.plan_file):  # the file that marks it last
+            with writing(part):
+                remove(part)
 
 
 def _storable(options: Any) -> Any:
     """Convert options to what TOML can hold."""
-    if isinstance(options, dict):
+    if isinstance(options, Mapping):
         return {k: _storable(v) for k, v in options.items() if v is not None}
     is_sequence = isinstance(options, Sequence) and not isinstance(options, str)
     return [_storable(value) for value in options] if is_sequence else options

@@ -1,41 +1,46 @@
-"""What a bench trains: which runs there are, and from which of them each method has its row.
+"""Plan a bench: which runs it trains, and which rows of its table come from each.
 
-Averages only watch a training, so methods that differ in nothing but the average they deploy come
-from one run that is watched by all of them; the network of that run is the method without an
-average. A combination has several runs of each seed. A variant is a method with options of its own
-under a name of its own. Free of torch, so that a misspelt method is answered at once.
+Averages do not change a training. So methods that differ only in the average they deploy come from
+one run with all these averages, and the network of that run is the method without an average. A
+combination has several runs per seed. A variant is a method with its own name and options:
+
+    [variant.peer-k8]
+    method = "peer"
+    peer = { k = 8 }
 """
 
 import json
-import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from peerdg.averages.average_options import KINDS, OPTIONS_OF
-from peerdg.benches.variants import Variant, average_of, known_methods, objective_of, split_variants
+from peerdg.benches.study import MIN_RANKED, Pair, Published, Study, Term, rows_of
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
-from peerdg.methods.recipes import COMBINATIONS, Combination
-from peerdg.methods.registry import method_names
-from peerdg.options import Change, did_you_mean, difference, merge
-from peerdg.run.config import MAY_CHANGE, RunConfig, resolve
+from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
+from peerdg.methods.registry import method_names, settings_of
+from peerdg.options import did_you_mean, dotted, merge, read_toml
+from peerdg.run.config import RunConfig, resolve, resolve_own_data
 
-_DECIDED_BY_BENCH = {
-    "method": "--methods", "recipe": "--methods", "seed": "--seeds", "train_seed": "--seeds",
-}  # fmt: skip
+VARIANT = "variant"  # the key of their table among the options of a bench
+SEEDS = 5
+_VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes part of a folder name
+_VARIANT_EXAMPLE = f'Write [{VARIANT}.NAME], then method = "...", then its own options.'
+_SAME_FOR_ALL = {"recipe": "--methods", "seed": "--seeds", "train_seed": "--seeds"}
 
 
 @dataclass(frozen=True)
-class Member:
-    """A method of a bench.
+class PlannedMethod:
+    """A row of a bench.
 
-    Args:
-        method: Its name, as it was asked for; of a variant, the variant's.
-        config: What `peerdg train --method` runs for it, or for a run of a combination; the seed
-            is that of any run.
-        combination: What its runs are combined to, if it is one.
+    Attributes:
+        method: Name of the row: a method, or a variant.
+        config: Options of its run, or of each run of a combination, with any seed.
+        combination: How its runs are combined, if it has several per seed.
     """
 
     method: str
@@ -44,7 +49,7 @@ class Member:
 
     @property
     def average(self) -> str | None:
-        """The average that it deploys, if one was asked for, as a shared run observes it.
+        """The average that it deploys, under the name that a shared run evaluates it by.
 
         A window of the snapshots is one of the further means of that run: `last-3`, `start-4`.
         """
@@ -52,8 +57,8 @@ class Member:
         return (self.config.average.window or kind) if kind == "snapshots" else kind
 
     @property
-    def watched(self) -> tuple[str, ...]:
-        """All averages that watch its training, as a shared run observes them."""
+    def averages(self) -> tuple[str, ...]:
+        """All averages of its training, under the names that a shared run evaluates them by."""
         own = () if self.average is None else (self.average,)
         return (*own, *self.config.average.kind[1:], *self.config.average.also)
 
@@ -67,26 +72,26 @@ class Member:
 class PlannedRun:
     """One training.
 
-    Args:
-        name: Of its folder.
+    Attributes:
+        name: Name of its folder.
         config: All its options.
-        group: The methods that have their rows from it.
+        group: The methods whose rows come from it.
     """
 
     name: str
     config: RunConfig
-    group: "Group"
+    group: "SharedRun"
 
 
 @dataclass(frozen=True)
-class Group:
-    """Methods that come from the same run of each seed, or one method that is several runs.
+class SharedRun:
+    """Methods that come from the same run of each seed, or one method that has several runs.
 
-    Args:
+    Attributes:
         members: One, or several that differ only in the average they deploy.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[PlannedMethod, ...]
 
     @property
     def name(self) -> str:
@@ -95,20 +100,20 @@ class Group:
 
     @property
     def is_shared(self) -> bool:
-        """Whether one run is several methods."""
+        """Whether several methods come from one run."""
         return len(self.members) > 1
 
     @cached_property
     def config(self) -> RunConfig:
-        """The run: the method's own, or one that all averages watch."""
+        """Options of the run: those of the only method, or with the averages of all."""
         first = self.members[0].config
         if not self.is_shared:
             return first
-        observed = dict.fromkeys(name for member in self.members for name in member.watched)
+        averages = dict.fromkeys(name for member in self.members for name in member.averages)
         together: dict[str, Any] = {
             # With windows alone there is nothing to deploy in place of the network.
-            "kind": tuple(name for name in observed if name in KINDS) or ("snapshots",),
-            "also": tuple(name for name in observed if name not in KINDS),
+            "kind": tuple(name for name in averages if name in KINDS) or ("snapshots",),
+            "also": tuple(name for name in averages if name not in KINDS),
         }
         for member in self.members:
             names = [name for kind in member.config.average.kind for name in OPTIONS_OF[kind]]
@@ -118,62 +123,61 @@ class Group:
 
     @property
     def combination(self) -> Combination | None:
-        """What its runs are combined to, if it is one."""
+        """How the runs of a seed are combined, if there are several."""
         return self.members[0].combination
-
-    def runs(self, seed: int) -> tuple[PlannedRun, ...]:
-        """List the runs with this seed: one, or those of a combination."""
-        if self.combination is None:
-            return (PlannedRun(self.result(seed), replace(self.config, seed=seed), self),)
-        return tuple(
-            PlannedRun(f"{self.result(seed)}-{number}", self._combined_config(number, seed), self)
-            for number in range(self.combination.members)
-        )
 
     def result(self, seed: int) -> str:
         """Name the result of a seed: the run, or the combined model."""
         return f"{self.name}-{seed}"
 
-    def _combined_config(self, number: int, seed: int) -> RunConfig:
-        combination, config = self.combination, self.config
-        assert combination is not None  # noqa: S101  (narrows the type)
-        options = combination.options(number, seed=seed, lr=config.train.lr)
-        return replace(
-            config,
-            seed=options["seed"],
-            train_seed=options.get("train_seed"),
-            train=replace(config.train, **options.get("train", {})),
-        )
+    def runs(self, seed: int) -> tuple[PlannedRun, ...]:
+        """List the runs with this seed: one, or those of a combination."""
+        if self.combination is None:
+            return (PlannedRun(self.result(seed), replace(self.config, seed=seed), self),)
+        runs = []
+        for number in range(self.combination.members):
+            options = self.combination.options(number, seed=seed, lr=self.config.train.lr)
+            config = replace(
+                self.config,
+                seed=options["seed"],
+                train_seed=options.get("train_seed"),
+                train=replace(self.config.train, **options.get("train", {})),
+            )
+            runs.append(PlannedRun(f"{self.result(seed)}-{number}", config, self))
+        return tuple(runs)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid of methods and seeds.
+    """Methods and seeds of a bench.
 
-    Args:
-        methods: In the order of the table.
+    Attributes:
+        members: The methods by name, in the order of the table.
         seeds: Each method is trained with all of them.
-        options: What all runs are given, nested as in a config file.
-        members: The methods with their options.
-        notes: What was chosen for images of one's own, and why.
+        options: Options of all runs, nested as in a config file, with the table of variants.
+        notes: Sentences about what was chosen for the user's own images.
     """
 
-    methods: tuple[str, ...]
+    members: Mapping[str, PlannedMethod]
     seeds: tuple[int, ...]
     options: Mapping[str, Any]
-    members: Mapping[str, Member]
     notes: tuple[str, ...] = ()
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods."""
+        return tuple(self.members)
+
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[SharedRun, ...]:
         """Methods by the run they come from, in the order of the first of each."""
-        found: dict[tuple[str, int], list[Member]] = {}
+        groups: dict[tuple[str, int], list[PlannedMethod]] = {}
         for member in self.members.values():
-            text, copy = _training_of(member), 0
-            while not _may_join(member, found.get((text, copy), ())):
+            training, copy = _training_of(member), 0
+            while not _may_join(member, groups.get((training, copy), ())):
                 copy += 1
-            found.setdefault((text, copy), []).append(member)
-        return tuple(Group(tuple(sorted(group, key=_order_in_group))) for group in found.values())
+            groups.setdefault((training, copy), []).append(member)
+        return tuple(SharedRun(tuple(sorted(group, key=_order))) for group in groups.values())
 
     @cached_property
     def runs(self) -> tuple[PlannedRun, ...]:
@@ -182,48 +186,41 @@ class Plan:
             run for seed in self.seeds for group in self.groups for run in group.runs(seed)
         )
 
-    def runs_of(self, group: Group) -> list[PlannedRun]:
-        """List every run of a group."""
-        return [run for seed in self.seeds for run in group.runs(seed)]
-
-    @property
-    def data(self) -> str:
-        """Name of the data set."""
-        return next(iter(self.members.values())).config.benchmark
+    def only(self, methods: Sequence[str]) -> "Plan":
+        """Keep these methods."""
+        _check_methods(methods, self.members)
+        return replace(self, members={name: self.members[name] for name in methods})
 
     def check_until(self, until: int | None) -> int | None:
-        """Check the epoch that runs are trained to, and return it; None if none has more epochs.
+        """Check the epoch that runs are trained to, and return it, or None if all end before.
 
         Raises:
             ConfigError: If a run is not evaluated after it, or is made of finished runs.
         """
-        configs = {name: member.config for name, member in self.members.items()}
-        if until is None or until >= max(c.train.epochs for c in configs.values()):
+        epochs = max(member.config.train.epochs for member in self.members.values())
+        if until is None or until >= epochs:
             return None
         if until < 1:
             raise ConfigError(f"--until is {until}; at least one epoch is needed.")
-        for name, config in configs.items():
-            if self.members[name].combination is not None:
+        for name, member in self.members.items():
+            if member.combination is not None:
+                raise ConfigError(f"'{name}' is made of finished runs: leave it or --until out.")
+            every = member.config.evaluate_every
+            if until % every and until < member.config.train.epochs:
                 raise ConfigError(
-                    f"'{name}' is made of finished runs; there is none after epoch {until}.",
-                    hint=f"Leave '{name}' out of --methods, or --until out.",
+                    f"'{name}' is evaluated every {every} epochs, so not after epoch {until}.",
+                    hint=f"Give --until a multiple of {every}.",
                 )
-            if until % config.evaluate_every and until < config.train.epochs:
-                raise ConfigError(
-                    f"'{name}' is evaluated every {config.evaluate_every} epochs, so not after "
-                    f"epoch {until}.",
-                    hint=f"Give --until a multiple of {config.evaluate_every}.",
-                )
-        return operator.index(until)
+        return until
 
 
 def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequence[int]) -> Plan:
     """Plan a bench, and refuse everything that can be refused without looking at data.
 
     Args:
-        options: What all runs are given, nested as in a config file: data, budget, sections. The
+        options: Options of all runs, nested as in a config file: data, budget, sections. The
             section of a method is for the methods that train by it. `variant` may hold a table of
-            variants, see `benches.variants`.
+            variants.
         methods: Objectives, recipes, combinations and variants.
         seeds: Which seeds.
 
@@ -231,61 +228,52 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
         ConfigError: For an unknown method (with the nearest name), one that is named twice, or
             options that do not fit.
     """
-    common, variants = split_variants(options)
-    _check_methods(methods, variants)
-    _check_seeds(seeds)
-    _check_options(common, {m: variants[m].method if m in variants else m for m in methods})
+    common = {key: value for key, value in options.items() if key != VARIANT}
+    variants = _read_variants(options.get(VARIANT, {}))
+    _check_methods(methods, (*known_methods(), *variants))
+    if not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
+        raise ConfigError("A bench needs at least one seed, and no seed below 0.")
+    if (twice := _repeated(seeds)) is not None:
+        raise ConfigError(f"The seed {twice} is named twice.")
+    for key, flag in {"method": "--methods", "average.kind": "--methods", **_SAME_FOR_ALL}.items():
+        if dotted(common).get(key):
+            raise ConfigError(f"'{key}' is decided by {flag}.")
     members, notes = {}, {}
-    for method in methods:
-        variant = variants.get(method, Variant(method))
-        combination = COMBINATIONS.get(variant.method)
-        trained = variant.method if combination is None else combination.member
-        own = merge(_options_of(trained, common), variant.options)
-        config, chosen = _resolve({**own, "method": trained})
-        if config.name != trained and method not in variants:
+    unused = set(dotted(common))
+    for name in methods:
+        method, own = variants.get(name, (name, {}))
+        combination = COMBINATIONS.get(method)
+        trained = method if combination is None else combination.member
+        shared = _options_of(trained, common)
+        unused -= set(dotted(shared))
+        config, chosen = _resolve({**merge(shared, own), "method": trained})
+        if config.name != trained and name not in variants:
             raise ConfigError(
-                f"With these options, '{method}' is not what its name stands for: its average or "
+                f"With these options, '{name}' is not what its name stands for: its average or "
                 "augmentation is given.",
-                hint=f"Leave them out, or leave '{method}' out of --methods.",
+                hint=f"Leave them out, or leave '{name}' out of --methods.",
             )
-        members[method] = Member(method, config, combination)
+        members[name] = PlannedMethod(name, config, combination)
         notes.update(dict.fromkeys(chosen))
-    plan = Plan(tuple(methods), tuple(seeds), dict(options), members, tuple(notes))
-    _check_names(plan)
+    if unused:
+        raise ConfigError(
+            f"No method of the bench has the option '{min(unused)}'.",
+            hint="Leave it out, or add a method that has it.",
+        )
+    plan = Plan(members, tuple(seeds), dict(options), tuple(notes))
+    if twice := _repeated(run.name for run in plan.runs):
+        raise ConfigError(f"Two runs would be called '{twice}'.", hint="Rename a variant.")
     return plan
 
 
-def plan_changes(old: Plan, new: Plan) -> list[Change]:
-    """List the differences of two plans that decide the results of runs.
-
-    More or fewer methods and seeds do not: a bench may grow. One that has none of the methods is
-    another bench.
-    """
-    common = old.members.keys() & new.members.keys()
-    if not common:
-        return [Change("methods", ",".join(old.methods), ",".join(new.methods))]
-    found: dict[str, Change] = {}
-    for method in common:
-        before, now = (plan.members[method].config.tables() for plan in (old, new))
-        found |= {c.key: c for c in difference(before, now) if c.key not in MAY_CHANGE}
-        trained = [_trained_as(plan.members[method]) for plan in (old, new)]
-        if old.members[method].combination != new.members[method].combination:
-            found[f"{method}.method"] = Change(f"{method}.method", *trained)
-    return [found[key] for key in sorted(found)]
-
-
-def _trained_as(member: Member) -> str:
-    """The combination, recipe or method that a row stands for."""
-    combined = (name for name, made in COMBINATIONS.items() if made == member.combination)
-    return next(combined, member.config.name)
+def known_methods() -> tuple[str, ...]:
+    """List everything that `peerdg methods` lists."""
+    return (*method_names(), *RECIPES, *COMBINATIONS)
 
 
 def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
-    """Resolve the config of one method; return what its images decided, too."""
+    """Resolve the config of one method. Return what its images decided, too."""
     if options.get("benchmark") == OWN_DATA:
-        # Late: it looks at images, so it imports torch.
-        from peerdg.run.config import resolve_own_data
-
         config, choices = resolve_own_data(options)
         return config, choices.explain(config.tables())
     config = resolve(options)
@@ -293,115 +281,183 @@ def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
     return config, []
 
 
-def _training_of(member: Member) -> str:
-    """Name all that decides what is trained; averages that only watch do not.
+def _training_of(member: PlannedMethod) -> str:
+    """Describe everything that decides what is trained. Averages that only follow do not.
 
-    A method with an average of its own learns from it, so its kind stays part of the text. A
-    combination needs the deployed models of its runs, so it shares none.
+    A method with its own average learns from it, so that average counts. A combination needs the
+    deployed models of its runs, so it shares none.
     """
-    config = member.config
     if member.combination is not None:
         return member.method
-    tables = config.tables(unset=True)
+    tables = member.config.tables(unset=True)
     del tables["recipe"]
-    if config.method_settings.own_average is None:
+    if member.config.method_settings.own_average is None:
         del tables["average"]
     return json.dumps(tables, sort_keys=True, default=str)
 
 
-def _may_join(member: Member, group: Sequence[Member]) -> bool:
-    """Whether one run can observe the average of a method beside those of `group`.
+def _may_join(member: PlannedMethod, group: Sequence[PlannedMethod]) -> bool:
+    """Whether one run can evaluate the average of a method beside those of `group`.
 
-    Of two methods with one kind of average, and other options of it, each has its run; but windows
-    of the same snapshots can all be observed at once.
+    Two methods with the same kind of average and other options of it need two runs, but one run
+    can evaluate any windows of the same snapshots.
     """
     averages = {other.average for other in group}
     periods = {m.config.average.k for m in (member, *group) if "snapshots" in m.config.average.kind}
     return member.average not in averages and len(periods) <= 1
 
 
-def _order_in_group(member: Member) -> int:
-    """Sort key of a group: the network itself, then averages in the order of their list."""
+def _order(member: PlannedMethod) -> int:
+    """Sort key in a group: the network itself, then averages in the order of their list."""
     kind = next(iter(member.config.average.kind), None)
     return -1 if kind is None else list(KINDS).index(kind)
 
 
 def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Filter the options of this method: all but the sections of others."""
-    others = {*method_names()} - {objective_of(method)}
-    own = {key: value for key, value in options.items() if key not in others}
+    """Leave out the sections of other methods, and the options of other averages."""
+    recipe = RECIPES.get(method)
+    objective = method if recipe is None else recipe.method
+    own = {k: v for k, v in options.items() if k == objective or k not in method_names()}
     if isinstance(own.get("average"), Mapping):
-        own["average"] = _average_options(method, own["average"])
+        kind = (recipe and recipe.average) or settings_of(objective).own_average
+        others = {name for other, names in OPTIONS_OF.items() if other != kind for name in names}
+        average = {} if kind is None else own["average"]
+        own["average"] = {name: value for name, value in average.items() if name not in others}
     return own
 
 
-def _average_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Filter the options of the average that this method deploys; empty if it has none."""
-    kind = average_of(method)
-    if kind is None:
-        return {}
-    others = {name for other, names in OPTIONS_OF.items() if other != kind for name in names}
-    return {name: value for name, value in options.items() if name not in others}
-
-
-def _check_methods(methods: Sequence[str], variants: Mapping[str, Variant]) -> None:
-    known = (*known_methods(), *variants)
+def _check_methods(methods: Sequence[str], known: Iterable[str]) -> None:
     if not methods:
         raise ConfigError("No method is given.", hint="Name some with --methods a,b,c.")
     for method in methods:
         if method not in known:
-            raise ConfigError(f"Unknown method '{method}'.", hint=did_you_mean(method, known))
+            raise ConfigError(f"Unknown method '{method}'.", hint=did_you_mean(str(method), known))
     if twice := _repeated(methods):
         raise ConfigError(f"The method '{twice}' is named twice.", hint="Name each of them once.")
 
 
-def _check_names(plan: Plan) -> None:
-    """Refuse runs that would be one folder."""
-    if twice := _repeated(run.name for run in plan.runs):
-        raise ConfigError(
-            f"Two runs of the bench would be called '{twice}'.", hint="Rename a variant."
-        )
-
-
-def _check_seeds(seeds: Sequence[int]) -> None:
-    if not seeds or min(seeds) < 0:
-        raise ConfigError("A bench needs at least one seed, and no seed below 0.")
-    if (twice := _repeated(seeds)) is not None:
-        raise ConfigError(f"The seed {twice} is named twice.")
-
-
-def _check_options(options: Mapping[str, Any], methods: Mapping[str, str]) -> None:
-    """Refuse options that no row has; `methods` are those that the rows train by."""
-    for key, flag in _DECIDED_BY_BENCH.items():
-        if key in options:
-            raise ConfigError(f"'{key}' is decided by {flag}.")
-    if options.get("average", {}).get("kind"):
-        raise ConfigError(
-            "'average.kind' is decided by --methods.",
-            hint="Name the methods that deploy an average; `peerdg methods` lists them.",
-        )
-    kinds = set(map(average_of, methods.values()))
-    for kind, names in OPTIONS_OF.items():
-        for name in {*names} & {*options.get("average", {})} if kind not in kinds else ():
-            raise ConfigError(
-                f"average.{name} is an option of the average '{kind}', which no method of the "
-                "bench has.",
-                hint=f"Leave average.{name} out, or name a method with that average.",
-            )
-    used = set(map(objective_of, methods.values()))
-    unused = [key for key in options if key in method_names() and key not in used]
-    if unused:
-        raise ConfigError(
-            f"Options of '{unused[0]}' are given, but no method of the bench trains by it.",
-            hint=f"Remove them, or add it: --methods {','.join((*methods, unused[0]))}",
-        )
-
-
 def _repeated(values: Iterable[Any]) -> Any:
-    """Find the first repeated value; None if there is none."""
+    """Find the first repeated value. None if there is none."""
     seen = set()
-    for value in values:
-        if value in seen:
-            return value
-        seen.add(value)
-    return None
+    return next((value for value in values if value in seen or seen.add(value)), None)  # type: ignore[func-returns-value]
+
+
+def _read_variants(tables: Any) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Split each variant into its method and its own options.
+
+    Raises:
+        ConfigError: If a variant has no method, an unknown one (with the nearest name), a name that
+            is taken or makes no folder, or an option that only the whole bench has.
+    """
+    variants = {}
+    for name, table in (tables if isinstance(tables, Mapping) else {"": tables}).items():
+        if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
+            raise ConfigError(f"The variant '{name}' names no method.", hint=_VARIANT_EXAMPLE)
+        if not _VARIANT_NAME.fullmatch(name) or name in known_methods():
+            raise ConfigError(
+                f"A variant cannot be called {name!r}.",
+                hint="Up to 60 letters, digits, dots, dashes and underscores, a letter or digit "
+                "first, and not the name of a method.",
+            )
+        if table["method"] not in known_methods():
+            raise ConfigError(
+                f"Unknown method '{table['method']}' of the variant '{name}'.",
+                hint=did_you_mean(table["method"], known_methods()),
+            )
+        for key in _SAME_FOR_ALL.keys() & table.keys():
+            raise ConfigError(f"'{key}' is the same for the whole bench, not for '{name}'.")
+        own = {key: value for key, value in table.items() if key != "method"}
+        variants[name] = (table["method"], own)
+    return variants
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """The contents of a plan file.
+
+    Attributes:
+        seeds: Which seeds.
+        methods: Rows of the table, those of the variants last.
+        reference: The row that differences are to.
+        options: Options of all runs, with the table of variants.
+        study: Further sections of the report.
+    """
+
+    seeds: tuple[int, ...] = tuple(range(SEEDS))
+    methods: tuple[str, ...] = ()
+    reference: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    study: Study = field(default_factory=Study)
+
+
+def read_plan_file(path: Path) -> PlanFile:
+    """Read a plan file. `make_plan` checks its options.
+
+    Raises:
+        ConfigError: If the file cannot be read, or has other keys or types.
+    """
+    tables = read_toml(path)
+    kinds: dict[str, Any] = {
+        "methods": list, "seeds": int | list, "reference": str, "options": dict, VARIANT: dict,
+        "question": dict, "ranking": dict, "published": dict,
+    }  # fmt: skip
+    for key, value in tables.items():
+        if key not in kinds:
+            raise ConfigError(f"Unknown key '{key}' in {path}.", hint=did_you_mean(key, kinds))
+        if not isinstance(value, kinds[key]):
+            raise ConfigError(f"'{key}' in {path} has the wrong type.", hint="See docs/bench.md.")
+    seeds = tables.get("seeds", SEEDS)
+    variants, options = tables.get(VARIANT, {}), tables.get("options", {})
+    if VARIANT in options:
+        raise ConfigError(f"Variants stand outside of 'options' in {path}.", hint=_VARIANT_EXAMPLE)
+    methods = tuple(dict.fromkeys(map(str, (*tables.get("methods", []), *variants))))
+    return PlanFile(
+        seeds=tuple(range(max(0, seeds)) if isinstance(seeds, int) else seeds),
+        methods=methods,
+        reference=tables.get("reference"),
+        options={**options, VARIANT: variants} if variants else options,
+        study=_read_study(tables, methods, path),
+    )
+
+
+def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> Study:
+    """Read the sections of a plan that are about its report.
+
+    Raises:
+        ConfigError: If a section has other types, or names a row that the plan does not have.
+    """
+    questions: dict[str, list[Pair]] = {}
+    published = dict(tables.get("published", {}))
+    source = published.pop("source", None)
+    rankings = tables.get("ranking", {})
+    names = [*published]
+    try:
+        for text, pairs in tables.get("question", {}).items():
+            questions[text] = [(_term(first), _term(second)) for first, second in pairs]
+            names += [name for pair in questions[text] for term in pair for name in rows_of(term)]
+        for ranked in rankings.values():
+            if len({*ranked}) < max(MIN_RANKED, len(ranked)):
+                raise ValueError
+            names += ranked
+        accuracy = {row: {t: float(v) for t, v in of.items()} for row, of in published.items()}
+        if accuracy and not isinstance(source, str):
+            raise ValueError
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"A section of {path} is not as it should be.",
+            hint='[question] has "text" = [["row", "row"], ...] or [[["row", "row"], ["row", '
+            f'"row"]], ...], [ranking] "text" = [{MIN_RANKED} or more rows], [published] '
+            'source = "text" and row = { target = 68.2, ... }.',
+        ) from error
+    for name in names:
+        if name not in rows:
+            raise ConfigError(f"'{name}' is no row of {path}.", hint=did_you_mean(str(name), rows))
+    return Study(questions, rankings, Published(source, accuracy) if accuracy else None)
+
+
+def _term(value: Any) -> Term:
+    """Read a row, or the difference of two."""
+    if isinstance(value, str):
+        return value
+    first, second = value
+    return str(first), str(second)

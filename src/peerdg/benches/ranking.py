@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peerdg.benches.study import FEWEST_RANKED
+from peerdg.benches.study import MIN_RANKED
 from peerdg.benches.table import BenchTable, Row, Spread
 from peerdg.evaluate.statistics import scipy_stats
 from peerdg.report.tables import CRAFTED_MEAN
@@ -57,7 +57,7 @@ def ranking_table(table: BenchTable, rankings: Mapping[str, Sequence[str]]) -> T
     lines = []
     for name, methods in rankings.items():
         rows = [row for row in table.rows if row.method in methods and row.score is not None]
-        if len(rows) >= FEWEST_RANKED:
+        if len(rows) >= MIN_RANKED:
             source, crafted = (rank(rows, score) for score in ("source_val", "crafted"))
             lines.append([name, str(len(rows)), source.text(), crafted.text()])
     return Table(["rows", "n", "source val", CRAFTED_MEAN], lines)

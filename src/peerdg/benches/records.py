@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from peerdg.benches.plan import Group, Member, Plan, PlannedRun
+from peerdg.benches.plan import Plan, PlannedMethod, PlannedRun, SharedRun
 from peerdg.errors import ConfigError
 from peerdg.files import sha256
 from peerdg.methods.registry import model_options_of
@@ -76,7 +76,7 @@ class RecordedRows:
         names = (run.name for group, seed in covered for run in group.runs(seed))
         return replace(recorded, runs=frozenset(names), files=len(files))
 
-    def has(self, group: Group, seed: int) -> bool:
+    def has(self, group: SharedRun, seed: int) -> bool:
         """Whether the rows of all methods of a group are there."""
         return all((member.method, seed) in self.results for member in group.members)
 
@@ -84,7 +84,7 @@ class RecordedRows:
         """Whether a run need not be trained."""
         return run.name in self.runs
 
-    def of(self, group: Group, seed: int) -> dict[str, RunResult]:
+    def of(self, group: SharedRun, seed: int) -> dict[str, RunResult]:
         """Return the results of a group that there are, by method."""
         known = (member for member in group.members if (member.method, seed) in self.results)
         return {member.method: self.results[member.method, seed] for member in known}
@@ -99,14 +99,14 @@ class RecordedRows:
         return [one for n, one in enumerate(found) if one and one not in found[:n]]
 
 
-def _is_complete(run: RunResult, member: Member, until: int | None) -> bool:
+def _is_complete(run: RunResult, member: PlannedMethod, until: int | None) -> bool:
     """Whether a run is finished, or was evaluated after the epoch that is asked for."""
     epochs = member.config.train.epochs
     wanted = epochs if until is None else min(until, epochs)
     return run.status == "done" and is_evaluated(run.records, wanted)
 
 
-def _refuse_other_training(run: RunResult, member: Member, what: str) -> None:
+def _refuse_other_training(run: RunResult, member: PlannedMethod, what: str) -> None:
     """Refuse a row that a run of this plan would not give, but for the last bits."""
     combined = 0 if member.combination is None else member.combination.members
     if len(run.combined_from) != combined:

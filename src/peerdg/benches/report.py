@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from peerdg.benches.children import Failure
 from peerdg.benches.figures import answers_figure, differences_figure, steadiness_figure
 from peerdg.benches.published import published_section
 from peerdg.benches.questions import CLEAR, answers_csv, answers_table
@@ -28,7 +27,7 @@ def write_bench(
     folder: Path,
     *,
     title: str,
-    failures: Mapping[str, Failure] | None = None,
+    failures: Mapping[str, str] | None = None,
     study: Study | None = None,
 ) -> Path:
     """Write `report.md` and everything beside it; returns the page.
@@ -77,7 +76,7 @@ def bench_page(
     runs: Sequence[RunResult],
     *,
     title: str,
-    failures: Mapping[str, Failure] | None = None,
+    failures: Mapping[str, str] | None = None,
     figures: Sequence[str] = (),
     study: Study | None = None,
 ) -> str:
@@ -91,7 +90,7 @@ def bench_page(
     pictures = {name: f"![{markdown_text(captions[name])}]({name})\n" for name in figures}
     notes = [f"- {markdown_text(note)}" for note in table.notes()]
     failed = [
-        f"- {markdown_text(f'The run {name} failed: {failure.message}')}"
+        f"- {markdown_text(f'The run {name} failed: {failure}')}"
         for name, failure in (failures or {}).items()
     ]
     return "\n".join([

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peerdg.benches.plan import Group, Member, PlannedRun
+from peerdg.benches.plan import PlannedMethod, PlannedRun, SharedRun
 from peerdg.errors import ConfigError
 from peerdg.models.description import read_description
 from peerdg.report.result import RunResult
@@ -25,7 +25,9 @@ def views(run: PlannedRun, result: RunResult) -> dict[str, RunResult]:
     return {member.method: _view(member, run, result) for member in run.group.members}
 
 
-def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunResult]) -> RunResult:
+def combined_view(
+    group: SharedRun, seed: int, folder: Path, members: Sequence[RunResult]
+) -> RunResult:
     """Present a model made of several runs as a run that was evaluated once, at its end.
 
     Its time is that of all of them, a pre-training that they share counted once; its memory that of
@@ -72,7 +74,7 @@ def combined_view(group: Group, seed: int, folder: Path, members: Sequence[RunRe
     )
 
 
-def _costs(run: RunResult, is_first: bool, group: Group) -> Iterator[dict[str, Any]]:
+def _costs(run: RunResult, is_first: bool, group: SharedRun) -> Iterator[dict[str, Any]]:
     """Select the events with time and memory of one of several runs, with its name."""
     shares_start = group.combination is not None and group.combination.shares_start
     for event in run.events:
@@ -81,9 +83,9 @@ def _costs(run: RunResult, is_first: bool, group: Group) -> Iterator[dict[str, A
             yield {**event, "run": run.path.name}
 
 
-def _view(member: Member, run: PlannedRun, result: RunResult) -> RunResult:
+def _view(member: PlannedMethod, run: PlannedRun, result: RunResult) -> RunResult:
     observed = {*run.config.average.kind, *run.config.average.also}
-    others = observed - {*member.watched}
+    others = observed - {*member.averages}
     deployed = result.deployed
     if deployed in run.config.average.kind:
         # The first average that watched; a method with a network of its own to deploy has that.

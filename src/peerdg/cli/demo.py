@@ -12,7 +12,7 @@ from peerdg.cli.flags import SEED_LIST, whole_number
 from peerdg.errors import ConfigError
 from peerdg.terminal import console
 
-MOST_AT_ONCE = 4  # runs; each needs half a gigabyte
+MAX_JOBS = 4  # runs; each needs half a gigabyte
 METHODS = ("erm", "randaugment", "p-ens", "peer")
 
 
@@ -28,14 +28,14 @@ def demo(
 
     RandAugment with averaging but without regularizer (P-ENS) comes from the same run as
     RandAugment: it shows which part of PEER's gain is the regularizer's. Called again after Ctrl-C
-    it goes on; after the end it starts anew.
+    it continues; after the end it starts again.
 
     Args:
         out: Folder of the runs, the report and the plots.
         seeds: Seeds per method, from 0 on.
         seed: These seeds, e.g. 3,4,5, in place of --seeds.
         epochs: Epochs of the main phase, in place of the preset's.
-        overwrite: Start anew, whatever is in this folder of an earlier demo.
+        overwrite: Start again, whatever is in this folder of an earlier demo.
     """
     from peerdg.data.parallel import cores  # these two import numpy
     from peerdg.report.comparison import OVERVIEW
@@ -47,7 +47,14 @@ def demo(
     if epochs is not None:
         options["train"] = {"epochs": epochs}
     plan = make_plan(options, methods=METHODS, seeds=range(seeds) if seed is None else seed)
-    anew = overwrite or BenchFolder(out).is_complete(plan)
-    jobs = min(cores(), MOST_AT_ONCE, len(plan.runs))
-    bench_and_report(plan, out, jobs=jobs, overwrite=anew, title="peerdg demo: digits-mini")
+    folder = BenchFolder(out)
+    is_complete = all(map(folder.is_done, plan.runs))
+    jobs = min(cores(), MAX_JOBS, len(plan.runs))
+    bench_and_report(
+        plan,
+        out,
+        jobs=jobs,
+        overwrite=overwrite or is_complete,
+        title="peerdg demo: digits-mini",
+    )
     console.print(f"Plots:  {out / OVERVIEW}", markup=False, soft_wrap=True)
