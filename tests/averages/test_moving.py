@@ -1,6 +1,7 @@
 """EMA and SMA against their closed forms and torch's own averaging."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -52,13 +53,20 @@ def test_ema_equals_torchs_after_its_copying_first_update():
         torch.testing.assert_close(a, b)
 
 
-def test_the_decay_of_a_warm_ema_grows_from_a_tenth():
-    start, path = walk(4)
-    ours = follow(EMA(start, decay=0.25), path).model
-    expected = start.head.weight
-    for model, decay in zip(path, [1 / 10, 2 / 11, 3 / 12, 0.25], strict=True):
-        expected = decay * expected + (1 - decay) * model.head.weight
-    torch.testing.assert_close(ours.head.weight, expected)
+@pytest.mark.parametrize("decay", [0.25, 0.999])
+def test_a_warm_ema_has_its_closed_form_after_each_of_the_first_steps(decay: float):
+    """θ̄_T = Π_t d_t θ_0 + Σ_t (1 - d_t) Π_{s>t} d_s θ_t with d_t = min(d, (1 + t) / (10 + t))."""
+    start, path = walk(6)
+    networks = torch.stack([m.head.weight.detach().double() for m in (start, *path)])
+    average = EMA(start, decay=decay)
+    decays = []
+    for t, model in enumerate(path):
+        average.after_step(model)
+        decays.append(min(decay, (1 + t) / (10 + t)))
+        later = [math.prod(decays[s:]) for s in range(t + 2)]  # the last product is empty: 1
+        shares = [later[0], *((1 - d) * later[s + 1] for s, d in enumerate(decays))]
+        closed = torch.tensordot(torch.tensor(shares).double(), networks[: t + 2], dims=1)
+        torch.testing.assert_close(average.model.head.weight.double(), closed, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("start_step", [0, 1, 3])

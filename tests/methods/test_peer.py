@@ -429,7 +429,7 @@ def test_the_state_dict_carries_the_average_and_its_count():
 
 def test_deployed_warns_once_when_training_ended_before_the_first_snapshot():
     peer = train(make(k=3), epochs=2)
-    with pytest.warns(PeerdgWarning, match=r"No snapshot was averaged yet.*k = 3"):
+    with pytest.warns(PeerdgWarning, match="nothing was averaged"):
         deployed = peer.deployed
     assert torch.equal(weights(deployed), weights(make().task))  # the untrained copy
     assert peer.deployed is deployed  # without a second warning, which would be an error

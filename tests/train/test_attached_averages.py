@@ -144,32 +144,21 @@ def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
     method = ERM(tiny_classifier())
     method.attach_averages({"ema": EMA(method.trained, decay=0.9)})
     learn(method)
-    with pytest.warns(PeerdgWarning, match="update_averages"):
+    with pytest.warns(PeerdgWarning, match="nothing was averaged"):
         assert method.deployed is method.evaluated_networks["ema"]
     method.update_averages()
     assert method.deployed is method.evaluated_networks["ema"]
 
 
-def test_the_warning_names_what_lets_a_watched_average_follow_the_end_of_an_epoch():
+@pytest.mark.parametrize("include_init", [False, True])
+def test_snapshots_that_were_never_taken_warn_in_ones_own_loop(include_init: bool):
     method = ERM(tiny_classifier())
     method.attach_averages({"snapshots": Snapshots(method.trained, k=2)})
-    learn(method)
-    with pytest.warns(
-        PeerdgWarning, match=r"`finish_epoch_averages` averages one every k = 2 epochs"
-    ):
-        assert method.deployed is method.evaluated_networks["snapshots"]
-    peer = peerdg.PEER(tiny_classifier())
-    peer.attach_averages({"snapshots": Snapshots(peer.trained, k=2)})
-    learn(peer)
-    with pytest.warns(PeerdgWarning, match=r"`end_epoch` averages one every k = 10 epochs"):
-        assert peer.deployed is peer.task
-
-
-def test_the_warning_about_initial_snapshots_names_the_start_of_an_epoch():
-    peer = peerdg.PEER(tiny_classifier(), peerdg.PeerSettings(include_init=True))
-    learn(peer)
-    with pytest.warns(PeerdgWarning, match="Call `start_epoch`"):
-        assert peer.deployed is peer.task
+    peer = peerdg.PEER(tiny_classifier(), peerdg.PeerSettings(include_init=include_init))
+    for each in (method, peer):
+        learn(each)
+        with pytest.warns(PeerdgWarning, match="nothing was averaged"):
+            assert each.deployed is each.evaluated_networks[each.deployed_name]
 
 
 def test_a_watched_average_takes_no_name_that_is_taken():

@@ -24,18 +24,8 @@ class Average(nn.Module, abc.ABC):
     updates_every_step: ClassVar[bool] = False
     """Whether `model` changes within an epoch, so that nothing computed by it can be kept."""
 
-    @property
-    def needs_epoch_start(self) -> bool:
-        """Whether `before_epoch` must be called before each epoch."""
-        return False
-
-    def empty_hint(self, end_of_epoch: str) -> str:
-        """Say what to do while nothing is averaged, for a warning.
-
-        Args:
-            end_of_epoch: Which function of the method calls `after_epoch`.
-        """
-        return "Call `update_averages` after each optimizer step."
+    needs_epoch_start = False
+    """Whether `before_epoch` must be called before each epoch."""
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
         """Hook called before epoch `epoch`, counted from 0; called again if a run is resumed."""

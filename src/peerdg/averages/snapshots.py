@@ -68,6 +68,7 @@ class Snapshots(Average):
         self.averaged.requires_grad_(False).eval()
         self.k, self.bn, self.clean = k, bn, clean
         self.include_init, self.start, self.last = include_init, start, last
+        self.needs_epoch_start = include_init
         kept = last if last is not None and last > 1 else 0
         self.newest = nn.ModuleList(frozen_copy(model) for _ in range(kept)).eval()
         # `epoch`: epochs learnt at the last snapshot, so that it is not taken twice after a resume.
@@ -89,20 +90,6 @@ class Snapshots(Average):
     def count(self) -> int:
         """|Θ|, the number of snapshots in the mean."""
         return int(self.averaged.n_averaged)
-
-    @property
-    def needs_epoch_start(self) -> bool:
-        """With `include_init` alone."""
-        return self.include_init
-
-    def empty_hint(self, end_of_epoch: str) -> str:
-        """Say what to do while there is no snapshot."""
-        if self.include_init:
-            return "Call `start_epoch` before each epoch: it averages the first one."
-        return (
-            f"`{end_of_epoch}` averages one every k = {self.k} epochs: call it after each epoch, "
-            "train at least k epochs, or lower k."
-        )
 
     @property
     def version(self) -> int:

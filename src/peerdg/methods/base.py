@@ -477,8 +477,10 @@ class Method(nn.Module, abc.ABC):
         if average and average.count == 0 and not self._warned and self._has_learnt(average):
             self._warned = True
             warnings.warn(
-                f"No snapshot was averaged yet: '{self.deployed_name}' is still the network that "
-                f"training began with. {average.empty_hint(self._end_of_epoch)}",
+                f"'{self.deployed_name}' is still the initial network: nothing was averaged yet. "
+                "Call `start_epoch` before each epoch, `update_averages` after each step, "
+                "`finish_epoch_averages` and `end_epoch` after each epoch. "
+                "Snapshots need at least k epochs.",
                 PeerdgWarning,
                 stacklevel=2,
             )
@@ -532,11 +534,6 @@ class Method(nn.Module, abc.ABC):
             for value in found.values():  # one at most; under its own name
                 records[name] = value
         return records
-
-    @property
-    def _end_of_epoch(self) -> str:
-        """The function that calls `after_epoch` of the deployed average."""
-        return "finish_epoch_averages" if self.deployed_name in self.attached else "end_epoch"
 
     def _has_learnt(self, average: Average) -> bool:
         """Whether the trained network has other weights than the average."""
