@@ -6,6 +6,7 @@ that fails or is killed stops no other. A signal stops all of them: each saves i
 next call continues from there.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -32,7 +33,7 @@ from rich.table import Column
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan
 from peerdg.data.parallel import cores
-from peerdg.errors import Stopped
+from peerdg.errors import PeerdgError, Stopped
 from peerdg.files import remove, writing
 from peerdg.methods.registry import loaded_plugin
 from peerdg.report.runs import read_run
@@ -166,7 +167,7 @@ def train_runs(
     runs = []
     for run in plan.runs:
         if not bench.is_done(run):
-            folder = bench.begin(run)
+            folder = bench.begin(run).absolute()
             call = partial(
                 run_folder,
                 str(folder),
@@ -175,7 +176,8 @@ def train_runs(
                 plugin=None if plugin is None else str(plugin.path.absolute()),
             )
             runs.append(Task(run.name, call, folder / LOG))
-    with ThreadPoolExecutor(jobs) as local, BenchDisplay(plan, bench, console) as display:
+    display = BenchDisplay(plan, bench, console)
+    with ThreadPoolExecutor(jobs) as local, display.bars:
         failures = execute(runs, executor or local, display)
         return failures | execute(_combinations(plan, bench), executor or local, display)
 
@@ -187,8 +189,8 @@ def _combinations(plan: Plan, bench: BenchFolder) -> list[Task]:
         made, runs = group.combination, group.runs(seed)
         if made is None or bench.has_result(group, seed) or not all(map(bench.is_done, runs)):
             continue
-        folders = [str(bench.run_folder(run)) for run in runs]
-        out = str(bench.combined_folder(group, seed))
+        folders = [str(bench.run_folder(run).absolute()) for run in runs]
+        out = str(bench.combined_folder(group, seed).absolute())
         call = partial(combine_folders, folders, out, rule=made.rule, outputs=made.outputs)
         tasks.append(Task(group.result(seed), call, Path(f"{out}.log")))
     return tasks
@@ -271,13 +273,6 @@ class BenchDisplay:
         self.all = self.bars.add_task("all runs", total=total, completed=sum(self.epochs.values()))
         self.rows: dict[str, TaskID] = {}
 
-    def __enter__(self) -> "BenchDisplay":
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
-
     def update(self, running: Iterable[str]) -> None:
         """Read from the folders how far the running ones are."""
         names = [name for name in running if name in self.runs]
@@ -297,8 +292,9 @@ class BenchDisplay:
         if failure is None and name in self.runs:
             run = self.runs[name]
             self.epochs[name] = self.bench.planned_epochs(run)
-            result = read_run(self.bench.run_folder(run))
-            score = result.score(result.deployed)
-            text += "" if score is None else f", {result.deployed} {score:.1f} %"
+            with contextlib.suppress(PeerdgError):  # the report will name what is damaged
+                result = read_run(self.bench.run_folder(run))
+                score = result.score(result.deployed)
+                text += "" if score is None else f", {result.deployed} {score:.1f} %"
         if self.console is not None:
             self.console.print(f"{name}: {text}", highlight=False, soft_wrap=True, markup=False)
