@@ -62,7 +62,7 @@ def plain_loss(model, batch: Batch) -> torch.Tensor:
 def test_loss_and_gradient_are_those_of_the_equations():
     model = digits()
     settings = Settings(stages=1, p=1.0)
-    method = MixStyle(MixStyle.adapt(model, settings, 32)).train()
+    method = MixStyle(model, settings, size=32).train()
     batch = batch_of()
     with seeded(3, "dropout"):
         loss = method.loss(batch)["loss"]
@@ -80,43 +80,40 @@ def test_loss_and_gradient_are_those_of_the_equations():
 def test_it_stands_behind_as_many_stages_as_are_asked_for_or_behind_named_modules():
     model = digits()
     for options, places in (
-        ({}, ["before conv2", "after conv2"]),
-        ({"stages": 1}, ["before conv2"]),
-        ({"layers": ("conv1",)}, ["after conv1"]),
+        ({}, ("before conv2", "after conv2")),
+        ({"stages": 1}, ("before conv2",)),
+        ({"layers": ("conv1",)}, ("after conv1",)),
     ):
-        adapted = MixStyle.adapt(model, Settings(**options, p=0.3, alpha=0.2), 32)
-        assert [layer.place for layer in adapted.added] == places
-        assert {(layer.p, layer.alpha) for layer in adapted.added} == {(0.3, 0.2)}
+        method = MixStyle(model, Settings(**options, p=0.3, alpha=0.2), size=32)
+        assert method.places == places
+        assert {(layer.p, layer.alpha) for layer in method.mixing} == {(0.3, 0.2)}
     with pytest.raises(ConfigError, match="no module 'conv9'"):
-        MixStyle.adapt(model, Settings(layers=("conv9",)), 32)
-
-
-def test_a_network_without_its_layers_is_refused():
-    with pytest.raises(ConfigError, match="needs layers that mix styles"):
-        MixStyle(tiny_classifier())
+        MixStyle(model, Settings(layers=("conv9",)), size=32)
 
 
 def test_places_are_mixed_independently_of_each_other():
-    adapted = MixStyle.adapt(digits(), Settings(), 32).train()
-    images, seen = batch_of().images, set()
+    method = MixStyle(digits(), Settings(), size=32).train()
+    batch, seen = batch_of(), set()
     mixed: dict[int, bool] = {}
-    for number, layer in enumerate(adapted.inside):
+    for number, layer in enumerate(method.mixing):
         layer.register_forward_hook(
             lambda module, given, output, n=number: mixed.update({n: output is not given[0]})
         )
     with seeded(0, "test"), torch.no_grad():
         for _ in range(30):
-            adapted(images)
+            method.loss(batch)
             seen.add((mixed[0], mixed[1]))
     assert seen == {(a, b) for a in (False, True) for b in (False, True)}
 
 
-def test_outside_of_training_the_network_is_the_one_without_layers():
-    model = digits().eval()
-    adapted = MixStyle.adapt(model, Settings(p=1.0), 32)
-    images = batch_of().images
-    assert torch.equal(adapted(images), model(images))
-    assert not torch.equal(adapted.train()(images), model(images))
+def test_outside_of_training_steps_the_network_is_the_one_without_layers():
+    model, batch = digits(), batch_of()
+    method = MixStyle(model, Settings(p=1.0), size=32)
+    plain = F.cross_entropy(model(batch.images), batch.labels)
+    assert torch.equal(method.eval().loss(batch)["loss"], plain)
+    assert not torch.equal(method.train().loss(batch)["loss"], plain)
+    assert torch.equal(F.cross_entropy(model(batch.images), batch.labels), plain)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def fit(out: Path, method: str, **options):
@@ -162,8 +159,7 @@ def test_an_exported_network_answers_like_the_one_without_layers(tmp_path):
         Splits(domain, domain, {}), out=tmp_path / "run", method="mixstyle", crafted="off",
         backbone="digits-cnn-half", pretrain={"epochs": 0}, train={"epochs": 1, "batch_size": 6},
     )  # fmt: skip
-    layers = json.loads((found.path / "model/model.json").read_text())["added_layers"]
-    assert [layer["kind"] for layer in layers] == ["style-mixing"]  # the preset has one stage
+    assert "added_layers" not in json.loads((found.path / "model/model.json").read_text())
     file = tmp_path / "model.onnx"
     assert run(["export", str(found.path), "--format", "onnx", "-o", str(file)], debug=False) == 0
     plain = digits()
@@ -176,14 +172,16 @@ def test_an_exported_network_answers_like_the_one_without_layers(tmp_path):
 
 
 def test_a_compiled_encoder_mixes_as_one_that_is_not_compiled():
-    adapted = MixStyle.adapt(tiny_classifier(), Settings(), 12).train()
-    images = tiny_domain().images
+    model = tiny_classifier()
+    method = MixStyle(model, Settings(), size=12).train()
+    batch = Batch(tiny_domain().images, tiny_domain().labels)
 
-    def passes() -> torch.Tensor:
+    def losses() -> torch.Tensor:
         with seeded(0, "test"), torch.no_grad():
-            return torch.stack([adapted(images) for _ in range(6)])
+            return torch.stack([method.loss(batch)["loss"] for _ in range(6)])
 
-    expected = passes()
-    adapted.encoder.compile(backend="eager")
-    torch.testing.assert_close(passes(), expected)
-    assert len({tuple(each.flatten().tolist()) for each in expected}) > 2
+    expected = losses()
+    model.encoder.compile(backend="eager")
+    model(batch.images)  # compiled without the layers
+    torch.testing.assert_close(losses(), expected)
+    assert len(set(expected.tolist())) > 2

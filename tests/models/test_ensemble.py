@@ -2,17 +2,16 @@
 
 import copy
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from torch import nn
 
 from peerdg.errors import ConfigError, DamagedError
-from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.ensemble import ensemble, is_ensemble
+from peerdg.models.layers import KINDS
 from peerdg.models.stored import OWN, load_stored, save_model
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain
 
@@ -79,30 +78,15 @@ def test_normalisation_is_that_of_the_members():
 
 
 LAYERS = {
-    "gaussian-bottleneck": AddedLayer(
-        "gaussian-bottleneck", "features", inputs=8, outputs=4, noise=0.5
-    ),
-    "style-mixing": AddedLayer(
-        "style-mixing", "after conv", inputs=4, outputs=4, channel=1, p=0.5, alpha=0.1
-    ),
-    "meta-features": AddedLayer(
-        "meta-features",
-        "after conv",
-        inputs=4,
-        outputs=4,
-        channel=1,
-        atoms=6,
-        addressed=3,
-        ridge=0.01,
-        threshold=-1.0,
-        gradient="closed-form",
-    ),
+    "gaussian-bottleneck": {"place": "features", "inputs": 8, "outputs": 4, "noise": 0.5},
+    "meta-features": {"place": "after conv", "channels": 4, "atoms": 6, "addressed": 3},
 }
 
 
 def test_every_kind_of_added_layer_is_part_of_its_member():
-    assert set(LAYERS) == set(get_args(get_type_hints(AddedLayer)["kind"]))
-    for layer in LAYERS.values():
+    assert set(LAYERS) == set(KINDS)
+    for kind, options in LAYERS.items():
+        layer = {"kind": kind, **options}
         several = [member.with_layers([layer]).eval() for member in members(2)]
         expected = torch.stack([m(IMAGES) for m in several]).mean(0)
         torch.testing.assert_close(ensemble(several, outputs="logits").eval()(IMAGES), expected)
@@ -175,12 +159,12 @@ def test_networks_of_ones_own_load_into_one_of_them_or_into_all(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers_added_to_each_network_are_stored_once(kind: str, tmp_path: Path):
-    layer = LAYERS[kind]
+    layer = {"kind": kind, **LAYERS[kind]}
     whole = ensemble([member.with_layers([layer]) for member in members(2)]).eval()
     folder = stored(tmp_path / "model", whole)
     for network in (tiny_classifier(seed=9), whole):
         model, about = load_stored(folder, network)
         (found,) = about["added_layers"]
-        assert AddedLayer(**found) == layer
+        assert found == layer
         with torch.no_grad():
             torch.testing.assert_close(model(IMAGES), whole(IMAGES))

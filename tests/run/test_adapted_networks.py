@@ -14,7 +14,6 @@ from peerdg.errors import ConfigError, Stopped
 from peerdg.methods.base import Method, MethodSettings, RunContext
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import METHODS
-from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
 from peerdg.options import option
@@ -51,14 +50,8 @@ class Narrow(ERM):
 
     @classmethod
     def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
-        layer = AddedLayer(
-            kind="gaussian-bottleneck",
-            place="features",
-            inputs=model.encoder_dim,
-            outputs=settings.dim - cls.shrink,
-            noise=0.2,
-        )
-        return model.with_layers([layer])
+        layer = {"kind": "gaussian-bottleneck", "place": "features", "inputs": model.encoder_dim}
+        return model.with_layers([{**layer, "outputs": settings.dim - cls.shrink, "noise": 0.2}])
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,6 @@ from peerdg.errors import OutputError
 from peerdg.export.formats import FACTS, Format, require_packages
 from peerdg.export.writers import Run, origin_of, write_onnx, write_program, write_weights
 from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, writing
-from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.description import is_ensemble
 from peerdg.run.card import CARD, model_card
@@ -246,14 +245,8 @@ def _how_to_load(
 
 
 def _how_to_add(description: Mapping[str, Any]) -> list[str]:
-    added = [AddedLayer(**layer) for layer in description.get("added_layers", ())]
-    if not added:
-        return []
-    layers = ", ".join(map(repr, added))
-    return [
-        "from peerdg.models.added import AddedLayer",
-        f"net = net.with_layers([{layers}]); net.eval()",
-    ]
+    layers = description.get("added_layers")
+    return [f"net = net.with_layers({layers!r}).eval()"] if layers else []
 
 
 def _how_to_join(description: Mapping[str, Any]) -> list[str]:

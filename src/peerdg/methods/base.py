@@ -375,8 +375,8 @@ class Method(nn.Module, abc.ABC):
     def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
         """Change the network before the phase that `settings.adapts_before` names.
 
-        The result shares the weights of `model`, which stays as it is; `Classifier.with_layers`
-        does that, and makes a stored model load without the method. By default nothing changes.
+        The result is a copy, as `Classifier.with_layers` makes it, so that a stored model loads
+        without the method. By default nothing changes.
 
         Args:
             model: The network.

@@ -22,10 +22,9 @@ from peerdg.methods.base import (
     RunContext,
     Terms,
 )
-from peerdg.models.added import AddedLayer
-from peerdg.models.bottleneck import GaussianBottleneck
 from peerdg.models.classifier import Classifier
 from peerdg.models.generators import StyleComplement
+from peerdg.models.layers import GaussianBottleneck
 from peerdg.options import option
 from peerdg.stages import stage
 
@@ -143,13 +142,13 @@ class L2D(Method):
     @classmethod
     def adapt(cls, model: Classifier, settings: Settings, size: int) -> Classifier:
         """Put the Gaussian bottleneck between encoder and head."""
-        layer = AddedLayer(
-            kind="gaussian-bottleneck",
-            place="features",
-            inputs=model.encoder_dim,
-            outputs=settings.dim,
-            noise=settings.noise,
-        )
+        layer = {
+            "kind": "gaussian-bottleneck",
+            "place": "features",
+            "inputs": model.encoder_dim,
+            "outputs": settings.dim,
+            "noise": settings.noise,
+        }
         return model.with_layers([layer])
 
     def optimizers(self) -> dict[str, OptimizerPlan]:

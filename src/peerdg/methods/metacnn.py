@@ -21,7 +21,6 @@ from peerdg.methods.base import (
     Terms,
 )
 from peerdg.methods.views import augment_ahead, cross_entropy_of_both
-from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.meta_features import CodeSums, MetaFeatures, OnlineDictionary, draw
 from peerdg.models.stages import choose_places
@@ -134,18 +133,17 @@ class MetaCNN(Method):
             model, size, names=names, stages=(settings.stage,), option="--metacnn.layer"
         )
         ((place, each),) = places.items()
-        layer = AddedLayer(
-            kind="meta-features",
-            place=place,
-            inputs=each.channels,
-            outputs=each.channels,
-            channel=each.channel + 1,
-            atoms=settings.atoms,
-            addressed=settings.addressed,
-            ridge=settings.ridge,
-            threshold=settings.threshold,
-            gradient=settings.gradient,
-        )
+        layer = {
+            "kind": "meta-features",
+            "place": place,
+            "channels": each.channels,
+            "channel": each.channel + 1,
+            "atoms": settings.atoms,
+            "addressed": settings.addressed,
+            "ridge": settings.ridge,
+            "threshold": settings.threshold,
+            "gradient": settings.gradient,
+        }
         return model.with_layers([layer])
 
     @property

@@ -1,13 +1,14 @@
 """MixStyle: domain generalization with mixed feature statistics (ICLR 2021)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Self
 
-from peerdg.errors import ConfigError
-from peerdg.methods.base import MethodSettings
+from torch import Tensor, nn
+
+from peerdg.methods.base import Batch, Loss, MethodSettings, RunContext
 from peerdg.methods.erm import ERM
-from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
+from peerdg.models.layers import inserted
 from peerdg.models.stages import choose_places
 from peerdg.models.style_mixing import StyleMixing
 from peerdg.options import option
@@ -35,11 +36,6 @@ class Settings(MethodSettings):
         """Styles are mixed inside the network; the images are clean."""
         return False
 
-    @property
-    def adapts_before(self) -> Literal["train"]:
-        """Pre-training is that of every method: the layers have no weights."""
-        return "train"
-
 
 class MixStyle(ERM):
     """L = CE(F(x), y), where layers inside F mix the styles of the images of a batch.
@@ -48,32 +44,25 @@ class MixStyle(ERM):
     https://arxiv.org/abs/2104.02008; `peerdg.models.style_mixing.StyleMixing` has the equations.
     With probability p, independently at each place and in each pass, the mean and standard
     deviation of each channel become a mixture of an image's own and those of another image of the
-    batch. The layers have no weights and do nothing outside of training mode, so a deployed network
-    computes what it would without them.
+    batch. The layers have no weights and are called in the steps of the training only, so they are
+    not part of the network: it is evaluated and stored without them.
 
     With one source there are no domain labels to choose the other image by: it is random, as in the
     paper's variant without them. Places are `Settings.stages`, the paper's ends of the first
-    residual stages, as `models.stages.stage_places` finds them in any network; its docstring lists
-    them. `Settings.layers` names others.
+    residual stages, see `models.stages.stage_places`. `Settings.layers` names others.
 
     Args:
-        model: F with its layers, see `adapt`.
+        model: F.
+        settings: Options of the method.
+        size: Side of the images.
 
     Raises:
-        ConfigError: If the network has no layer that mixes styles.
+        ConfigError: If the network has no such place.
     """
 
-    def __init__(self, model: Classifier) -> None:
-        if not any(isinstance(layer, StyleMixing) for layer in model.modules()):
-            raise ConfigError(
-                "MixStyle needs layers that mix styles inside the network.",
-                hint="Give it the network MixStyle.adapt(model, settings, size).",
-            )
+    def __init__(self, model: Classifier, settings: Settings | None = None, *, size: int) -> None:
         super().__init__(model)
-
-    @classmethod
-    def adapt(cls, model: Classifier, settings: Settings, size: int) -> Classifier:
-        """Put a layer behind each of the chosen stages or modules."""
+        settings = settings or Settings()
         places = choose_places(
             model,
             size,
@@ -81,16 +70,18 @@ class MixStyle(ERM):
             stages=range(1, settings.stages + 1),
             option="--mixstyle.layers",
         )
-        layers = [
-            AddedLayer(
-                kind="style-mixing",
-                place=place,
-                inputs=each.channels,
-                outputs=each.channels,
-                channel=each.channel + 1,
-                p=settings.p,
-                alpha=settings.alpha,
-            )
-            for place, each in places.items()
-        ]
-        return model.with_layers(layers)
+        self.places = tuple(places)
+        self.mixing = nn.ModuleList(
+            StyleMixing(channel=each.channel + 1, p=settings.p, alpha=settings.alpha)
+            for each in places.values()
+        )
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
+        """Build MixStyle for the run's image size."""
+        return cls(model, settings, size=context.image_size)
+
+    def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
+        """Compute the cross-entropy on the clean images, with mixed styles in training mode."""
+        with inserted(self.model.encoder, zip(self.places, self.mixing, strict=True)):
+            return super().loss(batch, labels)

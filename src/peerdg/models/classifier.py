@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
-from peerdg.models.added import AddedLayer
-from peerdg.models.bottleneck import GaussianBottleneck
-from peerdg.models.inserted import Body, insert, make_layer
+from peerdg.models.layers import FEATURES, GaussianBottleneck, Layer, insert, make_layer
 from peerdg.models.names import MEAN_LIMITS, STD_LIMITS
 from peerdg.options import check_limits
 from peerdg.terminal import one_line
@@ -36,7 +34,6 @@ class Classifier(nn.Module):
         mean: Per-channel mean to subtract, on the scale 0..1.
         std: Per-channel scale to divide by.
         image_size: Side of the only images it takes; None if it takes any.
-        neck: A layer between encoder and head, usually added by a method, see `with_layers`.
     """
 
     mean: Tensor
@@ -51,7 +48,6 @@ class Classifier(nn.Module):
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
         image_size: int | None = None,
-        neck: GaussianBottleneck | None = None,
     ) -> None:
         super().__init__()
         if head.out_features != len(classes):
@@ -64,16 +60,14 @@ class Classifier(nn.Module):
         check_limits(tuple(mean), MEAN_LIMITS, "mean")
         check_limits(tuple(std), STD_LIMITS, "std")
         self.encoder = encoder
-        self.neck = neck
-        self.inside: nn.ModuleList | None = None  # layers that hooks of the encoder call
-        self.inside_layers: tuple[AddedLayer, ...] = ()
+        self.neck: GaussianBottleneck | None = None
+        self.added: tuple[Layer, ...] = ()
         self.head = head
         self.classes = tuple(classes)
         self.image_size = image_size
         # Not persistent: they are configuration, stored as text beside the weights.
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
-        self._constants = (tuple(mean), tuple(std))
         self._normalise = any(mean) or any(s != 1 for s in std)
 
     @classmethod
@@ -133,81 +127,53 @@ class Classifier(nn.Module):
 
     @property
     def encoder_dim(self) -> int:
-        """Width of what the encoder gives: D, unless a layer was added behind it."""
+        """Width of the encoder's output: D, unless a bottleneck follows it."""
         return self.feature_dim if self.neck is None else self.neck.mean.in_features
 
     @property
     def body(self) -> nn.Module:
-        """Normalised images to features H(x), as one module: the encoder and what was added."""
-        if self.inside is not None:
-            return Body(self.encoder, self.inside, self.neck)
+        """Normalized images to features H(x), as one module."""
         return self.encoder if self.neck is None else nn.Sequential(self.encoder, self.neck)
 
-    @property
-    def added(self) -> tuple[AddedLayer, ...]:
-        """The layers that `with_layers` added, as data; the one behind the encoder comes first."""
-        return (*(() if self.neck is None else (self.neck.as_data,)), *self.inside_layers)
+    def with_layers(self, layers: Sequence[Layer]) -> "Classifier":
+        """Return a copy of the network with layers added, which have fresh weights.
 
-    def with_layers(self, layers: Sequence[AddedLayer]) -> "Classifier":
-        """Add layers to the network, with fresh weights.
-
-        Weights of the encoder are shared with the result, and so is the head, unless a layer stands
-        in front of it: then it is a fresh one. This classifier stays as it is. One that has these
-        layers already is returned itself.
+        A layer between encoder and head comes with a fresh head. A network that has these layers
+        already is returned itself.
 
         Args:
-            layers: At most one behind the encoder, and any number inside it, each at a place of its
-                own.
+            layers: Their kinds, places and options, see `peerdg.models.layers.Layer`.
 
         Raises:
-            ConfigError: If it has other layers, or two of `layers` stand at one place.
+            ConfigError: If it has other layers.
             ValueError: If a layer does not fit its place.
         """
-        layers = sorted(layers, key=lambda layer: layer.is_inside)
-        if self.added == tuple(layers):
+        layers = tuple(dict(layer) for layer in layers)
+        if self.added == layers:
             return self
         if self.added:
             raise ConfigError(
                 "Another layer was added to this network already.",
                 hint="Start from the network without it.",
             )
-        if len({layer.place for layer in layers}) < len(layers):
-            raise ConfigError("Two layers cannot be added at one place.")
-        neck, head = self._neck_and_head([layer for layer in layers if not layer.is_inside])
-        inside = [(layer, make_layer(layer)) for layer in layers if layer.is_inside]
-        mean, std = self._constants
-        adapted = Classifier(
-            insert(self.encoder, inside) if inside else self.encoder,
-            head,
-            classes=self.classes,
-            mean=mean,
-            std=std,
-            image_size=self.image_size,
-            neck=neck,
-        )
-        if inside:
-            adapted.inside = nn.ModuleList(module for _, module in inside)
-            adapted.inside_layers = tuple(layer for layer, _ in inside)
+        adapted = copy.deepcopy(self)
+        adapted.added = layers
+        for layer in layers:
+            module = make_layer(layer)
+            if layer["place"] != FEATURES:
+                insert(adapted.encoder, layer["place"], module)
+                continue
+            if not isinstance(module, GaussianBottleneck) or layer["inputs"] != self.feature_dim:
+                raise ValueError(f"the {layer['kind']} does not fit features of {self.feature_dim}")
+            del adapted.head  # so that the order of the parts is that of the pass
+            adapted.neck = module
+            adapted.head = nn.Linear(layer["outputs"], len(self.classes))
+        if self.encoder._compiled_call_impl is not None:  # copies are not compiled
+            adapted.encoder.compile()
         return adapted.to(self.head.weight).train(self.training)
 
-    def _neck_and_head(
-        self, layers: Sequence[AddedLayer]
-    ) -> tuple[GaussianBottleneck | None, nn.Linear]:
-        """The layer behind the encoder, if there is one, and the head behind it."""
-        if not layers:
-            return None, self.head
-        (layer,) = layers
-        if layer.inputs != self.encoder_dim:
-            raise ValueError(
-                f"the {layer.kind} takes {layer.inputs} features, the encoder has "
-                f"{self.encoder_dim}"
-            )
-        noise = 0.0 if layer.noise is None else layer.noise
-        neck = GaussianBottleneck(layer.inputs, layer.outputs, noise=noise)
-        return neck, nn.Linear(layer.outputs, len(self.classes))
-
     def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
-        """H(x): what the encoder, and a layer added to it, make of uint8 or [0, 1] images."""
+        """Return H(x) of uint8 or [0, 1] images."""
         features: Tensor = self.encoder(self.prepare(images))
         return features if self.neck is None else self.neck(features)
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.errors import DamagedError
-from peerdg.models.added import AddedLayer
 from peerdg.models.combination import CombinedFrom
 from peerdg.models.names import LARGEST_SIDE, MEAN_LIMITS, STD_LIMITS
-from peerdg.options import to_dict
 from peerdg.schema import conform, read_json, within
 
 FORMAT = 1
@@ -91,7 +89,7 @@ class Description:
     stored_size: int | None = within(at_least=1, at_most=LARGEST_SIDE, default=None)
     training: dict[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
-    added_layers: tuple[AddedLayer, ...] = ()
+    added_layers: tuple[dict[str, Any], ...] = ()
     combined: CombinedFrom | None = None
     peerdg: str = ""
     torch: str = ""
@@ -118,7 +116,7 @@ def read_description(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} is damaged: {problem}.", hint=HINT)
     values["stored_size"] = about.stored_size or about.image_size
     values["training"] = about.training
-    values["added_layers"] = [to_dict(layer) for layer in about.added_layers]
+    values["added_layers"] = list(about.added_layers)
     return values
 
 
@@ -142,8 +140,6 @@ def _problems(about: Description) -> list[str]:
         wrong.append("'classes' must be different names")
     if len(about.mean) != 3 or len(about.std) != 3:
         wrong.append("'mean' and 'std' must have a number for each of three channels")
-    if len({layer.place for layer in about.added_layers}) < len(about.added_layers):
-        wrong.append("'added_layers' has two at one place")
     if about.progress is not None and about.progress.missing:
         wrong.append(f"'progress.{about.progress.missing[0]}' is missing")
     if about.combined is not None and about.combined.problem:

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from peerdg.errors import ConfigError
-from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
 from peerdg.models.combination import CombinedFrom, Member, Outputs
+from peerdg.models.layers import Layer
 
 
 def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities") -> Classifier:
@@ -60,7 +60,7 @@ def networks_of(model: Classifier) -> CombinedFrom | None:
     return CombinedFrom("ensemble", members, model.head.outputs)
 
 
-def added_layers(model: Classifier) -> tuple[AddedLayer, ...]:
+def added_layers(model: Classifier) -> tuple[Layer, ...]:
     """The layers added to a network; of an ensemble, those that each member has."""
     return model.encoder.added if isinstance(model.encoder, SideBySide) else model.added
 
@@ -78,7 +78,7 @@ class SideBySide(nn.ModuleList):
         added: The layers that a method added to each of them.
     """
 
-    def __init__(self, encoders: Sequence[nn.Module], added: tuple[AddedLayer, ...] = ()) -> None:
+    def __init__(self, encoders: Sequence[nn.Module], added: tuple[Layer, ...] = ()) -> None:
         super().__init__(encoders)
         self.added = added
 

@@ -269,14 +269,6 @@ class MetaFeatures(nn.Module):
         chunks: tuple[Tensor, ...] = f.split(max(1, _NUMBERS // self.addressed**2))
         return chunks
 
-    def extra_repr(self) -> str:
-        """Its options; it has no layers."""
-        atoms, channels = self.atoms.shape
-        return (
-            f"{channels}, atoms={atoms}, addressed={self.addressed}, ridge={self.ridge}, "
-            f"threshold={self.threshold}, channel={self.channel}, gradient={self.gradient!r}"
-        )
-
 
 Addressed = tuple[Int64[Tensor, "addressed n"], Bool[Tensor, "addressed n"]]
 """Atoms for each feature, and whether they reach the threshold."""

@@ -27,7 +27,6 @@ from peerdg.files import (
     replace_atomically,
     sha256,
 )
-from peerdg.models.added import AddedLayer
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
 from peerdg.models.description import (
@@ -38,10 +37,7 @@ from peerdg.models.description import (
     read_description,
 )
 from peerdg.models.ensemble import added_layers, ensemble, networks_of
-from peerdg.models.inserted import make_layer
 from peerdg.models.names import OWN as OWN
-from peerdg.models.stages import check_layers
-from peerdg.options import to_dict
 from peerdg.terminal import visible
 from peerdg.version import __version__
 
@@ -103,7 +99,7 @@ def describe_model(
     added, combined = added_layers(model), networks_of(model)
     description = {
         "backbone": backbone,
-        **({"added_layers": [to_dict(layer) for layer in added]} if added else {}),
+        **({"added_layers": list(added)} if added else {}),
         **({"combined": asdict(combined)} if combined else {}),
         "classes": list(model.classes),
         "mean": model.mean.flatten().tolist(),
@@ -179,7 +175,6 @@ def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifie
     try:
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:
             raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=HINT)
-        _check_header(folder / WEIGHTS, description)
         if model is None:
             _check_shapes(folder / WEIGHTS, description)
             model = _build_member(description)
@@ -233,51 +228,6 @@ def _require_finite(model: nn.Module, folder: Path) -> None:
             )
 
 
-def _check_header(path: Path, description: dict[str, Any]) -> None:
-    """Compare the weights of head and added layers with the description, before any are made."""
-    classes = len(description["classes"])
-    with safe_open(path, "pt") as file:
-        rows = file.get_slice("head.weight").get_shape()[0]
-        for layer in _added_layers(description):
-            for neck in [] if layer.is_inside else _names_of_necks(description):
-                shape = file.get_slice(f"{neck}.mean.weight").get_shape()
-                if shape != [layer.outputs, layer.inputs]:
-                    raise ValueError(
-                        f"its {layer.kind} has the shape {shape} for {layer.inputs} inputs and "
-                        f"{layer.outputs} outputs"
-                    )
-    _check_inside(path, description)
-    if rows != classes:
-        raise ValueError(f"its head has {rows} outputs for {classes} classes")
-
-
-def _check_inside(path: Path, description: dict[str, Any]) -> None:
-    """Compare the weights of layers inside the encoder with the description, likewise."""
-    stored = _stored_shapes(path)
-    inside = [layer for layer in _added_layers(description) if layer.is_inside]
-    members = range(_members(description))
-    places = [f"encoder.{n}." for n in members] if is_ensemble(description) else [""]
-    for number, layer in enumerate(inside):
-        with torch.device("meta"):
-            needed = make_layer(layer).state_dict()
-        for place in places:
-            for name, tensor in needed.items():
-                shape = stored.get(f"{place}inside.{number}.{name}")
-                if shape != list(tensor.shape):
-                    raise ValueError(
-                        f"its {layer.kind} has the shape {shape} where it needs "
-                        f"{list(tensor.shape)}"
-                    )
-
-
-def _names_of_necks(description: dict[str, Any]) -> list[str]:
-    """What the layer behind the encoder is called, in each network of an ensemble."""
-    if not is_ensemble(description):
-        return ["neck"]
-    inside = any(layer.is_inside for layer in _added_layers(description))
-    return [f"encoder.{n}.{'neck' if inside else 1}" for n in range(_members(description))]
-
-
 def _complete(network: Classifier, path: Path, description: dict[str, Any]) -> Classifier:
     """`network` with the layers added to it, and as often as the folder holds it."""
     if whole := networks_of(network):
@@ -286,8 +236,7 @@ def _complete(network: Classifier, path: Path, description: dict[str, Any]) -> C
         if whole.outputs != description["combined"]["outputs"]:
             raise ValueError(f"it averages {description['combined']['outputs']}")
         return network
-    network = network.with_layers(_added_layers(description))
-    check_layers(network, description["image_size"])
+    network = network.with_layers(description["added_layers"])
     _check_members(path, network, description)
     return _several(network, description)
 
@@ -314,7 +263,7 @@ def _check_shapes(path: Path, description: dict[str, Any]) -> None:
     """
     try:
         with torch.device("meta"):  # shapes without numbers
-            network = _build_member(description).with_layers(_added_layers(description))
+            network = _build_member(description).with_layers(description["added_layers"])
             network = _several(network, description)
     except RuntimeError:  # e.g. torchvision's RegNet computes its widths with tensors
         return
@@ -359,10 +308,6 @@ def _several(network: Classifier, description: dict[str, Any]) -> Classifier:
 def _members(description: dict[str, Any]) -> int:
     """How many networks the folder holds."""
     return len(description["combined"]["members"]) if is_ensemble(description) else 1
-
-
-def _added_layers(description: dict[str, Any]) -> list[AddedLayer]:
-    return [AddedLayer(**layer) for layer in description["added_layers"]]
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

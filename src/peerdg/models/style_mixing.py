@@ -6,8 +6,6 @@ Zhou et al., "Domain generalization with MixStyle", ICLR 2021, https://arxiv.org
 import torch
 from torch import Tensor, nn
 
-from peerdg.models.meta_features import untraced
-
 EPS = 1e-6  # under the square root, as in the released code
 
 
@@ -47,7 +45,6 @@ class StyleMixing(nn.Module):
         share, other = drawn
         return self.mixed(x, share.to(x.device), other.to(x.device))
 
-    @untraced  # Beta cannot be compiled
     def _draw(self, images: int) -> tuple[Tensor, Tensor] | None:
         """λ and the permutation of a batch, or None if this pass does not mix."""
         if torch.rand((), device="cpu") >= self.p:
@@ -73,7 +70,3 @@ class StyleMixing(nn.Module):
             gamma = lam * sigma + (1 - lam) * sigma[other]
             beta = lam * mu + (1 - lam) * mu[other]
         return (gamma * ((wide - mu) / sigma) + beta).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Its options; it has no layers."""
-        return f"channel={self.channel}, p={self.p}, alpha={self.alpha}"

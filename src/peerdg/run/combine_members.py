@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
-from peerdg.models.added import AddedLayer
 from peerdg.models.classifier import Classifier
 from peerdg.models.combination import MOST_MEMBERS
 from peerdg.models.description import is_ensemble, read_description
@@ -39,11 +38,6 @@ class MemberFolder(NamedTuple):
         """Where the model comes from; empty if that is not recorded."""
         training: dict[str, Any] = self.description["training"]
         return training
-
-    @property
-    def layers(self) -> tuple[AddedLayer, ...]:
-        """What a method added to the network."""
-        return tuple(AddedLayer(**layer) for layer in self.description["added_layers"])
 
     @property
     def run(self) -> Path | None:
@@ -117,12 +111,11 @@ def require_combinable(members: Sequence[MemberFolder]) -> None:
 def _must_agree(member: MemberFolder) -> dict[str, str]:
     """What must be the same in all members, as text."""
     about = member.description
-    layers = [f"{layer.kind} {layer.inputs} -> {layer.outputs}" for layer in member.layers]
     numbers = (*about["mean"], *about["std"])
     return {
         "classes": ", ".join(about["classes"]),
         "networks": str(about["backbone"]),
-        "layers": ", ".join(layers) or "none added",
+        "layers": ", ".join(map(str, about["added_layers"])) or "none added",
         "normalisation": ", ".join(f"{number:g}" for number in numbers),
         "image sizes": f"{about['image_size']} (decoded to {about['stored_size']})",
         "batch statistics": str(member.training.get("batch_statistics", "not recorded")),
