@@ -299,14 +299,12 @@ def find_last_layer(network: nn.Module, image_size: int | None) -> str:
         seen[layers[layer]] = output.clone()  # a ReLU that follows may work in place
 
     hooks = [layer.register_forward_hook(watch) for layer in layers]
-    modes = {part: part.training for part in network.modules()}
     try:
-        output = _run(network.eval(), (image_size,) if image_size else SIZES)
+        with in_eval_mode(network):
+            output = _run(network, (image_size,) if image_size else SIZES)
     finally:
         for hook in hooks:
             hook.remove()
-        for part, training in modes.items():
-            part.training = training
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise ConfigError(f"The output of {name} is not a batch of logits [B, classes].")
     for key, logits in reversed(seen.items()):

@@ -33,7 +33,6 @@ from peerdg.models.stored import (
     load_stored,
 )
 from peerdg.models.weights import weights_file
-from peerdg.options import to_dict
 from peerdg.rng import seeded
 from peerdg.run.build import (
     adapt_network,
@@ -241,7 +240,7 @@ def _assemble(
     if config.compile:
         network.encoder.compile()
     check_fit(network, splits, source.size)
-    inputs["added_layers"] = [to_dict(layer) for layer in adapted.added]
+    inputs["added_layers"] = list(adapted.added)
     return _Parts(splits, domains, source, network, adapted, inputs, about_weights)
 
 
