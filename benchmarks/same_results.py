@@ -60,11 +60,13 @@ PEER_OPTIONS = {
     "reset": "--peer.reset-proxy --peer.head frozen",
     "init": "--peer.include-init --peer.no-cache-features --peer.no-head-grad-target",
     "latest": "--peer.no-average --peer.no-augment",
-    "gradient": "--peer.scale gradient --peer.gradient-images 16",
 }
 AUGMENTS = ("randconv", "pro-randconv", "augmix", "l2d-generator", "pden-generator")
 DIGITS = "digits-mini --digits-mini.train 400"
-OWN = "--backbone resnet18 --weights none --transform.crop 0.8 1.0 --transform.flip 0.5"
+OWN = (
+    "--backbone resnet18 --weights none --transform.size 64 --transform.crop 0.8 1.0 "
+    "--transform.flip 0.5"
+)
 
 
 class Net:
@@ -201,6 +203,7 @@ def cases(net: Net) -> dict[str, Callable[[], Facts]]:
         every[f"{method}-killed"] = lambda m=method, w=words: net.killed(m, w)  # type: ignore[misc]
     for name, options in PEER_OPTIONS.items():
         add(f"peer-{name}", f"--method peer {OBJECTIVES['peer']} {options}")
+    add("peer-gradient", "--method peer --peer.k 2 --peer.scale gradient --peer.gradient-images 16")
     for kind in AUGMENTS:
         add(f"augment-{kind}", f"--method peer {OBJECTIVES['peer']} --augment.kind {kind}")
     averages = "--average.kind snapshots,swa,ema,sma,swad --average.also last-1"
