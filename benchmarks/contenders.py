@@ -19,14 +19,11 @@ from peerdg.methods.peer import PEER, Settings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import images_per_pass
 from peerdg.models.projection import projection_head
-from peerdg.train.batches import epoch_batches
-from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
-from peerdg.train.order import epoch_order
 from peerdg.train.settings import PhaseSettings, TransformSettings
-from peerdg.train.source import Source
+from peerdg.train.source import Source, epoch_batches, epoch_order
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 
 
 def random_domain(images: int, side: int, classes: int = 10) -> Domain:

@@ -18,7 +18,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.measure import Rounds, rounds
 from benchmarks.record import Found, Row, milliseconds, ratio
-from peerdg.train.batches import PIXELS
+from peerdg.train.source import PIXELS
 
 IMAGES, BATCH, SIDE, K, SGEMM = 10_000, 128, 32, 10, 2048
 STEPS = IMAGES // BATCH

@@ -19,7 +19,7 @@ import ctypes, gc, json, resource, sys
 import peerdg
 from benchmarks.contenders import random_domain
 from peerdg.data.splits import Splits
-from peerdg.run.progress import Silent
+from peerdg.run.progress import ProgressDisplay
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -36,7 +36,7 @@ def in_use():  # what was allocated and not freed, says glibc
     found = mallinfo()
     return found.uordblks + found.hblkhd
 
-class Memory(Silent):
+class Memory(ProgressDisplay):
     peak, in_use = {}, {}
     def evaluated(self, epoch, records):
         self.peak[epoch], self.in_use[epoch] = peak(), in_use()

@@ -12,7 +12,7 @@ import peerdg
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, Stopped
-from peerdg.run.progress import Silent
+from peerdg.run.progress import ProgressDisplay
 from tests.conftest import TinyEncoder
 
 COLOURS = {"red": (230, 20, 20), "green": (20, 230, 20), "blue": (20, 20, 230)}
@@ -92,7 +92,7 @@ def test_the_exported_network_has_the_same_order(run, tmp_path: Path):
     assert about["classes"][int(program(red)[0].argmax())] == "red"
 
 
-class StopAfter(Silent):
+class StopAfter(ProgressDisplay):
     """Ends the process's training as a terminated one would end, at the given step."""
 
     def __init__(self, steps: int) -> None:

@@ -29,7 +29,7 @@ ALLOWED = {
     "cli/demo.py": ({"erm", "randaugment", "peer", "p-ens"}, "the demo's list"),
     "cli/main.py": ({"erm", "randaugment", "peer"}, "examples in the help"),
     "data/benchmarks.py": ({"peer"}, "cites the paper for a licence"),
-    "run/plan.py": ({"erm"}, "pre-training is ERM, whatever the method"),
+    "run/prepare.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/pretraining.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/config.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
 }

@@ -13,12 +13,17 @@ of `profile` a stage costs a fraction of a microsecond.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peerdg.files import write_json
+
+if TYPE_CHECKING:
+    import torch
 
 Wait = Callable[[], None]
-Activity = Literal["start of epoch", "training", "end of epoch", "evaluation", "finish"]
-"""What a run is doing, for a person; stages are finer."""
+REST = "everything else"  # what no stage has measured
 
 
 @dataclass
@@ -87,3 +92,24 @@ def profile(wait: Wait = lambda: None) -> Iterator[dict[str, Spent]]:
         yield _clock.times
     finally:
         _clock = outer
+
+
+@contextlib.contextmanager
+def write_profile(path: Path, device: "torch.device") -> Iterator[None]:
+    """Measure the stages inside the block, and write their seconds to `path` at its end.
+
+    An asynchronous device is waited for at the end of each stage, which costs some speed.
+    """
+    import torch  # here, so that reports read a profile without it
+
+    wait = (lambda: None) if device.type == "cpu" else torch.accelerator.synchronize
+    began = time.perf_counter()
+    with profile(wait) as times:
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - began
+            stages = {name: asdict(spent) for name, spent in times.items()}
+            rest = seconds - sum(spent.seconds for spent in times.values())
+            stages[REST] = {"seconds": rest, "calls": 1}
+            write_json(path, {"seconds": seconds, "device": str(device), "stages": stages})

@@ -16,7 +16,7 @@ from peerdg.methods.recipes import COMBINATIONS, Combination
 from peerdg.report.comparison import comparison_page
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.variants import by_variant
-from peerdg.run.build import load_splits
+from peerdg.run.prepare import load_splits
 from tests.benches.tiny import TRAIN, plan
 from tests.benches.tiny import bench as bench
 

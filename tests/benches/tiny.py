@@ -14,9 +14,8 @@ from peerdg.cli.main import run as command
 from peerdg.report.result import RunResult
 from peerdg.report.runs import read_run
 from peerdg.run.config import RunConfig
-from peerdg.run.folder import RunFolder
-from peerdg.run.progress import Silent
-from peerdg.run.runner import execute as train
+from peerdg.run.progress import ProgressDisplay
+from peerdg.run.start import start_run
 from tests.data.image_files import make_tree, write_picture
 
 TRAIN = {"epochs": 4, "batch_size": 8, "steps_per_epoch": 2, "lr": 0.001}
@@ -49,11 +48,7 @@ def plan(folder: Path, *methods: str, seeds: int = 1, **options: Any) -> Plan:
 
 def trained(config: RunConfig, out: Path) -> RunResult:
     """A run in this process, as `peerdg train` does it."""
-    run = RunFolder.open(out, config)
-    try:
-        train(config, run, Silent())
-    finally:
-        run.close()
+    start_run(config, out, existing="refuse", progress=ProgressDisplay())
     return read_run(out)
 
 

@@ -24,7 +24,7 @@ def as_own_folders(splits: peerdg.Splits, root: Path, out: Path) -> None:
 
 @pytest.mark.parametrize("method", ["erm", "peer"])
 def test_own_folders_give_the_numbers_of_the_benchmark(method: str, tmp_path: Path):
-    from peerdg.run.build import load_splits
+    from peerdg.run.prepare import load_splits
 
     write_pacs(tmp_path / "pacs")
     common = {

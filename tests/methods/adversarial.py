@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from peerdg.long_work import iterate
+from peerdg.methods import advst, ascent, m_ada
 from peerdg.methods.ascent import Ascent
 from peerdg.methods.pool import TrainingPool
-from peerdg.methods.work import Work
 from peerdg.models.classifier import Classifier
 from peerdg.train import loop
 from tests.conftest import tiny_domain
@@ -56,15 +57,16 @@ def mean_entropy(model: Classifier, images: Tensor) -> float:
 
 def interrupt_part(patch: pytest.MonkeyPatch, count: int, *, of: tuple[str, ...]) -> None:
     """Let a signal arrive during part number `count` of the work with these names."""
-    seen, divide = iter(range(1, 10**6)), Work.chunks
+    seen = iter(range(1, 10**6))
 
-    def divided(self: Work, parts: Collection[Any], what: str = "") -> Iterator[Any]:
-        for part in divide(self, parts, what):
-            if what in of and next(seen) == count:
+    def interrupted(items: Collection[Any], label: str = "") -> Iterator[Any]:
+        for item in iterate(items, label):
+            if label in of and next(seen) == count:
                 signal.raise_signal(signal.SIGTERM)
-            yield part
+            yield item
 
-    patch.setattr(Work, "chunks", divided)
+    for module in (advst, ascent, m_ada):
+        patch.setattr(module, "iterate", interrupted)
 
 
 def interrupt_step(patch: pytest.MonkeyPatch, count: int) -> None:

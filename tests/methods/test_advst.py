@@ -16,7 +16,6 @@ from peerdg.methods.pool import TrainingPool
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.config import resolve
-from peerdg.run.plan import run_plan
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import assert_equal, epochs_of, interrupt_part, interrupt_step
 
@@ -320,9 +319,6 @@ def test_the_pool_is_a_ring_of_k_domains_with_the_source_pinned(
         assert advst.pool.additions == tuple(made[-settings["k"] :])
         assert torch.equal(advst.pool.clean(torch.arange(6))[0], source)
     assert sizes == expected
-    changes = Settings(**settings).pool_changes(6, 6)
-    foretold = [6 + sum(c.added - c.dropped for c in changes[:epoch]) for epoch in range(6)]
-    assert foretold == expected
 
 
 def test_records_are_means_over_chains_that_learn(monkeypatch: pytest.MonkeyPatch):
@@ -460,8 +456,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_learns_from_the_source_and_the_newest_domains(whole: Path):
     assert [r["pool_images"] for r in epochs_of(whole)] == [48, 72, 72, 72, 72]
     assert all(1 <= r["ascent_steps"] <= 3 for r in epochs_of(whole))
-    plan = run_plan(resolve({"benchmark": "own-data", **options()}), 24).phases[-1]
-    assert [plan.steps_of(epoch) for epoch in range(EPOCHS)] == [3] * EPOCHS
 
 
 @pytest.mark.parametrize(

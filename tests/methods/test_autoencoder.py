@@ -11,7 +11,6 @@ from torch import Tensor
 from peerdg.errors import NumericalError
 from peerdg.methods import m_ada as module
 from peerdg.methods.m_ada import WAETraining, train_autoencoder
-from peerdg.methods.work import Work
 from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
 from tests.methods.adversarial import N, tiny_pool
 
@@ -21,7 +20,7 @@ TRAINING = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "weight": 100.0, "shift": 
 def train(model: WassersteinAutoEncoder, rows: Tensor | None = None, **changes: object) -> float:
     rows = torch.arange(N) if rows is None else rows
     training = WAETraining(**{**TRAINING, **changes})
-    return train_autoencoder(model, tiny_pool(), rows, training, Work().chunks)
+    return train_autoencoder(model, tiny_pool(), rows, training)
 
 
 def log_density(z: Tensor) -> Tensor:

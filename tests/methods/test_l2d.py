@@ -24,11 +24,10 @@ from peerdg.methods.base import Batch
 from peerdg.methods.l2d import L2D, Settings
 from peerdg.models.classifier import Classifier
 from peerdg.run.config import resolve
-from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.reliability.processes import environment
 

@@ -19,12 +19,10 @@ from peerdg.methods.ascent import Ascent
 from peerdg.methods.base import Batch
 from peerdg.methods.m_ada import MADA, Settings, meta_losses, relaxation
 from peerdg.methods.pool import PoolImages, TrainingPool
-from peerdg.methods.work import Work
 from peerdg.models.autoencoder import WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.config import resolve
-from peerdg.run.plan import run_plan
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import (
@@ -53,7 +51,7 @@ def autoencoder(seed: int = 0) -> WassersteinAutoEncoder:
 
 def ascent(model: Classifier, vae: WassersteinAutoEncoder, **settings: Any) -> Ascent:
     chosen = Settings(**settings)
-    return Ascent(model, chosen, Work().chunks, lambda x: relaxation(vae, x, beta=chosen.beta))
+    return Ascent(model, chosen, lambda x: relaxation(vae, x, beta=chosen.beta))
 
 
 # The ascent
@@ -279,7 +277,7 @@ def test_made_images_are_seen_in_the_random_views_of_training():
 @pytest.mark.parametrize(
     ("size", "expected"), [("share", [24, 48, 60, 68, 68]), ("source", [24, 48, 72, 96, 96])]
 )
-def test_the_pool_grows_by_the_schedule_and_as_foretold(size: str, expected: list[int]):
+def test_the_pool_grows_by_the_schedule(size: str, expected: list[int]):
     method, found = make(domain_size=size, steps=1), []
     for epoch in range(5):
         found.append(len(method.pool))
@@ -288,8 +286,6 @@ def test_the_pool_grows_by_the_schedule_and_as_foretold(size: str, expected: lis
             assert result.records["pool_images"] == len(method.pool) + len(result.new_images)
         method.pool.change(result.new_images)
     assert found == expected
-    changes = Settings(domain_size=size).pool_changes(24, 5)
-    assert [24 + sum(c.added for c in changes[:epoch]) for epoch in range(5)] == expected
 
 
 def test_a_domain_is_made_of_the_source_and_of_those_before_it():
@@ -309,7 +305,7 @@ def test_each_auto_encoder_is_fresh_and_learns_the_newest_domain(monkeypatch: py
     rows: list[list[int]] = []
     models: list[WassersteinAutoEncoder] = []
 
-    def noted(model, pool, chosen, training, chunks):
+    def noted(model, pool, chosen, training):
         rows.append(chosen.tolist())
         models.append(model)
         assert training.epochs == 7 and training.weight == 5.0 and training.shift == "code"
@@ -424,9 +420,6 @@ def test_a_run_learns_from_batches_of_the_source_and_from_its_domains(whole: Pat
     events = [json.loads(line) for line in (whole / "events.jsonl").read_text().splitlines()]
     steps = [e["steps"] for e in events if e["event"] == "epoch" and e["phase"] == "train"]
     assert steps == [3, 3, 3]  # the domains make no epoch longer
-    plan = run_plan(resolve({"benchmark": "own-data"}, options()), N).phases[-1]
-    assert [plan.steps_of(epoch) for epoch in range(EPOCHS)] == steps
-    assert plan.growth == (1.0, 0.5, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -489,11 +482,12 @@ def test_what_diverges_is_a_numerical_error_and_nothing_is_lost(
     assert state.additions == ()
 
 
-def test_memory_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_more_images_than_the_memory_budget_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str((N + N // 2) * 3 * 12 * 12 - 1))
     with pytest.raises(ConfigError, match="the method adds"):
         fit(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_step_in_bfloat16_is_finite_and_near(tmp_path: Path):

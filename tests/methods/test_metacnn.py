@@ -23,11 +23,10 @@ from peerdg.models.ensemble import ensemble
 from peerdg.models.stored import load_stored
 from peerdg.rng import seeded
 from peerdg.run.combine import combine
-from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 SMALL = Settings(atoms=8, addressed=3)

@@ -22,7 +22,7 @@ from peerdg.report.result import RunResult
 from peerdg.report.tables import listed_runs
 from peerdg.report.variants import by_variant
 from peerdg.run.config import notes, resolve
-from peerdg.run.minutes import TimeBudget, schedule
+from peerdg.run.time_budget import TimeBudget, schedule
 from tests.report.test_selection_report import run
 
 
@@ -65,8 +65,8 @@ def test_its_period_decides_evaluation_schedule_and_fluctuation(mirage):
     assert config.evaluate_every == 3
     assert config.method_settings.period == 3
     assert schedule(config).endswith("9 epochs, every 3")
-    budget = TimeBudget.of(1.0, {"mirage": {"every": 3}}, "mirage", 0.0)
-    assert budget.keep == {"period"}
+    budget = TimeBudget.from_options(1.0, {"mirage": {"every": 3}}, "mirage", 0.0)
+    assert budget.fixed == {"period"}
     found = compared("mirage", {"every": 3})
     assert (found.k, found.period) == (3, 3)
     assert settings_of("erm").period_option is None and settings_of("erm")().period == 1

@@ -19,11 +19,10 @@ from peerdg.methods.randaugment import AugmentedERM
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stages import FeatureMap, recorded
 from peerdg.models.stored import save_model
-from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers, set_learning_rate
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 SOURCE = tiny_domain()
@@ -239,7 +238,7 @@ def test_a_restored_state_has_the_oracle_it_started_with_and_goes_on_equal():
     tensors = {name: value.clone() for name, value in state.tensors().items()}
     fresh = MIRO(tiny_classifier(seed=9), Settings(lam=0.5), size=SIZE)
     again = TrainState("train", fresh, make_optimizers(fresh, PhaseSettings(lr=0.01)))
-    again.restore(tensors, state.plain())
+    again.restore(tensors, state.metadata())
     assert same(fresh.oracle.state_dict(), first.oracle.state_dict())
     assert same(again.tensors(), state.tensors())
 

@@ -20,11 +20,10 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.generators import DomainGenerator, ImageGenerator
 from peerdg.run.config import resolve
 from peerdg.run.presets import BUDGETS, preset
-from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 SMALL = {"domains": 3, "k": 2, "width": 4, "dim": 6}

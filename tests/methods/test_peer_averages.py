@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.run.build import build_method
 from peerdg.run.config import resolve
+from peerdg.run.prepare import build_method
 from peerdg.train.source import Source
 from tests.conftest import tiny_classifier, tiny_domain
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from peerdg.augment.policy import Policy
 from peerdg.errors import ConfigError, DataError, NumericalError
+from peerdg.long_work import interruptible
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
 from peerdg.methods.clean import CleanImages
@@ -16,8 +17,8 @@ from peerdg.methods.peer import PEER
 from peerdg.methods.peer import Settings as PeerSettings
 from peerdg.methods.teacher import Settings, Teacher
 from peerdg.models.classifier import Classifier
-from peerdg.run.build import build_method
 from peerdg.run.config import resolve
+from peerdg.run.prepare import build_method
 from peerdg.train.source import Source
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain
 
@@ -162,13 +163,13 @@ def test_a_fit_that_is_interrupted_leaves_everything_as_it_was():
     class Stop(Exception):
         pass
 
-    def give_up() -> None:
+    def give_up(label: str, share: float) -> None:
         seen["parts"] += 1
         if seen["parts"] == 4:  # after the features, inside the passes
             raise Stop
 
     seen = {"parts": 0}
-    with pytest.raises(Stop), method.clean.work.interruptible(give_up, lambda what, share: None):
+    with pytest.raises(Stop), interruptible(give_up):
         method.start_epoch(0)
     for name, value in method.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -16,8 +16,8 @@ from peerdg.errors import ConfigError, DamagedError, DataError, PeerdgWarning
 from peerdg.models.names import BACKBONES
 from peerdg.models.stored import save_model
 from peerdg.models.weights import LoadReport, _foreign_places, download, imagenet_file, initialise
-from peerdg.run.build import build_model
 from peerdg.run.config import resolve
+from peerdg.run.prepare import build_model
 from tests.conftest import import_timm
 from tests.models.files import build
 

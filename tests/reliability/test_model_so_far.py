@@ -16,13 +16,13 @@ from peerdg.methods.base import Batch
 from peerdg.models.stored import load_stored
 from peerdg.options import merge
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from peerdg.run.progress import Silent
+from peerdg.run.progress import ProgressDisplay
 from tests.cli.stored_models import save_photos
 from tests.conftest import tiny_splits
 from tests.reliability.tiny_run import OPTIONS, tiny_model
 
 
-class StopAt(Silent):
+class StopAt(ProgressDisplay):
     """Sends the process a signal after one of the steps, as a scheduler would."""
 
     def __init__(self, phase: str, epoch: int, step: int) -> None:

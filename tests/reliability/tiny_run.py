@@ -14,7 +14,7 @@ import peerdg
 from peerdg.errors import PeerdgError, PeerdgWarning
 from peerdg.models.classifier import Classifier
 from peerdg.options import merge
-from peerdg.run.progress import Silent
+from peerdg.run.progress import ProgressDisplay
 from tests.conftest import tiny_classifier, tiny_splits
 
 OPTIONS = {
@@ -32,7 +32,7 @@ def tiny_model() -> Classifier:
     return tiny_classifier(batch_norm=True, dropout=0.2).to(memory_format=torch.channels_last)
 
 
-class Announced(Silent):
+class Announced(ProgressDisplay):
     def start_phase(self, name: str, **_: object) -> None:
         print("training", name, flush=True)
 

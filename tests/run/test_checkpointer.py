@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from peerdg.methods.erm import ERM
-from peerdg.methods.peer import PEER
 from peerdg.run import checkpoint
 from peerdg.run.checkpoint import Background, Checkpointer
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
-from peerdg.run.recorder import Recorder
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
@@ -110,20 +107,6 @@ def test_a_checkpoint_is_due_when_its_minutes_are_over(
         keeps.save(trained(), wait=True)
         assert not keeps.is_due
         keeps.close()
-
-
-def test_kept_snapshots_are_those_of_what_is_trained(tmp_path: Path):
-    """Not of the task model, which is a mean of them."""
-    method = PEER(tiny_classifier())
-    with torch.no_grad():
-        method.proxy.head.weight.fill_(3.0)
-    state = TrainState("train", method, make_optimizers(method, PhaseSettings()), epoch=4)
-    with closing_run(tmp_path / "run") as run:
-        keeps = Recorder(run, keep_snapshots=True)
-        keeps.evaluation(state, [])
-        keeps.close()
-    stored = load_file(tmp_path / "run/snapshots/000004.safetensors")
-    assert (stored["head.weight"] == 3.0).all()
 
 
 def test_background_work_is_done_in_order_while_its_caller_continues():

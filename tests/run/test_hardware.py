@@ -18,7 +18,7 @@ from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.run.checkpoint import Background
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import has_bf16, peak_memory
-from peerdg.run.progress import Silent
+from peerdg.run.progress import ProgressDisplay
 from tests.conftest import tiny_classifier, tiny_splits
 
 OPTIONS = {"pretrain": {"epochs": 1, "batch_size": 8}, "evaluate_every": 1}
@@ -71,7 +71,7 @@ def test_no_tensor_is_left_behind_by_a_period(tmp_path: Path, monkeypatch: pytes
     """Snapshots, features, records: what 9 periods hold is what 4 hold, as 4 policies are kept."""
     sizes = []
 
-    class Count(Silent):
+    class Count(ProgressDisplay):
         def evaluated(self, epoch: int, records) -> None:
             if epoch < 4:
                 return

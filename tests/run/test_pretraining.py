@@ -27,7 +27,7 @@ from peerdg.run.pretraining import (
     clear_pretrainings,
     shared_pretrainings,
 )
-from peerdg.run.progress import Silent
+from peerdg.run.progress import ProgressDisplay
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.processes import environment, start, tiny
@@ -376,7 +376,7 @@ def test_an_entry_in_use_is_not_removed(tmp_path, cache, monkeypatch):
     assert not (cache / FOLDER).exists()
 
 
-class Heard(Silent):
+class Heard(ProgressDisplay):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -412,7 +412,7 @@ def test_a_stop_ends_the_waiting(tmp_path, cache):
     made = entry(cache)
     made.rename(tmp_path / "hidden")
 
-    class StopWhenWaiting(Silent):
+    class StopWhenWaiting(ProgressDisplay):
         def note(self, text: str) -> None:
             if text.startswith("Waiting"):
                 signal.raise_signal(signal.SIGTERM)

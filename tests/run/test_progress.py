@@ -11,23 +11,31 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import peerdg
-from peerdg.run.forecast import Costs, PhaseCosts, PhasePlan, RunPlan
-from peerdg.run.progress import ConsoleProgress, Silent, choose_progress
-from peerdg.run.reading import ReadingBar
+from peerdg.crafted import FAMILIES
+from peerdg.report.result import RunResult
+from peerdg.run.progress import (
+    EVALUATING,
+    ConsoleProgress,
+    ProgressDisplay,
+    ReadingBar,
+    choose_progress,
+    duration,
+    summarize,
+)
 from peerdg.terminal import Terminal
+from peerdg.train.settings import Phase, PhaseSettings
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.reliability.tiny_run import OPTIONS
 
-PLAN = RunPlan(
-    (
-        PhasePlan("pretrain", epochs=20, steps=4),
-        PhasePlan("train", epochs=240, steps=4, period=5, evaluations=tuple(range(0, 241, 5))),
-    )
-)
-COSTS = Costs(
-    {"pretrain": PhaseCosts(1.0), "train": PhaseCosts(4.0, 5.0)}, evaluation=50.0, finish=10.0
-)
 OPTIONS = {key: OPTIONS[key] for key in ("pretrain", "train", "peer", "threads")}
+LOSS = {"loss": torch.tensor(1.5)}
+HOSTILE = (
+    "\x1b]0;title\x07\x1b[31mred",
+    "回転寿司の写真を集めた長い名前の領域",
+    "back\b\b\b\bspace\rcarriage\nline",
+    "\u202eright to left\u202c",
+    "[bold red]markup[/]",
+)
 
 
 def fit(out: Path, console: Console | None = None, **options) -> None:
@@ -40,57 +48,106 @@ def fit(out: Path, console: Console | None = None, **options) -> None:
     )
 
 
-def test_a_log_has_a_line_for_each_evaluated_model_and_a_terminal_has_none(tmp_path: Path):
+class FakeTerminal:
+    """A progress of 10 + 20 epochs of 4 steps, with a clock that the test moves."""
+
+    def __init__(self, *, width: int = 100, **console) -> None:
+        self.now, self.text = 0.0, io.StringIO()
+        terminal = Terminal(file=self.text, width=width, color_system=None, **console)
+        self.progress = ConsoleProgress(terminal, clock=lambda: self.now)
+        phases = [("pretrain", 10, None), ("train", 20, 5)]
+        self.progress.start_run(
+            [(Phase(n, PhaseSettings(epochs=e), every), 4) for n, e, every in phases],
+            evaluation_steps=8.0,
+        )
+
+    def step(self, epoch: int, step: int, seconds: float) -> None:
+        self.now += seconds
+        self.progress.step(epoch, step, images=8, terms=LOSS)
+
+    @property
+    def left(self) -> float | None:
+        return self.progress._bar.tasks[0].time_remaining
+
+    def lines(self) -> list[str]:
+        drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text.getvalue()).replace("\r", "\n")
+        return [line for line in drawn.splitlines() if line.strip()]
+
+
+def test_log_and_terminal_have_a_line_for_each_evaluated_model(tmp_path: Path):
     log, screen = io.StringIO(), io.StringIO()
     fit(tmp_path / "log", Console(file=log, width=80))
     terminal = Terminal(file=screen, width=80, force_terminal=True, color_system=None)
     fit(tmp_path / "screen", terminal)
     evaluations = 5  # before the first epoch, and after every second of eight
-    lines = [line for line in log.getvalue().splitlines() if line.startswith("epoch ")]
-    assert len(lines) == 2 * evaluations
-    assert all("one " in line and "two " in line and "mean " in line for line in lines)
-    assert "\nepoch    2/8  task" not in screen.getvalue()
-    assert "left" in screen.getvalue()
-    assert screen.getvalue().rstrip("\n").endswith("\x1b[2K")  # the block is taken away
+    for text in (log, screen):
+        lines = [line for line in text.getvalue().splitlines() if "epoch " in line and "/8" in line]
+        assert len(lines) == 2 * evaluations
+        assert all("one " in line and "two " in line and "mean " in line for line in lines)
+    assert "━" in screen.getvalue() and "━" not in log.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K")  # the bar is removed
 
 
-def test_the_whole_time_is_announced_before_the_first_step():
-    text = io.StringIO()
-    progress = ConsoleProgress(Console(file=text, width=200))
-    progress.start_run(PLAN, COSTS, spent=16.0)
-    progress.start_phase("pretrain", epochs=20, steps=4, done=0)
-    progress.start_phase("train", epochs=240, steps=4, done=0)
-    # 16 + 80 + 240 * (16 + 1) + 49 * 50 + 10 seconds
-    expected = (
-        "About 1 h 51 min in all on this machine: 20 + 240 epochs (pretrain + train), "
-        "49 evaluations. --minutes N fits it to N minutes."
-    )
-    assert text.getvalue().count("About") == 1
-    assert expected in text.getvalue()
+def test_the_method_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    build, built = peerdg.PEER.build, []
+    monkeypatch.setattr(peerdg.PEER, "build", lambda *args: built.append(1) or build(*args))
+    fit(tmp_path / "run", Console(file=io.StringIO()))
+    assert len(built) == 1
 
 
-def test_a_resumed_run_announces_what_is_left():
-    text = io.StringIO()
-    progress = ConsoleProgress(Console(file=text, width=200))
-    progress.start_run(PLAN, COSTS, spent=16.0)
-    progress.start_phase("train", epochs=240, steps=4, done=235)
-    # 5 * (16 + 1) + 50 + 10 seconds
-    assert "About 2 min 25 s left on this machine." in text.getvalue()
-    assert "in all" not in text.getvalue()
+def test_the_time_left_counts_steps_and_evaluations():
+    shown = FakeTerminal()
+    shown.progress.start_phase("pretrain", epoch=0, step=0)
+    for epoch in range(10):
+        for step in range(1, 5):
+            shown.step(epoch, step, 1.0)
+    assert shown.left == pytest.approx(20 * 4 + 5 * 8)
+    shown.progress.start_phase("train", epoch=0, step=0)
+    for share in (0.0, 0.5):
+        shown.now += 4.0
+        shown.progress.work(EVALUATING, share)
+    shown.progress.evaluated(0, [])
+    for step in range(1, 5):
+        shown.step(0, step, 1.0)
+    assert shown.left == pytest.approx(19 * 4 + 4 * 8, rel=0.25)
 
 
-def test_silence_is_the_default_for_scripts_and_progress_for_people(
+def test_a_resumed_run_starts_where_it_was():
+    shown = FakeTerminal()
+    shown.progress.start_phase("train", epoch=10, step=2)
+    assert shown.progress._bar.tasks[0].completed == 10 * 4 + 10 * 4 + 2 + 3 * 8
+    assert "continued after epoch 10" in shown.text.getvalue()
+
+
+def test_a_log_has_a_line_now_and_then():
+    shown = FakeTerminal()
+    shown.progress.start_phase("train", epoch=0, step=0)
+    for step in range(1, 5):
+        shown.step(0, step, 20.0)
+    shown.now += 40
+    shown.progress.work("perturbing", 0.5)
+    assert [line.split("  ")[0] for line in shown.lines()[1:]] == ["train 1/20"] * 3
+    assert "loss 1.500" in shown.lines()[1] and "images/s" in shown.lines()[1]
+    assert "perturbing 50 %" in shown.lines()[3] and "left" in shown.lines()[3]
+
+
+@pytest.mark.parametrize("width", [40, 60, 120])
+def test_the_bar_fits_on_one_line(width: int):
+    shown = FakeTerminal(width=width, force_terminal=True)
+    shown.progress.start_phase("train", epoch=0, step=0)
+    for step in range(1, 5):
+        shown.step(0, step, 1.0)
+    shown.progress.close()
+    assert max(map(cell_len, shown.lines())) <= width
+    assert any("train 1/20" in line for line in shown.lines())
+
+
+def test_nothing_is_shown_to_scripts_and_progress_to_people(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    assert isinstance(choose_progress(None, console=Console(file=io.StringIO())), Silent)
-    person = Console(file=io.StringIO(), force_terminal=True)
-    assert isinstance(choose_progress(None, console=person), ConsoleProgress)
-    assert isinstance(choose_progress(False, console=person), Silent)
-    notebook = Console(force_jupyter=True)
-    assert isinstance(choose_progress(None, console=notebook), ConsoleProgress)
-    assert isinstance(choose_progress(True, console=Console(file=io.StringIO())), ConsoleProgress)
-    given = Silent()
-    assert choose_progress(given) is given
+    assert isinstance(choose_progress(True), ConsoleProgress)
+    own = ProgressDisplay()
+    assert choose_progress(own) is own
     fit(tmp_path / "script")
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -98,62 +155,63 @@ def test_silence_is_the_default_for_scripts_and_progress_for_people(
     monkeypatch.setenv("COLUMNS", "80")
     fit(tmp_path / "terminal")
     out, shown = capsys.readouterr()
-    assert out == "" and "pretrain 1/2" in shown
+    assert out == "" and "epoch    2/8" in shown
     fit(tmp_path / "off", progress=False)
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "dumb")
-    text = io.StringIO()
-    progress = ConsoleProgress(Console(file=text, force_terminal=True, width=80))
-    progress.start_phase("train", epochs=2, steps=3, done=1)
-    progress.evaluated(2, [{"model": "model", "domain": "a", "accuracy": 50.0}])
-    progress.close()
-    assert text.getvalue().splitlines() == [
-        "train: 2 epochs of 3 steps, going on after epoch 1",
-        "epoch    2/2  model a 50.0",
+    shown = FakeTerminal(force_terminal=True)
+    shown.progress.start_phase("train", epoch=1, step=0)
+    records = [{"model": n, "domain": "a", "accuracy": 50.0} for n in ("first", "snapshots")]
+    shown.progress.evaluated(2, records)
+    shown.progress.close()
+    assert shown.text.getvalue().splitlines() == [
+        "train: 20 epochs of 4 steps, continued after epoch 1",
+        "epoch    2/20  first     a 50.0",
+        "epoch    2/20  snapshots a 50.0",
     ]
 
 
-def test_a_log_has_a_column_for_the_longest_name():
-    text = io.StringIO()
-    progress = ConsoleProgress(Console(file=text, force_terminal=False, width=80))
-    progress.start_phase("train", epochs=2, steps=3, done=0)
-    names = ("first", "snapshots")
-    progress.evaluated(2, [{"model": name, "domain": "a", "accuracy": 50.0} for name in names])
-    assert text.getvalue().splitlines()[1:] == [
-        "epoch    2/2  first     a 50.0",
-        "epoch    2/2  snapshots a 50.0",
-    ]
+@pytest.mark.parametrize("force_terminal", [True, False])
+def test_hostile_names_are_shown_and_not_obeyed(force_terminal: bool):
+    shown = FakeTerminal(width=400, force_terminal=force_terminal)
+    shown.progress.start_phase("train", epoch=0, step=0)
+    records = [{"model": "model", "domain": name, "accuracy": 1.0} for name in HOSTILE]
+    shown.progress.evaluated(0, records)
+    shown.progress.close()
+    (line,) = [line for line in shown.lines() if "epoch    0/20" in line]
+    assert line.isprintable() and "[bold red]markup[/]" in line
 
 
-def test_the_bar_never_goes_back_when_an_estimate_changes():
-    now = 0.0
-    progress = ConsoleProgress(Console(file=io.StringIO()), clock=lambda: now)
-    progress.start_run(PLAN, COSTS, spent=0.0)
-    progress.start_phase("pretrain", epochs=20, steps=4, done=0)
-    shares = []
-    progress.enter("training")
-    for step, seconds in enumerate([0.1] * 20 + [30.0] * 20):
-        now += seconds
-        terms = {"loss": torch.tensor(1.0)}
-        progress.step(step // 4, step % 4 + 1, images=8, terms=terms)
-        shares.append(progress._updated_block().share)
-    assert shares == sorted(shares)
+def test_the_bar_of_reading_fits_on_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("peerdg.run.progress.MIN_READING_SECONDS", -1.0)
+    for width in (60, 80, 120):
+        shown = FakeTerminal(width=width, force_terminal=True)
+        bar = ReadingBar(shown.progress.console)
+        for done in (1, 123_456, 999_999):
+            bar("[red]decoding\x1b]0;x\x07 回転寿司の写真を集めた長い名前", done, 1_000_000)
+        bar.close()
+        assert max(map(cell_len, shown.lines())) <= width
+        assert all("/1000000" in line and "[red]" in line for line in shown.lines())
+        assert all(line.isprintable() for line in shown.lines())
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_bar_of_reading_fits_on_one_line(width: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("peerdg.run.reading.PATIENCE", -1.0)
-    text = io.StringIO()
-    console = Terminal(file=text, width=width, force_terminal=True, color_system=None)
-    bar = ReadingBar(console, "[3/12] [red]peer\x1b]0;x\x07-0  ")
-    for done in (1, 123_456, 999_999):
-        bar("decoding 回転寿司の写真を集めた長い名前", done, 1_000_000)
-    bar.close()
-    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue()).replace("\r", "\n")
-    lines = [line for line in drawn.splitlines() if line.strip()]
-    assert max(map(cell_len, lines)) <= width
-    assert all("/1000000" in line for line in lines)
-    assert all(line.isprintable() and "[red]" in line for line in lines)
+def test_a_domain_called_mean_is_not_taken_for_the_mean():
+    accuracy = {"mean": 10.0, "crafted": 20.0, "crafted:blur": 90.0}
+    assert sorted(value for _, value in summarize(accuracy)) == [10.0, 15.0, 20.0, 90.0]
+
+
+def test_the_crafted_mean_is_over_the_families_of_the_final_tables():
+    record = {"kind": "evaluation", "phase": "train", "epoch": 1, "model": "model"}
+    accuracy = {f"crafted:{name}": 7.0 * n for n, name in enumerate(FAMILIES)}
+    records = [{**record, "domain": d, "accuracy": a} for d, a in accuracy.items()]
+    final = RunResult(Path("run"), {}, "done", records, []).crafted_mean("model")
+    assert summarize(accuracy) == [("crafted", pytest.approx(final))]
+
+
+def test_durations_have_a_unit():
+    seconds = (0.2, 59.4, 250, 2520, 7500, 273_000)
+    expected = ["0 s", "59 s", "4 min 10 s", "42 min", "2 h 05 min", "3 d 4 h"]
+    assert [duration(value) for value in seconds] == expected

@@ -21,12 +21,11 @@ from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from peerdg.run.config import MAY_CHANGE, SECTIONS, RunConfig, notes, resolve
 from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.manifest import check_manifest
-from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.reliability.photo_run import interrupt, photo_run
 
@@ -431,7 +430,7 @@ def test_a_state_goes_on_from_disk_as_it_does_in_memory(
 
     whole = fresh()
     for number in range(6):
-        save_checkpoint(tmp_path, number + 1, whole.tensors(), whole.plain())
+        save_checkpoint(tmp_path, number + 1, whole.tensors(), whole.metadata())
         loaded = load_checkpoint(checkpoints(tmp_path)[-1])
         resumed = fresh()
         resumed.restore(loaded.tensors, loaded.state)

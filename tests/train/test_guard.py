@@ -3,12 +3,11 @@ import torch
 
 from peerdg.errors import NumericalError
 from peerdg.methods.erm import ERM
-from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.source import Source
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain
 
 

@@ -19,11 +19,10 @@ from peerdg.methods.base import (
     Terms,
 )
 from peerdg.models.classifier import Classifier
-from peerdg.train.guard import Guard
 from peerdg.train.optim import make_optimizers, set_learning_rate
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain
 
 PHASE = PhaseSettings(optimizer="sgd", lr=0.1, momentum=0.5, weight_decay=0.0)
@@ -129,7 +128,7 @@ def test_a_restored_state_goes_on_with_the_moments_of_every_optimizer():
     first = state_of(Adversary(copy.deepcopy(model)))
     train(first, given[:2])
     second = state_of(Adversary(copy.deepcopy(model)))
-    second.restore({k: v.clone() for k, v in first.tensors().items()}, first.plain())
+    second.restore({k: v.clone() for k, v in first.tensors().items()}, first.metadata())
     train(second, given[2:])
     ours, theirs = second.tensors(), whole.tensors()
     assert ours.keys() == theirs.keys()
@@ -144,7 +143,7 @@ def test_a_state_with_an_optimizer_that_the_method_lacks_is_refused():
         k.replace("optimizer.gain", "optimizer.other"): v for k, v in state.tensors().items()
     }
     with pytest.raises(DamagedError, match="no optimizer is called 'other'"):
-        state_of(Adversary(tiny_classifier())).restore(tensors, state.plain())
+        state_of(Adversary(tiny_classifier())).restore(tensors, state.metadata())
 
 
 def test_a_loss_that_is_not_finite_changes_neither_network_and_names_its_terms():

@@ -19,7 +19,7 @@ from peerdg.methods.randaugment import AugmentedERM
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.folder import RunFolder
 from peerdg.train import loop
-from peerdg.train.guard import Guard
+from peerdg.train.step import Guard
 from tests.conftest import tiny_classifier, tiny_splits
 
 METHODS = {"erm": ERM, "randaugment": AugmentedERM, "peer": PEER}

@@ -5,8 +5,8 @@ from itertools import combinations
 
 import torch
 
-from peerdg.train.order import epoch_order, steps_per_epoch
 from peerdg.train.settings import PhaseSettings
+from peerdg.train.source import epoch_order, steps_per_epoch
 
 IMAGES = 11
 ONE_PASS = PhaseSettings(batch_size=4)  # two batches, and three images left over

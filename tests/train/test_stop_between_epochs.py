@@ -1,6 +1,5 @@
 """A stop does not wait for batch statistics or features of all clean images; the run ends equal."""
 
-import pkgutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,10 @@ import torch
 import peerdg
 from peerdg.averages.snapshots import Snapshots
 from peerdg.errors import NumericalError, Stopped
+from peerdg.long_work import interruptible
 from peerdg.methods.clean import CleanImages
 from peerdg.methods.peer import PEER
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 
 STEPS = 3  # of an epoch: 24 images in batches of 8
@@ -124,32 +123,13 @@ def test_an_interrupted_snapshot_leaves_the_average_as_it_was():
     before = {name: value.clone() for name, value in average.state_dict().items()}
     calls = iter(range(10))
 
-    def interrupt() -> None:
+    def interrupt(label: str, share: float) -> None:
         if next(calls) == 2:
             raise NumericalError("interrupted")
 
-    with clean.work.interruptible(interrupt), pytest.raises(NumericalError):
+    with interruptible(interrupt), pytest.raises(NumericalError):
         average.add(tiny_classifier(batch_norm=True, seed=2))
     after = average.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     average.add(tiny_classifier(batch_norm=True, seed=2))  # the interruption is over
     assert average.count == 2
-
-
-@pytest.mark.parametrize(
-    "where", ["peerdg.methods.peer.PEER.start_epoch", "peerdg.run.runner.evaluate_models"]
-)
-def test_work_that_was_given_up_is_never_taken_for_done(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Even if the records did not raise `Stopped`."""
-    work = pkgutil.resolve_name(where)
-
-    def stopped(*args: Any, **options: Any) -> Any:
-        signal.raise_signal(signal.SIGTERM)
-        return work(*args, **options)
-
-    monkeypatch.setattr(where, stopped)
-    monkeypatch.setattr("peerdg.run.recorder.Recorder.stopped", lambda *_: None)
-    with pytest.raises(loop._GivenUp):
-        fit(tmp_path / "run", {}, "clean")

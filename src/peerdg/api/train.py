@@ -1,6 +1,5 @@
 """Train from Python: `fit` one method, or `bench` several."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,11 +20,10 @@ from peerdg.methods.registry import method_names
 from peerdg.models.stored import OWN, load_stored
 from peerdg.options import build
 from peerdg.run.config import RunConfig, refuse_unused_augmentation, resolve, resolve_own_data
-from peerdg.run.folder import Existing, RunFolder, read_run_config
-from peerdg.run.minutes import TimeBudget, keep_schedule
+from peerdg.run.folder import Existing, RunFolder
 from peerdg.run.plugin import plugin_method
-from peerdg.run.progress import Progress, choose_progress
-from peerdg.run.runner import execute
+from peerdg.run.progress import ProgressDisplay, choose_progress
+from peerdg.run.start import start_run
 from peerdg.terminal import Terminal
 
 
@@ -63,7 +61,7 @@ def fit(
     *,
     out: str | Path,
     existing: Existing = "refuse",
-    progress: Progress | bool | None = None,
+    progress: ProgressDisplay | bool | None = None,
     model: nn.Module | None = None,
     class_map: Mapping[str, str] | None = None,
     profile: bool = False,
@@ -104,26 +102,20 @@ def fit(
         >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
         >>> run.model.predict("digit.png")
     """
-    began = time.monotonic()
     with _with_plugin(plugin, options) as options:
         given = _given(data, options, class_map, own_network=model is not None)
-        config, budget = given.config, None
-        if minutes is not None:
-            budget = TimeBudget.of(minutes, given.options, config.method, began)
-            if existing in ("resume", "renew") and RunFolder(Path(out)).holds_run:
-                config = keep_schedule(config, read_run_config(Path(out)), keep=budget.keep)
-        shown = choose_progress(progress)
-        run = RunFolder.open(Path(out), config, existing=existing)
-        try:
-            classifier = execute(
-                config, run, shown, splits=given.splits, model=model, profile=profile, budget=budget
-            )
-        finally:
-            shown.close()
-            run.close()
-        if budget is not None:  # what was chosen is in the run folder
-            config = keep_schedule(config, read_run_config(run.path))
-        description = load_stored(run.model, classifier)[1]
+        config, classifier = start_run(
+            given.config,
+            Path(out),
+            existing=existing,
+            progress=choose_progress(progress),
+            splits=given.splits,
+            model=model,
+            profile=profile,
+            minutes=minutes,
+            options=given.options,
+        )
+        description = load_stored(Path(out) / "model", classifier)[1]
         return Run(Path(out), config, make_model(classifier, description, Path(out)))
 
 

@@ -32,7 +32,7 @@ def combine(
     """
     from peerdg.data.progress import showing
     from peerdg.run.combine import combine as combine_runs
-    from peerdg.run.reading import ReadingBar
+    from peerdg.run.progress import ReadingBar
     from peerdg.terminal import Table
 
     def say(text: str) -> None:

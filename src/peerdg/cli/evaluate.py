@@ -60,7 +60,7 @@ def evaluate(
     _refuse_unused(data, root, target)
     from peerdg import api
     from peerdg.data.progress import showing
-    from peerdg.run.reading import ReadingBar
+    from peerdg.run.progress import ReadingBar
 
     if report is not None:
         from peerdg.report.figures import pyplot
@@ -138,9 +138,9 @@ def _named_domains(
         The domains with labels in the model's class order, and the names that data sets which are
         known by name have for their classes.
     """
-    from peerdg.run import build
     from peerdg.run.config import resolve, without_method
     from peerdg.run.folder import read_run_config
+    from peerdg.run.prepare import load_splits, natural_domains
 
     chosen: list[Mapping[str, Any]] = [which_data(name) for name in data]
     if not data:
@@ -158,8 +158,8 @@ def _named_domains(
         if data and is_own:
             continue
         own = {OWN_DATA: {"class_map": list(class_map)}} if is_own and class_map else {}
-        splits = build.load_splits(resolve(started, merge(given, own)))
-        for name, domain in build.evaluated_domains(splits).items():
+        splits = load_splits(resolve(started, merge(given, own)))
+        for name, domain in natural_domains(splits).items():
             renamed = {} if is_own else parse_class_map(class_map)  # own images: when read
             known.update(() if is_own else domain.classes)
             free = f"{started['benchmark']}-{name}" if name in found else name

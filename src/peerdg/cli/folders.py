@@ -54,7 +54,7 @@ def read_folders(paths: Sequence[Path]) -> "FolderReport":
 @contextmanager
 def _bar() -> Iterator[None]:
     from peerdg.data.progress import showing
-    from peerdg.run.reading import ReadingBar
+    from peerdg.run.progress import ReadingBar
 
     bar = ReadingBar(error_console)
     try:

@@ -52,7 +52,7 @@ def predict(
     from peerdg import api
     from peerdg.files import require_replaceable
     from peerdg.report.prediction_file import partial_path, text_format
-    from peerdg.run.reading import ReadingBar
+    from peerdg.run.progress import ReadingBar
 
     if output is not None:
         text_format(output)  # a wrong name is refused before the model is read

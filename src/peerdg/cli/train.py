@@ -1,6 +1,6 @@
 """`peerdg train`: train a method on one domain."""
 
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +11,9 @@ from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.options import merge, read_toml
 from peerdg.run.config import RunConfig
-from peerdg.run.folder import Existing, RunFolder, read_run_config
-from peerdg.run.minutes import TimeBudget, keep_schedule
+from peerdg.run.folder import Existing, RunFolder
+from peerdg.run.progress import ConsoleProgress, ProgressDisplay
+from peerdg.run.start import start_run
 from peerdg.terminal import console, error_console
 
 DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
@@ -46,7 +47,6 @@ def train(
         quiet: No progress.
         minutes: Choose the number of epochs (and k) so that the run takes about this long in all.
     """
-    began = time.monotonic()
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
         raise ConfigError(f"{other} and --overwrite exclude each other.")
@@ -58,26 +58,19 @@ def train(
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
     if accept_new_data:
         existing = "renew"
-    budget = None
+    chosen: dict[str, Any] = {}
     if minutes is not None:
-        given = merge(_from_file(common), given_options(options), _epochs(common))
-        budget = TimeBudget.of(minutes, given, config.method, began)
-        if existing in ("resume", "renew") and RunFolder(out).holds_run:
-            config = keep_schedule(config, read_run_config(out), keep=budget.keep)
-    run_and_report(config, out, existing, quiet=quiet, profile=profile, budget=budget)
-
-
-def _from_file(common: CommonFlags | None) -> dict[str, Any]:
-    return read_toml(common.config) if common and common.config else {}
-
-
-def _epochs(common: CommonFlags | None) -> dict[str, Any]:
-    epochs = common and common.epochs
-    return {} if epochs is None else {"train": {"epochs": epochs}}
+        file = read_toml(common.config) if common and common.config else {}
+        epochs = common.epochs if common else None
+        train_options = {} if epochs is None else {"train": {"epochs": epochs}}
+        chosen = merge(file, given_options(options), train_options)
+    run_and_report(
+        config, out, existing, quiet=quiet, profile=profile, minutes=minutes, options=chosen
+    )
 
 
 def say(text: str) -> None:
-    """A line beside the progress."""
+    """Print a line on standard error, next to the progress."""
     error_console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -88,19 +81,21 @@ def run_and_report(
     *,
     quiet: bool,
     profile: bool = False,
-    budget: TimeBudget | None = None,
+    minutes: float | None = None,
+    options: Mapping[str, Any] | None = None,
     stop_after: int | None = None,
 ) -> None:
-    """Train into `out`, then say how it went and what to do with the result."""
+    """Train into `out`, then print the accuracies and how to use the model."""
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.", markup=False)
-    train_into(
+    start_run(
         config,
         out,
-        existing,
-        quiet=quiet,
+        existing=existing,
+        progress=ProgressDisplay() if quiet else ConsoleProgress(error_console),
         profile=profile,
-        budget=budget,
+        minutes=minutes,
+        options=options,
         stop_after=stop_after,
     )
     from peerdg.report.runs import read_run
@@ -110,29 +105,3 @@ def run_and_report(
     if profile:
         console.print(profile_table(read_run(out)))
     console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE", markup=False)
-
-
-def train_into(
-    config: RunConfig,
-    out: Path,
-    existing: Existing,
-    *,
-    quiet: bool = False,
-    label: str = "",
-    profile: bool = False,
-    budget: TimeBudget | None = None,
-    stop_after: int | None = None,
-) -> None:
-    """Train into the run folder `out`, showing progress unless `quiet`."""
-    run = RunFolder.open(out, config, existing=existing)  # before torch: refusals are instant
-    try:
-        from peerdg.run.progress import ConsoleProgress, Silent
-        from peerdg.run.runner import execute
-
-        progress = Silent() if quiet else ConsoleProgress(error_console, label)
-        try:
-            execute(config, run, progress, profile=profile, budget=budget, stop_after=stop_after)
-        finally:
-            progress.close()
-    finally:
-        run.close()

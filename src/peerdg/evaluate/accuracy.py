@@ -1,6 +1,6 @@
 """Accuracy on whole domains, in large batches."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from typing import Any
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from peerdg.augment.view import resize
 from peerdg.data.domain import Domain
+from peerdg.long_work import iterate
 from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass, in_eval_mode
 
 
@@ -18,7 +19,6 @@ def evaluate_domain(
     domain: Domain,
     *,
     size: int | None = None,
-    before_chunk: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Measure images, correct answers, accuracy in percent and mean cross-entropy on a domain.
 
@@ -28,9 +28,8 @@ def evaluate_domain(
         model: The classifier.
         domain: Images with labels in the model's class order.
         size: Side to which images are resized; None leaves them as they are.
-        before_chunk: Called before each chunk of images; it may raise to give up.
     """
-    return _evaluate_together([model], domain, size=size, before_chunk=before_chunk)[0]
+    return _evaluate_together([model], domain, size=size)[0]
 
 
 def evaluate_models(
@@ -39,7 +38,6 @@ def evaluate_models(
     *,
     copies: Collection[str] = (),
     size: int | None = None,
-    before_chunk: Callable[[], None] = lambda: None,
     batch_statistics: Mapping[str, str] | None = None,
     oracle: bool = False,
 ) -> list[dict[str, Any]]:
@@ -51,7 +49,6 @@ def evaluate_models(
         copies: Names of those that are copies of one network, with weights of their own. Where
             these are equal (an average of one snapshot), one is evaluated for all.
         size: Side to which images are resized; None leaves them as they are.
-        before_chunk: Called before each chunk of images; may raise to stop.
         batch_statistics: Where the statistics of batch normalisation come from, by the name of the
             model; recorded for the models that have any.
         oracle: Whether they, or a network that guides them, learnt from targets; recorded if so.
@@ -59,10 +56,8 @@ def evaluate_models(
     evaluated = _evaluated_as(models, copies)
     distinct = {name: models[name] for name in evaluated.values()}
     results: dict[tuple[str, str], dict[str, Any]] = {}
-    for domain, images in domains.items():
-        found = _evaluate_together(
-            list(distinct.values()), images, size=size, before_chunk=before_chunk
-        )
+    for domain, images in iterate(domains.items(), "evaluating"):
+        found = _evaluate_together(list(distinct.values()), images, size=size)
         results |= {(name, domain): result for name, result in zip(distinct, found, strict=True)}
     records = []
     for name, model in models.items():
@@ -83,7 +78,6 @@ def _evaluate_together(
     domain: Domain,
     *,
     size: int | None,
-    before_chunk: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Evaluate several models on a domain whose images are read and resized once."""
     size = size or domain.image_size[0]
@@ -91,15 +85,13 @@ def _evaluate_together(
     devices = [model.head.weight.device for model in models]
     correct = [torch.zeros((), dtype=torch.int64, device=device) for device in devices]
     loss = [torch.zeros((), dtype=torch.float64, device=device) for device in devices]
-    chunks = zip(domain.images.split(batch), domain.labels.split(batch), strict=True)
+    chunks = list(zip(domain.images.split(batch), domain.labels.split(batch), strict=True))
     with ExitStack() as modes:
         for model in models:
             modes.enter_context(in_eval_mode(model))
-        for images, labels in chunks:
-            before_chunk()
+        for images, labels in iterate(chunks):
             resized = resize(images.to(devices[0]), size)
-            for number, model in enumerate(models):
-                before_chunk()
+            for number, model in enumerate(iterate(models)):
                 answers = labels.to(devices[number])
                 logits = model(resized.to(devices[number]))
                 correct[number] += (logits.argmax(1) == answers).sum()

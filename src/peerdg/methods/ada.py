@@ -24,10 +24,6 @@ class Settings(AscentSettings):
 
     section = "ada"
 
-    def images_made(self, source: int, pool: int, before: int) -> int:
-        """As many images as the source or the pool has."""
-        return pool if self.perturb == "pool" else source
-
 
 class ADA(PoolMethod[Settings]):
     """Train F on the source and on images of fictitious domains that F finds hard.
@@ -61,7 +57,6 @@ class ADA(PoolMethod[Settings]):
         model: F.
         settings: Every switch of the method.
         pool: What F learns from; the caller adds what `end_epoch` returns (`TrainingPool.change`).
-        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
     default_settings = Settings
@@ -82,7 +77,7 @@ class ADA(PoolMethod[Settings]):
     @property
     def ascent(self) -> Ascent:
         """What makes an image harder for F as it is now."""
-        return Ascent(self.model, self.settings, self.chunks, self.make_extra_objective)
+        return Ascent(self.model, self.settings, self.make_extra_objective)
 
     def make_extra_objective(self, x: Float[Tensor, "n 3 h w"]) -> ExtraObjective | None:
         """A further term of the objective of images that start from x, for variants; here none."""

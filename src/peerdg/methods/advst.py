@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from peerdg.augment.semantic import Chain, Chains, semantic_transformations
 from peerdg.errors import ConfigError, NumericalError
+from peerdg.long_work import iterate
 from peerdg.losses.entropy import entropy
 from peerdg.losses.supcon import supcon
 from peerdg.methods.ascent import PoolMethod
-from peerdg.methods.base import Batch, EpochResult, Loss, MethodSettings, PoolChange
+from peerdg.methods.base import Batch, EpochResult, Loss, MethodSettings
 from peerdg.methods.pool import PoolImages, TrainingPool
-from peerdg.methods.work import Chunks
 from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_mode
 from peerdg.models.projection import projection_head
 from peerdg.options import option
@@ -72,6 +72,7 @@ class Settings(MethodSettings):
     )
 
     period_option = "every"
+    grows_pool = True
 
     @property
     def augments(self) -> bool:
@@ -99,15 +100,6 @@ class Settings(MethodSettings):
     def makes_images(self, epoch: int) -> bool:
         """Whether a domain is made after epoch `epoch`, counted from 0."""
         return (epoch + 1) % self.every == 0
-
-    def pool_changes(self, images: int, epochs: int) -> tuple[PoolChange, ...]:
-        """As many images as the source has, of which the oldest leave when there are k domains."""
-        changes, domains = [], 0
-        for epoch in range(epochs):
-            made = images if self.makes_images(epoch) else 0
-            changes.append(PoolChange(made, made if domains == self.k else 0))
-            domains = min(self.k, domains + (made > 0))
-        return tuple(changes)
 
     def notes(self, epochs: int) -> list[str]:
         """Whether no epoch learns from a made domain."""
@@ -151,7 +143,6 @@ class AdvST(PoolMethod[Settings]):
         settings: Every switch of the method.
         pool: What F learns from; the caller adds and drops what `end_epoch` returns
             (`TrainingPool.change`).
-        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
     default_settings = Settings
@@ -163,9 +154,8 @@ class AdvST(PoolMethod[Settings]):
         settings: Settings | None = None,
         *,
         pool: TrainingPool,
-        chunks: Chunks | None = None,
     ) -> None:
-        super().__init__(model, settings, pool=pool, chunks=chunks)
+        super().__init__(model, settings, pool=pool)
         self.projection = projection_head(
             model.feature_dim,
             self.settings.head_dim,
@@ -197,7 +187,7 @@ class AdvST(PoolMethod[Settings]):
         rows = torch.randperm(len(self.pool.images)).to(self.pool.images.device)
         made, labels, ascents = [], [], []
         with in_eval_mode(self.model):
-            for part in self.chunks(rows.split(self.settings.batch_size), "maximising"):
+            for part in iterate(rows.split(self.settings.batch_size), "maximising"):
                 x, y = self.pool.clean(part.sort().values)
                 z, ascent = self.maximise(x, y)
                 made.append(z)
@@ -241,7 +231,7 @@ class AdvST(PoolMethod[Settings]):
             features = self.model.features(x)
         optimizer = torch.optim.RMSprop(learnable, lr=self.settings.rate, maximize=True)
         values: list[float] = []
-        for _ in self.chunks(range(self.settings.steps), "ascending"):
+        for _ in iterate(range(self.settings.steps), "ascending"):
             with torch.enable_grad():
                 objective = self.objective(chain(x), features, labels)
                 gradients = torch.autograd.grad(objective, learnable)

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from peerdg.errors import NumericalError
+from peerdg.long_work import iterate
 from peerdg.methods.base import Method, MethodSettings, RunContext
-from peerdg.methods.pool import PoolChange, PoolImages, TrainingPool
-from peerdg.methods.work import Chunks, Work
+from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
 from peerdg.options import option
 
@@ -35,7 +35,6 @@ class PoolMethod(Method, Generic[S]):
         settings: Every switch of the method; by default `default_settings()`.
         pool: The training images; the caller adds and drops what `end_epoch` returns
             (`TrainingPool.change`).
-        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
     default_settings: ClassVar[type[MethodSettings]]
@@ -46,18 +45,16 @@ class PoolMethod(Method, Generic[S]):
         settings: S | None = None,
         *,
         pool: TrainingPool,
-        chunks: Chunks | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.settings = settings or self.default_settings()
         self.pool = pool
-        self.chunks = chunks or Work().chunks
 
     @classmethod
     def build(cls, model: Classifier, settings: S, context: RunContext) -> Self:
         """Build the method with the run's training pool."""
-        return cls(model, settings, pool=context.pool, chunks=context.chunks)
+        return cls(model, settings, pool=context.pool)
 
     @property
     def networks(self) -> dict[str, Classifier]:
@@ -83,6 +80,7 @@ class AscentSettings(MethodSettings, abc.ABC):
     )
 
     period_option = "every"
+    grows_pool = True
     section: ClassVar[str]
     """The section of these options, for messages."""
 
@@ -91,30 +89,9 @@ class AscentSettings(MethodSettings, abc.ABC):
         """Only by the images that it makes itself."""
         return False
 
-    @abc.abstractmethod
-    def images_made(self, source: int, pool: int, before: int) -> int:
-        """How many images are made at once.
-
-        Args:
-            source: Images of the source.
-            pool: Images of the training pool.
-            before: How often images were made before.
-        """
-
     def makes_images(self, epoch: int) -> bool:
         """Whether images are made after epoch `epoch`, counted from 0."""
         return (epoch + 1) % self.every == 0 and (epoch + 1) // self.every <= self.k
-
-    def pool_changes(self, images: int, epochs: int) -> tuple[PoolChange, ...]:
-        """Additions of `images_made` images, k times."""
-        changes, size = [], images
-        for epoch in range(epochs):
-            made = 0
-            if self.makes_images(epoch):
-                made = self.images_made(images, size, (epoch + 1) // self.every - 1)
-            changes.append(PoolChange(made))
-            size += made
-        return tuple(changes)
 
     def notes(self, epochs: int) -> list[str]:
         """Whether images are made that no epoch learns from."""
@@ -142,13 +119,11 @@ class Ascent:
     Args:
         model: F, with the features H before its last layer.
         settings: Number and size of the steps, γ, and when pixels are clipped.
-        chunks: Divides the work.
         make_extra_objective: Gives the bonus for some images x.
     """
 
     model: Classifier
     settings: AscentSettings
-    chunks: Chunks
     make_extra_objective: BonusFor
 
     def make(
@@ -163,7 +138,7 @@ class Ascent:
         side = pool.size or max(pool.images.shape[-2:])
         made, labels, moved = [], [], 0.0
         with in_eval_mode(self.model):
-            for part in self.chunks(rows.split(images_per_pass(side)), "perturbing"):
+            for part in iterate(rows.split(images_per_pass(side)), "perturbing"):
                 x, y = pool.clean(part)
                 z = self.perturb(x, y)
                 moved += float((z.float() - x.float()).abs().mean()) * len(part) / len(rows)
@@ -198,7 +173,7 @@ class Ascent:
         with torch.no_grad():
             features = self.model.features(x)
         z = x
-        for _ in self.chunks(range(self.settings.steps), "ascending"):
+        for _ in iterate(range(self.settings.steps), "ascending"):
             z = z + self.settings.rate * self._gradient(z, features, labels, bonus)
             if self.settings.clip == "steps":
                 z = z.clamp(0, 1)

@@ -2,7 +2,7 @@
 
 import abc
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -15,9 +15,8 @@ from peerdg.averages.average_options import AverageSettings, SnapshotRule, make_
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.clean import CleanImages, as_bytes, as_view
-from peerdg.methods.pool import PoolChange, PoolImages, TrainingPool
+from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.recipes import Reconstruction
-from peerdg.methods.work import Part
 from peerdg.models.classifier import Classifier
 from peerdg.options import validate
 
@@ -50,6 +49,9 @@ class MethodSettings:
     batches_from: ClassVar[Literal["pool", "source"]] = "pool"
     """The images that batches are drawn from. With `"source"` the method itself takes images that
     it added from the pool (`TrainingPool.view`)."""
+
+    grows_pool: ClassVar[bool] = False
+    """Whether the method adds images to the training pool."""
 
     reconstruction: ClassVar[Reconstruction] = "no"
     """Where there is neither released code nor published values. Tables mark such rows."""
@@ -92,19 +94,10 @@ class MethodSettings:
             ConfigError: If they do not.
         """
 
-    def pool_changes(self, images: int, epochs: int) -> tuple[PoolChange, ...]:
-        """Count the images that enter and leave the training pool after each epoch, if any do.
-
-        Args:
-            images: Images of the source.
-            epochs: Epochs of the main phase.
-        """
-        return ()
-
     @property
     def trains_on_pool(self) -> bool:
         """Whether batches are drawn from a pool that grows by images that the method makes."""
-        return self.batches_from == "pool" and bool(self.pool_changes(1, 1))
+        return self.batches_from == "pool" and self.grows_pool
 
     @property
     def averages_start(self) -> bool:
@@ -307,19 +300,6 @@ class RunContext:
     image_size: int
     validation_loss: ValidationLoss | None
     load_model: Callable[[str], Classifier]
-
-    def chunks(self, parts: Collection[Part], what: str = "") -> Iterator[Part]:
-        """Iterate over the parts of long work at the start or end of an epoch.
-
-        Before each part the run shows how far the work is, and may stop: it then goes on later
-        from the epoch's last step, and does the work again from its beginning. So the work must
-        leave the method as it was until all parts are done.
-
-        Args:
-            parts: What to do one after the other; loops may be nested.
-            what: What is being done, for the display, e.g. `"perturbing"`.
-        """
-        return self.clean.work.chunks(parts, what)
 
     def snapshots_of(self, kind: str) -> SnapshotRule | None:
         """Which snapshots the average `kind` is the mean of; None if it is none of snapshots."""

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from peerdg.augment.view import resize
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
-from peerdg.methods.work import Work
+from peerdg.long_work import iterate
 from peerdg.models.classifier import images_per_pass
 from peerdg.rng import generator_for
 
@@ -82,9 +82,6 @@ class CleanImages:
         size: Side to which they are squashed; None leaves them as they are.
         labels: Their classes, for those who ask for `labelled` chunks.
 
-    Attributes:
-        work: Every pass over the chunks is part of it.
-
     Raises:
         DataError: With fewer than two images.
     """
@@ -105,7 +102,6 @@ class CleanImages:
         self.images = images
         self.size = size
         self.labels = labels
-        self.work = Work()
         side = size or max(images.shape[-2:])
         # Not fewer for larger images: statistics of a few images are worse. Training holds as many.
         largest = images_per_pass(min(side, 256))
@@ -118,7 +114,7 @@ class CleanImages:
 
     def chunks(self) -> Iterator[tuple[Int64[Tensor, " chunk"], UInt8[Tensor, "chunk 3 h w"]]]:
         """The rows of each chunk in `images`, and the images at these rows."""
-        for rows in self.work.chunks(self.rows):
+        for rows in iterate(self.rows):
             images = self.images[rows]
             yield rows, images if self.size is None else resize(images, self.size)
 

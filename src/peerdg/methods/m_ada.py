@@ -13,11 +13,11 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from peerdg.errors import ConfigError, NumericalError
+from peerdg.long_work import iterate
 from peerdg.losses.wasserstein import autoencoder_loss, critic_loss, log_unit_gaussian
 from peerdg.methods.ascent import Ascent, AscentSettings, ExtraObjective, PoolMethod
 from peerdg.methods.base import Batch, EpochResult, Loss
 from peerdg.methods.pool import TrainingPool
-from peerdg.methods.work import Chunks
 from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier
 from peerdg.options import option
@@ -54,10 +54,6 @@ class Settings(AscentSettings):
     section = "m-ada"
     batches_from = "source"
     reconstruction = "on photos"
-
-    def images_made(self, source: int, pool: int, before: int) -> int:
-        """As many as the source has, or its share among the domains so far."""
-        return source if self.domain_size == "source" else max(1, source // (before + 1))
 
     def autoencoder_side(self, side: int) -> int:
         """Side of the auto-encoder's images, for images of this side."""
@@ -110,7 +106,6 @@ class MADA(PoolMethod[Settings]):
         settings: Every switch of the method.
         pool: The source and the domains that were made; the caller adds what `end_epoch` returns
             (`TrainingPool.change`) and draws batches from the source.
-        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
 
     Raises:
         ConfigError: If the network is compiled, since that cannot be differentiated twice.
@@ -125,10 +120,9 @@ class MADA(PoolMethod[Settings]):
         settings: Settings | None = None,
         *,
         pool: TrainingPool,
-        chunks: Chunks | None = None,
     ) -> None:
         _refuse_compiled(model)
-        super().__init__(model, settings, pool=pool, chunks=chunks)
+        super().__init__(model, settings, pool=pool)
 
     def loss(self, batch: Batch) -> Loss:
         """(L_s + L_a) / 2, or L_s before there is a domain."""
@@ -147,12 +141,12 @@ class MADA(PoolMethod[Settings]):
             return EpochResult()
         autoencoder = self._new_autoencoder()
         # One loop around both kinds of work, so that its share is that of the whole.
-        for work in self.chunks(("auto-encoder", "ascent"), "making a domain"):
+        for work in iterate(("auto-encoder", "ascent"), "making a domain"):
             if work == "auto-encoder":
                 loss = self._train(autoencoder)
             else:
                 make_extra_objective = partial(relaxation, autoencoder, beta=self.settings.beta)
-                ascent = Ascent(self.model, self.settings, self.chunks, make_extra_objective)
+                ascent = Ascent(self.model, self.settings, make_extra_objective)
                 add, records = ascent.make(self.pool, self._rows())
         return EpochResult({**records, "autoencoder_loss": loss}, new_images=add)
 
@@ -174,12 +168,14 @@ class MADA(PoolMethod[Settings]):
             weight=settings.wae_weight,
             shift=settings.wae_shift,
         )
-        return train_autoencoder(autoencoder, pool, rows, training, self.chunks)
+        return train_autoencoder(autoencoder, pool, rows, training)
 
     def _rows(self) -> Int64[Tensor, " n"]:
         """Which images become the next domain: a share of the source's, the rest from domains."""
         source, before = len(self.pool.images), len(self.pool.additions)
-        count = self.settings.images_made(source, len(self.pool), before)
+        count = max(1, source // (before + 1))
+        if self.settings.domain_size == "source":
+            count = source
         kept = count // (before + 1)
         rows = torch.cat(
             (torch.randperm(source)[:kept], self._drawn_from_domains(count - kept, None))
@@ -278,7 +274,6 @@ def train_autoencoder(
     pool: TrainingPool,
     rows: Int64[Tensor, " n"],
     training: WAETraining,
-    chunks: Chunks,
 ) -> float:
     """Train `model` on images of the pool, against a critic that is thrown away.
 
@@ -295,10 +290,10 @@ def train_autoencoder(
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=training.lr, fused=True)
     optimizers = critic_optimizer, torch.optim.Adam(model.parameters(), lr=training.lr, fused=True)
     mean = math.nan
-    for epoch in chunks(range(training.epochs), "training the auto-encoder"):
+    for epoch in iterate(range(training.epochs), "training the auto-encoder"):
         total = torch.zeros((), dtype=torch.float64, device=rows.device)
         order = rows[torch.randperm(len(rows)).to(rows.device)]
-        for part in chunks(order.split(training.batch_size), "a pass"):
+        for part in iterate(order.split(training.batch_size), "a pass"):
             images = model.thumbnails(pool.clean(part)[0])
             total += _step(model, critic, images, optimizers, training)
         mean = float(total) / len(rows)

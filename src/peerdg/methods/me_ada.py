@@ -54,7 +54,6 @@ class MEADA(ADA):
         model: F.
         settings: Every switch of the method.
         pool: What F learns from; the caller adds what `end_epoch` returns (`TrainingPool.change`).
-        chunks: Divides the work of `end_epoch`, see `RunContext.chunks`.
     """
 
     default_settings = Settings

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Int64, UInt8
@@ -63,13 +62,6 @@ class PoolImages:
         moved = PoolImages(self.images.to(device), self.labels.to(device))
         moved.__dict__["digest"] = self.digest
         return moved
-
-
-class PoolChange(NamedTuple):
-    """How the training pool changes at the end of an epoch."""
-
-    added: int
-    dropped: int = 0
 
 
 class TrainingPool:

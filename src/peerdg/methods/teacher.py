@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
+from peerdg.long_work import iterate
 from peerdg.methods.alignment import (
     CachedFeatures,
     FrozenGuideSettings,
@@ -208,7 +209,7 @@ class Teacher(Method):
         fit = nn.Sequential(adapter, nn.Linear(self.student.feature_dim, classes)).to(features)
         optimizer = torch.optim.Adam(fit.parameters(), lr=self.settings.adapter_lr)
         with torch.enable_grad():
-            for _ in clean.work.chunks(range(self.settings.adapter_epochs), "fitting the adapter"):
+            for _ in iterate(range(self.settings.adapter_epochs), "fitting the adapter"):
                 for rows in torch.randperm(len(labels)).to(labels.device).split(ADAPTER_BATCH):
                     optimizer.zero_grad()
                     F.cross_entropy(fit(features[rows]), labels[rows]).backward()

@@ -1,6 +1,6 @@
 """Recompute batch-normalization statistics on clean images."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -11,9 +11,7 @@ from peerdg.models.classifier import in_eval_mode
 
 
 @torch.no_grad()
-def recompute_statistics(
-    model: nn.Module, clean: Iterable[Tensor], *, before_batch: Callable[[], None] = lambda: None
-) -> None:
+def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
     """Recompute batch-normalisation statistics as the mean over batches, weighted by their images.
 
     Like `torch.optim.swa_utils.update_bn`, but a last, smaller batch counts less, and only the
@@ -23,7 +21,6 @@ def recompute_statistics(
     Args:
         model: The network; without batch normalisation nothing is done.
         clean: Batches of clean images.
-        before_batch: Called before each of them; what it raises leaves the network as it was.
 
     Raises:
         DataError: If `clean` gives no batch.
@@ -35,7 +32,6 @@ def recompute_statistics(
     seen = 0
     with _measuring(model, layers), torch.random.fork_rng(devices=[]):
         for images in clean:
-            before_batch()
             seen += len(images)
             for layer in layers:
                 layer.momentum = len(images) / seen
@@ -48,12 +44,7 @@ def recompute_statistics(
 
 
 @contextmanager
-def clean_statistics(
-    models: Iterable[nn.Module],
-    clean: Iterable[Tensor],
-    *,
-    before_batch: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
+def clean_statistics(models: Iterable[nn.Module], clean: Iterable[Tensor]) -> Iterator[None]:
     """Give networks batch statistics of clean images inside the block, their own afterwards.
 
     Training is not affected, even if the block is interrupted. The arguments are those of
@@ -63,7 +54,7 @@ def clean_statistics(
     before = _statistics(layer for model in models for layer in _normalisation_layers(model))
     try:
         for model in models:
-            recompute_statistics(model, clean, before_batch=before_batch)
+            recompute_statistics(model, clean)
         yield
     finally:
         _restore(before)

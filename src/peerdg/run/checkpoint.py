@@ -256,7 +256,7 @@ class Checkpointer:
         Raises:
             OutputError: If this checkpoint (with `wait`) or the one before could not be written.
         """
-        plain = {**state.plain(), "metrics_bytes": self.run.metrics.size()}
+        plain = {**state.metadata(), "metrics_bytes": self.run.metrics.size()}
         self._background.wait()
         self._copy(state.tensors())
         self._background.start(self._write, _number(state), self._copies, plain, state.additions)

@@ -28,7 +28,6 @@ from peerdg.models.ensemble import ensemble
 from peerdg.models.statistics import recompute_statistics
 from peerdg.models.stored import describe_model, how_far, write_model
 from peerdg.options import did_you_mean
-from peerdg.run.build import evaluated_domains, evaluated_on, load_splits, match_classes
 from peerdg.run.card import write_card
 from peerdg.run.combine_members import (
     MemberFolder,
@@ -38,6 +37,7 @@ from peerdg.run.combine_members import (
 )
 from peerdg.run.config import resolve, without_method
 from peerdg.run.folder import read_run_config
+from peerdg.run.prepare import evaluation_domains, load_splits, match_classes, natural_domains
 from peerdg.run.training_record import SELECTION
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
@@ -364,5 +364,5 @@ def _load_data(
     if needs_validation and splits.validation is None:
         raise ConfigError("The data has no validation images.")
     size = members[0].description["image_size"]
-    domains = evaluated_domains(splits) if config is None else evaluated_on(config, splits)
+    domains = natural_domains(splits) if config is None else evaluation_domains(config, splits)
     return _Data(splits, Source(splits.train, TransformSettings(size=size)), domains)

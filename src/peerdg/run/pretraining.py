@@ -38,14 +38,12 @@ from peerdg.run.folder import RunFolder
 from peerdg.run.manifest import hardware_of
 from peerdg.schema import conform
 from peerdg.terminal import visible
-from peerdg.train.guard import Guard
-from peerdg.train.loop import Phase
 from peerdg.train.optim import learning_rate, make_optimizers, set_learning_rate
-from peerdg.train.order import epoch_order
+from peerdg.train.settings import Phase
 from peerdg.train.signals import StopRequest
-from peerdg.train.source import Source
+from peerdg.train.source import Source, epoch_order
 from peerdg.train.state import TrainState
-from peerdg.train.step import train_step
+from peerdg.train.step import Guard, train_step
 from peerdg.version import __version__, code_digest
 
 FOLDER = "pretraining"

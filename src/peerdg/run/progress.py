@@ -1,266 +1,280 @@
-"""Progress of a run: one steady block on a terminal, a line now and then in a log."""
+"""Progress of a run: a bar on a terminal, a line now and then in a log. Free of torch."""
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.live import Live
-from torch import Tensor
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from typing_extensions import override
 
-from peerdg.run.display import Block, in_short
-from peerdg.run.forecast import Costs, Forecast, RunPlan, duration
-from peerdg.run.reading import ReadingBar
-from peerdg.stages import Activity
-from peerdg.terminal import Terminal, is_live
+from peerdg.crafted import DISJOINT
+from peerdg.data import CRAFTED, is_target
+from peerdg.terminal import Terminal, is_live, visible
+from peerdg.train.settings import Phase
 
-REFRESH_SECONDS = 0.5  # of the block
-LINE_SECONDS = 30.0  # between lines where there is no terminal
-ACTIVITIES = {"evaluation": "evaluating", "finish": "storing the model"}
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-class Progress(Protocol):
-    """Receives the events of a run."""
-
-    shows_time: bool
-    """Whether the time left is wanted; if so, `start_run` gets costs measured in advance."""
-
-    def note(self, text: str) -> None:
-        """A message for the user."""
-        ...
-
-    def reading(self, what: str, done: int, total: int) -> None:
-        """So many of the files are read."""
-        ...
-
-    def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
-        """Training begins, `spent` seconds after the start."""
-        ...
-
-    def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
-        """A phase begins, or goes on after `done` epochs and `step` steps."""
-        ...
-
-    def enter(self, activity: Activity) -> None:
-        """The run turns to another activity."""
-        ...
-
-    def working(self, what: str, share: float) -> None:
-        """This share of long work at the start or end of an epoch is done."""
-        ...
-
-    def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
-        """A step is done; reading `terms` waits for the device, so do it rarely."""
-        ...
-
-    def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
-        """The observed models were evaluated."""
-        ...
-
-    def close(self) -> None:
-        """The run is over, or was given up."""
-        ...
+REFRESH_SECONDS = 0.5  # between two updates of the bar
+LINE_SECONDS = 30.0  # between two lines without a terminal
+RATE_SECONDS = 600.0  # the last seconds decide the remaining time
+MIN_READING_SECONDS = 0.7  # faster reading shows no bar
+MAX_LABEL = 20  # cells
+EVALUATING = "evaluating"  # label of the work of an evaluation
 
 
-class Silent:
-    """Shows nothing."""
-
-    shows_time = False
+class ProgressDisplay:
+    """Receives the progress of a run. This base class shows nothing."""
 
     def note(self, text: str) -> None:
-        """Show nothing."""
+        """Receive a message for the user."""
 
-    def reading(self, what: str, done: int, total: int) -> None:
-        """Show nothing."""
+    def reading(self, label: str, done: int, total: int) -> None:
+        """Receive how many of the files are read."""
 
-    def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
-        """Show nothing."""
+    def start_run(self, phases: Sequence[tuple[Phase, int]], *, evaluation_steps: float) -> None:
+        """Receive the phases with the steps of an epoch.
 
-    def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
-        """Show nothing."""
+        `evaluation_steps` are the steps that take about as long as one evaluation.
+        """
 
-    def enter(self, activity: Activity) -> None:
-        """Show nothing."""
+    def start_phase(self, name: str, *, epoch: int, step: int) -> None:
+        """Receive the start of a phase after `epoch` epochs and `step` steps."""
 
-    def working(self, what: str, share: float) -> None:
-        """Show nothing."""
+    def step(self, epoch: int, step: int, *, images: int, terms: "Mapping[str, Tensor]") -> None:
+        """Receive a step. Reading `terms` waits for the device, so do it rarely."""
 
-    def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
-        """Show nothing."""
+    def work(self, label: str, share: float) -> None:
+        """Receive the share of long work that is done: an evaluation, or between two epochs."""
 
-    def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
-        """Show nothing."""
+    def evaluated(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Receive the records of an evaluation."""
 
     def close(self) -> None:
-        """Show nothing."""
+        """Remove the display: the run is over or was given up."""
 
 
-class ConsoleProgress:
-    """A block that is updated in place on a terminal; lines, one per evaluation, in a log.
+class ConsoleProgress(ProgressDisplay):
+    """A bar on a terminal, lines in a log, and the accuracies of each evaluation.
 
     Args:
-        console: Where to write; standard error by convention, so that results can be piped.
-        label: Put in front of every line, e.g. the method and seed.
-        clock: Seconds; only differences count.
+        console: Where to write. Usually standard error, so that results can be piped.
+        clock: Returns seconds.
     """
 
-    shows_time = True
-
-    def __init__(
-        self, console: Console, label: str = "", *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
-        self.label = label
         self.clock = clock
-        self.block = Block(label=label.strip())
         self._is_live = is_live(console)
-        self._live: Live | None = None
-        self._reading = ReadingBar(console, label)
-        self._forecast: Forecast | None = None
-        self._announce: Callable[[Forecast], str] | None = None
-        self._images = 0
-
-    def note(self, text: str) -> None:
-        """One line."""
-        self._say(text)
-
-    def reading(self, what: str, done: int, total: int) -> None:
-        """A bar while files are read."""
-        self._reading(what, done, total)
-
-    def start_run(self, plan: RunPlan, costs: Costs | None, *, spent: float) -> None:
-        """Remember the plan; the time is announced when it is known where the run goes on."""
-        self._reading.close()
-        self._forecast = Forecast(plan, costs, self.clock)
-        if costs is not None:
-            self._announce = lambda forecast: announcement(forecast, spent=spent)
-
-    def start_phase(self, name: str, *, epochs: int, steps: int, done: int, step: int = 0) -> None:
-        """Show the block."""
-        block = self.block
-        block.phase, block.epochs, block.epoch = name, epochs, min(done + 1, epochs)
-        block.images_per_second, block.terms, block.activity = None, {}, ""
-        self._shown_at = self.clock()
-        if self._forecast is not None:
-            self._forecast.start_phase(name, epochs=done, steps=step)
-            if self._announce is not None:
-                self._say(self._announce(self._forecast))
-                self._announce = None
-        if not self._is_live:
-            again = f", going on after epoch {done}" if done else ""
-            self._say(f"{name}: {epochs} epochs of {steps} steps{again}")
-            return
-        if self._live is not None:  # of the phase before
-            return
-        self._live = Live(
-            console=self.console,
-            get_renderable=self._updated_block,
+        self._reading = ReadingBar(console)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[detail]}", markup=False, style="dim"),
+            console=console,
+            get_time=clock,
+            speed_estimate_period=RATE_SECONDS,
             refresh_per_second=1 / REFRESH_SECONDS,
             transient=True,
-            vertical_overflow="crop",
+            disable=not self._is_live,
         )
-        self._live.start(refresh=True)
+        self._task = self._bar.add_task("", total=None, detail="")
+        # The unit of work is a training step.
+        self._work: dict[str, float] = {}  # of each phase
+        self._phases: dict[str, tuple[Phase, int]] = {}
+        self._evaluation_steps = 0.0
+        self._done = 0.0
+        self._shown_at = self._step_at = clock()
+        self._step_seconds = 0.0  # exponential moving average
+        self._images = 0
 
-    def enter(self, activity: Activity) -> None:
-        """Show what is done, if it is not training."""
-        self.block.activity = ACTIVITIES.get(activity, "")
-        if self._forecast is not None:
-            self._forecast.enter(activity)
+    @override
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    def working(self, what: str, share: float) -> None:
-        """Show what is done and how far it is; in a log, a line now and then."""
-        if not what:
-            return
-        self.block.activity = f"{what} {int(100 * share)} %"
-        now = self.clock()
-        if not self._is_live and now - self._shown_at >= LINE_SECONDS:
-            self._shown_at = now
-            self._say(
-                f"{self.block.phase} {self.block.epoch}/{self.block.epochs}  {self.block.activity}"
+    @override
+    def reading(self, label: str, done: int, total: int) -> None:
+        self._reading(label, done, total)
+
+    @override
+    def start_run(self, phases: Sequence[tuple[Phase, int]], *, evaluation_steps: float) -> None:
+        self._reading.close()
+        self._evaluation_steps = evaluation_steps
+        self._phases = {phase.name: (phase, steps) for phase, steps in phases}
+        self._work = {
+            phase.name: phase.settings.epochs * steps + phase.evaluations * evaluation_steps
+            for phase, steps in phases
+        }
+
+    @override
+    def start_phase(self, name: str, *, epoch: int, step: int) -> None:
+        self._phase, self._steps = self._phases[name]
+        names = list(self._phases)
+        self._before = sum(self._work[earlier] for earlier in names[: names.index(name)])
+        if epoch or step:
+            self._before += self._evaluation_steps * sum(
+                map(self._phase.is_evaluated_after, range(epoch + 1))
             )
+        self._move(epoch, step)
+        self._bar.reset(
+            self._task, total=sum(self._work.values()), completed=round(self._done), detail=""
+        )
+        if self._is_live:
+            self._bar.start()
+        else:
+            resumed = f", continued after epoch {epoch}" if epoch else ""
+            epochs = self._phase.settings.epochs
+            self.note(f"{name}: {epochs} epochs of {self._steps} steps{resumed}")
 
-    def step(self, epoch: int, step: int, *, images: int, terms: Mapping[str, Tensor]) -> None:
-        """Count the step; read the loss terms only now and then."""
-        if self._forecast is not None:
-            self._forecast.step(epoch, step)
-        self.block.epoch, self._images = epoch + 1, images
+    @override
+    def step(self, epoch: int, step: int, *, images: int, terms: "Mapping[str, Tensor]") -> None:
         now = self.clock()
-        if now - self._shown_at < (REFRESH_SECONDS if self._is_live else LINE_SECONDS):
+        seconds, self._step_at = now - self._step_at, now
+        self._step_seconds = 0.9 * (self._step_seconds or seconds) + 0.1 * seconds
+        self._images = images
+        self._move(epoch, step)
+        if now - self._shown_at < REFRESH_SECONDS:
             return
-        self._shown_at = now
-        block = self._updated_block()
-        block.terms = {name: float(value) for name, value in terms.items()}
-        if not self._is_live:
-            losses = " ".join(f"{name} {value:.3f}" for name, value in block.terms.items())
-            speed = block.images_per_second
-            per_second = "" if speed is None else f"  {speed:.0f} images/s"
-            left = "" if block.left is None else f"  {duration(block.left)} left"
-            self._say(f"{block.phase} {epoch + 1}/{block.epochs}  {losses}{per_second}{left}")
+        self._bar.update(self._task, completed=self._done)
+        if self._is_live or now - self._shown_at >= LINE_SECONDS:
+            self._show(" ".join(f"{name} {float(value):.3f}" for name, value in terms.items()))
 
-    def evaluated(self, epoch: int, records: list[dict[str, Any]]) -> None:
-        """Show the accuracy of each observed model on each domain."""
+    @override
+    def work(self, label: str, share: float) -> None:
+        self._step_at = now = self.clock()
+        if not label or now - self._shown_at < (REFRESH_SECONDS if self._is_live else LINE_SECONDS):
+            return
+        done = self._done + (share * self._evaluation_steps if label == EVALUATING else 0.0)
+        self._bar.update(self._task, completed=done)
+        self._show(f"{label} {int(100 * share)} %")
+
+    @override
+    def evaluated(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
+        self._before += self._evaluation_steps
+        self._step_at = self.clock()
         accuracy: dict[str, dict[str, float]] = {}
         for record in records:
             accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
-        self.block.accuracy, self.block.evaluated = accuracy, epoch
-        if self._is_live:
-            return
         width = max([5, *map(len, accuracy)])
-        for model, values in accuracy.items():
-            shown = "  ".join(
-                f"{name} {value:.1f}" for (_, name), value in in_short(values).items()
-            )
-            self._say(f"epoch {epoch:>4}/{self.block.epochs}  {model:<{width}} {shown}")
+        for model, by_domain in accuracy.items():
+            values = "  ".join(f"{name} {value:.1f}" for name, value in summarize(by_domain))
+            self.note(f"epoch {epoch:>4}/{self._phase.settings.epochs}  {model:<{width}} {values}")
 
+    @override
     def close(self) -> None:
-        """Take the block away."""
         self._reading.close()
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._bar.stop()
 
-    def _updated_block(self) -> Block:
-        """The block as it is now; also called between two steps, by the thread that draws it."""
-        forecast, block = self._forecast, self.block
-        if forecast is not None:
-            block.left = forecast.left()
-            block.share = max(block.share, forecast.share())  # a new estimate moves no bar back
-            if forecast.step_seconds:
-                block.images_per_second = self._images / forecast.step_seconds
-        return block
+    def _move(self, epoch: int, step: int) -> None:
+        """Set the position. An epoch may have more steps than planned if the pool has grown."""
+        self._epoch = epoch
+        self._done = self._before + epoch * self._steps + min(step, self._steps)
 
-    def _say(self, text: str) -> None:
-        self.console.print(f"{self.label}{text}", highlight=False, soft_wrap=True, markup=False)
-
-
-def announcement(forecast: Forecast, *, spent: float) -> str:
-    """A sentence about how long the run takes, before its first step."""
-    left, plan = forecast.left() or 0.0, forecast.plan
-    if forecast.share() > 0:
-        return f"About {duration(left)} left on this machine."
-    epochs = " + ".join(str(phase.epochs) for phase in plan.phases)
-    phases = " + ".join(phase.name for phase in plan.phases)
-    evaluations = sum(len(phase.evaluations) for phase in plan.phases)
-    hint = "" if plan.fitted else " --minutes N fits it to N minutes."
-    return (
-        f"About {duration(spent + left)} in all on this machine: {epochs} epochs ({phases}), "
-        f"{evaluations} evaluations.{hint}"
-    )
+    def _show(self, detail: str) -> None:
+        self._shown_at = self.clock()
+        epochs = self._phase.settings.epochs
+        position = f"{self._phase.name} {min(self._epoch + 1, epochs)}/{epochs}"
+        if self._step_seconds:
+            detail = f"{self._images / self._step_seconds:,.0f} images/s  {detail}"
+        self._bar.update(self._task, description=position, detail=detail)
+        if not self._is_live:
+            seconds = self._bar.tasks[0].time_remaining
+            left = "" if seconds is None else f"  {duration(seconds)} left"
+            self.note(f"{position}  {detail}{left}")
 
 
-def choose_progress(
-    progress: Progress | bool | None = None, *, console: Console | None = None
-) -> Progress:
-    """The requested display; by default a display on a terminal, else none.
+class ReadingBar:
+    """A bar for reading files: called with a label, the number done and the total.
 
     Args:
-        progress: A display; True for one on standard error, False for none; None decides by
-            whether standard error is a terminal, or this is a notebook.
-        console: In place of standard error.
+        console: Where to show it. Without a terminal, long reading prints one line at its end.
     """
-    if progress is not None and not isinstance(progress, bool):
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._label: str | None = None
+        self._total = 0
+        self._began = 0.0
+        self._bar: Progress | None = None
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are read."""
+        if (label, total) != (self._label, self._total):
+            self.close()
+            self._label, self._total, self._began = label, total, time.monotonic()
+        seconds = time.monotonic() - self._began
+        if done >= total:
+            self.close()
+            if seconds > MIN_READING_SECONDS:
+                text = f"{label}: {total:,} in {seconds:.1f} s, {total / seconds:,.0f}/s"
+                self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        elif self.console.is_terminal and seconds > MIN_READING_SECONDS:
+            if self._bar is None:
+                short = Column(no_wrap=True, overflow="ellipsis", max_width=MAX_LABEL)
+                self._bar = Progress(
+                    TextColumn("{task.description}", markup=False, table_column=short),
+                    BarColumn(bar_width=12),
+                    MofNCompleteColumn(),
+                    TimeRemainingColumn(compact=True),
+                    console=self.console,
+                    transient=True,
+                )
+                self._bar.start()
+                self._task = self._bar.add_task(visible(label), total=total)
+            self._bar.update(self._task, completed=done)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._label, self._bar = None, None
+
+
+def summarize(accuracy: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return validation, targets, the mean over disjoint crafted families, and over targets."""
+    natural = {name: value for name, value in accuracy.items() if not name.startswith(CRAFTED)}
+    crafted = [accuracy[CRAFTED + name] for name in DISJOINT if CRAFTED + name in accuracy]
+    targets = [value for name, value in natural.items() if is_target(name)]
+    summary = list(natural.items())
+    if crafted:
+        summary.append((CRAFTED.rstrip(":"), sum(crafted) / len(crafted)))
+    if len(targets) > 1:
+        summary.append(("mean", sum(targets) / len(targets)))
+    return summary
+
+
+def duration(seconds: float) -> str:
+    """Format a time: `45 s`, `4 min 10 s`, `42 min`, `2 h 05 min`, `3 d 4 h`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def choose_progress(progress: ProgressDisplay | bool | None = None) -> ProgressDisplay:
+    """Return the requested display: None decides by whether there is a terminal or notebook."""
+    if isinstance(progress, ProgressDisplay):
         return progress
-    console = console or Terminal(stderr=True, highlight=False)
+    console = Terminal(stderr=True, highlight=False)
     if progress is None:
         progress = console.is_terminal or console.is_jupyter
-    return ConsoleProgress(console) if progress else Silent()
+    return ConsoleProgress(console) if progress else ProgressDisplay()

@@ -1,4 +1,4 @@
-"""Options of a phase of training and of the views of its images, free of torch."""
+"""Options of a phase of training and of the views of its images. Free of torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -33,9 +33,39 @@ class PhaseSettings:
         validate(self)
 
 
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a run: pre-training or main training.
+
+    Args:
+        name: `"pretrain"` or `"train"`. Part of every random seed of the phase.
+        settings: Schedule and optimizer.
+        evaluate_every: Epochs between evaluations. None for a phase that is not evaluated.
+        bf16: Whether the loss is computed in bfloat16 where that is safe.
+        stop_after: Save and stop after this many epochs. None trains to the end.
+    """
+
+    name: str
+    settings: PhaseSettings
+    evaluate_every: int | None
+    bf16: bool = False
+    stop_after: int | None = None
+
+    def is_evaluated_after(self, epochs: int) -> bool:
+        """Whether networks are evaluated after this many epochs: every period, and at the end."""
+        if self.evaluate_every is None:
+            return False
+        return epochs % self.evaluate_every == 0 or epochs == self.settings.epochs
+
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations, the one before the first epoch included."""
+        return sum(map(self.is_evaluated_after, range(self.settings.epochs + 1)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransformSettings:
-    """What happens to every training image before anything else: the clean view x.
+    """Transform of every training image into its clean view x.
 
     Evaluated images are only resized.
     """

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM finish the step, save, and leave; a second Ctrl-C leaves at once."""
+"""Ctrl-C and SIGTERM finish the step, save and leave. A second Ctrl-C leaves at once."""
 
 import contextlib
 import signal
@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from peerdg.errors import Stopped
+
 
 class StopRequest:
-    """Set by a signal, read by the loop between two steps."""
+    """A request to stop, set by a signal."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -16,15 +18,20 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.signal_number is not None
 
+    def check(self) -> None:
+        """Raise `Stopped` if a signal asked to stop."""
+        if self:
+            raise Stopped(signal_number=self.signal_number)
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: do not wait for the save
+            raise KeyboardInterrupt  # Asked twice: do not wait for the save.
         self.signal_number = number
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM while the block runs (in the main thread; elsewhere nothing)."""
+    """Catch SIGINT and SIGTERM while the block runs, in the main thread only."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,6 +1,6 @@
-"""All that changes while a phase trains, as tensors and plain values, for an exact resume.
+"""The state of a phase in training, as tensors and JSON values, for an exact resume.
 
-Nothing random is here: every draw is derived from the seed and the position (`peerdg.rng`).
+It has no random state: every draw derives from the seed and the position (`peerdg.rng`).
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class TrainState:
         step: Steps of the current epoch that are complete.
         sums: Sum of each loss term over these steps.
         evaluated: Whether the evaluation that is due after `epoch` epochs was recorded.
-        followed: What watched averages record of the end of the epoch; None before they followed.
+        average_records: Records of the averages for the epoch. None before they are updated.
         pool: The training images, if a method may add to them.
     """
 
@@ -37,7 +37,7 @@ class TrainState:
     step: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)
     evaluated: bool = False
-    followed: dict[str, Any] | None = None
+    average_records: dict[str, Any] | None = None
     pool: TrainingPool | None = None
 
     @property
@@ -53,10 +53,15 @@ class TrainState:
             self.sums[name] += value.detach()
 
     def take_means(self) -> dict[str, float]:
-        """Mean of each term over the epoch's steps; the sums start anew."""
+        """Return the mean of each term over the epoch's steps, and reset the sums."""
         means = {name: float(value) / self.step for name, value in self.sums.items()}
         self.sums = {}
         return means
+
+    def start_next_epoch(self) -> None:
+        """Move to the start of the next epoch."""
+        self.epoch, self.step = self.epoch + 1, 0
+        self.evaluated, self.average_records = False, None
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state, keyed by `method.*`, `optimizer.*`, `sums.*`."""
@@ -69,15 +74,15 @@ class TrainState:
         result.update({f"sums.{k}": v for k, v in self.sums.items()})
         return result
 
-    def plain(self) -> dict[str, Any]:
-        """Everything else, ready for JSON."""
+    def metadata(self) -> dict[str, Any]:
+        """Return everything else, ready for JSON."""
         groups = {n: o.state_dict()["param_groups"] for n, o in self.optimizers.items()}
         return {
             "phase": self.phase,
             "epoch": self.epoch,
             "step": self.step,
             "evaluated": self.evaluated,
-            "followed": self.followed,
+            "average_records": self.average_records,
             "optimizers": groups,
             "pool": [addition.digest for addition in self.additions],
             "terms": list(self.sums),  # their order; safetensors sorts by name
@@ -86,19 +91,23 @@ class TrainState:
     def restore(
         self,
         tensors: dict[str, Tensor],
-        plain: dict[str, Any],
+        metadata: dict[str, Any],
         additions: tuple[PoolImages, ...] = (),
     ) -> None:
-        """Become the state that `tensors`, `plain` and what was added to the pool describe."""
+        """Restore what `tensors` and `metadata` returned, and the images added to the pool.
+
+        Raises:
+            DamagedError: If they do not fit the method.
+        """
         parts = _split(tensors)
         try:
             self.method.load_state_dict(parts["method"])
-            states = _optimizer_states(parts.get("optimizer", {}), plain)
+            states = _split(parts.get("optimizer", {}))
             if unknown := states.keys() - self.optimizers.keys():
                 raise ValueError(f"no optimizer is called '{min(unknown)}'")
             for name, optimizer in self.optimizers.items():
                 _restore_optimizer(optimizer, states.get(name, {}))
-            self.sums = {name: parts["sums"][name].reshape(()) for name in plain["terms"]}
+            self.sums = {name: parts["sums"][name].reshape(()) for name in metadata["terms"]}
             if self.pool is not None:
                 self.pool.replace(additions)
         except (KeyError, RuntimeError, ValueError, IndexError, DataError) as error:
@@ -106,17 +115,24 @@ class TrainState:
                 f"The checkpoint does not fit this run: {error}",
                 hint="It may come from another version of peerdg; start the run anew.",
             ) from error
-        self.epoch, self.step = plain["epoch"], plain["step"]
-        # Versions without the key never stopped inside an evaluation.
-        self.evaluated = plain.get("evaluated", True)
-        self.followed = plain.get("followed")
+        self.epoch, self.step = metadata["epoch"], metadata["step"]
+        self.evaluated = metadata["evaluated"]
+        self.average_records = metadata["average_records"]
 
+    def check_position(self, *, epochs: int, steps: int) -> None:
+        """Refuse a position that a phase with so many epochs of so many steps does not have.
 
-def _optimizer_states(
-    tensors: dict[str, Tensor], plain: dict[str, Any]
-) -> dict[str, dict[str, Tensor]]:
-    """By optimizer; versions without names had one."""
-    return {"main": tensors} if "optimizer_groups" in plain else _split(tensors)
+        `step == steps` is allowed: a stop can come before an epoch was concluded.
+
+        Raises:
+            DamagedError: If the position does not exist.
+        """
+        if self.epoch > epochs or self.step > steps or (self.epoch == epochs and self.step):
+            raise DamagedError(
+                f"The checkpoint is from epoch {self.epoch}, step {self.step}; this run has "
+                f"{epochs} epochs of {steps} steps.",
+                hint="Restore the folder from a backup, or start anew with --overwrite.",
+            )
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -1,13 +1,129 @@
-"""One step of training: a method learns from a batch, through updates that are checked."""
+"""One step of training: forward, backward, finite check and update."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from peerdg.errors import NumericalError
 from peerdg.methods.base import Batch, Terms
 from peerdg.rng import seeded
 from peerdg.stages import stage
-from peerdg.train.guard import Guard
 from peerdg.train.state import TrainState
+
+CHECK_INTERVAL = 50  # steps between two checks on a device that runs asynchronously
+
+
+class _StepRecord(NamedTuple):
+    step: int
+    rows: Tensor
+    terms: dict[str, Tensor]
+    probe: Tensor  # of the gradient, see `Guard._probe`
+
+
+class Guard:
+    """Rejects every update from the first non-finite loss or gradient on.
+
+    On a CPU each step is checked before its update. Elsewhere, reading a value would synchronize
+    the device, so the device itself skips updates: fused optimizers do so while `found_inf` is 1,
+    and once set it stays. The values are read every `CHECK_INTERVAL` steps, before every checkpoint
+    and at the end of the epoch. The weights are then still those before the first bad step.
+
+    Args:
+        state: The state of the phase.
+        every: Steps between two checks.
+    """
+
+    def __init__(self, state: TrainState, *, every: int | None = None) -> None:
+        self.state = state
+        device = next(state.method.parameters()).device
+        self.every = every or (1 if device.type == "cpu" else CHECK_INTERVAL)
+        self._bad = torch.zeros((), device=device)
+        self._unchecked: list[_StepRecord] = []
+
+    def inspect(
+        self, optimizer: torch.optim.Optimizer, rows: Tensor, terms: dict[str, Tensor]
+    ) -> None:
+        """Check a loss and the gradients of the parameters of `optimizer`, before its update.
+
+        Raises:
+            NumericalError: If this update or one since the last check was not finite.
+        """
+        probe = self._probe(_gradients(optimizer))
+        self._bad = torch.maximum(self._bad, (~_finite(terms, probe)).float())
+        self._unchecked.append(_StepRecord(self.state.step, rows, terms, probe))
+        if self.every > 1:
+            optimizer.found_inf = self._bad  # type: ignore[attr-defined]
+        if len(self._unchecked) >= self.every:
+            self.check()
+
+    def check(self) -> None:
+        """Synchronize the device and check that all steps so far were finite.
+
+        Raises:
+            NumericalError: Describes the first step that was not.
+        """
+        records, self._unchecked = self._unchecked, []
+        if self._bad:
+            raise self._error(next(r for r in records if not _finite(r.terms, r.probe)))
+
+    def check_weights(self) -> None:
+        """Check the weights too: the last step can overflow, and no later loss would reveal it.
+
+        Raises:
+            NumericalError: If a step so far or a weight is not finite.
+        """
+        self.check()
+        state = self.state
+        weights = {
+            name: value
+            for name, value in state.method.state_dict().items()
+            # Extra state is not a weight, and may be on another device.
+            if value.is_floating_point() and not name.endswith("_extra_state")
+        }
+        finite = torch.stack([torch.isfinite(value).all() for value in weights.values()])
+        if finite.all():
+            return
+        name = list(weights)[finite.tolist().index(False)]
+        raise NumericalError(
+            f"The weight '{name}' is not finite after {state.phase} epoch {state.epoch + 1}.",
+            hint=f"Lower the learning rate (--{state.phase}.lr).",
+            details=self._position(state.step),
+        )
+
+    def _probe(self, gradients: list[Tensor]) -> Tensor:
+        """Reduce the gradients to one value that is finite only if they are.
+
+        This is their norm, or their sum if every step is checked: a GPU has one kernel for the norm
+        of all weights, and a CPU needs a third of the time for the sum.
+        """
+        if self.every > 1:
+            return torch.nn.utils.get_total_norm(gradients)
+        return torch.stack([gradient.sum() for gradient in gradients]).sum()
+
+    def _error(self, record: _StepRecord) -> NumericalError:
+        phase = self.state.phase
+        norm = record.probe
+        if self.every == 1:  # the gradients are still there
+            optimizers = self.state.optimizers.values()
+            norm = torch.nn.utils.get_total_norm([g for o in optimizers for g in _gradients(o)])
+        what = "loss" if not torch.isfinite(record.terms["loss"]) else "gradient"
+        when = f"{phase} epoch {self.state.epoch + 1}, step {record.step + 1}"
+        return NumericalError(
+            f"The {what} is not finite in {when}.",
+            hint=f"Lower the learning rate (--{phase}.lr){self.state.method.divergence_hint}.",
+            details={
+                **self._position(record.step),
+                "rows": record.rows.tolist(),
+                # As text: JSON has no NaN.
+                "terms": {name: str(float(value)) for name, value in record.terms.items()},
+                "gradient_norm": str(float(norm)),
+            },
+        )
+
+    def _position(self, step: int) -> dict[str, object]:
+        lr = next(iter(self.state.optimizers.values())).param_groups[0]["lr"]
+        return {"phase": self.state.phase, "epoch": self.state.epoch, "step": step, "lr": lr}
 
 
 def train_step(
@@ -23,46 +139,39 @@ def train_step(
     """Let the method learn from a batch.
 
     Args:
-        state: What is trained.
-        batch: The images.
-        rows: Which of the source they are.
-        guard: Sees each loss and its gradients before they are used.
+        state: Method and optimizers.
+        batch: Images and labels.
+        rows: Their rows in the source, for the record of a failure.
+        guard: Checks each loss and its gradients before they are used.
         seed: The run's seed.
-        key: The position in the run; with the seed, all that is random derives from it.
-        bf16: Compute the loss in bfloat16 where that is safe; weights and updates stay float32.
+        key: The position in the run. All randomness derives from seed and key.
+        bf16: Compute the loss in bfloat16 where that is safe. Weights and updates stay float32.
 
     Raises:
-        NumericalError: If a loss or a gradient is not finite; the weights are untouched by it.
+        NumericalError: If a loss or a gradient is not finite, before it reaches a weight.
     """
     device = batch.images.device.type
-    updater = GuardedStep(state, guard, rows, device)
+    update = GuardedStep(state, guard, rows, device)
     autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
     with stage("loss"), seeded(seed, "dropout", *key), autocast:
-        return state.method.step(batch, updater)
+        return state.method.step(batch, update)
 
 
 class GuardedStep:
-    """The `OptimizerStep` that a method receives: backward, finite check, optimizer step.
-
-    Args:
-        state: Its optimizers.
-        guard: Refuses what is not finite.
-        rows: The images of the step, for the record of a failure.
-        device: Type of the device, for autocast.
-    """
+    """The `OptimizerStep` that a method receives: backward, finite check, optimizer step."""
 
     def __init__(self, state: TrainState, guard: Guard, rows: Tensor, device: str) -> None:
-        self.state = state
-        self.guard = guard
-        self.rows = rows
-        self.device = device
+        self.state, self.guard, self.rows, self.device = state, guard, rows, device
 
     def __call__(self, name: str, loss: Tensor, terms: Terms | None = None) -> None:
-        """Minimise `loss` by one step of the optimizer `name`."""
+        """Minimize `loss` by one step of the optimizer `name`."""
         optimizer = self.state.optimizers[name]
         with torch.autocast(self.device, enabled=False):
             with stage("backward"):
-                self._backward(optimizer, loss)
+                if len(self.state.optimizers) == 1:
+                    loss.backward()
+                else:  # Gradients for another optimizer would stay there until its next update.
+                    loss.backward(inputs=[p for g in optimizer.param_groups for p in g["params"]])
             terms = {"loss": loss, **(terms or {})}
             terms = {name: value.detach() for name, value in terms.items()}
             with stage("finite check"):
@@ -74,8 +183,11 @@ class GuardedStep:
         # A further update of this step must not see bfloat16 copies of the old weights.
         torch.clear_autocast_cache()
 
-    def _backward(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        if len(self.state.optimizers) == 1:
-            loss.backward()
-        else:  # gradients of what another optimizer trains would wait in its next update
-            loss.backward(inputs=[p for g in optimizer.param_groups for p in g["params"]])
+
+def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+def _finite(terms: dict[str, Tensor], probe: Tensor) -> Tensor:
+    return torch.isfinite(terms["loss"] + probe)

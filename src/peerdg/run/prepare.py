@@ -1,0 +1,358 @@
+"""Prepare a run: load its data and network, build its method, and check that they fit."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from peerdg.augment.augment_options import AugmentSettings, make_augment
+from peerdg.augment.view import resize
+from peerdg.crafted import DISJOINT, FAMILIES
+from peerdg.crafted.sets import crafted_domains
+from peerdg.data import VALIDATION
+from peerdg.data.benchmarks import benchmark
+from peerdg.data.classes import check_class_map, parse_class_map
+from peerdg.data.disk import check_root
+from peerdg.data.domain import Domain
+from peerdg.data.progress import ReadProgress, showing
+from peerdg.data.splits import Splits, with_targets
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.evaluate.accuracy import evaluate_domain
+from peerdg.files import sha256
+from peerdg.methods.base import Method, RunContext
+from peerdg.methods.erm import ERM
+from peerdg.methods.registry import implementation_of
+from peerdg.models.backbones import build_classifier
+from peerdg.models.classifier import (
+    Classifier,
+    as_classifier,
+    in_eval_mode,
+    network_fingerprint,
+)
+from peerdg.models.names import check_backbone, has_normalisation, is_weights_file
+from peerdg.models.weights import initialise, weights_file
+from peerdg.rng import seeded
+from peerdg.run.config import RunConfig
+from peerdg.run.hardware import find_device
+from peerdg.run.input_models import input_models_record, load_input_model
+from peerdg.terminal import one_line
+from peerdg.train.settings import Phase
+from peerdg.train.source import Source, steps_per_epoch
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Data and network of a run.
+
+    Args:
+        splits: The data, in the class order of the network.
+        domains: The domains that networks are evaluated on.
+        source: The training images, on the run's device.
+        network: The initial network, with the layers that pre-training needs.
+        adapted: The same with the layers of the main phase. Used for its layer structure only: the
+            weights are set after pre-training.
+        fingerprints: Fingerprints of inputs that the config refers to by name.
+        weight_messages: Sentences about the weights that were loaded.
+    """
+
+    splits: Splits
+    domains: Mapping[str, Domain]
+    source: Source
+    network: Classifier
+    adapted: Classifier
+    fingerprints: Mapping[str, Any]
+    weight_messages: Sequence[str]
+
+
+def load_inputs(
+    config: RunConfig,
+    *,
+    splits: Splits | None = None,
+    model: nn.Module | None = None,
+    note: Callable[[str], None] = lambda text: None,
+    reading: ReadProgress = lambda label, done, total: None,
+) -> Inputs:
+    """Load data and network, and check that they fit together.
+
+    Args:
+        config: The run's options.
+        splits: The data, if it is in memory, see `normalize_splits`.
+        model: The network, if it is in memory.
+        note: Receives sentences about the data.
+        reading: Receives the progress of reading files.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = find_device(config.device)
+    if splits is None:  # Before the weights: they may be a long download for the wrong folder.
+        benchmark(config.benchmark).require_source(config.data, data_root(config))
+    if model is None:
+        weights_file(config.backbone, config.weights)  # Report missing weights before any work.
+    with showing(reading):
+        splits = splits or load_splits(config, class_order(model))
+        domains = evaluation_domains(config, splits)
+    for sentence in _describe(config, splits):
+        note(sentence)
+    # Before anything changes the network.
+    fingerprints = {**_fingerprints(config, model), **input_models_record(config)}
+    for phase in phases_of(config):
+        steps_per_epoch(phase.settings, len(splits.train))  # Refuse batches without enough images.
+    config.average.check_validation(available=splits.validation is not None)
+    batches_from = config.method_settings.batches_from
+    source = Source(splits.train, config.transform, device=device, batches_from=batches_from)
+    config.method_settings.check_images(source.size)
+    if config.augments:
+        config.augment.check_images(source.size)
+    messages: list[str] = []
+    network = make_network(config, model, splits.train.classes, source.size, messages.append)
+    network = adapt_network(config, network, "pretrain", source.size)
+    adapted = adapt_network(config, network, "train", source.size)
+    network.to(device)
+    if config.compile:
+        network.encoder.compile()
+    check_fit(network, splits, source.size)
+    fingerprints["added_layers"] = list(adapted.added)
+    return Inputs(splits, domains, source, network, adapted, fingerprints, messages)
+
+
+def class_order(model: nn.Module | None) -> tuple[str, ...] | None:
+    """Return the classes of a network in memory, if it has names for them."""
+    return model.classes if isinstance(model, Classifier) else None
+
+
+def load_splits(config: RunConfig, classes: tuple[str, ...] | None = None) -> Splits:
+    """Load the configured data, with labels in the order of `classes` (default: the source's)."""
+    data, root = benchmark(config.benchmark), data_root(config)
+    splits = match_classes(data.load(config.data, root=root, targets=config.targets), classes)
+    return with_targets(splits) if config.oracle else splits
+
+
+def normalize_splits(
+    config: RunConfig, splits: Splits, classes: tuple[str, ...] | None = None
+) -> Splits:
+    """Do to data in memory what `load_splits` does to files: class names, targets of an oracle."""
+    splits = match_classes(splits, classes, class_map=parse_class_map(config.data.class_map))
+    return with_targets(splits) if config.oracle else splits
+
+
+def data_root(config: RunConfig) -> Path | None:
+    """Return the folder of the data, and check that it is there if the data set needs one."""
+    data = benchmark(config.benchmark)
+    root = None if config.root is None else Path(config.root)
+    if data.needs_root and root is None:
+        raise ConfigError(
+            f"{data.name} needs the folder with its files.", hint="Give it with --root DIR."
+        )
+    return check_root(root) if data.needs_root else root
+
+
+def match_classes(
+    splits: Splits,
+    classes: tuple[str, ...] | None = None,
+    *,
+    class_map: Mapping[str, str] | None = None,
+) -> Splits:
+    """Relabel every part in one class order, matched by name.
+
+    Args:
+        splits: The data.
+        classes: The class order of the network to train. None keeps the source's.
+        class_map: For classes that targets call otherwise, the source's names.
+
+    Raises:
+        ConfigError: If source and network do not have the same classes, or the map has an unknown
+            class name.
+        DataError: If a target has a class that the source lacks.
+    """
+    source = splits.train.classes
+    if classes is None:
+        classes = source
+    elif set(classes) != set(source):
+        raise ConfigError(
+            f"The network has the classes {', '.join(classes)}; the training images have "
+            f"{', '.join(source)}.",
+            hint="Give both the same names, in any order; peerdg.as_domain(data, classes=[...]) "
+            "names the classes of data in memory.",
+        )
+    validation = splits.validation and splits.validation.with_classes(classes)
+    theirs = {label for domain in splits.targets.values() for label in domain.classes}
+    check_class_map(class_map or {}, theirs=theirs, ours=classes)
+    targets = {
+        name: domain.with_classes(classes, class_map) for name, domain in splits.targets.items()
+    }
+    return Splits(splits.train.with_classes(classes), validation, targets)
+
+
+def natural_domains(splits: Splits) -> dict[str, Domain]:
+    """Return the domains with photographed or drawn images: validation and targets."""
+    validation = {} if splits.validation is None else {VALIDATION: splits.validation}
+    return {**validation, **splits.targets}
+
+
+def evaluation_domains(config: RunConfig, splits: Splits) -> dict[str, Domain]:
+    """Return `natural_domains` and, unless switched off, crafted copies of validation images."""
+    domains = natural_domains(splits)
+    if config.crafted == "off" or splits.validation is None:
+        return domains
+    sample = splits.validation
+    if 0 < config.crafted_images < len(sample):  # Spread over all of them: they may be sorted.
+        sample = sample.subset(torch.linspace(0, len(sample) - 1, config.crafted_images).long())
+    families = DISJOINT if config.crafted == "disjoint" else FAMILIES
+    return {**domains, **crafted_domains(sample, families=families)}
+
+
+def make_network(
+    config: RunConfig,
+    model: nn.Module | None,
+    classes: tuple[str, ...],
+    size: int,
+    note: Callable[[str], None],
+) -> Classifier:
+    """Make the network to train: the configured one with its initial weights, or the user's own."""
+    if model is None:
+        with seeded(config.seed, "init", "model"):
+            return build_model(config, classes, note=note)
+    mean, std = benchmark(config.benchmark).normalisation(config.data)
+    if not any(mean):  # Values 0..1 as they are: worth a warning if the network was trained.
+        return as_classifier(model, classes=classes, mean=None, std=None, image_size=size)
+    return as_classifier(model, classes=classes, mean=mean, std=std, image_size=size)
+
+
+def build_model(
+    config: RunConfig, classes: tuple[str, ...], *, note: Callable[[str], None] | None = None
+) -> Classifier:
+    """Build the configured network with its initial weights.
+
+    Args:
+        config: The run's options.
+        classes: Class names in label order.
+        note: Receives a sentence about the loaded weights.
+    """
+    check_backbone(config.backbone, config.weights)
+    mean, std = None, None  # Pretrained weights expect the normalization of their backbone.
+    if not has_normalisation(config.backbone):
+        mean, std = benchmark(config.benchmark).normalisation(config.data)
+    model = build_classifier(config.backbone, classes=classes, mean=mean, std=std)
+    report = initialise(model, config.backbone, config.weights)
+    if report.unused:  # perhaps the weights of a larger relative of the network
+        warnings.warn(str(report), PeerdgWarning, stacklevel=2)
+    elif note is not None:
+        note(str(report))
+    return model
+
+
+def adapt_network(config: RunConfig, network: Classifier, phase: str, size: int) -> Classifier:
+    """Return the network as the method changes it before `phase`, or itself."""
+    if config.method_settings.adapts_before != phase:
+        return network
+    method: type[Method] = implementation_of(config.method)
+    with seeded(config.seed, "init", "added"):
+        return method.adapt(network, config.method_settings, size)
+
+
+def check_fit(model: Classifier, splits: Splits, size: int) -> None:
+    """Run one image of each domain through the model, before any work is done.
+
+    Raises:
+        DataError: If it cannot take it.
+    """
+    for domain in (splits.train, *natural_domains(splits).values()):
+        try:
+            with torch.inference_mode(), in_eval_mode(model):
+                model(resize(domain.images[:1].to(model.head.weight.device), size))
+        except RuntimeError as error:
+            raise DataError(
+                f"The network cannot take the {size} x {size} images of '{domain.name}': "
+                f"{one_line(error)}.",
+                hint="Change --transform.size, or choose another --backbone.",
+            ) from error
+
+
+def phases_of(config: RunConfig, stop_after: int | None = None) -> list[Phase]:
+    """Return pre-training, if there is any, and the main phase."""
+    bf16 = config.precision == "bf16"
+    main = Phase("train", config.train, config.evaluate_every, bf16, stop_after)
+    first = Phase("pretrain", config.pretrain, None, bf16)
+    return [first, main] if config.pretrain.epochs else [main]
+
+
+def make_method(
+    phase: Phase, config: RunConfig, network: Classifier, source: Source, validation: Domain | None
+) -> Method:
+    """Build what a phase trains: plain training first, then the configured method."""
+    if phase.name == "pretrain":
+        return ERM(network)
+    network = adapt_network(config, network, phase.name, source.size)
+    return build_method(config, network, source, validation=validation)
+
+
+def build_method(
+    config: RunConfig, model: Classifier, source: Source, *, validation: Domain | None = None
+) -> Method:
+    """Build the configured method around `model`, with the averages that follow it.
+
+    Args:
+        config: The run's options.
+        model: The network.
+        source: The training images.
+        validation: The source's validation images, if there are any.
+    """
+    images, steps = len(source), steps_per_epoch(config.train, len(source))
+    # A method without augmentation ignores these options, and they need not fit the images.
+    augment = config.augment if config.augments else AugmentSettings()
+
+    def validation_loss(model: Classifier) -> float:
+        assert validation is not None  # noqa: S101  (not used without)
+        return float(evaluate_domain(model, validation, size=source.size)["loss"])
+
+    context = RunContext(
+        seed=config.main_seed,
+        augment=make_augment(augment, seed=config.main_seed, size=source.size),
+        average=config.average,
+        clean=source.clean,
+        pool=source.pool,
+        batch_statistics=config.batch_statistics,
+        passes=steps * config.train.batch_size / images if source.is_deterministic else 0,
+        period=config.method_settings.period,
+        epochs=config.train.epochs,
+        steps=steps,
+        image_size=source.size,
+        validation_loss=None if validation is None else validation_loss,
+        load_model=load_input_model,
+    )
+    kind: type[Method] = implementation_of(config.method)
+    method = kind.build(model, config.method_settings, context)
+    attached = (*config.average.kind[kind.averages_used :], *config.average.also)
+    method.attach_averages({name: context.make_average(name, method.trained) for name in attached})
+    return method
+
+
+def _fingerprints(config: RunConfig, model: nn.Module | None) -> dict[str, Any]:
+    """Return fingerprints of inputs that the config refers to by name, for the manifest."""
+    if isinstance(model, nn.Module):
+        structure, values = network_fingerprint(model)
+        return {"network": structure, "network_weights": values}
+    if model is not None or not is_weights_file(config.weights):
+        return {}
+    return {"weights_sha256": sha256(Path(config.weights), follow_links=True)}
+
+
+def _describe(config: RunConfig, splits: Splits) -> list[str]:
+    """Describe the training images in sentences, for a user's own data."""
+    if config.benchmark != "own-data" or config.root is None:
+        return []
+    classes, held_out = splits.train.classes, splits.validation
+    names = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
+    sentences = [f"{len(splits.train):,} images of {len(classes)} classes to learn: {names}."]
+    if held_out is not None:
+        option = "--own-data.validation-fraction or --own-data.validation-folder"
+        sentences.append(f"{len(held_out):,} images for validation ({option}).")
+    if not splits.targets:
+        sentences.append(
+            "No target: evaluated on validation images and their distorted copies (--target)."
+        )
+    return sentences

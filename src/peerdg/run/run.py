@@ -1,0 +1,367 @@
+"""Train one run: prepare it, train its phases, and leave everything in its folder."""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from peerdg.data import VALIDATION
+from peerdg.data.splits import Splits
+from peerdg.errors import NumericalError, PeerdgWarning, Stopped
+from peerdg.evaluate.accuracy import evaluate_models
+from peerdg.files import replace_atomically, write_json
+from peerdg.methods.base import Method
+from peerdg.models.classifier import Classifier
+from peerdg.models.statistics import clean_statistics, recompute_statistics
+from peerdg.models.stored import load_stored, save_tensors
+from peerdg.rng import seeded
+from peerdg.run.checkpoint import Background, Checkpointer
+from peerdg.run.config import RunConfig, notes
+from peerdg.run.folder import RunFolder
+from peerdg.run.hardware import has_bf16, peak_memory
+from peerdg.run.manifest import check_manifest, refuse_changed_data
+from peerdg.run.model_files import finish, model_writer
+from peerdg.run.prepare import (
+    Inputs,
+    class_order,
+    load_inputs,
+    load_splits,
+    make_method,
+    normalize_splits,
+    phases_of,
+)
+from peerdg.run.pretraining import pretrain, record_start, shared_pretraining
+from peerdg.run.progress import ProgressDisplay
+from peerdg.run.records import NOTHING_LEARNT
+from peerdg.run.time_budget import TimeBudget, fit_to_time, schedule
+from peerdg.stages import write_profile
+from peerdg.train.loop import Hooks, run_phase
+from peerdg.train.settings import Phase
+from peerdg.train.signals import stop_on_signals
+from peerdg.train.source import Source, steps_per_epoch
+from peerdg.train.state import TrainState
+
+STATE_FACTOR = 4  # bytes of a state by those of its network: weights, two moments, an average
+CHECKPOINTS = 3  # two are kept while the next one is written
+MODELS = 2  # the stored one, and the one that replaces it
+NOTHING_LEARNT_SHARE = 0.98  # of the loss of a constant answer
+MIN_STEPS_TO_LEARN = 100  # a network may know nothing before
+
+
+def train_run(
+    config: RunConfig,
+    folder: RunFolder,
+    progress: ProgressDisplay,
+    *,
+    splits: Splits | None = None,
+    model: nn.Module | None = None,
+    profile: bool = False,
+    budget: TimeBudget | None = None,
+    stop_after: int | None = None,
+) -> Classifier:
+    """Start or continue a run, and leave the result in its folder.
+
+    Args:
+        config: The run's options.
+        folder: The run folder, held by this process.
+        progress: Receives the progress.
+        splits: The data, if it is in memory.
+        model: The network to train instead of `config.backbone`. A module that is not a
+            `Classifier` becomes one with the classes of the data.
+        profile: Measure the time of each stage, and write it to `profile.json`.
+        budget: The time that a new run may take. It decides the epochs, which the folder stores.
+        stop_after: Save and stop after this many epochs of the main phase.
+
+    Returns:
+        The deployed model.
+    """
+    if splits is not None:
+        splits = normalize_splits(config, splits, class_order(model))
+    if folder.done:
+        splits = _check_finished(config, folder, splits, class_order(model))
+    if folder.done:  # Again: `_check_finished` may have reset the run because its data changed.
+        return load_stored(folder.model, model)[0]
+    began = time.perf_counter()
+    inputs = load_inputs(
+        config, splits=splits, model=model, note=progress.note, reading=progress.reading
+    )
+    if budget is not None and folder.is_new:
+        fitted = fit_to_time(config, budget, inputs)
+        change = f"{schedule(fitted)}, instead of {schedule(config)}"
+        progress.note(f"--minutes {budget.minutes:g}: {change}.")
+        config = fitted
+        folder.change_config(config)
+    folder.check_space(_space_needed(config, inputs.network))
+    _check_manifest(config, folder, inputs)
+    run = Run(config, folder, inputs, progress)
+    run.announce()
+    with run.failures_recorded():
+        method = run.train(profile=profile, stop_after=stop_after)
+    deployed = method.evaluated_networks[method.deployed_name]
+    if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
+        recompute_statistics(deployed, inputs.source.clean)  # as it was evaluated
+    seconds = time.perf_counter() - began
+    finish(config, folder, method, inputs.splits, inputs.source.size, seconds)
+    return deployed
+
+
+class Run(Hooks):
+    """A run in training: evaluates, saves, records and shows its phases.
+
+    Args:
+        config: The run's options.
+        folder: The run folder, held by this process.
+        inputs: Data and network.
+        progress: Receives the progress.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, inputs: Inputs, progress: ProgressDisplay
+    ) -> None:
+        super().__init__()
+        self.config, self.folder, self.inputs, self.progress = config, folder, inputs, progress
+        self.checkpointer = Checkpointer(folder, minutes=config.checkpoint_minutes)
+        self._background = Background()
+
+    def announce(self) -> None:
+        """Say where the run starts or continues, and what was damaged."""
+        resumes = self.checkpointer.resumes
+        messages = [f"Continuing {self.checkpointer.position}."]
+        for message in messages if resumes else self.inputs.weight_messages:
+            self.progress.note(message)
+        for problem in self.checkpointer.problems:
+            warnings.warn(problem, PeerdgWarning, stacklevel=3)
+            self.folder.event("damaged", message=problem)
+        self.folder.event("resume" if resumes else "start", torch=torch.__version__)
+
+    @contextlib.contextmanager
+    def failures_recorded(self) -> Iterator[None]:
+        """Record a failure or a stop, and wait until everything is written."""
+        try:
+            yield
+        except NumericalError as error:
+            write_json(self.folder.failure_file, {"error": error.message, **error.details})
+            self.folder.event("failure", message=error.message)
+            raise
+        except Stopped as stopped:
+            self.folder.event("stop", signal=stopped.signal_number, peak_memory=peak_memory())
+            raise
+        finally:
+            try:
+                self.checkpointer.close()
+            finally:
+                self._background.close()
+
+    def train(self, *, profile: bool = False, stop_after: int | None = None) -> Method:
+        """Train the phases. A resumed run continues in the phase where it stopped."""
+        config, inputs, source = self.config, self.inputs, self.inputs.source
+        phases = phases_of(config, stop_after)
+        networks = 2 if config.deployed_average else 1
+        # An evaluation has no backward pass, which takes two thirds of a step.
+        evaluated = networks * sum(map(len, inputs.domains.values()))
+        self.progress.start_run(
+            [(phase, steps_per_epoch(phase.settings, len(source))) for phase in phases],
+            evaluation_steps=evaluated / config.train.batch_size / 3,
+        )
+        profiling: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if profile:
+            profiling = write_profile(self.folder.profile_file, source.device)
+        with profiling, stop_on_signals() as self.stop:
+            for phase in phases:
+                if self.checkpointer.is_past(phase.name):
+                    continue
+                seed = config.main_seed if phase.name == "train" else config.seed
+                with seeded(seed, "init", phase.name):
+                    validation = inputs.domains.get(VALIDATION)
+                    method = make_method(phase, config, inputs.network, source, validation)
+                method.to(source.device)
+                if phase.name == "pretrain":
+                    self._pretrain(phase, method, seed)
+                else:
+                    trained, deployed = next(iter(method.evaluated_networks)), method.deployed_name
+                    self.folder.update_manifest(trained=trained, deployed=deployed)
+                    run_phase(phase, method, source, seed=seed, hooks=self)
+                _warn_if_nothing_was_learned(self.folder, phase, source)
+        return method
+
+    def _pretrain(self, phase: Phase, method: Method, seed: int) -> None:
+        """Pre-train, or take the result of an equal pre-training."""
+        network, resumes = self.inputs.network, self.checkpointer.resumes
+        shared = shared_pretraining(self.config, phase, network, self.inputs.source, self.folder)
+
+        def train() -> None:
+            run_phase(phase, method, self.inputs.source, seed=seed, hooks=self)
+
+        if shared is None:
+            record_start(self.folder, shared, resumes=resumes)
+            train()
+        elif pretrain(
+            train,
+            shared,
+            network,
+            self.folder,
+            resumes=resumes,
+            note=self.progress.note,
+            stop=self.stop,
+        ):
+            self.progress.note("Pre-training is taken from an equal run (--no-share-pretraining).")
+
+    @override
+    def restore(self, state: TrainState) -> None:
+        self.checkpointer.restore(state)
+
+    @override
+    def start_phase(self, phase: Phase, state: TrainState, *, steps: int) -> None:
+        self.progress.start_phase(phase.name, epoch=state.epoch, step=state.step)
+
+    @override
+    def before_item(self, label: str, share: float) -> None:
+        super().before_item(label, share)
+        self.progress.work(label, share)
+
+    @override
+    def show_step(self, state: TrainState, *, images: int, terms: Mapping[str, Tensor]) -> None:
+        self.progress.step(state.epoch, state.step, images=images, terms=terms)
+
+    @override
+    def record_epoch(
+        self, state: TrainState, values: dict[str, Any], seconds: float, *, timed_steps: int
+    ) -> None:
+        position, steps = {"phase": state.phase, "epoch": state.epoch + 1}, state.step
+        self.folder.metrics.append({"kind": "epoch", **position, **state.take_means(), **values})
+        timed = {} if timed_steps == steps else {"timed_steps": timed_steps}
+        self.folder.event("epoch", **position, steps=steps, seconds=round(seconds, 3), **timed)
+
+    @override
+    def evaluate(self, state: TrainState) -> None:
+        method, rule = state.method, self.config.batch_statistics
+        networks = method.evaluated_networks
+        mode: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if rule == "clean":
+            recomputed = method.needs_clean_statistics.values()
+            mode = clean_statistics(recomputed, self.inputs.source.clean)
+        with mode:
+            records = evaluate_models(
+                networks,
+                self.inputs.domains,
+                copies={next(iter(method.networks)), *method.averages},
+                size=self.inputs.source.size,
+                batch_statistics={name: method.statistics_of(name, rule) for name in networks},
+                oracle=bool(self.inputs.fingerprints.get("oracle")),
+            )
+            state.evaluated = True
+            position = {"phase": state.phase, "epoch": state.epoch}
+            rows = ({"kind": "evaluation", **position, **record} for record in records)
+            self.folder.metrics.append(*rows)
+            if self.config.keep_snapshots:
+                self._store_snapshot(state)
+            self._store_model(state, records)
+        self.progress.evaluated(state.epoch, records)
+
+    @property
+    @override
+    def is_save_due(self) -> bool:
+        return self.checkpointer.is_due
+
+    @override
+    def save(self, state: TrainState, *, wait: bool = False) -> None:
+        self.checkpointer.save(state, wait=wait)
+
+    @override
+    def save_stopped(self, state: TrainState, stopped: Stopped) -> None:
+        self.save(state, wait=True)
+        self._background.wait()  # for the model of the last evaluation
+        folder = self.folder
+        if not folder.model.exists():
+            self._store_model(state, None)
+            self._background.wait()
+        where = f"{state.phase} epoch {state.epoch + 1}, step {state.step}"
+        resume = f"peerdg resume {folder.path}"
+        stopped.message = f"Stopped in {where}. Saved. Continue with:\n  {resume}"
+        if folder.model.exists():
+            stopped.message += f"\n  or use the model so far:\n  peerdg predict {folder.path} IMAGE"
+
+    def _store_model(self, state: TrainState, records: list[dict[str, Any]] | None) -> None:
+        """Write the deployed model in the background, unless it has learned nothing yet."""
+        write = model_writer(
+            self.config, self.folder, self.inputs.splits, self.inputs.source, state, records
+        )
+        if write is not None:
+            self._background.start(write)
+
+    def _store_snapshot(self, state: TrainState) -> None:
+        path = self.folder.snapshots / f"{state.epoch:06d}.safetensors"
+        with replace_atomically(path) as file:
+            save_tensors(file, state.method.trained.state_dict())
+
+
+def _check_finished(
+    config: RunConfig, folder: RunFolder, splits: Splits | None, classes: tuple[str, ...] | None
+) -> Splits | None:
+    """Check that a finished run was trained on this data, if the data is available; return it.
+
+    If its data changed, a run that may be renewed is reset.
+    """
+    if folder.may_renew:
+        splits = splits or load_splits(config, classes)
+    if splits is not None:
+        refuse_changed_data(folder, splits)
+    return splits
+
+
+def _check_manifest(config: RunConfig, folder: RunFolder, inputs: Inputs) -> None:
+    """Write the manifest of a new run, or check that a resumed run still agrees with it."""
+    device = inputs.source.device
+    messages = notes(config)
+    if config.precision == "bf16" and not has_bf16(device):
+        messages.append(
+            f"{str(device).upper()} has no bfloat16 arithmetic here; --precision bf16 is emulated "
+            "and can be ten times slower. Use --precision float32."
+        )
+    for message in messages:
+        warnings.warn(message, PeerdgWarning, stacklevel=3)
+    folder.begin()
+    check_manifest(config, folder, inputs.splits, device, inputs.fingerprints)
+    folder.failure_file.unlink(missing_ok=True)
+
+
+def _space_needed(config: RunConfig, network: Classifier) -> int:
+    """Estimate the bytes on disk: checkpoints, snapshots and models."""
+    weights: int = sum(tensor.nbytes for tensor in network.state_dict().values())
+    snapshots = phases_of(config)[-1].evaluations if config.keep_snapshots else 0
+    return (CHECKPOINTS * STATE_FACTOR + MODELS + snapshots) * weights
+
+
+def _warn_if_nothing_was_learned(folder: RunFolder, phase: Phase, source: Source) -> None:
+    """Warn after a phase whose network gives every image the same answer.
+
+    A learning rate that is too high may kill a network (all of its units are zero) without any
+    non-finite number. The best constant answer, the shares p of the classes, has a cross-entropy of
+    H = -sum p log p on the source. It is compared with the mean loss of the last epoch on clean
+    images. A phase of one epoch is not judged: its mean includes the start.
+    """
+    metrics = folder.metrics.read()
+    epochs = [r for r in metrics if r["kind"] == "epoch" and r["phase"] == phase.name]
+    steps = phase.settings.epochs * steps_per_epoch(phase.settings, len(source))
+    if len(epochs) < 2 or steps < MIN_STEPS_TO_LEARN:
+        return
+    domain = source.domain
+    p = torch.bincount(domain.labels, minlength=len(domain.classes)).double() / len(domain)
+    constant = float(-torch.special.xlogy(p, p).sum())
+    loss = epochs[-1].get("ce_clean")  # not every method has the term
+    if not isinstance(loss, float) or loss < NOTHING_LEARNT_SHARE * constant:
+        return
+    name = {"pretrain": "Pre-training", "train": "Training"}[phase.name]
+    message = (
+        f"{name} has learned nothing: its loss on clean images, {loss:.2f}, is that of the same "
+        f"answer for every image ({constant:.2f}). Lower the learning rate "
+        f"(--{phase.name}.lr {phase.settings.lr:g}). If the loss only fell slowly, raise it or "
+        "train for more epochs."
+    )
+    warnings.warn(message, PeerdgWarning, stacklevel=2)
+    folder.event(NOTHING_LEARNT, phase=phase.name, message=message)
