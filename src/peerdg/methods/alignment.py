@@ -88,11 +88,6 @@ class FrozenGuideSettings(AlignmentSettings):
         True, "compute the frozen network's clean features once while it stays the same"
     )
 
-    @property
-    def uses_clean_features(self) -> bool:
-        """Whether the frozen network sees clean images, whose features can be kept."""
-        return self.cache_features and self.views != "aug_clean" and self.regularizer != OFF
-
 
 def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module:
     """Build R, trained or frozen. It is the identity if there is none."""
@@ -148,6 +143,7 @@ class CachedFeatures(nn.Module):
     """Features of a frozen network for clean images, computed once while it stays the same.
 
     Args:
+        settings: Which views are compared, and whether features may be kept.
         network: The frozen network.
         clean: All clean images. Features are kept only for `CleanImages`, which have row indices.
         cache: Whether batches give their `index`, so that `refresh` computes the features of all
@@ -156,13 +152,17 @@ class CachedFeatures(nn.Module):
 
     def __init__(
         self,
+        settings: FrozenGuideSettings,
         network: Classifier,
         clean: CleanImages | CleanBatches | None,
         cache: bool | None = None,
     ) -> None:
         super().__init__()
         self._network = (network,)  # in a tuple: its weights belong to the state of the owner
-        self.clean = clean if isinstance(clean, CleanImages) and cache is not False else None
+        is_used = settings.views != "aug_clean" and settings.regularizer != OFF
+        keeps = is_used and settings.cache_features and cache is not False
+        self.clean = clean if isinstance(clean, CleanImages) and keeps else None
+        self.views = settings.views
         self.has_rows = bool(cache)
         self.version: int | None = None
         self.table: Float[Tensor, "images dim"] | None = None
@@ -193,17 +193,15 @@ class CachedFeatures(nn.Module):
         with torch.autocast(images.device.type, enabled=False):
             return self._network[0].features(images)
 
-    def pairs(
-        self, views: str, batch: Batch, out: TwoViewOutput
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, batch: Batch, out: TwoViewOutput) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield features of the frozen network, and those of the trained one to compare with.
 
         `"clean_aug"`, as published, is one pair: features of x, and of x̄.
         """
-        if views != "aug_clean":
-            yield self.features(batch), out.h_bar if views == "clean_aug" else out.h
-        if views != "clean_aug":
-            yield self(out.x_bar), out.h if views == "aug_clean" else out.h_bar
+        if self.views != "aug_clean":
+            yield self.features(batch), out.h_bar if self.views == "clean_aug" else out.h
+        if self.views != "clean_aug":
+            yield self(out.x_bar), out.h if self.views == "aug_clean" else out.h_bar
 
     def _compute(self, clean: CleanImages) -> Float[Tensor, "images dim"]:
         rows, parts = zip(*((rows, self(images)) for rows, images in clean.chunks()), strict=True)
@@ -334,6 +332,7 @@ def guiding_average(
     if average is not None:
         _require_agreement(settings, average)
         return average
+    settings.check_average("snapshots")
     rule = rule or SnapshotRule(settings.k)
     return Snapshots(
         model,

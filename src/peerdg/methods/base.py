@@ -122,10 +122,9 @@ class MethodSettings:
                 hint=f"Leave {given[0]} or that average out.",
             )
         if "average" in given and last not in (None, 1):
-            raise ConfigError(
-                f"average.last is {last}, but the method averages no snapshots (average = false).",
-                hint="Leave one of them out.",
-            )
+            raise ConfigError(f"average.last is {last}, but the option 'average' is off.")
+        if self.averages_start and "reset_proxy" in given:
+            raise ConfigError("The options include_init and reset_proxy exclude each other.")
 
     def notes(self, epochs: int) -> list[str]:
         """Say what is surprising about a legal choice, for a run of this many epochs."""

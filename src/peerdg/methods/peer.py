@@ -8,7 +8,6 @@ from torch import Tensor
 from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.averages.base import Average
-from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.info_nce import info_nce
 from peerdg.methods import alignment
@@ -38,11 +37,6 @@ class Settings(alignment.FrozenGuideSettings):
 
     own_average = "snapshots"
     snapshot_options = ("average", "include_init", "reset_proxy", "bn")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.include_init and self.reset_proxy:
-            raise ConfigError("include_init and reset_proxy exclude each other.")
 
 
 class PEER(Method):
@@ -84,13 +78,13 @@ class PEER(Method):
     ) -> None:
         super().__init__()
         self.settings = settings = settings or Settings()
-        self.augment = augment or Policy()
+        self.augment = (augment or Policy()) if settings.augment else None
         self.proxy = model
         self.projection = alignment.build_projection(settings, model.feature_dim)  # R
         clean = as_clean(clean)
         self.average = alignment.guiding_average(settings, model, clean, average)
-        keeps = settings.uses_clean_features and not self.average.updates_every_step
-        self.task_features = alignment.CachedFeatures(self.task, clean, cache if keeps else False)
+        cache = False if self.average.updates_every_step else cache
+        self.task_features = alignment.CachedFeatures(settings, self.task, clean, cache)
         self.scale = alignment.RegularizerScale(settings, model.feature_dim, probe)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -98,22 +92,21 @@ class PEER(Method):
         self.average.before_epoch(self.proxy, epoch)
         self.task_features.refresh(self.average.version)
         records: dict[str, Any] = {}
-        if self.settings.augment:
+        if self.augment is not None:
             records["policy"] = self.augment.redraw(epoch // self.settings.k)
         return records | self.scale.measure(self, epoch)
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute Eq. (3) for a `Batch`, or for images and their labels."""
         batch, settings, R = as_batch(batch, labels), self.settings, self.projection
-        augment = self.augment if settings.augment else None
-        out = forward_both(self.proxy, batch, augment, joint=settings.joint_views)
+        out = forward_both(self.proxy, batch, self.augment, joint=settings.joint_views)
         ce, ce_bar = out.ce, out.ce_bar
         if settings.regularizer == "none":
             return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
         with stage("regularizer"):
             regularizer = ce.new_zeros(())
             # As published there is one pair, H_f(x) and H_p(x̄). `views` may ask for others.
-            for h_f, h_p in self.task_features.pairs(settings.views, batch, out):
+            for h_f, h_p in self.task_features.pairs(batch, out):
                 z_f, z_p = R(h_f), R(h_p)
                 if not settings.head_grad_target:
                     z_f = z_f.detach()
@@ -126,9 +119,8 @@ class PEER(Method):
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ), see `Snapshots`."""
-        before = self.average.version
-        records = self.average.after_epoch(self.proxy, epoch)
-        if self.average.version == before or not self.settings.reset_proxy:
+        records = self.average.after_epoch(self.proxy, epoch)  # of a snapshot, if one was taken
+        if not (records and self.settings.reset_proxy):
             return EpochResult(records)
         self.proxy.load_state_dict(self.task.state_dict())
         return EpochResult(records, reset_optimizers=("main",))
@@ -150,7 +142,7 @@ class PEER(Method):
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
         """Augment several batches ahead of their steps."""
-        return augment_ahead(batches, self.augment) if self.settings.augment else batches
+        return batches if self.augment is None else augment_ahead(batches, self.augment)
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:

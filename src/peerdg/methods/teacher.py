@@ -116,9 +116,7 @@ class Teacher(Method):
         self.clean = as_clean(clean)
         self.projection = build_projection(self.settings, model.feature_dim)
         self.adapter = _adapter(self.settings, self.teacher.feature_dim, model.feature_dim)
-        self.teacher_features = CachedFeatures(
-            self.teacher, self.clean, cache if self.settings.uses_clean_features else False
-        )
+        self.teacher_features = CachedFeatures(self.settings, self.teacher, self.clean, cache)
         self.register_buffer("fitted", torch.tensor(not self._is_fitted_first))
         if self._is_fitted_first and not (
             isinstance(self.clean, CleanImages) and self.clean.labels is not None
@@ -166,7 +164,7 @@ class Teacher(Method):
         if settings.regularizer == "none":
             return loss_terms(out.ce, out.ce_bar)
         regularizer = out.ce.new_zeros(())
-        for h_t, h in self.teacher_features.pairs(settings.views, batch, out):
+        for h_t, h in self.teacher_features.pairs(batch, out):
             regularizer = regularizer + alignment_loss(
                 settings,
                 self.projection,
