@@ -23,7 +23,7 @@ ALLOWED = {
     "augment/augmix.py": ({"augmix"}, AUGMENTATION),
     "augment/randconv.py": ({"randconv"}, AUGMENTATION),
     "augment/augment_options.py": (KINDS_OF_AUGMENTATION, AUGMENTATION),
-    "crafted/families.py": ({"randaugment"}, AUGMENTATION),
+    "crafted/__init__.py": ({"randaugment"}, AUGMENTATION),
     "report/selection.py": ({"randaugment"}, AUGMENTATION),
     "__init__.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),
     "cli/demo.py": ({"erm", "randaugment", "peer", "p-ens"}, "the demo's list"),

@@ -71,14 +71,14 @@ def from_command(words: list[str]) -> dict:
     """The config that a printed command stands for."""
     from peerdg.cli.main import make_app
 
-    app = make_app()
+    app = make_app(words[1:])
     _, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
     given = bound.arguments
-    from peerdg.cli.flags import config_from_flags
+    from peerdg.cli.flags import resolve_flags
 
     options = given.get("options")
     options.budget = "quick"
-    return config_from_flags(bound.args[0], CommonFlags(), options).tables()
+    return resolve_flags(bound.args[0], CommonFlags(), options)[0].tables()
 
 
 def test_the_list_of_methods_has_them(capsys):

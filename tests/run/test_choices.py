@@ -7,9 +7,8 @@ from PIL import Image
 
 from peerdg.cli.main import run
 from peerdg.errors import PeerdgWarning
-from peerdg.run.choices import choose
 from peerdg.run.config import notes, resolve, resolve_own_data
-from peerdg.run.presets import BUDGETS, origins, reason
+from peerdg.run.presets import BUDGETS, choose, origins, reason
 from tests.conftest import tiny_splits
 
 
@@ -170,6 +169,6 @@ def test_data_that_changed_since_the_start_is_named_file_by_file(tmp_path, monke
     assert "--accept-new-data" in told
     assert run(["train", *arguments[1:], "--accept-new-data", "--overwrite"], debug=False) == 2
     assert "exclude each other" in capsys.readouterr().err
-    with pytest.warns(PeerdgWarning, match="starts anew"):
+    with pytest.warns(PeerdgWarning, match="starts again"):
         assert run(["resume", "run", "--accept-new-data", "--quiet"], debug=True) == 0
     assert run(["resume", "run", "--quiet"], debug=True) == 0

@@ -19,7 +19,7 @@ from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names
 from peerdg.models.stored import OWN, load_stored
 from peerdg.options import build
-from peerdg.run.config import RunConfig, refuse_unused_augmentation, resolve, resolve_own_data
+from peerdg.run.config import RunConfig, resolve_given
 from peerdg.run.folder import Existing, RunFolder
 from peerdg.run.plugin import plugin_method
 from peerdg.run.progress import ProgressDisplay, choose_progress
@@ -159,12 +159,10 @@ def _given(
     options |= _class_map_section(options, class_map)
     if own_network:
         options["backbone"] = OWN
-    if _is_benchmark(data):
-        config = resolve({"benchmark": data}, options)
-    else:
-        root = {} if splits is not None else {"root": str(data)}
-        config, _ = resolve_own_data({**root, **options}, splits)
-    refuse_unused_augmentation(config, options)
+    given = {"benchmark": data} if _is_benchmark(data) else {"benchmark": OWN_DATA}
+    if splits is None and not _is_benchmark(data):
+        given["root"] = str(data)
+    config, _ = resolve_given({**given, **options}, splits=splits)
     return _Given(config, splits, options)
 
 

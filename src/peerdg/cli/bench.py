@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.benches.plan import Plan, PlanFile, make_plan, read_plan_file
-from peerdg.cli.flags import PLUGIN, SEED_LIST, BenchOptions, DataFlags, all_given, whole_number
-from peerdg.cli.train import DATA, say
+from peerdg.cli.flags import DATA, PLUGIN, SEED_LIST, DataFlags, Options, all_given, whole_number
+from peerdg.cli.train import say
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.options import merge
 from peerdg.terminal import console, error_console
@@ -27,11 +27,11 @@ def bench(
     jobs: Annotated[int, Parameter(converter=whole_number)] = 1,
     until: Annotated[int | None, Parameter(converter=whole_number)] = None,
     records: tuple[Path, ...] = (),
-    train: bool = True,
+    train: Annotated[bool, Parameter(negative="--no-train")] = True,
     dry_run: bool = False,
     overwrite: bool = False,
     common: DataFlags | None = None,
-    options: BenchOptions | None = None,
+    options: Options = None,
 ) -> None:
     """Train several methods with several seeds on the same data, and compare them.
 

@@ -2,25 +2,21 @@
 
 from typing import Annotated
 
-from cyclopts import Parameter
 from rich.text import Text
 
-from peerdg.cli.flags import CommonFlags, Options, explained_choices, resolve_flags
-from peerdg.run.choices import Choices
+from peerdg.cli.flags import DATA, CommonFlags, Options, explained_choices, resolve_flags
 from peerdg.run.config import RunConfig
-from peerdg.run.presets import preset_files
+from peerdg.run.presets import Choices, preset_files
 from peerdg.terminal import console
-
-_DATA = "data set (`peerdg data list` shows them), or a folder or list of your own images"
 
 
 def config(
-    data: Annotated[str | None, Parameter(help=_DATA)] = None,
+    data: Annotated[str | None, DATA] = None,
     /,
     *,
     explain: bool = False,
     common: CommonFlags | None = None,
-    options: Options | None = None,
+    options: Options = None,
 ) -> None:
     """Print the complete configuration as TOML, ready for `peerdg train --config`.
 

@@ -1,75 +1,30 @@
-"""Flags from dataclasses: every option of `RunConfig` becomes a flag that is None unless given."""
+"""Command-line flags of all options, and the config that they resolve to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from types import FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, no_such_data
 from peerdg.errors import ConfigError
-from peerdg.methods.registry import Plugin, method_names, plugin_of, settings_of
+from peerdg.methods.recipes import RECIPES
+from peerdg.methods.registry import Plugin, loaded_plugin, method_names, plugin_of, settings_of
 from peerdg.options import merge, nearest, read_toml
-from peerdg.run.choices import Choices
-from peerdg.run.config import SECTIONS, RunConfig, refuse_unused_augmentation, resolve
+from peerdg.run.config import ALIASES, SECTIONS, RunConfig, resolve_given
+from peerdg.run.presets import Choices
 
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
-# A file with these is the config of a run: it is complete; no defaults are derived.
-_COMPLETE = {"benchmark", "backbone", "budget", "pretrain", "train"}
-
-
-def _sections(methods: tuple[str, ...]) -> dict[str, type[Any]]:
-    """Every section a config may have, by name."""
-    own = {name: settings_of(name) for name in methods}
-    return {**SECTIONS, **own, **{b.name: b.settings for b in BENCHMARKS.values()}}
-
-
-def _optional(cls: type[Any], name: str) -> type[Any]:
-    """`cls` with every field optional and None, its help text kept, as one group of flags."""
-    hints = get_type_hints(cls)
-    group = Group(f"Options: {name}", sort_key=10)
-    made = [
-        _flag(
-            f.name,
-            hints[f.name],
-            f"{f.metadata['help']} [{_shown(f.default)}]",
-            group,
-            alias=f.metadata["formerly"],
-        )
-        for f in fields(cls)
-    ]
-    return _make(f"{name.title()}Flags", made)
-
-
-def _make(name: str, made: list[Any]) -> type[Any]:
-    made_class = make_dataclass(name, made, kw_only=True)
-    made_class.__module__ = __name__  # "types" otherwise, which cyclopts takes for a builtin
-    return made_class
-
-
-def _flag(
-    name: str, kind: Any, help: str, group: Group, alias: str | None = None
-) -> tuple[str, Any, Any]:
-    """A dataclass field that becomes a flag, None unless given."""
-    whole: Any = whole_number if kind in (int, int | None) else None
-    if kind in (tuple[int, ...], tuple[int, ...] | None):
-        whole = whole_numbers
-    parameter = Parameter(
-        help=help,
-        group=group,
-        negative_none=(),
-        negative_iterable=(),
-        converter=whole,
-        alias=alias,
-    )
-    return name, Annotated[kind | None, parameter], field(default=None)
+DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
+PLUGIN = Parameter(help="Python file with a method of your own, which is executed")
+Options = Any  # of a command, where `options_for` takes its place when it is called
 
 
 def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
-    """Read an integer strictly; cyclopts would silently round 1.5 to 2."""
+    """Read an integer strictly. cyclopts would round 1.5 to 2."""
     try:
         return int(tokens[0].value)
     except ValueError:
@@ -77,7 +32,7 @@ def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
 
 
 def whole_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Integers, with commas between them or each in a flag of its own."""
+    """Read integers with commas between them, or each in a flag of its own."""
     values = [part for token in tokens for part in token.value.split(",")]
     try:
         return tuple(map(int, values))
@@ -85,66 +40,84 @@ def whole_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
         raise ValueError(f'"{",".join(values)}" is no list of whole numbers.') from None
 
 
-SEED_LIST = Parameter(converter=whole_numbers, negative_iterable=())
+SEED_LIST = Parameter(converter=whole_numbers)
 
 
-def _shown(default: Any) -> str:
-    if default is None:
-        return "unset"
-    return str(default).lower() if isinstance(default, bool) else str(default)
+def options_for(command: str, arguments: Sequence[str]) -> Any:
+    """Make the type of a command's options: a dataclass whose fields are None unless given.
+
+    Args:
+        command: The command. `bench` has no options that its methods and seeds decide.
+        arguments: Arguments after it. With `--help`, there are only the common options and those
+            of the chosen method and data set.
+    """
+    names = [f.name for f in fields(RunConfig) if "help" in f.metadata]
+    left_out = {"benchmark", "targets"}
+    if command == "bench":
+        left_out |= {"method", "seed", "train_seed"}
+    sections = [*SECTIONS, *method_names(), *BENCHMARKS]
+    if "--help" in arguments or "-h" in arguments:
+        names = [name for name in names if name in COMMON]
+        sections = _chosen_sections(arguments)
+    return _make_options(tuple(n for n in names if n not in left_out), tuple(sections)) | None
+
+
+def _chosen_sections(arguments: Sequence[str]) -> list[str]:
+    plugin = loaded_plugin()
+    methods = [plugin.name if plugin else RunConfig.method]
+    for argument, following in pairwise([*arguments, ""]):
+        flag, _, value = argument.partition("=")
+        if flag in ("--method", "--methods"):
+            methods = (value or following).split(",")
+    methods = [RECIPES[name].method if name in RECIPES else name for name in methods]
+    is_own = any(Path(argument).expanduser().exists() for argument in arguments)
+    data = [name for name in arguments if name in BENCHMARKS] or [OWN_DATA] * is_own
+    return list(dict.fromkeys([*(m for m in methods if m in method_names()), *data]))
 
 
 @cache
-def _options(methods: tuple[str, ...], *, without: tuple[str, ...] = ()) -> type[Any]:
-    """All options as flags, with those of the named methods.
-
-    Args:
-        methods: The methods whose options are flags.
-        without: Options at the top that are left out.
-    """
+def _make_options(names: tuple[str, ...], sections: tuple[str, ...]) -> type[Any]:
     hints = get_type_hints(RunConfig)
+    common, rest = Group("Common options", sort_key=1), Group("Options: run", sort_key=5)
     known = {f.name: f for f in fields(RunConfig)}
-    common = Group("Common options", sort_key=1)
-    rest = Group("Options: run", sort_key=5)
-    made: list[Any] = []
-    for name, f in known.items():
-        if "help" not in f.metadata or name in ("benchmark", "targets", *without):
-            continue
-        group = common if name in COMMON else rest
-        made.append(_flag(name, hints[name], f.metadata["help"], group))
-    for name, cls in _sections(methods).items():
-        if fields(cls):
-            flags: Any = Annotated[_optional(cls, name) | None, Parameter(name=f"--{name}")]
-            made.append((name.replace("-", "_"), flags, field(default=None)))
-    return Parameter(name="*")(_make("Options", made))
+    made: list[Any] = [
+        _flag(known[name], hints[name], common if name in COMMON else rest) for name in names
+    ]
+    for name in sections:
+        kind = SECTIONS.get(name) or (
+            settings_of(name) if name in method_names() else BENCHMARKS[name].settings
+        )
+        inner, group = get_type_hints(kind), Group(f"Options: {name}", sort_key=10)
+        if flags := [_flag(f, inner[f.name], group, show_default=True) for f in fields(kind)]:
+            section: Any = _make_dataclass(f"{name.title()}Flags", flags) | None
+            section = Annotated[section, Parameter(name=f"--{name}")]
+            made.append((name.replace("-", "_"), section, field(default=None)))
+    return Parameter(name="*")(_make_dataclass("Options", made))
 
 
-OF_A_BENCH = ("method", "seed", "train_seed")  # decided by --methods and --seeds
-
-if TYPE_CHECKING:
-    Options = Any
-    BenchOptions = Any
-else:
-    _of_the_package = tuple(name for name in method_names() if plugin_of(name) is None)
-    Options = _options(_of_the_package)
-    BenchOptions = _options(_of_the_package, without=OF_A_BENCH)
+def _make_dataclass(name: str, flags: list[Any]) -> Any:
+    made = make_dataclass(name, flags, kw_only=True)
+    made.__module__ = __name__  # "types" otherwise, which cyclopts takes for a builtin
+    return made
 
 
-def with_method_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A copy of a command that has the flags of all methods that are known now.
-
-    The flags of a plugin are not known before it is loaded, and the command was defined before.
-    """
-    copied = FunctionType(command.__code__, command.__globals__, command.__name__)
-    copied.__doc__, copied.__module__ = command.__doc__, command.__module__
-    copied.__defaults__, copied.__kwdefaults__ = command.__defaults__, command.__kwdefaults__
-    is_bench = command.__annotations__["options"] == BenchOptions | None
-    flags = _options(method_names(), without=OF_A_BENCH if is_bench else ())
-    copied.__annotations__ = {**command.__annotations__, "options": flags | None}
-    return copied
-
-
-PLUGIN = Parameter(help="Python file with a method of your own, which is executed")
+def _flag(f: Any, kind: Any, group: Group, *, show_default: bool = False) -> tuple[str, Any, Any]:
+    """Make a dataclass field that becomes a flag, None unless given."""
+    default = str(f.default).lower() if isinstance(f.default, bool) else f.default
+    shown = f" [{default}]" if show_default and default is not None else ""
+    converter: Any = None
+    if kind in (int, int | None):
+        converter = whole_number
+    elif kind in (tuple[int, ...], tuple[int, ...] | None):
+        converter = whole_numbers
+    parameter = Parameter(
+        help=f.metadata["help"] + shown,
+        group=group,
+        negative_bool=("no-",),
+        converter=converter,
+        alias=f.metadata.get("formerly"),
+    )
+    return f.name, Annotated[kind | None, parameter], field(default=None)
 
 
 @Parameter(name="*")
@@ -160,15 +133,13 @@ class DataFlags:
     ] = None
     target: Annotated[
         tuple[str, ...] | None,
-        Parameter(help="target domain; repeat it for several", negative_iterable=()),
+        Parameter(help="target domain; repeat it for several"),
     ] = None
     class_map: Annotated[
         tuple[str, ...] | None,
         Parameter(
             name="--map",
-            help="class that targets of your own call otherwise, e.g. Dog=dog; repeat it for "
-            "several",
-            negative_iterable=(),
+            help="class that your targets call otherwise, e.g. Dog=dog; repeat it for several",
         ),
     ] = None
 
@@ -185,63 +156,33 @@ class CommonFlags(DataFlags):
     ] = None
 
 
-def config_from_flags(
-    data: str | None,
-    common: CommonFlags,
-    options: Any,
-    *,
-    note: Callable[[str], None] = lambda text: None,
-) -> RunConfig:
-    """Preset, then the config file, then the flags that were given.
+def resolve_flags(
+    data: str | None, common: CommonFlags, options: Any
+) -> tuple[RunConfig, Choices | None]:
+    """Resolve the preset, then the config file, then the flags that were given.
 
     Args:
         data: Name of a data set, or a folder or list of images.
         common: Shorthands.
         options: All other flags.
-        note: Receives what was chosen for a folder or list, and why, line by line.
+
+    Returns:
+        The config, and the choices that the images of a folder or list decided in it.
     """
-    config, choices = resolve_flags(data, common, options)
-    for line in explained_choices(config, choices):
-        note(line)
-    return config
-
-
-def resolve_flags(
-    data: str | None, common: CommonFlags, options: Any
-) -> tuple[RunConfig, Choices | None]:
-    """The config of `config_from_flags`, and what the images of a folder or list decided in it."""
     file = read_toml(common.config) if common.config else {}
     given = all_given(data, common, options, file)
-    if common.plugin is not None:
-        file, given = with_plugin(common.plugin, file, given)
-    complete = _COMPLETE <= file.keys()
-    config, choices = _resolved(given, file, complete=complete)
-    refuse_unused_augmentation(config, given if complete else merge(file, given))
-    return config, choices
-
-
-def _resolved(
-    given: Mapping[str, Any], file: Mapping[str, Any], *, complete: bool
-) -> tuple[RunConfig, Choices | None]:
-    if complete or not _names_own_images(merge(file, given)):
-        config = resolve(file, given)
-        BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
-        return config, None
-    from peerdg.run.config import resolve_own_data  # looks at images, so it imports torch
-
-    return resolve_own_data(given, file=file)
+    if common.plugin is not None:  # as it is now, not as a config file says that it was
+        plugin = require_plugin(common.plugin)
+        file, given = {"method": plugin.name, **file}, {**given, "plugin": plugin.identity}
+    return resolve_given(given, file=file)
 
 
 def all_given(
     data: str | None, common: DataFlags, options: Any, file: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Everything that was given on the command line, nested as in a config file.
+    """Collect what was given on the command line, nested as in a config file.
 
-    Args:
-        data: Name of a data set, or a folder or list of images.
-        common: Shorthands.
-        options: All other flags.
-        file: Options from a config file, which may name the data set, too.
+    The arguments are those of `resolve_flags`. The config `file` may name the data set, too.
     """
     given = given_options(options)
     if data is not None:
@@ -260,40 +201,21 @@ def all_given(
     return given
 
 
-def with_plugin(
-    plugin: Path, file: Mapping[str, Any], given: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A config file and flags, where the method is the plugin's unless they name another.
-
-    The run keeps what the plugin is now, not what a config file says it was.
-    """
-    loaded = require_plugin(plugin)
-    return {"method": loaded.name, **file}, {**given, "plugin": loaded.identity}
-
-
-def require_plugin(path: Path) -> Plugin:
-    """The plugin that `peerdg.cli.main.run` has loaded, before flags were known."""
-    plugin = plugin_of(path.stem.replace("_", "-"))
-    if plugin is None:
-        raise RuntimeError(f"The plugin {path} was not loaded.")
-    return plugin
-
-
-def _names_own_images(wanted: Mapping[str, Any]) -> bool:
-    """Whether there is a folder or list to look at; `resolve` refuses what is of a wrong type."""
-    typed = isinstance(wanted.get("root"), str) and isinstance(wanted.get(OWN_DATA, {}), Mapping)
-    return typed and wanted.get("benchmark") == OWN_DATA
-
-
-def explained_choices(config: RunConfig, choices: Choices | None) -> list[str]:
-    """A heading, then each chosen option with its reason; nothing if nothing was chosen."""
-    lines = choices.explain(config.tables()) if choices else []
-    heading = "Chosen for your images; each line begins with the option that changes it:"
-    return [heading, *(f"  {line}" for line in lines)] if lines else []
+def given_options(options: Any) -> dict[str, Any]:
+    """Collect the flags that were given, nested as in a config file."""
+    given: dict[str, Any] = {}
+    for f in fields(options) if options is not None else ():
+        value = getattr(options, f.name)
+        if is_dataclass(value):
+            if inner := given_options(value):
+                given[f.name.replace("_", "-")] = inner
+        elif value is not None:
+            given[f.name] = value
+    return given
 
 
 def which_data(data: str) -> dict[str, Any]:
-    """A data set by name, or a folder or list by its path.
+    """Find a data set by name, or a folder or list by its path.
 
     Raises:
         ConfigError: If it looks like a misspelt data set.
@@ -306,55 +228,42 @@ def which_data(data: str) -> dict[str, Any]:
     raise no_such_data(data)
 
 
-def given_options(options: Any) -> dict[str, Any]:
-    """The flags that were given, nested as in a config file."""
-    if options is None:
-        return {}
-    given: dict[str, Any] = {}
-    for f in fields(options):
-        value = getattr(options, f.name)
-        if is_dataclass(value):
-            value = given_options(value)
-            name = f.name.replace("_", "-")  # of a section: a method, a data set, `train`, ...
-            if value:
-                given[name] = value
-        elif value is not None:
-            given[f.name] = value
-    return given
+def require_plugin(path: Path) -> Plugin:
+    """Return the plugin that `peerdg.cli.main.run` has loaded, before flags were known."""
+    plugin = plugin_of(path.stem.replace("_", "-"))
+    if plugin is None:
+        raise RuntimeError(f"The plugin {path} was not loaded.")
+    return plugin
+
+
+def explained_choices(config: RunConfig, choices: Choices | None) -> list[str]:
+    """Write a heading, then each chosen option with its reason. Nothing if nothing was chosen."""
+    lines = choices.explain(config.tables()) if choices else []
+    heading = "Chosen for your images; each line begins with the option that changes it:"
+    return [heading, *(f"  {line}" for line in lines)] if lines else []
 
 
 # What people type for options that have another name here.
-_ALIASES = {
-    "--lr": "--train.lr", "--learning-rate": "--train.lr", "--batch-size": "--train.batch-size",
-    "--output": "--out", "--dir": "--out", "--model": "--backbone", "--dataset": "--root",
-    "--data": "--root", "--targets": "--target", "--force": "--overwrite",
+_ALIASES = {f"--{typed}": f"--{name}" for typed, name in ALIASES.items()} | {
+    "--output": "--out", "--dir": "--out", "--dataset": "--root", "--data": "--root",
+    "--targets": "--target", "--force": "--overwrite",
 }  # fmt: skip
 
 
-def _all_aliases() -> dict[str, str]:
-    """`_ALIASES`, and those of the methods, with and without the section in front.
-
-    An option of a method without its section is that of the default method, if it has one.
-    """
-    found: dict[str, str] = {}
-    for method in (*method_names(), RunConfig.method):
-        for f in fields(settings_of(method)):
-            found[f"--{f.name}"] = f"--{method}.{f.name}"
-    return {key.replace("_", "-"): name.replace("_", "-") for key, name in found.items()} | _ALIASES
-
-
 def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
-    """Which option is unknown, and the nearest known one."""
+    """Say which option is unknown, and name the nearest known one."""
     token = error.token.keyword or error.token.value
     name = token.split("=")[0].replace("_", "-")
     if name == "--plugin":
-        return (
-            f"Unknown option {token}.",
-            "--plugin goes with train, bench, resume, config and methods.",
-        )
+        hint = "--plugin goes with train, bench, resume, config and methods."
+        return f"Unknown option {token}.", hint
     known = [n for argument in error.argument_collection or () for n in argument.names]
     known = [n for n in known if n.startswith("--")] + ["--help", "--debug"]
-    guess = _all_aliases().get(name)
+    aliases: dict[str, str] = {}
+    for method in (*method_names(), RunConfig.method):  # the default method's name wins
+        aliases |= {f"--{f.name}": f"--{method}.{f.name}" for f in fields(settings_of(method))}
+    aliases = {k.replace("_", "-"): v.replace("_", "-") for k, v in (aliases | _ALIASES).items()}
+    guess = aliases.get(name)
     if guess not in known:
         section, dot, key = name.partition(".")
         inside = [n for n in known if n.startswith(f"{section}.")] if dot else []

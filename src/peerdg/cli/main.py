@@ -7,175 +7,130 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
-from cyclopts import App, CycloptsError, UnknownOptionError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 from rich.text import Text
 
-from peerdg.cli.help import HelpFormatter
 from peerdg.errors import ConfigError, PeerdgError, PeerdgWarning, Stopped, is_out_of_memory
 from peerdg.run.hardware import keep_memory
 from peerdg.terminal import console, error_console
 from peerdg.version import __version__
 
-if TYPE_CHECKING:
-    from peerdg.methods.registry import Plugin
-
-# Each command: where it lives, what it does in a line, and how it is used.
+# Each command with a line of help and examples. It is imported only when it is used.
+_COMMANDS = """
+demo: Train ERM, RandAugment and PEER on small digits, and compare them.
+  peerdg demo
+  peerdg demo --seeds 1 --out runs/glance
+train: Train a method on one labeled domain.
+  peerdg train digits-mini --method peer --budget quick --out runs/first
+  peerdg train digits --root ~/data/digits --target usps --target mnist-m --peer.k 5
+  peerdg train --config runs/first/config.toml --seed 1 --out runs/second
+  peerdg train digits-mini --plugin my_method.py --my-method.weight 2
+bench: Train several methods with several seeds, and compare them.
+  peerdg bench digits-mini --methods erm,randaugment,peer --budget quick --out runs/all
+  peerdg bench photos/ --methods erm,peer --target sketches/ --jobs 2 --out runs/mine
+  peerdg bench digits-mini --methods erm,peer --out runs/plan --dry-run
+resume: Continue an interrupted run.
+  peerdg resume runs/first
+  peerdg resume runs/mine --plugin my_method.py
+evaluate: Measure a trained model on other images, in detail.
+  peerdg evaluate runs/first
+  peerdg evaluate runs/first sketches/ paintings/ --report looked-at
+  peerdg evaluate runs/first sketches/ --map Dog=dog --map Cat=cat
+  peerdg evaluate runs/first digits --root ~/data/digits
+predict: Predict class and probability of images.
+  peerdg predict runs/first digit.png
+  peerdg predict runs/first photos/ -o found.csv
+  peerdg predict runs/first photos/ -o found.json --top 3
+combine: Make one model of several runs: the mean of their weights or outputs.
+  peerdg combine runs/a runs/b runs/c -o combined
+  peerdg combine runs/a runs/b --rule greedy -o combined
+export: Write a trained model as ONNX, torch.export or plain weights.
+  peerdg export runs/first --format onnx -o model.onnx
+  peerdg export runs/first --format safetensors -o first-weights/
+runs: List and compare run folders.
+  peerdg runs
+  peerdg runs runs/demo --compare
+  peerdg runs results/demo/runs.json --report /tmp/again
+methods: List the methods and their options.
+  peerdg methods
+  peerdg methods peer
+config: Print the complete configuration of a run.
+  peerdg config digits --method peer --budget paper > peer.toml
+  peerdg config digits --explain
+data: List, show, verify and prepare data sets.
+  peerdg data list
+data list: List the data sets.
+  peerdg data list
+data show: Write a contact sheet of a data set.
+  peerdg data show digits-mini -o sheet.png
+data verify: List the files of a data set that are missing or wrong.
+  peerdg data verify digits --root ~/data/digits
+  peerdg data verify photos/ sketches/
+data prepare: Unpack a data set's archives, or decode it into the cache.
+  peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS
+  peerdg data prepare digits --root ~/data/digits
+data cache: Show or clear the cache of decoded images.
+  peerdg data cache
+  peerdg data cache --clear"""
 COMMANDS = {
-    "demo": (
-        "Train ERM, RandAugment and PEER on small digits, and compare them.",
-        ("peerdg demo", "peerdg demo --seeds 1 --out runs/glance"),
-    ),
-    "train": (
-        "Train a method on one labelled domain.",
-        (
-            "peerdg train digits-mini --method peer --budget quick --out runs/first",
-            "peerdg train digits --root ~/data/digits --target usps --target mnist-m --peer.k 5",
-            "peerdg train --config runs/first/config.toml --seed 1 --out runs/second",
-            "peerdg train digits-mini --plugin my_method.py --my-method.weight 2",
-            "peerdg config digits --budget quick   # values in brackets above are only defaults",
-        ),
-    ),
-    "bench": (
-        "Train several methods with several seeds, and compare them.",
-        (
-            "peerdg bench digits-mini --methods erm,randaugment,peer --budget quick --out runs/all",
-            "peerdg bench photos/ --methods erm,peer --target sketches/ --jobs 2 --out runs/mine",
-            "peerdg bench digits-mini --methods erm,peer --out runs/plan --dry-run",
-        ),
-    ),
-    "resume": (
-        "Go on with an interrupted run.",
-        ("peerdg resume runs/first", "peerdg resume runs/mine --plugin my_method.py"),
-    ),
-    "evaluate": (
-        "How good a trained model is on other images, in detail.",
-        (
-            "peerdg evaluate runs/first",
-            "peerdg evaluate runs/first sketches/ paintings/ --report looked-at",
-            "peerdg evaluate runs/first sketches/ --map Dog=dog --map Cat=cat",
-            "peerdg evaluate runs/first digits --root ~/data/digits",
-        ),
-    ),
-    "predict": (
-        "Class and probability of images.",
-        (
-            "peerdg predict runs/first digit.png",
-            "peerdg predict runs/first photos/ -o found.csv",
-            "peerdg predict runs/first photos/ -o found.json --top 3",
-        ),
-    ),
-    "combine": (
-        "Make one model of several runs: the mean of their weights or outputs.",
-        (
-            "peerdg combine runs/a runs/b runs/c -o combined",
-            "peerdg combine runs/a runs/b --rule greedy -o combined",
-            "peerdg combine runs/a runs/b --rule ensemble -o combined",
-        ),
-    ),
-    "export": (
-        "Write a trained model as ONNX, torch.export or plain weights.",
-        (
-            "peerdg export runs/first --format onnx -o model.onnx",
-            "peerdg export runs/first --format safetensors -o first-weights/",
-        ),
-    ),
-    "runs": (
-        "List and compare run folders.",
-        (
-            "peerdg runs",
-            "peerdg runs runs/demo --compare",
-            "peerdg runs results/demo/runs.json --report /tmp/again",
-        ),
-    ),
-    "methods": ("List the methods and their options.", ("peerdg methods", "peerdg methods peer")),
-    "config": (
-        "Print the complete configuration of a run.",
-        (
-            "peerdg config digits --method peer --budget paper > peer.toml",
-            "peerdg config digits --explain",
-        ),
-    ),
+    name: (summary, examples.strip().split("\n  "))
+    for name, summary, examples in re.findall(r"^(\S.*?): (.+)((?:\n  .+)+)", _COMMANDS, re.M)
 }
-DATA_COMMANDS = {
-    "list": ("List the data sets.", ("peerdg data list",)),
-    "show": (
-        "Write a contact sheet of a data set.",
-        ("peerdg data show digits-mini -o sheet.png",),
-    ),
-    "verify": (
-        "Say what of a data set is there, and what is missing or wrong.",
-        (
-            "peerdg data verify digits --root ~/data/digits",
-            "peerdg data verify photos/ sketches/",
-        ),
-    ),
-    "prepare": (
-        "Unpack a data set's archives, or decode it into the cache.",
-        (
-            "peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS",
-            "peerdg data prepare digits --root ~/data/digits",
-        ),
-    ),
-    "cache": (
-        "Show or clear the cache of decoded images.",
-        ("peerdg data cache", "peerdg data cache --clear"),
-    ),
-}
+WITH_OPTIONS = ("train", "bench", "config")  # commands with the options of a run
+WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
 
 
-# Those that take --plugin; the value says whether the flags of its method are theirs.
-WITH_PLUGIN = {"train": True, "config": True, "bench": True, "resume": False, "methods": False}
-
-
-def make_app(*, plugin_flags: bool = False) -> App:
-    """All commands, each imported only when it is used.
-
-    Args:
-        plugin_flags: Whether a plugin was loaded, whose options become flags.
-    """
+def make_app(arguments: list[str]) -> App:
+    """Make the app with all commands. Flags of options depend on the arguments (`options_for`)."""
     app = App(
         name="peerdg",
         help="Single-source domain generalization: train on one domain, hold up on unseen ones.",
-        help_epilogue=_examples(("peerdg demo",)) + "\n\n`--debug` shows an error's traceback.",
+        help_epilogue=_examples(["peerdg demo"]) + "\n\n`--debug` shows an error's traceback.",
         help_format="markdown",
         version=__version__,
         result_action="return_value",
         console=console,
-        help_formatter=HelpFormatter(),
-        suppress_keyboard_interrupt=False,  # run() reports whether the state was saved
+        suppress_keyboard_interrupt=False,  # `run` reports whether the state was saved
+        default_parameter=Parameter(
+            negative_bool=(), negative_iterable=(), negative_none=(), show_default=_show
+        ),
     )
-    for name, (summary, lines) in COMMANDS.items():
-        path = f"peerdg.cli.{name}:{name}"
-        command = _with_plugin_flags(name) if plugin_flags and WITH_PLUGIN.get(name) else path
-        app.command(command, name=name, help=summary, help_epilogue=_examples(lines))
-    data = App(
-        name="data",
-        help="List, show, verify and prepare data sets.",
-        help_epilogue=_examples(("peerdg data list",)),
-    )
-    for name, (summary, lines) in DATA_COMMANDS.items():
-        module = name if name in ("prepare", "cache") else "data"
-        path = f"peerdg.cli.{module}:{name}_data"
-        data.command(path, name=name, help=summary, help_epilogue=_examples(lines))
-    app.command(data)
+    groups = {"": app}
+    for name, (summary, examples) in COMMANDS.items():
+        parent, _, command = name.rpartition(" ")
+        epilogue = _examples(examples)
+        if command == "data":
+            groups["data"] = App(name="data", help=summary, help_epilogue=epilogue)
+            app.command(groups["data"])
+            continue
+        module = command if command in ("prepare", "cache") else "data"
+        target = f"peerdg.cli.{module}:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
+        if name in WITH_OPTIONS and arguments[:1] == [name]:
+            _add_options(name, arguments[1:])
+            epilogue += "\n\n`--help-all` lists the options of all methods, data sets and phases."
+        groups[parent].command(target, name=command, help=summary, help_epilogue=epilogue)
     return app
 
 
-def _with_plugin_flags(name: str) -> Callable[..., None]:
-    from peerdg.cli.flags import with_method_flags
+def _add_options(name: str, arguments: list[str]) -> None:
+    from peerdg.cli.flags import options_for
 
-    return with_method_flags(getattr(import_module(f"peerdg.cli.{name}"), name))
+    function = getattr(import_module(f"peerdg.cli.{name}"), name)
+    function.__annotations__["options"] = options_for(name, arguments)
 
 
-def _examples(lines: tuple[str, ...]) -> str:
-    """The end of a help page."""
-    return "**Examples**\n\n" + "\n\n".join(f"`{line}`" for line in lines)
+def _show(default: Any) -> Any:
+    """Show a default value, unless it is None, False or empty."""
+    return str(default) if default else None
+
+
+def _examples(lines: list[str]) -> str:
+    return "**Examples**\n\n" + "  \n".join(f"`{line}`" for line in lines)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -184,7 +139,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is written out
+        if isinstance(stream, io.TextIOWrapper):  # write out what its encoding lacks
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", PeerdgWarning)
@@ -192,16 +147,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(run(arguments, debug=debug))
 
 
-def _written_out(arguments: list[str]) -> list[str]:
-    """`--average X` is `--average.kind X`: the section's first option may stand for it."""
-    return [re.sub(r"^--average(?=$|=)", "--average.kind", argument) for argument in arguments]
-
-
 def run(arguments: list[str], *, debug: bool) -> int:
-    """Run one command; return the exit code."""
-    if any("\0" in argument for argument in arguments):
-        say_problem("An argument has a NUL character, which no path or name may have.")
-        return 2
+    """Run one command and return the exit code."""
     plugin = None
     try:
         with ExitStack() as stack:
@@ -209,118 +156,96 @@ def run(arguments: list[str], *, debug: bool) -> int:
                 from peerdg.run.plugin import plugin_method
 
                 plugin = stack.enter_context(plugin_method(file))
-            _call(arguments, plugin)
+            _call(arguments)
         sys.stdout.flush()  # a full disk may show only now
         return 0
     except Stopped as stopped:
-        error_console.print(stopped.message, markup=False, soft_wrap=True)
+        error_console.print(stopped.message)
         return stopped.exit_code
     except PeerdgError as error:
         if debug:
             _show_traceback()
-        say_problem(error.message, hint=error.hint)
-        return error.exit_code
+        return _fail(error.exit_code, error.message, error.hint)
     except KeyboardInterrupt:
-        say_problem("Stopped at once; the last saved state is intact.")
-        return 130
+        return _fail(130, "Stopped at once. The last saved state is intact.")
     except BrokenPipeError:
-        # The reader (head, less) has left; what it did not read is not an error.
-        _silence_output()
+        _silence_output()  # the reader (head, less) has left, which is not an error
         return 0
     except Exception as error:
-        return _explain_unexpected(error, plugin, debug=debug)
+        if _is_full_output(error):
+            _silence_output()
+            reason = f"Cannot write to standard output: {error.strerror}."
+            return _fail(4, reason, "Free some space, or send the output elsewhere.")
+        if is_out_of_memory(error) and not debug:
+            return _fail(
+                1,
+                "There is not enough memory for this.",
+                "Close other programs, or use smaller images (--transform.size) or fewer at a "
+                "time (--train.batch-size). The last saved state of a run is intact.",
+            )
+        _show_traceback()
+        if plugin is not None and plugin.failed_in(error):
+            return _fail(1, f"The plugin {plugin.path} failed.", "The text above says where.")
+        return _fail(1, "This is a bug in peerdg.", "Please report it with the text above.")
 
 
-def _explain_unexpected(error: Exception, plugin: "Plugin | None", *, debug: bool) -> int:
-    """Say what an error that is not peerdg's own means; return the exit code."""
-    if is_out_of_memory(error):
-        if debug:
-            _show_traceback()
-        say_problem(
-            "There is not enough memory for this.",
-            hint="Close other programs, or use smaller images (--transform.size) or fewer at a "
-            "time (--train.batch-size); the last saved state of a run is intact.",
-        )
-        return 1
-    if _is_full_output(error):
-        _silence_output()
-        reason = f"Cannot write to standard output: {error.strerror}."
-        say_problem(reason, hint="Free some space, or send the output elsewhere.")
-        return 4
-    _show_traceback()
-    if plugin is not None and plugin.failed_in(error):
-        say_problem(f"The plugin {plugin.path} failed.", hint="The text above says where.")
-    else:
-        say_problem("This is a bug in peerdg.", hint="Please report it with the text above.")
-    return 1
+def _fail(code: int, message: str, hint: str | None = None) -> int:
+    error_console.print(f"Error: {message}", style="red")
+    if hint:
+        error_console.print(hint)
+    return code
 
 
 def _plugin_file(arguments: list[str]) -> Path | None:
-    """The file after `--plugin`: its method has flags, so it is loaded before they are parsed."""
+    """Find the file after `--plugin`. Its method has flags, so it is loaded before parsing."""
     if not arguments or arguments[0] not in WITH_PLUGIN:
         return None
-    found = [
+    files = [
         argument.partition("=")[2] if "=" in argument else following
         for argument, following in zip(arguments, [*arguments[1:], ""], strict=True)
         if argument.partition("=")[0] == "--plugin"
     ]
-    if len(found) > 1:
+    if len(files) > 1:
         raise ConfigError("--plugin is given twice; a run has one method.")
-    return Path(found[0]) if found and found[0] else None
+    return Path(files[0]) if files and files[0] else None
 
 
-def _call(arguments: list[str], plugin: "Plugin | None") -> None:
-    """Parse the arguments and run their command.
-
-    Raises:
-        ConfigError: If they cannot be parsed.
-    """
+def _call(arguments: list[str]) -> None:
+    """Parse the arguments and run their command."""
+    # `--average X` is short for `--average.kind X`.
+    arguments = [re.sub(r"^--average(?=$|=)", "--average.kind", each) for each in arguments]
     try:
-        app = make_app(plugin_flags=plugin is not None)
-        app(_written_out(arguments), exit_on_error=False, print_error=False)
+        app = make_app(arguments)
+        arguments = ["--help" if each == "--help-all" else each for each in arguments]
+        app(arguments, exit_on_error=False, print_error=False)
+    except UnknownOptionError as error:
+        from peerdg.cli.flags import explain_unknown_option
+
+        message, hint = explain_unknown_option(error)
+        raise ConfigError(message, hint=hint) from error
     except CycloptsError as error:
-        message, hint = _explain(error)
-        raise ConfigError(message, hint=hint or "See `peerdg --help`.") from error
+        error.verbose = False
+        raise ConfigError(str(error), hint="See `peerdg --help`.") from error
 
 
 def _is_full_output(error: Exception) -> TypeGuard[OSError]:
-    """Whether standard output took no more; files that peerdg writes itself raise `OutputError`."""
+    """Tell whether standard output is full. Files of peerdg raise `OutputError` instead."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     return isinstance(error, OSError) and error.errno in full and error.filename is None
 
 
 def _silence_output() -> None:
-    """The interpreter writes what is left when it ends; that must not fail again."""
+    """Discard what the interpreter writes when it ends. That must not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_traceback() -> None:
-    """As Python does; a name in it is made visible like anywhere else."""
     error_console.print(Text(traceback.format_exc()), end="", soft_wrap=True)
-
-
-def _explain(error: CycloptsError) -> tuple[str, str | None]:
-    """A usage error in our words: a message, and the nearest option if one was misspelt."""
-    if isinstance(error, UnknownOptionError):
-        from peerdg.cli.flags import explain_unknown_option
-
-        return explain_unknown_option(error)
-    error.verbose = False
-    return str(error), None
 
 
 def _show_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
-    if issubclass(category, PeerdgWarning):
-        text, style = f"Warning: {message}", "yellow"
-    else:
-        text, style = f"{category.__name__}: {message}", "dim"
-    error_console.print(text, style=style, markup=False, soft_wrap=True)
-
-
-def say_problem(message: str, *, hint: str | None = None) -> None:
-    """Print an error, then the hint."""
-    error_console.print(f"Error: {message}", style="red")
-    if hint:
-        error_console.print(hint)
+    is_ours = issubclass(category, PeerdgWarning)
+    text = f"{'Warning' if is_ours else category.__name__}: {message}"
+    error_console.print(text, style="yellow" if is_ours else "dim")

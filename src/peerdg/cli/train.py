@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.cli.flags import CommonFlags, Options, config_from_flags, given_options
+from peerdg.cli.flags import (
+    DATA,
+    CommonFlags,
+    Options,
+    explained_choices,
+    given_options,
+    resolve_flags,
+)
 from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.options import merge, read_toml
@@ -16,14 +23,9 @@ from peerdg.run.progress import ConsoleProgress, ProgressDisplay
 from peerdg.run.start import start_run
 from peerdg.terminal import console, error_console
 
-DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
-
 
 def train(
-    data: Annotated[
-        str | None,
-        DATA,
-    ] = None,
+    data: Annotated[str | None, DATA] = None,
     /,
     *,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
@@ -34,7 +36,7 @@ def train(
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
     minutes: float | None = None,
     common: CommonFlags | None = None,
-    options: Options | None = None,
+    options: Options = None,
 ) -> None:
     """Train a method on one labelled domain; watch it on domains it never sees.
 
@@ -50,8 +52,9 @@ def train(
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
         raise ConfigError(f"{other} and --overwrite exclude each other.")
-    note = (lambda text: None) if quiet else say
-    config = config_from_flags(data, common or CommonFlags(), options, note=note)
+    config, choices = resolve_flags(data, common or CommonFlags(), options)
+    for line in [] if quiet else explained_choices(config, choices):
+        say(line)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
     seeds = f"{config.seed}" + ("" if config.train_seed is None else f"-{config.train_seed}")
     out = out or Path("runs") / f"{name or OWN_DATA}-{config.name}-{seeds}"

@@ -16,7 +16,6 @@ from peerdg.augment.augment_options import AugmentSettings, options_of_kind
 from peerdg.averages.average_options import AverageSettings
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings, benchmark
 from peerdg.errors import ConfigError
-from peerdg.methods.base import MethodSettings
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, expand
 from peerdg.methods.registry import file_of, method_names, plugin_of, settings_of
 from peerdg.models.names import OWN, check_backbone
@@ -29,14 +28,14 @@ from peerdg.options import (
     option,
     to_dict,
 )
-from peerdg.run.choices import Choices, choose
 from peerdg.run.hardware import DEVICES
-from peerdg.run.presets import BUDGETS, preset
+from peerdg.run.presets import Choices, choose, preset
 from peerdg.terminal import storable, visible
 from peerdg.train.settings import PhaseSettings, TransformSettings
 
 if TYPE_CHECKING:
     from peerdg.data.splits import Splits
+    from peerdg.methods.base import MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,31 +130,20 @@ class RunConfig:
         return bool(self.method_settings.augments)
 
     def toml(self) -> str:
-        """A config file that repeats this run.
-
-        Raises:
-            ConfigError: If a path in it is not UTF-8, which the file could not hold.
-        """
+        """Write a config file that repeats this run."""
         text = tomli_w.dumps(self.tables())
-        _require_utf8(text)
+        if storable(text) != text:
+            line = next(line for line in text.splitlines() if storable(line) != line)
+            raise ConfigError(
+                f"{storable(line)}: this name is not UTF-8, which config.toml must be.",
+                hint="Rename it.",
+            )
         return text
 
     @property
     def hash(self) -> str:
         """Short name of everything that decides the result."""
         return hash_of(self.tables())
-
-
-def _require_utf8(text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        line = text[: error.end].count("\n")
-        raise ConfigError(
-            f"{storable(text.splitlines()[line])}: this name is not UTF-8, "
-            "which the run's config.toml must be.",
-            hint="Rename it.",
-        ) from error
 
 
 def hash_of(tables: Mapping[str, Any]) -> str:
@@ -181,25 +169,32 @@ SECTIONS: dict[str, type[Any]] = {
     "average": AverageSettings,
 }
 SCALARS = {f.name for f in fields(RunConfig)} - {*SECTIONS, "data", "method_settings"}
-# Names from papers and other projects that people type; checked before similar spelling.
-_ALIASES = {
+# Names from papers and other projects that people type.
+ALIASES = {
     "learning_rate": "train.lr", "epochs": "train.epochs", "batch_size": "train.batch_size",
     "lr": "train.lr", "target": "targets", "data": "benchmark", "model": "backbone",
 }  # fmt: skip
+# A file with these is the config of a run. It is complete: no defaults follow from the images.
+_COMPLETE = {"benchmark", "backbone", "budget", "pretrain", "train"}
 
 
 def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunConfig:
-    """A complete `RunConfig` from defaults, the preset and `layers`; later layers win.
+    """Make a complete `RunConfig` from defaults, the preset and `layers`. Later layers win.
 
     Args:
         layers: Nested plain values, from a config file, flags or Python.
-        choices: What the data decides, in place of the data set's preset.
+        choices: Options that the images decide, instead of the data set's preset.
 
     Raises:
         ConfigError: For an unknown key (with the nearest one), a value of the wrong type or out of
             range, or a section that belongs to another method or data set.
     """
-    _refuse_two_budgets(layers)
+    budgets = list(dict.fromkeys(layer["budget"] for layer in layers if "budget" in layer))
+    if len(budgets) > 1:  # values of the file's budget would override those of the other
+        raise ConfigError(
+            f"The config file is for the budget '{budgets[0]}', not '{budgets[1]}'.",
+            hint="Leave --budget out, or start without the file.",
+        )
     layers = expand(layers)
     given = merge(*layers)
     data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
@@ -209,34 +204,112 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     _require_plugin(layers, method)
     method_kind = settings_of(method)
     budget = _text(given, "budget", RunConfig.budget)
-    if budget not in BUDGETS:
-        raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
     sections = {**SECTIONS, method: method_kind, data.name: data.settings}
     _check_keys(given, sections, method=method, data=data.name)
     base = preset(data.name, budget) if choices is None else choices.base(budget)
     others = set(method_names()) - {method}
     values = merge({k: v for k, v in base.items() if k not in others}, given)
-    values["augment"] = _augment_options(base, given, default=method_kind.own_augment)
-    values.update(_evaluation_period(layers, method))
-    values["plugin"] = _plugin(values, method)
-    parts: dict[str, Any] = {}
-    for key, kind in sections.items():
-        parts[key] = build(kind, values.pop(key, {}), where=key)
+    # A preset has options of all kinds of augmentation.
+    kind = given.get("augment", {}).get("kind", method_kind.own_augment)
+    own = options_of_kind(str(kind), base.get("augment", {}))
+    values["augment"] = merge({"kind": kind}, own, given.get("augment", {}))
+    for layer in layers:  # evaluation follows the method's period where only that is given
+        if "evaluate_every" in layer:
+            values["evaluate_every"] = layer["evaluate_every"]
+        elif method_kind.period_option in layer.get(method, {}):
+            values["evaluate_every"] = layer[method][method_kind.period_option]
+    plugin = plugin_of(method)  # a run to be resumed states the one that it was started with
+    values["plugin"] = None if plugin is None else values.get("plugin", plugin.identity)
+    parts = {key: build(kind, values.pop(key, {}), where=key) for key, kind in sections.items()}
     parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
-    config = build(RunConfig, values, where="")
+    config = replace(build(RunConfig, values, where=""), **parts)
     if config.backbone != OWN:
         check_backbone(config.backbone, config.weights)
-    _check_averages(parts["average"], parts["method_settings"])
-    return _with_recipe(replace(config, **parts))
+    _check_averages(config.average, config.method_settings)
+    recipe = RECIPES.get(config.recipe or "")
+    is_recipe = recipe is not None and recipe.describes(config.tables())
+    return config if is_recipe else replace(config, recipe=None)
+
+
+def resolve_given(
+    given: Mapping[str, Any],
+    *,
+    file: Mapping[str, Any] | None = None,
+    splits: "Splits | None" = None,
+) -> tuple[RunConfig, Choices | None]:
+    """Resolve the options of a user. For own images, options not given follow from the images.
+
+    Args:
+        given: Options from flags or Python, nested as in a config file.
+        file: Options from a config file. `given` wins over them.
+        splits: Domains from Python, instead of a folder or list.
+
+    Returns:
+        The config, and the options that the images decided with their reasons.
+    """
+    file = file or {}
+    is_complete = file.keys() >= _COMPLETE
+    wanted = merge(file, given)
+    typed = isinstance(wanted.get("root"), str) and isinstance(wanted.get(OWN_DATA, {}), Mapping)
+    is_own = splits is not None or (typed and wanted.get("benchmark") == OWN_DATA)
+    choices = None
+    if is_complete or not is_own:
+        config = resolve(file, given)
+        BENCHMARKS[config.benchmark].refuse_unused_root(config.root)
+    else:
+        config, choices = resolve_own_data(given, splits, file=file)
+    section = (given if is_complete else wanted).get("augment", {})
+    if section and not config.augments:
+        names = ", ".join(f"augment.{name}" for name in section)
+        raise ConfigError(
+            f"'{config.name}' with these options does not augment images by the run's "
+            f"augmentation; {names} would have no effect.",
+            hint="Leave them out, or choose a method that augments: see peerdg methods.",
+        )
+    return config, choices
+
+
+def resolve_own_data(
+    given: Mapping[str, Any],
+    splits: "Splits | None" = None,
+    *,
+    file: Mapping[str, Any] | None = None,
+) -> tuple[RunConfig, Choices]:
+    """Complete the config for the images under `given["root"]`, or for `splits` in memory."""
+    from peerdg.data.own_data import glance  # it imports torch
+
+    layers = [_with_full_paths(layer) for layer in (file or {}, {**given, "benchmark": OWN_DATA})]
+    wanted = merge(*layers)
+    if splits is None:
+        settings = build(OwnDataSettings, wanted.get(OWN_DATA, {}), where=OWN_DATA)
+        images, side = glance(Path(wanted["root"]), settings)
+    else:
+        images, side = len(splits.train), splits.train.image_size[0]
+    budget = str(wanted.get("budget", RunConfig.budget))
+    own_network = wanted.get("backbone") == OWN
+    choices = choose(images=images, side=side, budget=budget, own_network=own_network)
+    return resolve(*layers, choices=choices), choices
+
+
+def _with_full_paths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Make paths absolute, for a run that is resumed elsewhere. Names of domains stay."""
+
+    def full(path: Any) -> Any:
+        if isinstance(path, list | tuple):
+            return [full(item) for item in path]
+        place = Path(path).expanduser() if isinstance(path, str) else None
+        return str(place.resolve()) if place and place.exists() else path
+
+    own = given.get(OWN_DATA)
+    result = {key: full(v) if key in ("root", "targets") else v for key, v in given.items()}
+    if isinstance(own, Mapping) and own.get("validation_folder"):
+        result[OWN_DATA] = {**own, "validation_folder": full(own["validation_folder"])}
+    return result
 
 
 def _require_plugin(layers: tuple[Mapping[str, Any], ...], method: str) -> None:
-    """Refuse a method that only a plugin has, which nobody but the user can give.
-
-    Raises:
-        ConfigError: With the plugin's name.
-    """
-    # The first is that of the run; what was given for it is another one.
+    """Refuse a method that only a plugin has, if the user did not give the plugin."""
+    # The first layer is that of the run. A later one has the plugin that was given for it.
     of_run = next((layer for layer in layers if "plugin" in layer), None)
     if method in method_names() or of_run is None:
         return
@@ -248,19 +321,13 @@ def _require_plugin(layers: tuple[Mapping[str, Any], ...], method: str) -> None:
     )
 
 
-def _plugin(given: Mapping[str, Any], method: str) -> Any:
-    """What the run keeps of its plugin: as a run to be resumed has it, or else as it is now."""
-    plugin = plugin_of(method)
-    return None if plugin is None else given.get("plugin", plugin.identity)
-
-
 def without_method(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run that its data depends on: its method may be that of a plugin."""
+    """Leave out the options that the data does not depend on. The method may be a plugin's."""
     left_out = {"method", "recipe", "plugin", "average", "augment", str(tables.get("method"))}
     return {key: value for key, value in tables.items() if key not in left_out}
 
 
-def _check_averages(average: AverageSettings, method: MethodSettings) -> None:
+def _check_averages(average: AverageSettings, method: "MethodSettings") -> None:
     """Refuse options that would have no effect with the averages of the run."""
     own = method.own_average
     average.check_used(own)
@@ -273,47 +340,8 @@ def _check_averages(average: AverageSettings, method: MethodSettings) -> None:
         )
 
 
-def refuse_unused_augmentation(config: RunConfig, given: Mapping[str, Any]) -> None:
-    """Refuse options of the augmentation that a user gave to a method without one.
-
-    Presets have them for every method, and so has a run's own config file: these are no wish.
-
-    Args:
-        config: What the options were resolved to.
-        given: What the user said, nested as in a config file.
-
-    Raises:
-        ConfigError: If there are any.
-    """
-    section = given.get("augment", {})
-    if section and not config.augments:
-        names = ", ".join(f"augment.{name}" for name in section)
-        raise ConfigError(
-            f"'{config.name}' with these options does not augment images by the run's "
-            f"augmentation; {names} would have no effect.",
-            hint="Leave the options of the augmentation out, or choose a method that uses it: "
-            "see peerdg methods.",
-        )
-
-
-def _augment_options(
-    base: Mapping[str, Any], given: Mapping[str, Any], *, default: str
-) -> dict[str, Any]:
-    """The augmentation's options: of the preset `base` only those of the kind that is used."""
-    wanted = given.get("augment", {})
-    kind = wanted.get("kind", default)
-    return merge({"kind": kind}, options_of_kind(str(kind), base.get("augment", {})), wanted)
-
-
-def _with_recipe(config: RunConfig) -> RunConfig:
-    """`config` without its recipe's name if the options differ from the recipe's."""
-    recipe = RECIPES.get(config.recipe or "")
-    still = recipe is not None and recipe.describes(config.tables())
-    return config if still else replace(config, recipe=None)
-
-
 def _needs_several_runs(name: str, layers: tuple[Mapping[str, Any], ...]) -> ConfigError:
-    """The error for a method that consists of several runs."""
+    """Explain a method that consists of several runs."""
     combination = COMBINATIONS[name]
     config = resolve(*layers, {"method": combination.member})
     data = config.root or config.benchmark
@@ -325,58 +353,29 @@ def _needs_several_runs(name: str, layers: tuple[Mapping[str, Any], ...]) -> Con
     )
 
 
-def _evaluation_period(layers: tuple[Mapping[str, Any], ...], method: str) -> dict[str, Any]:
-    """`evaluate_every` follows the method's period where only that is given; a later layer wins."""
-    own_period = settings_of(method).period_option
-    period: dict[str, Any] = {}
-    for layer in layers:
-        if "evaluate_every" in layer:
-            period = {"evaluate_every": layer["evaluate_every"]}
-        elif own_period in layer.get(method, {}):
-            period = {"evaluate_every": layer[method][own_period]}
-    return period
-
-
-def _refuse_two_budgets(layers: tuple[Mapping[str, Any], ...]) -> None:
-    """Refuse a budget beside a config file of another: the file's values would override it."""
-    budgets = list(dict.fromkeys(layer["budget"] for layer in layers if "budget" in layer))
-    if len(budgets) > 1:
-        raise ConfigError(
-            f"The config file is for the budget '{budgets[0]}', not '{budgets[1]}'.",
-            hint="Leave --budget out, or start without the file.",
-        )
-
-
 def notes(config: RunConfig) -> list[str]:
-    """Messages about a legal but surprising configuration."""
+    """Write messages about a legal but surprising configuration."""
     messages = list(config.method_settings.notes(config.train.epochs))
     if config.oracle:
         messages.append(
             "An oracle: it learns from the targets that it is judged on. Records, tables and its "
             "card say so."
         )
-    if config.method_settings.averages_start:
-        return messages
-    return [*messages, *_snapshot_notes(config)]
-
-
-def _snapshot_notes(config: RunConfig) -> list[str]:
-    """Whether epochs are trained that no snapshot of the deployed average sees."""
     epochs, k = config.train.epochs, config.snapshot_period
-    if k is None:
-        return []
+    if config.method_settings.averages_start or k is None:
+        return messages
     option = "--average.k" if config.average.k else f"--{config.method}.k"
     if k > epochs:
-        return [
+        messages.append(
             f"k = {k} is larger than the {epochs} epochs: no snapshot is averaged, and the "
             f"deployed model stays the pre-trained one. Lower {option} or raise --epochs."
-        ]
-    if epochs % k:
-        return [
+        )
+    elif epochs % k:
+        messages.append(
             f"{epochs} epochs are not a multiple of k = {k}: the network trains through the last "
             f"{epochs % k}, but they do not enter the deployed average."
-        ]
-    return []
+        )
+    return messages
 
 
 def refuse_difference(old: RunConfig, new: RunConfig) -> None:
@@ -386,16 +385,11 @@ def refuse_difference(old: RunConfig, new: RunConfig) -> None:
         ConfigError: With every differing key, its old and its new value.
     """
     changes = [c for c in difference(old.tables(), new.tables()) if c.key not in MAY_CHANGE]
-    for change in changes:
-        if change.key == "plugin" and change.old and change.new:
-            raise ConfigError(
-                f"The plugin is not the one that the run was started with:\n  {change}",
-                hint="Give that file with --plugin, or start a new run in another --out folder.",
-            )
     if changes:
         raise ConfigError(
             "This run was started with other options:\n  " + "\n  ".join(map(str, changes)),
-            hint="Resume without these options, or start a new run in another --out folder.",
+            hint="Resume without these options (with the same --plugin file, if it has one), or "
+            "start a new run in another --out folder.",
         )
 
 
@@ -410,15 +404,12 @@ def _check_keys(
     given: Mapping[str, Any], sections: Mapping[str, Any], *, method: str, data: str
 ) -> None:
     for key, value in given.items():
-        if key in method_names() and key != method:
+        is_method = key in method_names()
+        if key not in sections and (is_method or key in BENCHMARKS):
+            kind, used = ("method", method) if is_method else ("data set", data)
             raise ConfigError(
-                f"Options of '{key}' are given, but the method is '{method}'.",
-                hint=f"Remove the section [{key}], or use --method {key}.",
-            )
-        if key in BENCHMARKS and key != data:
-            raise ConfigError(
-                f"Options of the data set '{key}' are given, but the data set is '{data}'.",
-                hint=f"Remove the section [{key}].",
+                f"Options of the {kind} '{key}' are given, but the {kind} is '{used}'.",
+                hint=f"Remove the section [{key}]" + (f", or use --method {key}." * is_method),
             )
         if key in sections and not isinstance(value, Mapping):
             raise ConfigError(f"'{key}' is a section with options, not a value.")
@@ -427,68 +418,10 @@ def _check_keys(
 
 
 def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
-    """The nearest option anywhere: at the top, a section, or inside one."""
-    if meant := _ALIASES.get(key):
-        return f"Did you mean '{meant}'?"
-    top = [*sorted(SCALARS), *sections]
-    if nearest(key, top):
-        return did_you_mean(key, top)
+    """Find the nearest option anywhere: at the top, a section, or inside one."""
     inside = {f.name: f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind)}
-    guess = nearest(key, inside)
-    return f"Did you mean '{inside[guess]}'?" if guess else did_you_mean(key, top)
-
-
-def resolve_own_data(
-    given: Mapping[str, Any],
-    splits: "Splits | None" = None,
-    *,
-    file: Mapping[str, Any] | None = None,
-) -> tuple[RunConfig, Choices]:
-    """Complete the config for the images under `given["root"]`, or for `splits` in memory.
-
-    Args:
-        given: Options given by the user, nested as in a config file.
-        splits: Domains from Python; their images are not looked for.
-        file: Options from a config file; `given` wins over them.
-
-    Returns:
-        The config, and what was chosen in it and why.
-    """
-    from peerdg.data.own_data import glance  # it imports torch
-
-    layers = [_with_whole_paths(layer) for layer in (file or {}, {**given, "benchmark": OWN_DATA})]
-    wanted = merge(*layers)
-    if splits is None:
-        settings = build(OwnDataSettings, wanted.get(OWN_DATA, {}), where=OWN_DATA)
-        images, side = glance(Path(wanted["root"]), settings)
-    else:
-        images, side = len(splits.train), splits.train.image_size[0]
-    budget = str(wanted.get("budget", RunConfig.budget))
-    own_network = wanted.get("backbone") == OWN
-    choices = choose(images=images, side=side, budget=budget, own_network=own_network)
-    return resolve(*layers, choices=choices), choices
-
-
-def _with_whole_paths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Paths that mean the same wherever the run is resumed; names of domains stay.
-
-    Values of a wrong type stay as they are: `resolve` refuses them with a message.
-    """
-    whole = dict(given)
-    if "root" in whole:
-        whole["root"] = _whole(whole["root"])
-    if isinstance(whole.get("targets"), str):
-        whole["targets"] = [whole["targets"]]
-    if isinstance(whole.get("targets"), list | tuple):
-        whole["targets"] = [_whole(target) for target in whole["targets"]]
-    own = whole.get(OWN_DATA)
-    if isinstance(own, Mapping) and own.get("validation_folder"):
-        whole[OWN_DATA] = {**own, "validation_folder": _whole(own["validation_folder"])}
-    return whole
-
-
-def _whole(path: Any) -> Any:
-    if not isinstance(path, str):
-        return path
-    place = Path(path).expanduser()
-    return str(place.resolve()) if place.exists() else path
+    top = [*sorted(SCALARS), *sections]
+    meant = ALIASES.get(key) or inside.get(key)
+    if not meant and not nearest(key, top):
+        meant = inside.get(nearest(key, inside) or "")
+    return f"Did you mean '{meant}'?" if meant else did_you_mean(key, top)
