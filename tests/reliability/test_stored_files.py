@@ -213,7 +213,7 @@ def test_many_names_for_one_tensor_are_refused(tmp_path: Path):
     path = tmp_path / "weights.pth"
     one = torch.zeros(100_000)
     torch.save({str(i): one for i in range(100)}, path)
-    with pytest.raises(DamagedError, match="more than it stores"):
+    with pytest.raises(DamagedError, match="claims more"):
         load_weights(path)
     torch.save({"tied": one, "to": one, "half": one[:50_000]}, path)
     assert set(load_weights(path)) == {"tied", "to", "half"}

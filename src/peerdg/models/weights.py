@@ -1,36 +1,41 @@
-"""Initial weights: find or download a file, refuse a pickle, load the tensors that match."""
+"""Initial weights: find or download a file, refuse a pickle, load the tensors that match.
 
-import hashlib
+A file may hold the whole network as torchvision, timm or the CaffeNet conversions store it, a part
+of it (`features.*`), or a model that peerdg saved. The last layer of a foreign file belongs to
+other classes and is never used.
+"""
+
 import importlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from pathlib import Path
-from threading import Thread
-from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from peerdg.errors import ConfigError, DamagedError, DataError
-from peerdg.files import open_regular, replace_atomically, sha256
+from peerdg.files import sha256
 from peerdg.models.backbones import described, import_timm
 from peerdg.models.classifier import Classifier
 from peerdg.models.names import BACKBONES, TIMM, check_backbone
 from peerdg.terminal import visible
 
-SMALLEST_PART = 0.1  # of the encoder's tensors; a file with less is a mistake
-SHOWN = 4  # names in a sentence
-# What torchvision called the layers of ViT's MLP when it published the weights.
+MIN_SHARE = 0.1  # of the encoder's tensors; a file with fewer is a mistake
+MAX_SHOWN = 4  # names in a sentence
+# torchvision's names of the layers of ViT's MLP when it published the weights.
 _FORMER_NAMES = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))
-# Counts batches and decides nothing; older files do not have it.
-_COUNTER = "num_batches_tracked"
+_COUNTER = "num_batches_tracked"  # decides nothing, and is not in older files
+_DTYPES = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
+_MAX_EXPANSION = 4  # size of all tensors over that of their file: tied weights share memory
+_HUB_FILE = "model.safetensors"
+_OTHER_WEIGHTS = "Give weights of the same network, or use --weights none."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,7 @@ class LoadReport:
         fresh: Names of the encoder's tensors that keep their random initial values.
         unused: Names of the file's tensors that have no place in the network, without its last
             layer.
-        head: Whether the head was loaded, too; otherwise it starts fresh.
+        head: Whether the head was loaded, too. Otherwise it starts fresh.
     """
 
     source: str
@@ -67,19 +72,77 @@ class LoadReport:
 
 
 def weights_file(backbone: str, weights: str) -> Path | None:
-    """The file with the initial weights, fetched if need be; None for `"none"`.
+    """Return the file with the initial weights, fetched if need be. None for `"none"`.
 
     Raises:
-        ConfigError: If the published weights cannot be had.
+        ConfigError: If there are no published weights, or they cannot be downloaded.
         DataError: If there is no such file.
+        DamagedError: If a downloaded file does not match its checksum.
     """
     if weights == "none":
         return None
     if weights == "imagenet":
-        return hub_file(backbone) if backbone.startswith(TIMM) else imagenet_file(backbone)
+        return _hub_file(backbone) if backbone.startswith(TIMM) else imagenet_file(backbone)
     if not Path(weights).is_file():
         raise DataError(f"There is no weights file {weights}.", hint="Check --weights.")
     return Path(weights)
+
+
+def imagenet_file(backbone: str) -> Path:
+    """Return the file with torchvision's weights, verified by the hash in its name."""
+    from peerdg._vision import models  # late, as in `backbones`
+
+    check_backbone(backbone, "imagenet")
+    url = models.get_model_weights(backbone)[BACKBONES[backbone].imagenet].url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
+    if not path.is_file():
+        download(url, path)
+    elif not sha256(path).startswith(_hash_in(path)):
+        raise DamagedError(
+            f"{path} is damaged: its content does not have the hash in its name.",
+            hint="Remove it to download it again, or place a good copy there.",
+        )
+    return path
+
+
+def download(url: str, path: Path) -> None:
+    """Fetch `url` into `path`, which appears whole and verified or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.hub.download_url_to_file(url, str(path), _hash_in(path), progress=False)
+    except (OSError, HTTPException) as error:
+        raise ConfigError(
+            f"The weights cannot be downloaded from {url}: {error}.",
+            hint=f"Place the file at {path}, or use --weights none.",
+        ) from error
+    except RuntimeError as error:
+        raise DamagedError(
+            f"The download of {url} was damaged on the way.",
+            hint=f"Try again, or place the file at {path}.",
+        ) from error
+
+
+def _hash_in(path: Path) -> str:
+    """Return `b8a52dc0` of `squeezenet1_1-b8a52dc0.pth`."""
+    return path.stem.rpartition("-")[2]
+
+
+def _hub_file(name: str) -> Path:
+    """Return the published weights of `timm:NAME` in the Hugging Face cache."""
+    repository = import_timm(name).get_pretrained_cfg(name.removeprefix(TIMM)).hf_hub_id
+    if not repository:
+        raise ConfigError(
+            f"timm publishes no weights for {name}.",
+            hint="Use --weights none, or give a file with --weights FILE.",
+        )
+    hub = importlib.import_module("huggingface_hub")
+    try:
+        return Path(hub.hf_hub_download(repository, _HUB_FILE))
+    except (OSError, ValueError) as error:  # its errors are one of these
+        raise ConfigError(
+            f"The weights cannot be downloaded from https://huggingface.co/{repository}: {error}.",
+            hint="Give the file itself with --weights FILE, or use --weights none.",
+        ) from error
 
 
 def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
@@ -97,41 +160,38 @@ def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
         DamagedError: If the file is damaged, or holds anything but tensors of finite numbers.
     """
     path = weights_file(backbone, weights)
-    if path is None:
-        return LoadReport(source="none", loaded=0, total=len(_encoder_names(model)))
-    tensors = load_weights(path)
-    _check_finite(tensors, path)
-    if _is_own(tensors):
-        places = _own_places(tensors, model)
-    else:
-        places = _foreign_places(tensors, _last_layer(model, backbone))
-    return _load(model, backbone, path, tensors, places)
-
-
-def _load(
-    model: Classifier,
-    backbone: str,
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    places: Mapping[str, str],
-) -> LoadReport:
-    """Load `tensors[name]` into entry `places[name]` of the model's state dict."""
     own = model.state_dict()
+    names = [n for n in own if n.startswith("encoder.") and not n.endswith(_COUNTER)]
+    if path is None:
+        return LoadReport(source="none", loaded=0, total=len(names))
+    tensors = load_weights(path)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise DamagedError(
+                f"{path} is damaged: '{visible(name)}' has values that are not finite.",
+                hint="Copy it again from its origin.",
+            )
+    places = _places(tensors, model, backbone)
     fitting = {place: tensors[name] for name, place in places.items() if place in own}
-    _check_shapes(fitting, own, backbone, path)
-    names = _encoder_names(model)
-    loaded = [name for name in names if name in fitting]
+    for name, tensor in fitting.items():
+        if tensor.shape != own[name].shape:
+            raise ConfigError(
+                f"{path} does not fit {backbone}: '{name.removeprefix('encoder.')}' has the shape "
+                f"{list(tensor.shape)} in the file and {list(own[name].shape)} in the network.",
+                hint=_OTHER_WEIGHTS,
+            )
+    loaded = sum(name in fitting for name in names)
     unused = tuple(name for name, place in places.items() if place not in own)
-    if len(loaded) < SMALLEST_PART * len(names) or len(loaded) < len(unused):
+    if loaded < MIN_SHARE * len(names) or loaded < len(unused):
         raise ConfigError(
-            f"{path} does not fit {backbone}: of its {len(places)} weights only {len(loaded)} have "
+            f"{path} does not fit {backbone}: of its {len(places)} weights only {loaded} have "
             f"a place among the {len(names)} of the network.",
-            hint="Give weights of the same network, or use --weights none.",
+            hint=_OTHER_WEIGHTS,
         )
     model.load_state_dict(fitting, strict=False)
     return LoadReport(
         source=str(path),
-        loaded=len(loaded),
+        loaded=loaded,
         total=len(names),
         fresh=tuple(n.removeprefix("encoder.") for n in names if n not in fitting),
         unused=unused,
@@ -139,11 +199,14 @@ def _load(
     )
 
 
-def _own_places(tensors: Mapping[str, Tensor], model: Classifier) -> dict[str, str]:
-    """Map weights that peerdg saved: names stay, the head only if the class counts match."""
-    head = tensors.get("head.weight")
-    keep_head = head is not None and head.shape == model.head.weight.shape
-    return {name: name for name in tensors if keep_head or not name.startswith("head.")}
+def _places(tensors: Mapping[str, Tensor], model: Classifier, backbone: str) -> dict[str, str]:
+    """Map the names of a file to those of the network."""
+    if {name.partition(".")[0] for name in tensors} == {"encoder", "head"}:  # saved by peerdg
+        head = tensors.get("head.weight")
+        keep_head = head is not None and head.shape == model.head.weight.shape
+        return {name: name for name in tensors if keep_head or not name.startswith("head.")}
+    known = described(model.encoder) if backbone.startswith(TIMM) else BACKBONES[backbone]
+    return _foreign_places(tensors, known.last_layer)
 
 
 def _foreign_places(tensors: Mapping[str, Tensor], last_layer: tuple[str, ...]) -> dict[str, str]:
@@ -161,141 +224,8 @@ def _foreign_places(tensors: Mapping[str, Tensor], last_layer: tuple[str, ...]) 
     return places
 
 
-def _is_own(tensors: Iterable[str]) -> bool:
-    """Whether peerdg saved them: an encoder, a head, and nothing else."""
-    return {name.partition(".")[0] for name in tensors} == {"encoder", "head"}
-
-
-def _last_layer(model: Classifier, backbone: str) -> tuple[str, ...]:
-    known = described(model.encoder) if backbone.startswith(TIMM) else BACKBONES[backbone]
-    return known.last_layer
-
-
-def _encoder_names(model: Classifier) -> list[str]:
-    return [n for n in model.state_dict() if n.startswith("encoder.") and not n.endswith(_COUNTER)]
-
-
-def _check_shapes(
-    fitting: Mapping[str, Tensor], own: Mapping[str, Tensor], backbone: str, path: Path
-) -> None:
-    for name, tensor in fitting.items():
-        if tensor.shape != own[name].shape:
-            raise ConfigError(
-                f"{path} does not fit {backbone}: '{name.removeprefix('encoder.')}' has the shape "
-                f"{list(tensor.shape)} in the file and {list(own[name].shape)} in the network.",
-                hint="Give weights of the same network, or use --weights none.",
-            )
-
-
-def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise DamagedError(
-                f"{path} is damaged: '{name}' has values that are not finite.",
-                hint="Copy it again from its origin.",
-            )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    """Layers rather than tensors, and not too many of them."""
-    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-    more = f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else ""
-    return ", ".join(layers[:SHOWN]) + more
-
-
-CONNECT_SECONDS = 4.0  # until a server has answered, name resolution included
-STALL_SECONDS = 30.0  # without a single byte
-
-
-def imagenet_file(backbone: str) -> Path:
-    """The file with torchvision's weights for `backbone`, verified by the hash in its name.
-
-    Raises:
-        ConfigError: If there are none, or they are neither cached nor downloadable.
-        DamagedError: If the file does not match its checksum.
-    """
-    from peerdg._vision import models  # late, as in `backbones`
-
-    check_backbone(backbone, "imagenet")
-    url = models.get_model_weights(backbone)[BACKBONES[backbone].imagenet].url
-    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
-    if not path.is_file():
-        download(url, path)
-    elif not sha256(path, follow_links=True).startswith(_hash_in(path)):
-        raise DamagedError(
-            f"{path} is damaged: its content does not have the hash in its name.",
-            hint="Remove it, and it is downloaded again; or place a good copy there.",
-        )
-    return path
-
-
-def download(url: str, path: Path) -> None:
-    """Fetch `url` into `path`, which appears whole and verified or not at all."""
-    place = f"place the file at {path}"
-    with reach(url, place=place) as response, replace_atomically(path) as temporary:
-        digest = hashlib.sha256()
-        with temporary.open("wb") as file:
-            for chunk in _chunks(response, url, place):
-                digest.update(chunk)
-                file.write(chunk)
-        if not digest.hexdigest().startswith(_hash_in(path)):
-            raise DamagedError(
-                f"The download of {url} was damaged on the way.",
-                hint=f"Try again, or {place}.",
-            )
-
-
-def reach(url: str, *, place: str) -> HTTPResponse:
-    """Open a connection to `url` within a few seconds.
-
-    Args:
-        url: What to read.
-        place: What a person can do instead, for the error's hint.
-
-    Raises:
-        ConfigError: If the server does not respond in time.
-    """
-    answer: Future[HTTPResponse] = Future()
-
-    def connect() -> None:
-        try:
-            answer.set_result(urlopen(url, timeout=STALL_SECONDS))  # noqa: S310  (https, from torchvision)
-        except (OSError, HTTPException) as error:
-            if isinstance(error, HTTPError):
-                error.close()  # the server's page about the error
-            answer.set_exception(error)
-
-    # In a thread of its own, because the resolution of names has no time limit.
-    Thread(target=connect, daemon=True).start()
-    try:
-        return answer.result(timeout=CONNECT_SECONDS)
-    except (OSError, HTTPException) as error:  # the time limit is an OSError, too
-        raise _unreachable(url, place, error) from error
-
-
-def _chunks(response: HTTPResponse, url: str, place: str) -> Iterator[bytes]:
-    try:
-        while chunk := response.read(2**20):
-            yield chunk
-    except (OSError, HTTPException) as error:
-        raise _unreachable(url, place, error) from error
-
-
-def _unreachable(url: str, place: str, error: Exception) -> ConfigError:
-    reason = str(error) or f"no answer within {CONNECT_SECONDS:.0f} seconds"
-    return ConfigError(
-        f"The weights cannot be downloaded from {url}: {reason}.",
-        hint=f"Download them elsewhere and {place}, or use --weights none.",
-    )
-
-
-def _hash_in(path: Path) -> str:
-    """`b8a52dc0` of `squeezenet1_1-b8a52dc0.pth`."""
-    return path.stem.rpartition("-")[2]
-
-
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from a .safetensors file, or from a .pth file that holds tensors only.
+    """Read a state dict from a .safetensors file, or from a .pth file that holds tensors only.
 
     Raises:
         DataError: If the file is missing or of another kind.
@@ -312,77 +242,46 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             f"{path} was refused: it is damaged or holds more than tensors.",
             hint="Weights must be a .safetensors file, or a .pth state dict of tensors.",
         ) from error
-    _require_plain(tensors, path)
+    odd = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
+    limit = _MAX_EXPANSION * path.stat().st_size
+    if odd or sum(tensor.nbytes for tensor in tensors.values()) > limit:
+        what = f"'{visible(odd[0])}' is not a plain tensor" if odd else "it claims more than stored"
+        raise DamagedError(
+            f"{path} was refused: {what}.",
+            hint="Weights must be dense tensors of the usual types. Save them as .safetensors.",
+        )
     return tensors
 
 
 def _load_pth(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .pth file, mapped where its format allows it.
+    """Read the tensors of a .pth file without executing a pickle.
 
-    Mapping takes no memory for sizes that the file only claims, and unpacks nothing.
+    Where the format allows it the file is mapped, which takes no memory for sizes that the file
+    only claims.
     """
-    with open_regular(path, follow_links=True) as file:
+    with path.open("rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"  # else torch's format before version 1.6
     loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    return {str(name): value.detach() for name, value in _state_dict(loaded).items()}
-
-
-_KINDS = {
-    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-}  # fmt: skip
-_SHARED = 4  # times that all tensors together may be larger than their file: tied weights share
-
-
-def _require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse tensors of unusual kinds, before anything is computed with them.
-
-    Raises:
-        DamagedError: For a sparse, nested, quantized or empty shell of a tensor, a type that
-            weights do not have, or one that repeats few stored numbers many times: a file of a
-            few bytes could claim all memory.
-    """
-    for name, tensor in tensors.items():
-        stored = tensor.layout is torch.strided and not tensor.is_nested
-        if not stored or tensor.device.type != "cpu" or tensor.dtype not in _KINDS:
-            problem = f"'{visible(name)}' is no plain tensor of numbers"
-        elif tensor.nbytes > tensor.untyped_storage().nbytes():
-            problem = f"'{visible(name)}' claims more numbers than are stored"
-        else:
-            continue
-        raise DamagedError(f"{path} was refused: {problem}.", hint=_PLAIN)
-    if sum(tensor.nbytes for tensor in tensors.values()) > _SHARED * path.stat().st_size:
-        raise DamagedError(f"{path} was refused: it claims more than it stores.", hint=_PLAIN)
-
-
-_PLAIN = "Weights must be dense tensors of the usual types; save them as .safetensors."
-
-
-def _state_dict(loaded: Any) -> dict[str, Tensor]:
-    """The tensors of a state dict, also when it lies under the usual key `state_dict`."""
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise ValueError("not a state dict")
-    return loaded
+    return {str(name): value.detach() for name, value in loaded.items()}
 
 
-HUB = "https://huggingface.co"
-FILE = "model.safetensors"
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether all numbers of a dense tensor of a usual type are stored."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return (
+        is_dense
+        and tensor.device.type == "cpu"
+        and tensor.dtype in _DTYPES
+        and tensor.nbytes <= tensor.untyped_storage().nbytes()
+    )
 
 
-def hub_file(name: str) -> Path:
-    """The published weights of `timm:NAME`, in the Hugging Face cache or downloaded into it."""
-    repository = import_timm(name).get_pretrained_cfg(name.removeprefix(TIMM)).hf_hub_id
-    if not repository:
-        raise ConfigError(
-            f"timm publishes no weights for {name}.",
-            hint="Use --weights none, or give a file with --weights FILE.",
-        )
-    hub = importlib.import_module("huggingface_hub")
-    cached = hub.try_to_load_from_cache(repository, FILE)
-    if isinstance(cached, str):
-        return Path(cached)
-    url = f"{HUB}/{repository}/resolve/main/{FILE}"
-    reach(url, place=f"give the file itself with --weights {FILE}").close()
-    return Path(hub.hf_hub_download(repository, FILE))
+def _some(names: tuple[str, ...]) -> str:
+    """List layers rather than tensors, and not too many of them."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    more = f" and {len(layers) - MAX_SHOWN} more" if len(layers) > MAX_SHOWN else ""
+    return ", ".join(layers[:MAX_SHOWN]) + more
