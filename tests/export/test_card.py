@@ -9,7 +9,7 @@ import torch
 
 import peerdg
 from peerdg.errors import DamagedError
-from peerdg.run.card import CARD, model_card
+from peerdg.run.model import CARD, model_card
 from tests.cli.stored_models import CLASSES, save_small_model
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.reliability.processes import environment
@@ -75,7 +75,7 @@ def test_hostile_names_are_text_in_a_card(tmp_path: Path):
     assert "://" not in card
     headings = [line for line in card.splitlines() if line.startswith("#")]
     assert [h.lstrip("# ").split(":")[0] for h in headings] == [
-        "Model card", "Classes", "Training", "Accuracy", "Limits", "Use", "Licence",
+        "Model card", "Classes", "Training", "Accuracy", "Limits", "Use", "License",
     ]  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_hostile_names_are_text_in_a_card(tmp_path: Path):
 def test_a_description_that_peerdg_did_not_write_is_refused(training: object, tmp_path: Path):
     folder = save_small_model(tmp_path / "model")
     described = json.loads((folder / "model.json").read_text())
-    with pytest.raises(DamagedError, match="training record"):
+    with pytest.raises(DamagedError, match="damaged"):
         model_card({**described, "training": training})
 
 

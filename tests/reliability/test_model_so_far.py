@@ -114,9 +114,9 @@ def test_what_is_written_is_not_what_is_trained_on_meanwhile(tmp_path: Path, mon
     """The weights are copied before the next step changes them, however slow the disk is."""
     import threading
 
-    from peerdg.run import model_files
+    from peerdg.run import model
 
-    release, real = threading.Event(), model_files.write_model
+    release, real = threading.Event(), model.write_model
     expected: list[dict[str, torch.Tensor]] = []
 
     def slow(folder: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any]) -> str:
@@ -133,7 +133,7 @@ def test_what_is_written_is_not_what_is_trained_on_meanwhile(tmp_path: Path, mon
                 release.set()
             super().step(epoch, step, **values)
 
-    monkeypatch.setattr(model_files, "write_model", slow)
+    monkeypatch.setattr(model, "write_model", slow)
     network = tiny_model()
     options = merge({k: v for k, v in OPTIONS.items() if k != "peer"}, {"method": "erm"})
     options |= {"evaluate_every": 1, "checkpoint_minutes": 60, "pretrain": {"epochs": 0}}

@@ -18,9 +18,8 @@ from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarni
 from peerdg.files import sha256
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import images_per_pass
-from peerdg.models.description import checksum
 from peerdg.models.names import LARGEST_SIDE
-from peerdg.models.stored import load_stored, save_model
+from peerdg.models.stored import checksum, load_stored, save_model
 from peerdg.models.weights import initialise, load_weights
 from tests.cli.stored_models import save_photos, save_small_model
 from tests.conftest import import_timm, tiny_classifier

@@ -18,8 +18,8 @@ from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.report.comparison import FIGURE, comparison_page, write_comparison
 from peerdg.report.evaluation import write_evaluation
 from peerdg.report.result import RunResult
-from peerdg.run.card import model_card
 from peerdg.run.manifest import Inputs
+from peerdg.run.model import model_card
 from tests.cli.stored_models import save_small_model
 from tests.conftest import tiny_classifier
 from tests.report.test_escape import HOSTILE

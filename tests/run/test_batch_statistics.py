@@ -267,7 +267,7 @@ def test_a_stop_before_any_evaluation_stores_a_model_by_the_rule(tmp_path, monke
 
 def test_a_stop_recalibrates_for_some_seconds_only(tmp_path, monkeypatch):
     """The chunks are shuffled: those that fit into the time are a sample of all images."""
-    monkeypatch.setattr("peerdg.run.model_files.STOP_STATISTICS_SECONDS", 0.0)
+    monkeypatch.setattr("peerdg.run.model.STOP_STATISTICS_SECONDS", 0.0)
     monkeypatch.setattr("peerdg.methods.clean.images_per_pass", lambda side: 6)
     stopped(tmp_path / "run", monkeypatch, at=4, name="erm", pretrain=2)
     found = load_file(tmp_path / "run/model/model.safetensors")

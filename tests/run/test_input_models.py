@@ -16,11 +16,10 @@ from peerdg.data.splits import with_targets
 from peerdg.errors import ConfigError, DataError, PeerdgError, PeerdgWarning, Stopped
 from peerdg.files import sha256
 from peerdg.models.backbones import build_classifier
-from peerdg.models.description import checksum
-from peerdg.models.stored import save_model
+from peerdg.models.stored import checksum, save_model
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.variants import by_variant
-from peerdg.run import input_models
+from peerdg.run import model as run_model
 from peerdg.run.config import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
@@ -135,7 +134,7 @@ def test_a_run_is_not_resumed_with_a_changed_teacher(tmp_path):
 
 
 def test_a_missing_teacher_is_reported_before_any_work(tmp_path):
-    with pytest.raises(DataError, match=r"--teacher\.model names"):
+    with pytest.raises(DataError, match=r"--teacher\.model"):
         guided(tmp_path / "run", tmp_path / "nothing")
     assert not (tmp_path / "run").exists()
 
@@ -147,19 +146,19 @@ def test_a_network_may_be_given_by_name_with_its_published_weights(tmp_path, mon
              if n.startswith("encoder.")}  # fmt: skip
     file = tmp_path / "alexnet.safetensors"
     save_file({name: t.contiguous() for name, t in state.items()}, file)
-    for module in ("peerdg.run.input_models", "peerdg.models.weights"):
+    for module in ("peerdg.run.model", "peerdg.models.weights"):
         monkeypatch.setattr(f"{module}.weights_file", lambda backbone, weights: file)
-    network = input_models.load_input_model("alexnet")
+    network = run_model.load_input_model("alexnet")
     for name, value in network.encoder.state_dict().items():
         assert torch.equal(value, state[name]), name
     config = resolve({"method": "teacher", "teacher": {"model": "alexnet"}})
-    assert input_models.input_models_record(config) == {"models": {"teacher.model": sha256(file)}}
+    assert run_model.input_models_record(config)["models"] == {"teacher.model": sha256(file)}
 
 
 def test_a_folder_comes_before_a_network_of_its_name(tmp_path, monkeypatch):
     save_teacher(tmp_path / "alexnet")
     monkeypatch.chdir(tmp_path)
-    assert input_models.load_input_model("alexnet").feature_dim != 4096
+    assert run_model.load_input_model("alexnet").feature_dim != 4096
 
 
 def test_an_oracle_learns_from_source_and_targets():

@@ -33,8 +33,8 @@ from peerdg.evaluate.predictions import (
 from peerdg.export.export import Exported, export_model
 from peerdg.export.formats import Format
 from peerdg.models.classifier import Classifier, images_per_pass
-from peerdg.models.combination import Outputs, Rule
-from peerdg.models.stored import OWN, how_far, load_stored, model_folder
+from peerdg.models.names import Outputs, Rule
+from peerdg.models.stored import OWN, how_far, load_stored
 from peerdg.run.combine import combine as combine_runs
 from peerdg.run.hardware import find_device
 from peerdg.run.manifest import KnownImages, read_known_images
@@ -260,7 +260,7 @@ def load_model(
         device: Where it computes, e.g. `"cuda"`; `"auto"` takes the accelerator if there is one.
     """
     place = find_device(str(device))
-    classifier, description = load_stored(model_folder(Path(path)), network)
+    classifier, description = load_stored(Path(path), network)
     if far := how_far(description):
         warnings.warn(
             f"The model in {path} was {far}: its run is not finished.", PeerdgWarning, stacklevel=2

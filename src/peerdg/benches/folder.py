@@ -20,7 +20,7 @@ import tomli_w
 from peerdg.benches.plan import Plan, PlannedRun, SharedRun
 from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, RunInUseError
 from peerdg.files import TEMPORARY, refuse_links, remove, replace_atomically, writing
-from peerdg.models.description import read_description
+from peerdg.models.stored import read_description
 from peerdg.run.config import refuse_difference, resolve
 from peerdg.run.folder import LOCK, OWNER, FolderLock, RunFolder, read_run_config
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from peerdg.benches.plan import PlannedMethod, PlannedRun, SharedRun
 from peerdg.errors import ConfigError
-from peerdg.models.description import read_description
+from peerdg.models.stored import read_description
 from peerdg.report.result import RunResult
 
 COMBINED = "combined"  # the name under which the model was evaluated

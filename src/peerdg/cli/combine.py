@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.models.combination import Outputs, Rule
+from peerdg.models.names import Outputs, Rule
 from peerdg.terminal import console, error_console
 
 
@@ -35,17 +35,16 @@ def combine(
     from peerdg.run.progress import ReadingBar
     from peerdg.terminal import Table
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
     bar = ReadingBar(error_console)
     try:
         with showing(bar):
-            made = combine_runs(runs, output, rule=rule, outputs=outputs, root=root, note=say)
+            made = combine_runs(
+                runs, output, rule=rule, outputs=outputs, root=root, note=console.print
+            )
     finally:
         bar.close()
     accuracy = made["training"].get("accuracy", {})
     if accuracy:
         rows = [[name, f"{r['accuracy']:.2f}", f"{r['n']:,}"] for name, r in accuracy.items()]
         console.print(Table(["domain", "accuracy %", "images"], rows, is_text=True))
-    say(f"Model in {output}. Use it with: peerdg predict {output} IMAGE")
+    console.print(f"Model in {output}. Use it with: peerdg predict {output} IMAGE")

@@ -17,8 +17,8 @@ from peerdg.export.formats import FACTS, Format, require_packages
 from peerdg.export.writers import Run, origin_of, write_onnx, write_program, write_weights
 from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, writing
 from peerdg.models.classifier import Classifier, in_eval_mode
-from peerdg.models.description import is_ensemble
-from peerdg.run.card import CARD, model_card
+from peerdg.models.stored import describes_ensemble
+from peerdg.run.model import CARD, model_card
 from peerdg.version import __version__
 
 TOLERANCE = 1e-4
@@ -122,7 +122,7 @@ def export_model(
             description,
             load=_how_to_load(model, description, names.model, format),
             remarks=_remarks(description, format, difference),
-            normalises=_normalises(model, description, format),
+            normalizes=_normalises(model, description, format),
         )
         (folder / names.card).write_text(card, "utf-8")
     where = output.parent if _is_file(output, format) else output
@@ -250,7 +250,7 @@ def _how_to_add(description: Mapping[str, Any]) -> list[str]:
 
 
 def _how_to_join(description: Mapping[str, Any]) -> list[str]:
-    if not is_ensemble(description):
+    if not describes_ensemble(description):
         return []
     combined = description["combined"]
     members = range(len(combined["members"]))

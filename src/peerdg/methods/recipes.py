@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from peerdg.models.combination import Outputs, Rule
+from peerdg.models.names import Outputs, Rule
 from peerdg.options import merge
 
 Reconstruction = Literal["no", "on digits", "on photos", "everywhere"]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from peerdg.errors import ConfigError
 from peerdg.models.classifier import Classifier
-from peerdg.models.combination import CombinedFrom, Member, Outputs
 from peerdg.models.layers import Layer
+from peerdg.models.names import Outputs
 
 
 def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities") -> Classifier:
@@ -50,14 +50,6 @@ def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities
 def is_ensemble(model: Classifier) -> bool:
     """Whether `ensemble` made it."""
     return isinstance(model.head, MeanHead)
-
-
-def networks_of(model: Classifier) -> CombinedFrom | None:
-    """What `ensemble` made it of, as networks without names; None if it is no ensemble."""
-    if not isinstance(model.head, MeanHead):
-        return None
-    members = tuple(Member(f"network {number + 1}") for number in range(len(model.head.dims)))
-    return CombinedFrom("ensemble", members, model.head.outputs)
 
 
 def added_layers(model: Classifier) -> tuple[Layer, ...]:

@@ -5,6 +5,7 @@ So the command line can complete, list and check names before anything heavy is 
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Literal
 
 from peerdg.errors import ConfigError
 from peerdg.options import did_you_mean
@@ -17,6 +18,10 @@ STD_LIMITS = {"at_least": 1e-3, "at_most": 1e3}
 OWN = "own"  # a network that the user brought
 TIMM = "timm:"  # what stands before the name of a timm model
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+Rule = Literal["uniform", "greedy", "ensemble"]
+"""How runs become one model: by the mean of their weights, or of their outputs."""
+Outputs = Literal["probabilities", "logits"]
+"""What an ensemble averages."""
 _V1 = "IMAGENET1K_V1"  # the weights that the domain generalization literature starts from
 
 

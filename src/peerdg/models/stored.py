@@ -1,79 +1,37 @@
-"""A model on disk: weights as safetensors, everything else as JSON beside them. Never pickle.
+"""A model on disk: weights as safetensors and a description as JSON. Never pickle.
 
 Files of `model/`:
 
 * `model.safetensors`: the weights
-* `model.json`: backbone and added layers, class names, normalisation, image sizes, how it was
+* `model.json`: backbone and added layers, class names, normalization, image sizes, how it was
   trained, which runs it was made of, checksums
-* `MODEL_CARD.md`: the same for a person, written by `peerdg.run.card`; nothing reads it
+* `MODEL_CARD.md`: the same for a person, written by `peerdg.run.model`; nothing reads it
 """
 
 import copy
+import hashlib
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
-from peerdg.files import (
-    refuse_links,
-    replace_atomically,
-    sha256,
-)
+from peerdg.files import read_json, reading, refuse_links, replace_atomically, sha256, write_json
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
-from peerdg.models.description import (
-    HINT,
-    checksum,
-    format_of,
-    is_ensemble,
-    read_description,
-)
-from peerdg.models.ensemble import added_layers, ensemble, networks_of
+from peerdg.models.ensemble import MeanHead, added_layers, ensemble
 from peerdg.models.names import OWN as OWN
 from peerdg.terminal import visible
 from peerdg.version import __version__
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-
-
-def save_model(
-    folder: Path,
-    model: Classifier,
-    *,
-    backbone: str,
-    image_size: int,
-    stored_size: int | None = None,
-    training: Mapping[str, Any] | None = None,
-    progress: Mapping[str, Any] | None = None,
-) -> str:
-    """Write `model` as a folder that `load_stored` reads; returns the SHA-256 of its weights.
-
-    Args:
-        folder: The folder to make.
-        model: The network; `describe_model` explains the rest.
-        backbone: Its name, or `OWN`.
-        image_size: Side of the images that the network sees.
-        stored_size: Side of the squares that files are decoded to first.
-        training: Where the model comes from and how good it is.
-        progress: How far it was trained.
-    """
-    description = describe_model(
-        model,
-        backbone=backbone,
-        image_size=image_size,
-        stored_size=stored_size,
-        training=training,
-        progress=progress,
-    )
-    return write_model(folder, model.state_dict(), description)
+FORMAT = 1
+_HINT = "Copy it again from its origin."
 
 
 def describe_model(
@@ -88,19 +46,18 @@ def describe_model(
     """Describe `model` for `model.json`, without checksums.
 
     Args:
-        model: The network with its class names and normalisation.
-        backbone: Its name, or `OWN`.
+        model: Network with its class names and normalization.
+        backbone: Name of the network, or `OWN`.
         image_size: Side of the images that the network sees.
         stored_size: Side of the squares that files are decoded to before they are resized to
-            `image_size`, as those it learnt from were; None if it is the same.
-        training: Where the model comes from and how good it is, as plain values, for its card.
-        progress: How far it was trained, as `training_progress` gives it; None if that is over.
+            `image_size`. None if it is the same.
+        training: Data, method, settings and results of the training, for the card.
+        progress: Epochs that it was trained for, see `how_far`. None if training is complete.
     """
-    added, combined = added_layers(model), networks_of(model)
     description = {
+        "format": FORMAT,
         "backbone": backbone,
-        **({"added_layers": list(added)} if added else {}),
-        **({"combined": asdict(combined)} if combined else {}),
+        "added_layers": list(added_layers(model)),
         "classes": list(model.classes),
         "mean": model.mean.flatten().tolist(),
         "std": model.std.flatten().tolist(),
@@ -109,24 +66,64 @@ def describe_model(
         "training": dict(training or {}),
         "progress": dict(progress or {"complete": True}),
     }
-    return {"format": format_of(description), **description}
+    if isinstance(model.head, MeanHead):
+        members = [{"name": f"network {n + 1}"} for n in range(len(model.head.dims))]
+        description["combined"] = {
+            "rule": "ensemble",
+            "members": members,
+            "outputs": model.head.outputs,
+        }
+    return description
 
 
-def training_progress(
-    *, epoch: int, epochs: int, pretrain_epoch: int, pretrain_epochs: int, complete: bool
-) -> dict[str, Any]:
-    """The progress of a model's training, as plain values for its description."""
-    return {
-        "complete": complete,
-        "epoch": epoch,
-        "epochs": epochs,
-        "pretrain_epoch": pretrain_epoch,
-        "pretrain_epochs": pretrain_epochs,
-    }
+def save_model(folder: Path, model: Classifier, **about: Any) -> str:
+    """Write `model` as a folder that `load_stored` reads, and return the SHA-256 of its weights.
+
+    Args:
+        folder: Folder to make.
+        model: Network to save.
+        about: Arguments of `describe_model`.
+    """
+    return write_model(folder, model.state_dict(), describe_model(model, **about))
+
+
+def write_model(folder: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> str:
+    """Write weights and description as a model folder, and return the SHA-256 of the weights."""
+    with replace_atomically(folder) as temporary:
+        temporary.mkdir()
+        save_tensors(temporary / WEIGHTS, tensors)
+        digest = sha256(temporary / WEIGHTS)
+        made_with = {"peerdg": __version__, "torch": torch.__version__}
+        description = {**description, "weights_sha256": digest, **made_with}
+        write_json(temporary / DESCRIPTION, {**description, "sha256": checksum(description)})
+    return digest
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Read a `model.json`.
+
+    Raises:
+        DamagedError: If it cannot be read, or is not what was saved.
+    """
+    description: dict[str, Any] = read_json(path, format=FORMAT, hint=_HINT)
+    if description.get("sha256") != checksum(description):
+        raise DamagedError(f"{visible(str(path))} is not what was saved.", hint=_HINT)
+    return description
+
+
+def checksum(description: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the rest of a description: class names matter as much as weights."""
+    content = {name: value for name, value in description.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def describes_ensemble(description: Mapping[str, Any]) -> bool:
+    """Whether a description is that of several networks whose outputs are averaged."""
+    return (description.get("combined") or {}).get("rule") == "ensemble"
 
 
 def how_far(description: Mapping[str, Any]) -> str | None:
-    """How far the model of an unfinished run was trained; None if its training was completed."""
+    """Say how far the model of an unfinished run was trained. None if training is complete."""
     progress = description.get("progress") or {"complete": True}
     if progress["complete"]:
         return None
@@ -136,154 +133,62 @@ def how_far(description: Mapping[str, Any]) -> str | None:
     return f"pre-trained only, for {before}"
 
 
-def write_model(folder: Path, tensors: Mapping[str, Tensor], description: dict[str, Any]) -> str:
-    """Write weights and description as a model folder; returns the SHA-256 of the weights."""
-    with replace_atomically(folder) as temporary:
-        temporary.mkdir()
-        save_tensors(temporary / WEIGHTS, dict(tensors))
-        digest = sha256(temporary / WEIGHTS)
-        made_with = {"peerdg": __version__, "torch": torch.__version__}
-        description = {**description, "weights_sha256": digest, **made_with}
-        description["sha256"] = checksum(description)
-        text = json.dumps(description, indent=2, ensure_ascii=False)
-        (temporary / DESCRIPTION).write_text(text + "\n", "utf-8")
-    return digest
-
-
-def load_stored(folder: Path, model: nn.Module | None = None) -> tuple[Classifier, dict[str, Any]]:
-    """The classifier in a model folder, in eval mode, and its description.
-
-    Args:
-        folder: The model folder.
-        model: The network to put the weights into, if it was the user's own: a `Classifier`, or
-            the module that one was made of; without or with the layers that a method added; one
-            member of an ensemble, or the whole of it.
-
-    Raises:
-        ConfigError: If the network was the user's own and `model` is not given.
-        DataError: If there is no model in `folder`.
-        DamagedError: If a file does not match its checksum or type.
-        NumericalError: If a weight is NaN or infinite.
-    """
-    if not os.path.lexists(folder / DESCRIPTION):
-        raise DataError(
-            f"There is no model in {folder}: {DESCRIPTION} is missing.",
-            hint="Give a run folder or a model folder; a run has a model from its first evaluation "
-            "on.",
-        )
-    description = read_description(folder / DESCRIPTION)
-    try:
-        if sha256(folder / WEIGHTS) != description["weights_sha256"]:
-            raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=HINT)
-        if model is None:
-            _check_shapes(folder / WEIGHTS, description)
-            model = _build_member(description)
-        elif not isinstance(model, Classifier):
-            model = as_classifier(
-                model,
-                classes=description["classes"],
-                mean=description["mean"],
-                std=description["std"],
-                image_size=description["image_size"],
-            )
-        elif list(model.classes) != description["classes"]:
-            raise ConfigError(
-                f"The network for {folder} has the classes {', '.join(model.classes)}; the weights "
-                f"were trained with {', '.join(description['classes'])}.",
-            )
-        model = _complete(model, folder / WEIGHTS, description)
-        model.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise DamagedError(f"The model in {folder} is damaged: {error}.", hint=HINT) from error
-    _require_finite(model, folder)
-    return model.eval(), description
-
-
 def model_folder(path: Path) -> Path:
-    """The model of a run folder, or the folder itself if it is a model folder.
+    """Return the model folder of a run folder, or `path` itself if it is a model folder.
 
     Raises:
-        DamagedError: If the folder holds a link, pipe or device.
+        DamagedError: If the folder holds a symbolic link.
     """
-    if any(os.path.lexists(path / part) for part in ("model", DESCRIPTION)):
+    if (path / "model").exists() or (path / DESCRIPTION).exists():
         refuse_links(path)
     return path / "model" if (path / "model").is_dir() else path
 
 
-def _require_finite(model: nn.Module, folder: Path) -> None:
-    """Refuse weights with which no probability can be computed.
+def require_model(path: Path) -> dict[str, Any]:
+    """Read the description of the model in a run folder or model folder.
 
-    A buffer may have negative infinities: masks of attention do.
+    Raises:
+        DataError: If there is no model in it.
+        DamagedError: If the description is damaged.
     """
-    parameters = dict(model.named_parameters())
-    for name, tensor in model.state_dict().items():
-        usable = tensor.isfinite()
-        if name not in parameters:
-            usable |= tensor == -torch.inf
-        if not usable.all():
-            raise NumericalError(
-                f"The model in {folder} has values that are NaN or infinite in '{visible(name)}': "
-                "it cannot predict anything.",
-                hint="Use another model, or train it again.",
-            )
+    file = model_folder(path) / DESCRIPTION
+    if not file.exists():
+        raise DataError(
+            f"There is no model in {path}: {DESCRIPTION} is missing.",
+            hint="Give a run folder or a model folder. A run has a model after its first "
+            "evaluation.",
+        )
+    return read_description(file)
 
 
-def _complete(network: Classifier, path: Path, description: dict[str, Any]) -> Classifier:
-    """`network` with the layers added to it, and as often as the folder holds it."""
-    if whole := networks_of(network):
-        if len(whole.members) != _members(description):
-            raise ValueError(f"it has {_members(description)} networks, not {len(whole.members)}")
-        if whole.outputs != description["combined"]["outputs"]:
-            raise ValueError(f"it averages {description['combined']['outputs']}")
-        return network
-    network = network.with_layers(description["added_layers"])
-    _check_members(path, network, description)
-    return _several(network, description)
+def load_stored(path: Path, model: nn.Module | None = None) -> tuple[Classifier, dict[str, Any]]:
+    """Load the classifier of a run folder or model folder, in eval mode, and its description.
 
+    Args:
+        path: Run folder or model folder.
+        model: Network to put the weights into, if it was the user's own: a `Classifier` or the
+            module that one was made of, with or without the layers that a method added. For an
+            ensemble, one of its networks or all of it.
 
-def _check_members(path: Path, network: Classifier, description: dict[str, Any]) -> None:
-    """Compare the stored tensors of an ensemble with its first network, before there are more."""
-    if not is_ensemble(description):
-        return
-    stored = _stored_shapes(path)
-    body = {name: list(tensor.shape) for name, tensor in network.body.state_dict().items()}
-    for member in range(_members(description)):
-        prefix = f"encoder.{member}."
-        found = {
-            name.removeprefix(prefix): s for name, s in stored.items() if name.startswith(prefix)
-        }
-        if found != body:
-            raise ValueError(f"network {member + 1} of {_members(description)} is another one")
-
-
-def _check_shapes(path: Path, description: dict[str, Any]) -> None:
-    """Compare the stored tensors with those of the named network, before memory is taken for it.
-
-    A file of a few megabytes may name a network of gigabytes.
+    Raises:
+        ConfigError: If the network was the user's own and `model` is not given, or has other
+            classes.
+        DataError: If there is no model.
+        DamagedError: If a file does not match its checksum, or the weights are of another network.
+        NumericalError: If a weight is NaN or infinite.
     """
-    try:
-        with torch.device("meta"):  # shapes without numbers
-            network = _build_member(description).with_layers(description["added_layers"])
-            network = _several(network, description)
-    except RuntimeError:  # e.g. torchvision's RegNet computes its widths with tensors
-        return
-    needed = {name: list(tensor.shape) for name, tensor in network.state_dict().items()}
-    stored = _stored_shapes(path)
-    for name in sorted(needed.keys() | stored.keys()):
-        if needed.get(name) != stored.get(name):
-            raise ValueError(
-                f"'{visible(name)}' has the shape {stored.get(name, 'of nothing: it is missing')}, "
-                f"{visible(description['backbone'])} needs {needed.get(name, 'no such weight')}"
-            )
+    description, folder = require_model(path), model_folder(path)
+    with reading(folder, hint=_HINT):
+        if sha256(folder / WEIGHTS) != description["weights_sha256"]:
+            raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=_HINT)
+        network = _build(description) if model is None else _as_described(model, description)
+        network = _with_members(network, description)
+        network.load_state_dict(load_file(folder / WEIGHTS))
+    _require_finite(network, folder)
+    return network.eval(), description
 
 
-def _stored_shapes(path: Path) -> dict[str, list[int]]:
-    with safe_open(path, "pt") as file:
-        return {name: file.get_slice(name).get_shape() for name in file.keys()}
-
-
-def _build_member(description: dict[str, Any]) -> Classifier:
-    """The described network, of an ensemble one of them, without the layers added to it."""
+def _build(description: dict[str, Any]) -> Classifier:
     if description["backbone"] == OWN:
         raise ConfigError(
             "This model is a network of your own, which peerdg cannot build.",
@@ -297,39 +202,75 @@ def _build_member(description: dict[str, Any]) -> Classifier:
     )
 
 
-def _several(network: Classifier, description: dict[str, Any]) -> Classifier:
-    """For an ensemble, as many copies of the network as it has members; else itself."""
-    if not is_ensemble(description):
+def _as_described(model: nn.Module, description: dict[str, Any]) -> Classifier:
+    """Make a classifier with the stored classes of the user's network."""
+    network = as_classifier(
+        model,
+        classes=description["classes"],
+        mean=description["mean"],
+        std=description["std"],
+        image_size=description["image_size"],
+    )
+    if list(network.classes) != description["classes"]:
+        raise ConfigError(
+            f"The network has the classes {', '.join(network.classes)}. The weights were trained "
+            f"with {', '.join(description['classes'])}.",
+        )
+    return network
+
+
+def _with_members(network: Classifier, description: dict[str, Any]) -> Classifier:
+    """Add the stored layers, and repeat the network for each member of an ensemble."""
+    combined = description.get("combined") or {}
+    if isinstance(network.head, MeanHead):  # all of the ensemble was given
+        if network.head.outputs != combined["outputs"]:
+            raise ValueError(f"it averages {combined['outputs']}")
         return network
-    copies = [network, *(copy.deepcopy(network) for _ in range(_members(description) - 1))]
-    return ensemble(copies, outputs=description["combined"]["outputs"])
+    network = network.with_layers(description["added_layers"])
+    if not describes_ensemble(description):
+        return network
+    others = [copy.deepcopy(network) for _ in combined["members"][1:]]
+    return ensemble([network, *others], outputs=combined["outputs"])
 
 
-def _members(description: dict[str, Any]) -> int:
-    """How many networks the folder holds."""
-    return len(description["combined"]["members"]) if is_ensemble(description) else 1
+def _require_finite(model: nn.Module, folder: Path) -> None:
+    """Refuse weights with which no probability can be computed.
+
+    A buffer may have negative infinities, as attention masks do.
+    """
+    parameters = dict(model.named_parameters())
+    for name, tensor in model.state_dict().items():
+        usable = tensor.isfinite()
+        if name not in parameters:
+            usable |= tensor == -torch.inf
+        if not usable.all():
+            raise NumericalError(
+                f"The model in {folder} has values that are NaN or infinite in '{visible(name)}'.",
+                hint="Use another model, or train it again.",
+            )
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write named tensors as safetensors.
 
     Raises:
-        OutputError: If the disk does not take them.
+        OutputError: If the disk is full.
     """
-    # The format wants plain contiguous CPU tensors; channels-last weights are laid out anew.
-    # Tied weights share memory, which the format refuses: the second one is copied.
+    # The format requires contiguous CPU tensors, so channels-last weights are laid out again.
+    # Tied weights share memory, which the format refuses, so the second one is copied.
     ready: dict[str, Tensor] = {}
+    pointers: set[int] = set()
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().contiguous()
-        taken = {other.data_ptr() for other in ready.values()}
-        ready[name] = plain.clone() if plain.data_ptr() in taken else plain
+        ready[name] = plain.clone() if plain.data_ptr() in pointers else plain
+        pointers.add(plain.data_ptr())
+    path.touch()
+    mode = path.stat().st_mode
     try:
-        path.touch()
-        mode = path.stat().st_mode
         save_file(ready, path)
-        path.chmod(mode)  # safetensors makes files that no other user may read
     except SafetensorError as error:
         raise OutputError(
             f"Cannot write {path.parent}: {error}.",
-            hint="Free some space and start again; what was saved before is intact.",
+            hint="Free some space and start again. Everything saved before is intact.",
         ) from error
+    path.chmod(mode)  # safetensors makes files that no other user may read

@@ -9,7 +9,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,31 +20,94 @@ from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, OutputError, PeerdgError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain, evaluate_models
-from peerdg.evaluate.detail import BINS, evaluate_in_detail
+from peerdg.evaluate.detail import evaluate_in_detail
 from peerdg.models.classifier import Classifier, has_batch_statistics
-from peerdg.models.combination import CombinedFrom, Member, Outputs, Rule
-from peerdg.models.description import format_of
 from peerdg.models.ensemble import ensemble
+from peerdg.models.names import Outputs, Rule
 from peerdg.models.statistics import recompute_statistics
-from peerdg.models.stored import describe_model, how_far, write_model
-from peerdg.options import did_you_mean
-from peerdg.run.card import write_card
-from peerdg.run.combine_members import (
-    MemberFolder,
-    read_members,
-    require_combinable,
-    warn_of_different_starts,
+from peerdg.models.stored import (
+    describe_model,
+    describes_ensemble,
+    how_far,
+    load_stored,
+    require_model,
+    write_model,
 )
+from peerdg.options import did_you_mean
 from peerdg.run.config import resolve, without_method
 from peerdg.run.folder import read_run_config
+from peerdg.run.manifest import read_inputs
+from peerdg.run.model import SELECTION, results, write_card
 from peerdg.run.prepare import evaluation_domains, load_splits, match_classes, natural_domains
-from peerdg.run.training_record import SELECTION
+from peerdg.terminal import storable
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
 
-# Batch statistics that belong to weights, and are averaged like them.
-LEARNT = ("trained", "frozen")
+MAX_MEMBERS = 100
+# Batch statistics that are averaged like weights.
+LEARNED = ("trained", "frozen")
 GREEDY = "runs were chosen by their accuracy on the source's validation images"
+
+
+@dataclass
+class _Member:
+    """A run to combine, not loaded.
+
+    Args:
+        path: Run folder or model folder, as it was given.
+        description: Content of its `model.json`.
+        used: Whether it is part of the model.
+        validation: Accuracy on the source's validation images, if it was computed.
+    """
+
+    path: Path
+    description: dict[str, Any]
+    used: bool = True
+    validation: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the run folder."""
+        place = self.path.resolve()
+        return storable(place.parent.name if place.name == "model" else place.name)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """The training record. Empty if there is none."""
+        training: dict[str, Any] = self.description["training"]
+        return training
+
+    @property
+    def run(self) -> Path | None:
+        """The run folder, if it was given or the model in it was."""
+        places = (self.path, self.path.parent)
+        return next((place for place in places if (place / "config.toml").is_file()), None)
+
+    def record(self) -> dict[str, Any]:
+        """Describe it for the `model.json` of the combined model."""
+        return {
+            "name": self.name,
+            "weights_sha256": self.description["weights_sha256"],
+            **{key: self.training.get(key) for key in ("method", "seed", "train_seed")},
+            "validation": self.validation,
+            "used": self.used,
+            "progress": how_far(self.description),
+        }
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The data that the runs were trained on.
+
+    Args:
+        splits: Its parts.
+        source: Training images, as the network sees them.
+        domains: Domains that models are evaluated on.
+    """
+
+    splits: Splits
+    source: Source
+    domains: Mapping[str, Domain]
 
 
 def combine(
@@ -58,7 +121,7 @@ def combine(
     network: nn.Module | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Make a model folder of several runs; it needs them no more.
+    """Make a model folder of several runs. It does not need them afterwards.
 
     The rules:
 
@@ -67,267 +130,261 @@ def combine(
       added to the mean if the accuracy of the mean does not fall.
     * `"ensemble"`: the mean of the outputs, see `models.ensemble`.
 
-    A mean of weights has batch statistics recomputed on the source's clean images, where the runs
-    were evaluated so and the images are there; otherwise the mean of theirs. If the data is there,
-    the model is evaluated on it for its card.
+    The batch statistics of a mean of weights are recomputed on the source's clean images if the
+    runs were evaluated that way. Without the images they are averaged. If the data is there, the
+    model is evaluated on it for its card.
 
     Args:
         runs: Run folders or model folders, at least two.
-        out: The model folder to make.
-        rule: How.
-        outputs: What an ensemble averages; default: probabilities.
-        root: Folder with the data, where it is not where the first run had it.
-        splits: The data, of runs on data in memory.
-        network: The network that the weights belong to, if the runs trained one of your own.
-        note: Receives sentences about what was done.
+        out: Model folder to make.
+        rule: How to combine.
+        outputs: What an ensemble averages. Default: probabilities.
+        root: Folder with the data, if it was moved.
+        splits: Data of runs on data in memory.
+        network: Network that the weights belong to, if the runs trained the user's own.
+        note: Receives sentences about the result.
 
     Returns:
-        The description of the model, with the accuracies.
+        Description of the model, with the accuracies.
 
     Raises:
         ConfigError: If the runs cannot be combined, or a greedy choice has no validation images.
-        OutputError: If `out` is there already.
+        OutputError: If `out` exists.
     """
-    for what, value, known in (("rule", rule, Rule), ("outputs", outputs, Outputs)):
-        if value is not None and value not in get_args(known):
-            hint = did_you_mean(str(value), get_args(known))
-            raise ConfigError(f"Unknown {what} '{value}'.", hint=hint)
-    if outputs is not None and rule != "ensemble":
-        raise ConfigError(
-            f"The rule '{rule}' averages weights, not {outputs}.",
-            hint="Leave --outputs out, or use --rule ensemble.",
-        )
-    _require_free(out)
-    members = read_members(runs)
-    require_combinable(members)
+    _check_options(rule, outputs, out)
+    members = _read_members(runs)
+    _require_combinable(members)
     if rule != "ensemble":
-        warn_of_different_starts(members)
-    work = _Combination(members, rule, outputs or "probabilities", network)
-    work.data = _find_data(members, root, splits, needed=rule == "greedy")
-    model = {"uniform": work.uniform, "greedy": work.greedy, "ensemble": work.ensemble}[rule]()
-    for sentence in work.notes(model):
-        note(sentence)
-    description = work.description(model)
+        _warn_of_different_starts(members)
+    data = _find_data(members, root, splits, needed=rule == "greedy")
+    outputs = outputs or "probabilities"
+    statistics = members[0].training.get("batch_statistics")
+
+    def load(member: _Member) -> Classifier:
+        return load_stored(member.path, copy.deepcopy(network))[0]
+
+    def with_statistics(mean: Classifier) -> Classifier:
+        if data is not None and statistics not in LEARNED and has_batch_statistics(mean):
+            recompute_statistics(mean, data.source.clean)
+        return mean
+
+    if rule == "ensemble":
+        model = ensemble([load(member) for member in members], outputs=outputs).eval()
+    elif rule == "uniform":
+        model = load(members[0])
+        for count, member in enumerate(members[1:], start=1):
+            blend(model, load(member), 1 / (count + 1))
+        model = with_statistics(model)
+    else:
+        assert data is not None  # noqa: S101  (`_find_data` ensures it)
+        model = _greedy(members, data, load, with_statistics)
+        chosen = [member.name for member in members if member.used]
+        note(f"{len(chosen)} of {len(members)} runs are in the mean: {', '.join(chosen)}.")
+    if rule != "ensemble" and has_batch_statistics(model) and statistics not in LEARNED:
+        if data is None:
+            statistics = "mean of the members'"
+            warnings.warn(
+                "The training images are not there: the batch statistics of the combined model "
+                "are the mean of the members', not recomputed.",
+                PeerdgWarning,
+                stacklevel=3,
+            )
+        else:
+            note(f"Batch statistics were recomputed on {len(data.source):,} clean source images.")
+    training = _training(members, rule, outputs, model, data)
+    if training and statistics and has_batch_statistics(model):
+        training["batch_statistics"] = statistics
+    first = members[0].description
+    about = {name: first[name] for name in ("backbone", "image_size", "stored_size")}
+    description = describe_model(model, **about, training=training)
+    description["combined"] = {
+        "rule": rule,
+        "members": [member.record() for member in members],
+        "outputs": outputs if rule == "ensemble" else None,
+    }
     write_model(out, model.state_dict(), description)
     write_card(out)
     return description
 
 
-@dataclass
-class _Data:
-    """The data that the runs were trained on.
+def _greedy(
+    members: Sequence[_Member],
+    data: _Data,
+    load: Callable[[_Member], Classifier],
+    with_statistics: Callable[[Classifier], Classifier],
+) -> Classifier:
+    """Average the runs whose addition does not lower the accuracy on validation images."""
+    validation = data.splits.validation
+    assert validation is not None  # noqa: S101  (`_find_data` ensures it)
 
-    Args:
-        splits: Its parts.
-        source: The training images, as the network sees them.
-        domains: The domains that models are evaluated on.
-    """
-
-    splits: Splits
-    source: Source
-    domains: Mapping[str, Domain]
-
-
-class _Combination:
-    """The work of one rule, and what is known about its result.
-
-    Args:
-        members: What is combined.
-        rule: How.
-        outputs: What an ensemble averages.
-        network: The user's own network, if it is one.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[MemberFolder],
-        rule: Rule,
-        outputs: Outputs,
-        network: nn.Module | None,
-    ) -> None:
-        self.members, self.rule, self.outputs, self.network = members, rule, outputs, network
-        self.used = [True] * len(members)
-        self.validation: list[float | None] = [None] * len(members)
-        self.batch_statistics = members[0].training.get("batch_statistics")
-        self.data: _Data | None = None
-
-    def ensemble(self) -> Classifier:
-        """Every member, side by side."""
-        loaded = [member.load(self.network) for member in self.members]
-        return ensemble(loaded, outputs=self.outputs).eval()
-
-    def uniform(self) -> Classifier:
-        """The mean of all weights."""
-        mean = self._load(0)
-        for count in range(1, len(self.members)):
-            blend(mean, self._load(count), 1 / (count + 1))
-        return self._with_statistics(mean)
-
-    def greedy(self) -> Classifier:
-        """The mean of those whose addition does not lower the accuracy on validation images."""
-        accuracies = [self._accuracy(self._load(m)) for m in range(len(self.members))]
-        self.validation = list(accuracies)
-        self.used = [False] * len(self.members)
-        first, *rest = sorted(range(len(self.members)), key=lambda m: -accuracies[m])
-        mean, best, count = self._load(first), accuracies[first], 1
-        self.used[first] = True
-        for number in rest:
-            candidate = copy.deepcopy(mean)
-            blend(candidate, self._load(number), 1 / (count + 1))
-            accuracy = self._accuracy(self._with_statistics(copy.deepcopy(candidate)))
-            if accuracy >= best:
-                mean, best, count = candidate, accuracy, count + 1
-                self.used[number] = True
-        return self._with_statistics(mean) if count > 1 else mean
-
-    def notes(self, model: Classifier) -> list[str]:
-        """Sentences about how the model was made."""
-        notes = []
-        if self.rule == "greedy":
-            chosen = [m.name for m, used in zip(self.members, self.used, strict=True) if used]
-            notes.append(
-                f"{len(chosen)} of {len(self.members)} runs are in the mean: {', '.join(chosen)}."
-            )
-        if self._recomputes_statistics(model):
-            count = len(self._require_data().source)
-            notes.append(f"Batch statistics were recomputed on {count:,} clean source images.")
-        return notes
-
-    def _recomputes_statistics(self, mean: Classifier) -> bool:
-        clean = self.batch_statistics not in LEARNT and has_batch_statistics(mean)
-        return clean and self.rule != "ensemble" and self.data is not None
-
-    def _load(self, number: int) -> Classifier:
-        return self.members[number].load(self.network)
-
-    def _accuracy(self, model: Classifier) -> float:
-        data = self._require_data()
-        validation = data.splits.validation
-        assert validation is not None  # noqa: S101  (`_find_data` ensures it)
+    def accuracy(model: Classifier) -> float:
         return float(evaluate_domain(model, validation, size=data.source.size)["accuracy"])
 
-    def _require_data(self) -> _Data:
-        assert self.data is not None  # noqa: S101  (`_find_data` ensures it)
-        return self.data
+    accuracies = [accuracy(load(member)) for member in members]
+    for member, value in zip(members, accuracies, strict=True):
+        member.validation, member.used = value, False
+    order = sorted(range(len(members)), key=lambda number: -accuracies[number])
+    first, *rest = (members[number] for number in order)
+    mean, best, count = load(first), max(accuracies), 1
+    first.used = True
+    for member in rest:
+        candidate = copy.deepcopy(mean)
+        blend(candidate, load(member), 1 / (count + 1))
+        value = accuracy(with_statistics(copy.deepcopy(candidate)))
+        if value >= best:
+            mean, best, count = candidate, value, count + 1
+            member.used = True
+    return with_statistics(mean) if count > 1 else mean
 
-    def _with_statistics(self, mean: Classifier) -> Classifier:
-        """Give a mean of weights the batch statistics that belong to it, if it has any."""
-        if self._recomputes_statistics(mean):
-            recompute_statistics(mean, self._require_data().source.clean)
-        elif has_batch_statistics(mean) and self.batch_statistics not in LEARNT:
-            self.batch_statistics = "mean of the members'"
+
+def _training(
+    members: Sequence[_Member], rule: Rule, outputs: Outputs, model: Classifier, data: _Data | None
+) -> dict[str, Any]:
+    """Collect what the members' records share, and the results of the combined model."""
+    records = [member.training for member in members if member.used]
+    if not all(records):
+        return {}
+
+    def joined(name: str) -> str:
+        return ", ".join(dict.fromkeys(str(record[name]) for record in records))
+
+    count = f"{len(records)}" + (f" of {len(members)}" if len(records) < len(members) else "")
+    how = f"mean of the {outputs if rule == 'ensemble' else 'weights'} of {count} runs"
+    images = {record["fingerprint"]: record["images"] for record in records}.values()
+    training = {
+        **{name: joined(name) for name in ("data", "source", "weights", "budget", "fingerprint")},
+        "images": {
+            part: sum(counts.get(part, 0) for counts in images)
+            for part in sorted({part for counts in images for part in counts})
+        },
+        "method": f"{how}: {joined('method')}",
+        "seed": records[0]["seed"],
+        "settings": {
+            name: value
+            for name, value in records[0]["settings"].items()
+            if all(record["settings"].get(name) == value for record in records)
+        },
+        "selection": GREEDY if rule == "greedy" else SELECTION,
+    }
+    if any(record.get("oracle") for record in records):
+        training["oracle"] = True
+    if data is not None:
+        size, validation = data.source.size, data.splits.validation
+        evaluated = evaluate_models({"combined": model}, data.domains, size=size)
+        detail = None
+        if validation is not None:
+            detail = evaluate_in_detail(model, validation, size=size, worst=0)
+        training |= results(evaluated, detail)
+    return training
+
+
+def _check_options(rule: Rule, outputs: Outputs | None, out: Path) -> None:
+    for name, value, known in (("rule", rule, Rule), ("outputs", outputs, Outputs)):
+        if value is not None and value not in get_args(known):
+            hint = did_you_mean(str(value), get_args(known))
+            raise ConfigError(f"Unknown {name} '{value}'.", hint=hint)
+    if outputs is not None and rule != "ensemble":
+        raise ConfigError(
+            f"The rule '{rule}' averages weights, not {outputs}.",
+            hint="Leave --outputs out, or use --rule ensemble.",
+        )
+    is_empty = out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+    if os.path.lexists(out) and not is_empty:
+        raise OutputError(f"{out} exists.", hint="Choose a new folder with -o.")
+
+
+def _read_members(runs: Sequence[Path]) -> list[_Member]:
+    if not 2 <= len(runs) <= MAX_MEMBERS:
+        raise ConfigError(
+            f"{len(runs)} runs were given. 2 to {MAX_MEMBERS} can be combined.",
+            hint="peerdg combine runs/a runs/b -o combined",
+        )
+    members: dict[str, _Member] = {}
+    for path in runs:
+        member = _Member(path, require_model(path))
+        other = members.setdefault(member.description["weights_sha256"], member)
+        if other is not member:
+            raise ConfigError(
+                f"{other.path} and {path} are the same model.",
+                hint="Name each run once. Runs of one seed need another --train-seed each.",
+            )
+        if far := how_far(member.description):
             warnings.warn(
-                "The images that the runs were trained on are not there: the batch statistics of "
-                "the combined model are the mean of the members', not recomputed.",
+                f"{path} was {far}: its run is not finished.", PeerdgWarning, stacklevel=3
+            )
+    return list(members.values())
+
+
+def _require_combinable(members: Sequence[_Member]) -> None:
+    for member in members:
+        if describes_ensemble(member.description):
+            raise ConfigError(f"{member.path} is an ensemble.", hint="Name its members instead.")
+    first, names = members[0], ("classes", "backbone", "added_layers", "mean", "std")
+    for member in members[1:]:
+        pairs = [
+            (name, first.description[name], member.description[name])
+            for name in (*names, "image_size", "stored_size")
+        ]
+        rule = "batch_statistics"
+        pairs.append((rule, first.training.get(rule), member.training.get(rule)))
+        for name, ours, theirs in pairs:
+            if ours != theirs:
+                raise ConfigError(
+                    f"{first.path} and {member.path} differ in {name}: {ours} and {theirs}.",
+                    hint="Combine runs of one --backbone on the same classes and image size.",
+                )
+
+
+def _warn_of_different_starts(members: Sequence[_Member]) -> None:
+    """Warn if the main phases of the runs did not start from the same weights.
+
+    The mean of the weights of networks from different initializations is usually useless.
+    """
+    ours = _start(members[0])
+    for member in members[1:]:
+        theirs = _start(member)
+        differing = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+        if differing or not ours or not theirs:
+            reason = f"they differ in {', '.join(differing)}" if differing else "it is unknown"
+            warnings.warn(
+                f"{members[0].path} and {member.path} may not have started from the same weights "
+                f"({reason}), so the mean of their weights may be useless. Train them with one "
+                "--seed and another --train-seed each, or use --rule ensemble.",
                 PeerdgWarning,
                 stacklevel=4,
             )
-        return mean
-
-    def description(self, model: Classifier) -> dict[str, Any]:
-        """The description of the model, stored beside the weights."""
-        about = self.members[0].description
-        described = describe_model(
-            model,
-            backbone=about["backbone"],
-            image_size=about["image_size"],
-            stored_size=about["stored_size"],
-            training=self._training(model),
-        )
-        described["combined"] = asdict(self._combined())
-        return {**described, "format": format_of(described)}
-
-    def _combined(self) -> CombinedFrom:
-        members = tuple(
-            Member(
-                name=member.name,
-                weights_sha256=member.description["weights_sha256"],
-                method=member.training.get("method"),
-                seed=member.training.get("seed"),
-                train_seed=member.training.get("train_seed"),
-                validation=validation,
-                used=used,
-                progress=how_far(member.description),
-            )
-            for member, used, validation in zip(
-                self.members, self.used, self.validation, strict=True
-            )
-        )
-        return CombinedFrom(self.rule, members, self.outputs if self.rule == "ensemble" else None)
-
-    def _training(self, model: Classifier) -> dict[str, Any]:
-        """What the members' records share, and the accuracy of the combined model."""
-        records = [m.training for m, used in zip(self.members, self.used, strict=True) if used]
-        if not all(records):
-            return {}
-        first = records[0]
-        shared = first["settings"].items()
-        settings = {k: v for k, v in shared if all(r["settings"].get(k) == v for r in records)}
-        training: dict[str, Any] = {
-            **{name: _joined(records, name) for name in ("data", "source", "weights", "budget")},
-            "images": _images(records),
-            "fingerprint": _joined(records, "fingerprint"),
-            "method": f"{self._how(len(records))}: {_joined(records, 'method')}",
-            "seed": first["seed"],
-            "settings": settings,
-            "selection": GREEDY if self.rule == "greedy" else SELECTION,
-        }
-        if has_batch_statistics(model) and self.batch_statistics:
-            training["batch_statistics"] = self.batch_statistics
-        if any(record.get("oracle") for record in records):
-            training["oracle"] = True
-        return {**training, **self._results(model)}
-
-    def _how(self, count: int) -> str:
-        if self.rule == "ensemble":
-            return f"mean of the {self.outputs} of {count} runs"
-        of = f" of {len(self.members)}" if count < len(self.members) else ""
-        return f"mean of the weights of {count}{of} runs"
-
-    def _results(self, model: Classifier) -> dict[str, Any]:
-        if self.data is None:
-            return {}
-        splits, size = self.data.splits, self.data.source.size
-        found = evaluate_models({"combined": model}, self.data.domains, size=size)
-        results: dict[str, Any] = {
-            "accuracy": {r["domain"]: {"accuracy": r["accuracy"], "n": r["n"]} for r in found}
-        }
-        if splits.validation is not None:
-            detail = evaluate_in_detail(model, splits.validation, size=size, worst=0)
-            error = {"error": detail.calibration.error, "bins": BINS, "n": detail.n}
-            results["calibration"] = error
-        return results
+            return
 
 
-def _joined(records: Sequence[Mapping[str, Any]], name: str) -> str:
-    return ", ".join(dict.fromkeys(str(record[name]) for record in records))
-
-
-def _images(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Images of every different training set, added up."""
-    by_data = {record["fingerprint"]: record["images"] for record in records}
-    parts = {part for images in by_data.values() for part in images}
-    return {part: sum(i.get(part, 0) for i in by_data.values()) for part in sorted(parts)}
-
-
-def _require_free(out: Path) -> None:
-    """Refuse to replace an existing file or folder, before anything is read."""
-    if out.is_dir() and not out.is_symlink() and not any(out.iterdir()):
-        return
-    if os.path.lexists(out):
-        raise OutputError(f"{out} is there already.", hint="Choose a new folder with -o.")
+def _start(member: _Member) -> dict[str, Any]:
+    """Return everything recorded that decides the weights at the start of the main phase."""
+    training = member.training
+    if not training:
+        return {}
+    start = {name: training[name] for name in ("seed", "weights", "fingerprint")}
+    for name, value in training["settings"].items():
+        if name.startswith(("pretrain.", "transform.")):
+            start[name] = value
+    if member.run is not None:
+        inputs = read_inputs(member.run / "manifest.json")
+        start["network weights"] = inputs.network_weights
+        start["file of initial weights"] = inputs.weights_sha256
+    return start
 
 
 def _find_data(
-    members: Sequence[MemberFolder], root: str | None, splits: Splits | None, *, needed: bool
+    members: Sequence[_Member], root: str | None, splits: Splits | None, *, needed: bool
 ) -> _Data | None:
-    """The data that all runs were trained on; None if it is not there.
+    """Load the data that all runs were trained on. None if it is not there.
 
     Raises:
-        ConfigError: If it is `needed` and not there, without validation images, or of other runs.
+        ConfigError: If it is `needed` and not there, or without validation images.
     """
     try:
-        return _load_data(members, root, splits, needs_validation=needed)
+        data = _load_data(members, root, splits)
+        if needed and data.splits.validation is None:
+            raise ConfigError("The data has no validation images.")
+        return data
     except PeerdgError as error:
         if needed:
             raise ConfigError(
@@ -335,18 +392,12 @@ def _find_data(
                 hint=error.hint or "Say where the data is with --root, or use --rule uniform.",
             ) from error
         warnings.warn(
-            f"The combined model is not evaluated: {error.message}", PeerdgWarning, stacklevel=4
+            f"The combined model is not evaluated: {error.message}", PeerdgWarning, stacklevel=3
         )
         return None
 
 
-def _load_data(
-    members: Sequence[MemberFolder],
-    root: str | None,
-    splits: Splits | None,
-    *,
-    needs_validation: bool,
-) -> _Data:
+def _load_data(members: Sequence[_Member], root: str | None, splits: Splits | None) -> _Data:
     fingerprints = {member.training.get("fingerprint") for member in members}
     if len(fingerprints) > 1 or None in fingerprints:
         raise ConfigError("The runs were trained on different images, or did not record which.")
@@ -359,10 +410,8 @@ def _load_data(
         splits = load_splits(replace(config, root=root or config.root), classes)
     else:
         raise ConfigError("None of the folders is a run folder, which names its data.")
-    if splits.train.fingerprint != next(iter(fingerprints)):
+    if splits.train.fingerprint not in fingerprints:
         raise ConfigError("The training images are no longer those of the runs.")
-    if needs_validation and splits.validation is None:
-        raise ConfigError("The data has no validation images.")
     size = members[0].description["image_size"]
     domains = natural_domains(splits) if config is None else evaluation_domains(config, splits)
     return _Data(splits, Source(splits.train, TransformSettings(size=size)), domains)

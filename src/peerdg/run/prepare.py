@@ -38,7 +38,7 @@ from peerdg.models.weights import initialise, weights_file
 from peerdg.rng import seeded
 from peerdg.run.config import RunConfig
 from peerdg.run.hardware import find_device
-from peerdg.run.input_models import input_models_record, load_input_model
+from peerdg.run.model import input_models_record, load_input_model
 from peerdg.terminal import one_line
 from peerdg.train.settings import Phase
 from peerdg.train.source import Source, steps_per_epoch

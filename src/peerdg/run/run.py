@@ -25,7 +25,7 @@ from peerdg.run.config import RunConfig, notes
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import has_bf16, peak_memory
 from peerdg.run.manifest import check_manifest, refuse_changed_data
-from peerdg.run.model_files import finish, model_writer
+from peerdg.run.model import finish, model_writer
 from peerdg.run.prepare import (
     Inputs,
     class_order,
