@@ -196,30 +196,6 @@ def refuse_changed_data(run: "RunFolder", splits: "Splits") -> None:
     warnings.warn(f"{message}\n  The run starts again.", PeerdgWarning, stacklevel=3)
 
 
-def require_same_data(other: "RunFolder", splits: "Splits") -> None:
-    """Refuse to compare a run with one on other data.
-
-    Raises:
-        ConfigError: With the parts and files that changed.
-    """
-    with contextlib.suppress(DamagedError):  # of the other run: its data is unknown
-        if message := _data_changes(other, splits):
-            raise ConfigError(message, hint="Restore the data, or start again with --overwrite.")
-
-
-def require_fingerprints(recorded: Mapping[str, str], splits: "Splits") -> None:
-    """Refuse to compare a run with recorded runs on other data.
-
-    Raises:
-        ConfigError: With the parts that differ.
-    """
-    if parts := _differing_parts(recorded, splits):
-        raise ConfigError(
-            f"The records are of runs on other data: {', '.join(parts)}.",
-            hint="Give the data that they were trained on, or leave the records out.",
-        )
-
-
 def hardware_of(device: "torch.device") -> dict[str, Any]:
     """Describe the hardware that the last bits of a result depend on."""
     import torch
