@@ -157,7 +157,7 @@ def test_a_run_of_a_plain_module_is_read_again_with_the_module_alone(tmp_path):
 
 
 def test_a_single_path_gives_one_row_of_probabilities(tmp_path):
-    model = peerdg.api.Model(tiny_classifier(), 12)
+    model = peerdg.model.Model(tiny_classifier(), 12)
     path = tmp_path / "image.png"
     Image.fromarray(X[0].permute(1, 2, 0).numpy()).save(path)
     expected = model.probabilities([X[0]])

@@ -85,7 +85,7 @@ def test_a_model_moves_and_stays_on_the_cpu_by_default(model: Path, monkeypatch)
 
 def test_every_parameter_and_buffer_moves(model: Path, monkeypatch):
     """On the meta device nothing can be computed, but it shows what was moved."""
-    monkeypatch.setattr("peerdg.api.model.find_device", torch.device)
+    monkeypatch.setattr("peerdg.model.find_device", torch.device)
     moved = peerdg.load_model(model).to("meta")
     state = [*moved.classifier.parameters(), *moved.classifier.buffers()]
     assert {tensor.device.type for tensor in state} == {"meta"}

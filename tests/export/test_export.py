@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peerdg.api import Model
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, OutputError
 from peerdg.export import export as exporting
 from peerdg.export import formats
 from peerdg.export.export import TOLERANCE, export_model, require_same_answers, sample_images
 from peerdg.export.formats import FORMATS
+from peerdg.model import Model
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.names import BACKBONES

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from peerdg.api import load_model
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError, DamagedError
 from peerdg.export.formats import FORMATS
+from peerdg.model import load_model
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.ensemble import ensemble

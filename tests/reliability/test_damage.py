@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import peerdg
-from peerdg.api import load_model
 from peerdg.errors import DamagedError, DataError, PeerdgWarning
+from peerdg.model import load_model
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import load_stored, save_model
 from peerdg.run.checkpoint import checkpoints, load_checkpoint, load_newest, save_checkpoint

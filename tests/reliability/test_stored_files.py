@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peerdg.api import load_model
 from peerdg.cli.main import run
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarning
 from peerdg.files import sha256
+from peerdg.model import load_model
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import images_per_pass
 from peerdg.models.names import LARGEST_SIDE
@@ -84,7 +84,7 @@ def test_too_little_memory_is_no_bug(
 ):
     folder = save_small_model(tmp_path / "model")
     photos = save_photos(tmp_path / "photos")
-    monkeypatch.setattr("peerdg.api.load_model", lambda *_, **__: torch.empty(2**50))
+    monkeypatch.setattr("peerdg.model.load_model", lambda *_, **__: torch.empty(2**50))
     assert run(["predict", str(folder), str(photos)], debug=False) == 1
     said = capsys.readouterr().err
     assert "not enough memory" in said

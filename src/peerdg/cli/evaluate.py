@@ -16,9 +16,9 @@ from peerdg.run.hardware import DEVICES
 from peerdg.terminal import console, error_console
 
 if TYPE_CHECKING:
-    from peerdg.api import Model
     from peerdg.data.domain import Domain
     from peerdg.evaluate.detail import DomainReport
+    from peerdg.model import Model
 
 _DATA = "folders or lists of labelled images, or a data set by name; default: the run's own data"
 
@@ -58,15 +58,15 @@ def evaluate(
         class_map: Class that the images call otherwise, e.g. Dog=dog; repeat it for several.
     """
     _refuse_unused(data, root, target)
-    from peerdg import api
     from peerdg.data.progress import showing
+    from peerdg.model import load_model
     from peerdg.run.progress import ReadingBar
 
     if report is not None:
         from peerdg.report.figures import pyplot
 
         pyplot()  # what is not installed is missed before the work, not after it
-    model = api.load_model(run, device=device)
+    model = load_model(run, device=device)
     settings = OwnDataSettings(
         size=model.stored_size,
         layout=layout,

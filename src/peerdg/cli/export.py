@@ -31,10 +31,10 @@ def export(
         overwrite: Replace a file that is there.
     """
     require_packages(format)
-    from peerdg import api
+    from peerdg.model import load_model
 
     output = output or Path(f"{run.resolve().name}-{format}")
-    done = api.load_model(run).export(output, format=format, overwrite=overwrite)
+    done = load_model(run).export(output, format=format, overwrite=overwrite)
     size = done.path.stat().st_size / 1e6
     for path in done.files:
         console.print(f"{path}", markup=False, soft_wrap=True)

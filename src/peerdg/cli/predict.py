@@ -49,15 +49,15 @@ def predict(
         quiet: No progress.
     """
     total = _count(images)
-    from peerdg import api
     from peerdg.files import require_replaceable
+    from peerdg.model import load_model
     from peerdg.report.prediction_file import partial_path, text_format
     from peerdg.run.progress import ReadingBar
 
     if output is not None:
         text_format(output)  # a wrong name is refused before the model is read
         require_replaceable(output)
-    model = api.load_model(run, device=device)
+    model = load_model(run, device=device)
     bar = ReadingBar(error_console)
     with _writer(output, model.classes, all_classes=all_classes, top=top) as writer:
         try:

@@ -1,14 +1,13 @@
-"""Train from Python: `fit` one method, or `bench` several."""
+"""Train from Python: `fit` one method, `bench` several, or `combine` runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from peerdg.api.model import Model, make_model
 from peerdg.benches.bench import run_bench
 from peerdg.benches.plan import make_plan
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
@@ -17,8 +16,11 @@ from peerdg.data.objects import as_domain
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names
+from peerdg.model import Model, load_model, make_model
+from peerdg.models.names import Outputs, Rule
 from peerdg.models.stored import OWN, load_stored
 from peerdg.options import build
+from peerdg.run.combine import combine as combine_runs
 from peerdg.run.config import RunConfig, resolve_given
 from peerdg.run.folder import Existing, RunFolder
 from peerdg.run.plugin import plugin_method
@@ -102,73 +104,31 @@ def fit(
         >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
         >>> run.model.predict("digit.png")
     """
-    with _with_plugin(plugin, options) as options:
-        given = _given(data, options, class_map, own_network=model is not None)
-        config, classifier = start_run(
-            given.config,
+    with ExitStack() as stack:
+        if plugin is not None:
+            options = {"method": stack.enter_context(plugin_method(Path(plugin))).name, **options}
+        given = _nested(data, options, class_map)
+        splits = None
+        if model is not None:
+            given["backbone"] = OWN
+        if not isinstance(data, str | Path):
+            splits = _in_memory(data, given)
+            given.pop("targets", None)
+        which = {} if splits is not None else _named(data)
+        config, _ = resolve_given({"benchmark": OWN_DATA, **which, **given}, splits=splits)
+        config, network = start_run(
+            config,
             Path(out),
             existing=existing,
             progress=choose_progress(progress),
-            splits=given.splits,
+            splits=splits,
             model=model,
             profile=profile,
             minutes=minutes,
-            options=given.options,
+            options=given,
         )
-        description = load_stored(Path(out) / "model", classifier)[1]
-        return Run(Path(out), config, make_model(classifier, description, Path(out)))
-
-
-@contextmanager
-def _with_plugin(plugin: str | Path | None, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Inside the block, a plugin's method can be trained; options name it unless they have one."""
-    if plugin is None:
-        yield options
-        return
-    with plugin_method(Path(plugin)) as loaded:
-        yield {"method": loaded.name, **options}
-
-
-class _Given(NamedTuple):
-    """What a user asked for, resolved."""
-
-    config: RunConfig
-    splits: Splits | None  # data in memory
-    options: dict[str, Any]  # as given, nested as in a config file
-
-
-def _given(
-    data: Any,
-    options: Mapping[str, Any],
-    class_map: Mapping[str, str] | None,
-    *,
-    own_network: bool,
-) -> _Given:
-    """Resolve data and options to a config.
-
-    Raises:
-        ConfigError: If an option is unknown, or does not go together with others.
-    """
-    splits = None
-    options = _by_section(options)
-    if not isinstance(data, str | Path):
-        splits = _in_memory(data, options)
-        options.pop("targets", None)
-    elif "targets" in options:
-        options["targets"] = _named_targets(options["targets"])
-    options |= _class_map_section(options, class_map)
-    if own_network:
-        options["backbone"] = OWN
-    given = {"benchmark": data} if _is_benchmark(data) else {"benchmark": OWN_DATA}
-    if splits is None and not _is_benchmark(data):
-        given["root"] = str(data)
-    config, _ = resolve_given({**given, **options}, splits=splits)
-    return _Given(config, splits, options)
-
-
-def _is_benchmark(data: Any) -> bool:
-    """Whether it is the name of a benchmark, and no folder."""
-    return isinstance(data, str) and data in BENCHMARKS and data != OWN_DATA
+        description = load_stored(Path(out) / "model", network)[1]
+        return Run(Path(out), config, make_model(network, description, Path(out)))
 
 
 def bench(
@@ -189,7 +149,7 @@ def bench(
 ) -> dict[str, Any]:
     """Train several methods with several seeds on the same data, and compare them.
 
-    Each run is a process of its own. Called again, it goes on with what is not finished.
+    Each run has its own process. Called again, it continues what is not finished.
 
     Args:
         data: Name of a benchmark, or a folder or list of your own images.
@@ -213,12 +173,7 @@ def bench(
     Raises:
         ConfigError: For an unknown method or option, or if `out` was made with other options.
     """
-    given = _by_section(options)
-    if "targets" in given:
-        given["targets"] = _named_targets(given["targets"])
-    given |= _class_map_section(given, class_map)
-    own_data = {"benchmark": OWN_DATA, "root": str(data)}
-    given |= {"benchmark": data} if _is_benchmark(data) else own_data
+    given = {**_nested(data, options, class_map), **_named(data)}
     with nullcontext() if plugin is None else plugin_method(Path(plugin)):
         plan = make_plan(
             given,
@@ -241,8 +196,74 @@ def bench(
     return {**made.table.plain_data(), "failures": dict(made.failures), "page": str(made.page)}
 
 
+def combine(
+    runs: Iterable[str | Path],
+    *,
+    out: str | Path,
+    rule: Rule = "uniform",
+    outputs: Outputs | None = None,
+    root: str | Path | None = None,
+    data: Splits | None = None,
+    network: nn.Module | None = None,
+) -> Model:
+    """Make one model of several runs, as a model folder that needs them no more.
+
+    Weights can be averaged where the runs share their start: the same seed, and another
+    `train_seed` each. Outputs can always be averaged.
+
+    Args:
+        runs: Run folders or model folders, at least two.
+        out: The model folder to make.
+        rule: `"uniform"`, the mean of all weights; `"greedy"`, of those that do not lower the
+            accuracy on the source's validation images; `"ensemble"`, the mean of the outputs.
+        outputs: What an ensemble averages: `"probabilities"` (default) or `"logits"`.
+        root: Folder with the data, where it is not where the first run had it.
+        data: The data, of runs on data in memory.
+        network: The network the weights belong to, if you trained one of your own.
+
+    Example:
+        >>> model = peerdg.combine(["runs/a", "runs/b"], out="combined")
+        >>> model.predict("image.png")
+    """
+    folders, place = [Path(run) for run in runs], None if root is None else str(root)
+    combine_runs(
+        folders, Path(out), rule=rule, outputs=outputs, root=place, splits=data, network=network
+    )
+    return load_model(out, network=network)
+
+
+def _named(data: str | Path) -> dict[str, Any]:
+    """Return the options for a benchmark by its name, or a folder or list of images."""
+    if data in BENCHMARKS and data != OWN_DATA:
+        return {"benchmark": data}
+    return {"benchmark": OWN_DATA, "root": str(data)}
+
+
+def _nested(
+    data: Any, options: Mapping[str, Any], class_map: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Nest options as in a config file: the keyword `m_ada` is the section `m-ada`."""
+    sections = {name.replace("-", "_"): name for name in (*method_names(), *BENCHMARKS)}
+    nested = {sections.get(key, key): value for key, value in options.items()}
+    if class_map is not None:
+        own_data = nested.get(OWN_DATA, {})
+        nested[OWN_DATA] = {**own_data, "class_map": class_map_entries(class_map)}
+    targets = nested.get("targets")
+    if targets is not None and isinstance(data, str | Path):
+        several = [targets] if isinstance(targets, str | Path) else targets
+        if not isinstance(several, list | tuple) or not all(
+            isinstance(target, str | Path) for target in several
+        ):
+            raise ConfigError(
+                f"The targets of named data were given as a {type(targets).__name__}.",
+                hint="Give names or folders, targets=['sketches'], or all data in memory.",
+            )
+        nested["targets"] = [str(target) for target in several]
+    return nested
+
+
 def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:
-    """Split data from Python, with its targets; what comes without validation images gives some."""
+    """Make splits of data from Python. Without validation images, some are held out."""
     targets = options.get("targets")
     if isinstance(data, Splits):
         if targets is not None:
@@ -255,36 +276,3 @@ def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:
     source = as_domain(data, size=settings.size)
     train, validation = hold_out(source, settings.validation_fraction, settings.split_seed)
     return Splits(train, validation, targets)
-
-
-def _named_targets(targets: Any) -> list[str] | None:
-    """List the targets of a benchmark or folder: one or several names, folders or lists."""
-    if targets is None:
-        return None
-    several = [targets] if isinstance(targets, str | Path) else targets
-    if isinstance(several, list | tuple) and all(isinstance(t, str | Path) for t in several):
-        return [str(target) for target in several]
-    raise ConfigError(
-        f"Targets of a data set by name or a folder were given as a {type(targets).__name__}.",
-        hint="Give names or folders, targets=['sketches'], or all data in memory.",
-    )
-
-
-def _class_map_section(
-    options: Mapping[str, Any], class_map: Mapping[str, str] | None
-) -> dict[str, Any]:
-    """Put the class map into the section of own data; nothing without one."""
-    if class_map is None:
-        return {}
-    return {OWN_DATA: {**options.get(OWN_DATA, {}), "class_map": class_map_entries(class_map)}}
-
-
-def _by_section(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Name options by their sections: `m-ada` for `m_ada`."""
-    return {_section_name(key): value for key, value in options.items()}
-
-
-def _section_name(key: str) -> str:
-    """Return the section that a Python keyword stands for: `m-ada` for `m_ada`."""
-    name = key.replace("_", "-")
-    return name if name in method_names() or name in BENCHMARKS else key

@@ -1,10 +1,11 @@
-"""A stored model to predict, evaluate and export with; `load_model` and `combine` give one."""
+"""A stored model to predict, evaluate and export with."""
 
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -17,7 +18,6 @@ from torch import nn
 from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain
 from peerdg.data.read import to_pixels
-from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.detail import WORST, DomainReport, Overlap, evaluate_in_detail
@@ -33,9 +33,7 @@ from peerdg.evaluate.predictions import (
 from peerdg.export.export import Exported, export_model
 from peerdg.export.formats import Format
 from peerdg.models.classifier import Classifier, images_per_pass
-from peerdg.models.names import Outputs, Rule
 from peerdg.models.stored import OWN, how_far, load_stored
-from peerdg.run.combine import combine as combine_runs
 from peerdg.run.hardware import find_device
 from peerdg.run.manifest import KnownImages, read_known_images
 from peerdg.terminal import visible
@@ -128,15 +126,7 @@ class Model:
     @overload
     def predict(self, images: Iterable[ImageLike], *, top: None = None) -> list[Prediction]: ...
     @overload
-    def predict(  # type: ignore[overload-overlap]
-        self, images: str | Path | Image.Image, *, top: int
-    ) -> list[Prediction]: ...
-    @overload
-    def predict(  # type: ignore[overload-overlap]
-        self, images: np.ndarray | torch.Tensor, *, top: int
-    ) -> list[Prediction] | list[list[Prediction]]: ...
-    @overload
-    def predict(self, images: Iterable[ImageLike], *, top: int) -> list[list[Prediction]]: ...
+    def predict(self, images: ImageLike | Iterable[ImageLike], *, top: int) -> list[Any]: ...
     def predict(self, images: ImageLike | Iterable[ImageLike], *, top: int | None = None) -> Any:
         """The most probable class: of one image a `Prediction`, of several a list of them.
 
@@ -149,21 +139,20 @@ class Model:
         """
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
             raise ConfigError(f"top is {top!r}; it must be a whole number of at least 1.")
-        found = [
-            self._ranked(row, label, top or 1)
-            for answers in self._answers(_several(images))
-            for label, row in zip(answers.labels.tolist(), answers.probabilities, strict=True)
+        ranked = [
+            [
+                Prediction(self.classes[index], float(row[index]))
+                for index in most_probable(row, label, top or 1)
+            ]
+            for batch in self._predict(images)
+            for label, row in zip(batch.labels.tolist(), batch.probabilities, strict=True)
         ]
-        result = [ranked[0] for ranked in found] if top is None else found
+        result = [classes[0] for classes in ranked] if top is None else ranked
         return result[0] if _is_single(images) else result
-
-    def _ranked(self, probabilities: torch.Tensor, label: int, top: int) -> list[Prediction]:
-        order = most_probable(probabilities, label, top)
-        return [Prediction(self.classes[index], float(probabilities[index])) for index in order]
 
     def probabilities(self, images: ImageLike | Iterable[ImageLike]) -> torch.Tensor:
         """Class probabilities `[N, classes]` of one image (N = 1) or several."""
-        rows = [answers.probabilities for answers in self._answers(_several(images))]
+        rows = [batch.probabilities for batch in self._predict(images)]
         return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
 
     def predict_files(self, paths: Iterable[str | Path]) -> Iterator[FilePrediction]:
@@ -230,11 +219,12 @@ class Model:
             overwrite=overwrite,
         )
 
-    def _answers(self, images: Iterable[ImageLike]) -> Iterator[Predictions]:
-        pixels = (self._pixels(image) for image in images)
-        most = min(images_per_pass(self.image_size), images_in_memory(self.stored_size))
-        for chunk in _chunks(pixels, most):
-            yield predict_batch(self.classifier, torch.stack(chunk), size=self.image_size)
+    def _predict(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Predictions]:
+        several = [images] if _is_single(images) else images
+        pixels = map(self._pixels, several)  # type: ignore[arg-type]
+        size = min(images_per_pass(self.image_size), images_in_memory(self.stored_size))
+        while batch := list(islice(pixels, size)):
+            yield predict_batch(self.classifier, torch.stack(batch), size=self.image_size)
 
     def _pixels(self, image: ImageLike) -> torch.Tensor:
         """Any image as a uint8 square `[3, stored_size, stored_size]`."""
@@ -268,42 +258,6 @@ def load_model(
     return make_model(classifier, description, Path(path)).to(place)
 
 
-def combine(
-    runs: Iterable[str | Path],
-    *,
-    out: str | Path,
-    rule: Rule = "uniform",
-    outputs: Outputs | None = None,
-    root: str | Path | None = None,
-    data: Splits | None = None,
-    network: nn.Module | None = None,
-) -> Model:
-    """Make one model of several runs, as a model folder that needs them no more.
-
-    Weights can be averaged where the runs share their start: the same seed, and another
-    `train_seed` each. Outputs can always be averaged.
-
-    Args:
-        runs: Run folders or model folders, at least two.
-        out: The model folder to make.
-        rule: `"uniform"`, the mean of all weights; `"greedy"`, of those that do not lower the
-            accuracy on the source's validation images; `"ensemble"`, the mean of the outputs.
-        outputs: What an ensemble averages: `"probabilities"` (default) or `"logits"`.
-        root: Folder with the data, where it is not where the first run had it.
-        data: The data, of runs on data in memory.
-        network: The network the weights belong to, if you trained one of your own.
-
-    Example:
-        >>> model = peerdg.combine(["runs/a", "runs/b"], out="combined")
-        >>> model.predict("image.png")
-    """
-    folders, place = [Path(run) for run in runs], None if root is None else str(root)
-    combine_runs(
-        folders, Path(out), rule=rule, outputs=outputs, root=place, splits=data, network=network
-    )
-    return load_model(out, network=network)
-
-
 def make_model(classifier: Classifier, description: Mapping[str, Any], folder: Path) -> Model:
     """Make the model that a folder describes."""
     return Model(
@@ -319,11 +273,6 @@ def _is_single(images: Any) -> bool:
     if isinstance(images, np.ndarray | torch.Tensor):
         return images.ndim < 4
     return isinstance(images, str | Path | Image.Image)
-
-
-def _several(images: ImageLike | Iterable[ImageLike]) -> Iterable[ImageLike]:
-    several: Iterable[ImageLike] = [images] if _is_single(images) else images  # type: ignore[list-item, assignment]
-    return several
 
 
 def _as_uint8(image: NDArray[Any]) -> NDArray[np.uint8]:
@@ -346,14 +295,3 @@ def _as_uint8(image: NDArray[Any]) -> NDArray[np.uint8]:
         f"An image array of type {image.dtype} with values outside [0, 1] was given.",
         hint="Give uint8 values 0..255, or floating point values 0..1.",
     )
-
-
-def _chunks(images: Iterator[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
-    chunk: list[torch.Tensor] = []
-    for image in images:
-        chunk.append(image)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
