@@ -1,5 +1,6 @@
 """`peerdg evaluate`: how good a trained model is on other images."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from peerdg.terminal import console, error_console
 
 if TYPE_CHECKING:
     from peerdg.data.domain import Domain
+    from peerdg.data.read import Progress
     from peerdg.evaluate.detail import DomainReport
     from peerdg.model import Model
 
@@ -58,7 +60,6 @@ def evaluate(
         class_map: Class that the images call otherwise, e.g. Dog=dog; repeat it for several.
     """
     _refuse_unused(data, root, target)
-    from peerdg.data.progress import showing
     from peerdg.model import load_model
     from peerdg.run.progress import ReadingBar
 
@@ -74,9 +75,8 @@ def evaluate(
         class_map=class_map or None,
     )
     bar = ReadingBar(error_console)
-    with showing(bar):
-        domains = _read_domains(model, run, data, root, target, settings)
-    bar.close()
+    with contextlib.closing(bar):
+        domains = _read_domains(model, run, data, root, target, settings, bar)
     details = [model.evaluate_in_detail(domain, worst=worst) for domain in domains.values()]
     _print(details)
     _write(model, details, domains, parse_class_map(class_map), json_file, report)
@@ -109,6 +109,7 @@ def _read_domains(
     root: str | None,
     target: tuple[str, ...] | None,
     settings: OwnDataSettings,
+    progress: "Progress",
 ) -> "dict[str, Domain]":
     """Read everything to evaluate on: data sets by name, or the run's own, then folders and lists.
 
@@ -117,10 +118,10 @@ def _read_domains(
     """
     class_map = settings.class_map or ()
     own = [name for name in data if _is_own(name)]
-    domains, known = _named_domains(model, run, data, root, target, class_map)
+    domains, known = _named_domains(model, run, data, root, target, class_map, progress)
     if known and not own:
         check_class_map(parse_class_map(class_map), theirs=known, ours=model.classes)
-    domains.update(_own_domains(model, own, domains, settings, known))
+    domains.update(_own_domains(model, own, domains, settings, known, progress))
     return {name: replace(domain, name=name) for name, domain in domains.items()}
 
 
@@ -131,6 +132,7 @@ def _named_domains(
     root: str | None,
     target: tuple[str, ...] | None,
     class_map: tuple[str, ...],
+    progress: "Progress",
 ) -> "tuple[dict[str, Domain], set[str]]":
     """Every domain of the data sets that are named, or of the run's own.
 
@@ -158,7 +160,7 @@ def _named_domains(
         if data and is_own:
             continue
         own = {OWN_DATA: {"class_map": list(class_map)}} if is_own and class_map else {}
-        splits = load_splits(resolve(started, merge(given, own)))
+        splits = load_splits(resolve(started, merge(given, own)), progress=progress)
         for name, domain in natural_domains(splits).items():
             renamed = {} if is_own else parse_class_map(class_map)  # own images: when read
             known.update(() if is_own else domain.classes)
@@ -173,13 +175,16 @@ def _own_domains(
     taken: "Mapping[str, Domain]",
     settings: OwnDataSettings,
     known: set[str],
+    progress: "Progress",
 ) -> "dict[str, Domain]":
     """The user's folders and lists, decoded to the size of the model's training images."""
     from peerdg.data.own_data import read_targets
 
     if not paths:
         return {}
-    found = read_targets(paths, classes=model.classes, settings=settings, also_known=known)
+    found = read_targets(
+        paths, classes=model.classes, settings=settings, also_known=known, progress=progress
+    )
     return {f"own-{name}" if name in taken else name: domain for name, domain in found.items()}
 
 

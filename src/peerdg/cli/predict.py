@@ -64,7 +64,7 @@ def predict(
             for prediction in model.predict_files(_files(images)):
                 writer.write(prediction)
                 if not quiet:
-                    bar("predicting", writer.rows, total)
+                    bar(writer.rows, total, "predicting")
         except KeyboardInterrupt as stop:
             place = "" if output is None else f" The rows are in {partial_path(output)}."
             message = f"Stopped after {writer.rows:,} of {total:,} images.{place}"
@@ -98,14 +98,14 @@ def _count(images: tuple[Path, ...]) -> int:
     """How many there are; names are read once for it, so that the time left can be shown."""
     if not images:
         raise DataError("No image was given.", hint="Name image files or a folder of them.")
-    from peerdg.data.paths import image_files
+    from peerdg.data.folder import image_files
 
     with warnings.catch_warnings():  # they come when the images are read
         warnings.simplefilter("ignore", PeerdgWarning)
         return _count_all(images, image_files)
 
 
-def _count_all(images: tuple[Path, ...], image_files: Callable[[Path], Iterator[Path]]) -> int:
+def _count_all(images: tuple[Path, ...], image_files: Callable[[Path], list[Path]]) -> int:
     total = 0
     for path in images:
         if path.is_dir():
@@ -121,7 +121,7 @@ def _count_all(images: tuple[Path, ...], image_files: Callable[[Path], Iterator[
 
 
 def _files(images: tuple[Path, ...]) -> Iterator[Path]:
-    from peerdg.data.paths import image_files
+    from peerdg.data.folder import image_files
 
     for path in images:
         if path.is_dir():
