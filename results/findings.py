@@ -11,10 +11,17 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from peerdg.benches.figures import LEGEND, draw_difference, name_rows, tick_ratios
-from peerdg.benches.questions import difference_text, ratio_text
 from peerdg.evaluate.statistics import Difference
-from peerdg.report.figures import pyplot, save_figure
+from peerdg.report.compare import difference_text, ratio_text
+from peerdg.report.figures import (
+    LEGEND,
+    draw_difference,
+    name_questions,
+    name_rows,
+    pyplot,
+    save_figure,
+    tick_ratios,
+)
 
 RESULTS = Path(__file__).parent
 PAGE = RESULTS.parent / "docs/findings.md"
@@ -73,7 +80,7 @@ def _cell(answers: Answers, pair: tuple[str, str], measure: str) -> str:
     """Format a difference; it says so if it is of fewer seeds than others of the study."""
     found = answers.get(pair, {}).get(measure)
     is_ratio = measure == FLUCTUATION
-    text = ratio_text(found) if is_ratio else difference_text(found, one_seed=False)
+    text = ratio_text(found) if is_ratio else difference_text(found, one_seed="")
     return text + _fewer(found, answers)
 
 
@@ -100,13 +107,8 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
         axis.axvline(0, color="#000000", lw=1)
         for place, (part, study) in enumerate(lines):
             found = studies.get(study, {}).get(PARTS[part], {}).get(measure)
-            draw_difference(axis, place, found, (), lower_is_better=is_ratio, is_ratio=is_ratio)
-    for place, (part, study) in enumerate(lines):
-        if not study:
-            axes[0].annotate(
-                part, (0, place), xycoords=("axes fraction", "data"), va="center", fontsize=9.5,
-                fontweight="bold", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-            )  # fmt: skip
+            draw_difference(axis, place, found, is_ratio=is_ratio)
+    name_questions(axes[0], ["" if study else part for part, study in lines])
     for axis, when in zip(axes, ("last epoch", "mean of the last five evaluations"), strict=False):
         axis.set_xscale("symlog", linthresh=3)
         axis.set_xlim(-30, 45)
@@ -120,7 +122,7 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
         axes[0], [_row_name(study, studies.get(study, {}), PARTS[part]) for part, study in lines]
     )
     drawn.suptitle(
-        "What each part is worth, by study; blue is better, orange worse, grey not told apart\n"
+        "What each part is worth, by study; blue is better, orange worse, gray unclear\n"
         + LEGEND.partition("; dots")[0],
         x=0.01, ha="left", fontsize=9.5,
     )  # fmt: skip

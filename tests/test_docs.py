@@ -13,8 +13,7 @@ import yaml
 from markdown_it import MarkdownIt
 
 import peerdg
-from peerdg.report.result import RunResult, as_of
-from peerdg.report.runs import load_runs
+from peerdg.report.runs import RunResult, as_of, load_runs
 from peerdg.run.presets import preset
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +61,7 @@ def table_after(heading: str) -> dict[str, list[str]]:
 
 
 def kept(folder: str) -> dict[str, RunResult]:
-    return {run.path.name: run for run in load_runs(ROOT / "results" / folder / "runs.json")}
+    return {run.path.name: run for run in load_runs(ROOT / "results" / folder)}
 
 
 def test_the_digits_table_of_the_readme_is_that_of_its_study():
@@ -86,7 +85,7 @@ def test_the_digits_table_of_the_readme_is_that_of_its_study():
 
 
 def rows_of_the_longer_run() -> dict[str, RunResult]:
-    runs = load_runs(ROOT / "results/digits-long/runs.json")
+    runs = load_runs(ROOT / "results/digits-long")
     assert {run.seed for run in runs} == {1}
     return {run.row: run for run in runs}
 
@@ -258,7 +257,7 @@ def test_the_means_over_the_last_evaluations_of_study_photos_are_those_of_its_re
         "P-ENS, newest four": "p-ens-last4", "PEER: task model": "peer", "PEER: proxy": "peer",
         "regulariser without averaging": "peer-latest",
     }  # fmt: skip
-    runs = load_runs(ROOT / "results/photos/runs.json")
+    runs = load_runs(ROOT / "results/photos")
 
     def late(run: RunResult, model: str) -> float:
         values = [

@@ -159,7 +159,7 @@ def bench(
         reference: The method that differences are to; default: plain training, or the first.
         jobs: Runs at once; they share the cores.
         until: Train each run to this epoch, and compare them there; a later call goes on.
-        records: `runs.json` of one or several earlier benches, whose rows are not trained again.
+        records: Folders of one or several earlier benches, whose rows are not trained again.
         overwrite: Start anew if there is a bench in `out`.
         progress: Show progress on standard error; default: in a terminal or notebook.
         class_map: For classes that targets call by other names, the names of the source.
@@ -193,7 +193,7 @@ def bench(
             overwrite=overwrite,
             console=console if is_shown else None,
         )
-    return {**made.table.plain_data(), "failures": dict(made.failures), "page": str(made.page)}
+    return {**made.table.to_dict(), "failures": dict(made.failures), "page": str(made.page)}
 
 
 def combine(

@@ -11,11 +11,11 @@ from peerdg.benches.bench import collect
 from peerdg.benches.execute import _combinations
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import make_plan
-from peerdg.benches.table import bench_table
 from peerdg.methods.recipes import COMBINATIONS, Combination
-from peerdg.report.comparison import comparison_page
+from peerdg.report.compare import by_variant
+from peerdg.report.page import compose_page
 from peerdg.report.runs import load_runs, read_run, save_runs
-from peerdg.report.variants import by_variant
+from peerdg.report.table import make_table
 from peerdg.run.prepare import load_splits
 from tests.benches.tiny import TRAIN, plan
 from tests.benches.tiny import bench as bench
@@ -76,26 +76,24 @@ def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(made, tmp_path: Pa
     (pair,), (alone,) = groups["pair"], groups["randaugment"]
     assert pair.method == "pair" and pair.variant != alone.variant
     assert pair.combined_from == ("pair-0-0", "pair-0-1")
-    table = bench_table(groups)
+    table = make_table(groups)
     row = table.rows[1]
     assert row.method == "pair" and row.seconds.mean == pytest.approx(pair.seconds)
     steps, own = (
-        sum(e["steps"] for e in result.events if e.get("phase") == "train")
-        for result in (pair, alone)
+        sum(e["steps"] for e in result.epochs if e["phase"] == "train") for result in (pair, alone)
     )
     assert steps == 2 * own
     members = [read_run(folder.run_folder(run)) for run in found.groups[1].runs(0)]
-    first, second = ([e["seconds"] for e in m.events if e["event"] == "epoch"] for m in members)
-    assert [e["phase"] for e in members[1].events if e["event"] == "epoch"][:2] == [
-        "pretrain", "train",
-    ]  # fmt: skip
+    first, second = ([e["seconds"] for e in m.epochs] for m in members)
+    assert [e["phase"] for e in members[1].epochs][:2] == ["pretrain", "train"]
     assert pair.seconds == pytest.approx(sum(first) + sum(second[1:]))  # one pre-training
     assert row.fluctuation is row.selected is row.regret is None
     assert row.difference.n == 1
-    save_runs(tmp_path / "runs.json", [alone, pair])
-    again = by_variant(load_runs(tmp_path / "runs.json"))
+    save_runs(tmp_path, [alone, pair])
+    again = by_variant(load_runs(tmp_path))
     assert set(again) == {"randaugment", "pair"}
-    assert "pair" in comparison_page([alone, pair], title="t")
+    assert again["pair"][0].seconds == pytest.approx(pair.seconds)
+    assert "| pair |" in compose_page(table, groups, title="t")
 
 
 def test_a_combined_model_that_is_not_of_its_runs_is_made_again(made):

@@ -19,7 +19,7 @@ from peerdg.benches.execute import BenchDisplay, threads_each
 from peerdg.benches.folder import BenchFolder
 from peerdg.cli.main import run as command
 from peerdg.errors import PeerdgError
-from peerdg.report.runs import load_runs
+from peerdg.report.runs import RunResult, load_runs
 from peerdg.run.folder import RunFolder
 from peerdg.terminal import Terminal
 from tests.benches.tiny import TRAIN, images, plan, trained_run
@@ -28,6 +28,10 @@ from tests.data.image_files import write_picture
 from tests.reliability.processes import kill_group, peerdg, start
 
 K = {"randaugment": {"k": 1}, "peer": {"k": 1}}
+
+
+def metrics(run: RunResult) -> list[dict]:
+    return RunFolder(run.path).metrics.read()
 
 
 def flags(folder: Path, *, epochs: int) -> list[str]:
@@ -82,7 +86,7 @@ def test_a_nan_and_a_killed_process_stop_no_other_run(tmp_path: Path):
     assert set(again.failures) == {"peer-0"}
     assert (out / "runs/erm-0/model/model.safetensors").stat().st_mtime_ns == weights
     alone = trained_run(found.groups[2].runs(0)[0], tmp_path / "alone")
-    assert RunFolder(out / "runs/randaugment-0").metrics.read() == alone.records
+    assert RunFolder(out / "runs/randaugment-0").metrics.read() == metrics(alone)
 
 
 def test_a_bench_that_is_stopped_or_killed_continues_where_it_was(tmp_path: Path):
@@ -132,9 +136,9 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(bench, tmp_path: Path):
     assert first.table.remarks[-1] == "As of epoch 2 of 4."
     for run, whole in zip(found.runs, alone, strict=True):
         folder = RunFolder(out / "runs" / run.name)
-        early = [r for r in whole.records if r["phase"] == "pretrain" or r["epoch"] <= 2]
+        early = [r for r in metrics(whole) if r["phase"] == "pretrain" or r["epoch"] <= 2]
         assert folder.status() == "resumable" and folder.metrics.read() == early
-    assert {run.config["train"]["epochs"] for run in load_runs(out / "runs.json")} == {2}
+    assert {run.config["train"]["epochs"] for run in load_runs(out)} == {2}
     state = [p.stat().st_mtime_ns for p in sorted((out / "runs/peer-0/checkpoint").iterdir())]
     assert scores(bench(found, out, until=2)) == scores(first)  # there is nothing to do
     assert state == [
@@ -143,11 +147,11 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(bench, tmp_path: Path):
     last = bench(found, out)
     for run, whole in zip(found.runs, alone, strict=True):
         folder = RunFolder(out / "runs" / run.name)
-        assert folder.done and folder.metrics.read() == whole.records
+        assert folder.done and folder.metrics.read() == metrics(whole)
     assert scores(last)["peer"] == (alone[1].target_mean("task"),)
     # What has gone on, or is finished, can still be compared where it was.
     assert scores(bench(found, out, until=2, train=False)) == scores(first)
-    assert {run.evaluations[-1]["epoch"] for run in load_runs(out / "runs.json")} == {2}
+    assert {run.evaluations[-1]["epoch"] for run in load_runs(out)} == {2}
     few = plan(tmp_path / "images", "peer", peer={"k": 1})
     assert scores(bench(few, out, train=False)) == {"peer": scores(last)["peer"]}
 
@@ -219,7 +223,7 @@ def test_the_whole_command_trains_and_says_what_it_found(tmp_path: Path, capsys)
     assert command([*asked, "--jobs", "2"], debug=False) == 0
     said = capsys.readouterr().out
     assert re.search(r"^swa +1 ", said, re.MULTILINE) and "(one seed)" in said
-    assert len(json.loads((out / "runs.json").read_text())) == 3
+    assert len(load_runs(out)) == 3
     # Its own plan file gives the same bench, with nothing to train.
     again = ["bench", "--plan", str(out / "bench.toml"), "--out", str(out), "--reference", "swa"]
     assert command(again, debug=False) == 0

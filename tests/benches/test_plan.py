@@ -152,9 +152,9 @@ def test_the_records_of_a_study_are_those_of_its_plan_today(
 ):
     """A preset that changes must not change a published study: its plan states the old value."""
     found = read_plan_file(study)
-    runs = load_runs(study.parent / "runs.json")
+    runs = load_runs(study.parent)
     # The files of weights are not part of the project.
-    digest = runs[0].inputs.weights_sha256
+    digest = runs[0].weights_sha256
     monkeypatch.setattr("peerdg.benches.records._hash_of_weights", lambda *_: digest)
     weights = {run.config["weights"] for run in runs} - {"none"}
     options = {**found.options, **({"weights": weights.pop()} if weights else {})}
@@ -163,7 +163,7 @@ def test_the_records_of_a_study_are_those_of_its_plan_today(
     # A window of P-ENS has no run of its own.
     assert not any(g.name.startswith(("p-ens-last", "p-ens-start")) for g in plan.groups)
     until = runs[0].config["train"]["epochs"]
-    recorded = RecordedRows.read([study.parent / "runs.json"], plan, until=until)
+    recorded = RecordedRows.read([study.parent], plan, until=until)
     assert len(recorded.results) == len(runs)
 
 
@@ -195,7 +195,7 @@ def test_a_window_in_a_shared_run_is_bit_for_bit_what_it_is_alone(tmp_path: Path
     shared = views(run, trained_run(run, tmp_path))
     for name in plan.methods:
         alone = trained(plan.members[name].config, tmp_path / "alone" / name)
-        assert shared[name].records == alone.records
+        assert shared[name].evaluations == alone.evaluations
         assert shared[name].config == alone.config
         assert (shared[name].deployed, shared[name].trained) == (alone.deployed, alone.trained)
     losses = {

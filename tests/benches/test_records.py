@@ -1,6 +1,5 @@
 """Rows of an earlier bench, taken from its records in place of training them again."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan
 from peerdg.benches.records import RecordedRows
 from peerdg.cli.main import run as command
-from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
+from peerdg.files import sha256
 from peerdg.report.runs import load_runs, save_runs
 from tests.benches.tiny import TRAIN, images, plan, trained_run
 from tests.benches.tiny import bench as bench
@@ -46,21 +46,21 @@ def rewritten(file: Path, **changes: Any) -> Path:
 def test_a_page_is_made_again_from_its_records_alone(tmp_path: Path):
     found = plan(tmp_path / "images", *METHODS, seeds=2, **OPTIONS)
     first = trained_bench(tmp_path, found)
-    again = tabulated(found, tmp_path / "again", records=[tmp_path / "first/runs.json"])
+    again = tabulated(found, tmp_path / "again", records=[tmp_path / "first"])
     assert again.table == first.table
-    for name in ("report.md", "table.csv", "table.tex", "runs.json"):
+    for name in ("report.md", "table.csv", "runs.json", "evaluations.csv", "epochs.csv"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "first" / name).read_bytes()
 
 
 def test_a_bench_with_records_trains_only_what_they_do_not_have(bench, tmp_path: Path):
     few = plan(tmp_path / "images", *METHODS, **OPTIONS)
     trained_bench(tmp_path, few)
-    records, out = tmp_path / "first/runs.json", tmp_path / "second"
+    records, out = tmp_path / "first", tmp_path / "second"
     more = plan(tmp_path / "images", *METHODS, "peer", **OPTIONS, peer={"k": 1})
     found = bench(more, out, records=[records])
     assert not found.failures and [p.name for p in (out / "runs").iterdir()] == ["peer-0"]
     rows = {row.method: row.score.values for row in found.table.rows}
-    assert rows == {run.row: (run.score(run.deployed),) for run in load_runs(out / "runs.json")}
+    assert rows == {run.row: (run.score(run.deployed),) for run in load_runs(out)}
     assert rows.keys() == set(more.methods)
     assert found.table.remarks[-1] == (
         "Taken from the records of another bench (erm, seed 0; randaugment, seed 0; p-ens, seed "
@@ -68,7 +68,7 @@ def test_a_bench_with_records_trains_only_what_they_do_not_have(bench, tmp_path:
     )
     assert "- Taken from the records of another bench" in found.page.read_text()
     # With the records of the second nothing is left to do; without any, rows are missing.
-    assert RecordedRows.read([out / "runs.json"], more).runs == {run.name for run in more.runs}
+    assert RecordedRows.read([out], more).runs == {run.name for run in more.runs}
     assert {r.method: r.seeds for r in tabulated(more, out).table.rows}["erm"] == ()
 
 
@@ -77,30 +77,27 @@ def test_what_an_epoch_is_one_of_is_compared_only_where_it_matters(tmp_path: Pat
     """Steps of the tiny bench are counted, so it does not."""
     found = plan(tmp_path / "images", "erm", train={**TRAIN, "epoch_of": epoch_of})
     trained_bench(tmp_path, found)
-    assert RecordedRows.read([tmp_path / "first/runs.json"], found).runs == {"erm-0"}
+    assert RecordedRows.read([tmp_path / "first"], found).runs == {"erm-0"}
 
 
 def test_a_network_that_learnt_nothing_is_named_also_by_records(tmp_path: Path):
     dead = {"epochs": 50, "batch_size": 8, "steps_per_epoch": 2, "lr": 1e-12}
     found = plan(tmp_path / "images", "erm", "randaugment", pretrain=dead, **OPTIONS)
-    with pytest.warns(PeerdgWarning, match="Pre-training has learnt nothing"):
+    with pytest.warns(PeerdgWarning, match="Pre-training"):
         first = trained_bench(tmp_path, found)
-    notes = [f"{name}, seed 0: pre-training has learnt nothing" for name in ("erm", "randaugment")]
-    again = tabulated(found, tmp_path / "again", records=[tmp_path / "first/runs.json"])
+    notes = [f"{name}, seed 0: pre-training collapsed" for name in ("erm", "randaugment")]
+    again = tabulated(found, tmp_path / "again", records=[tmp_path / "first"])
     for made in (first, again):
-        assert [note.partition(", so")[0] for note in made.table.cautions[:2]] == notes
+        assert [note.partition(", the network")[0] for note in made.table.cautions[:2]] == notes
         assert all(note in made.page.read_text() for note in notes)
 
 
 def test_a_run_that_was_trained_here_wins_over_its_record(tmp_path: Path):
     found = plan(tmp_path / "images", "erm")
     first = trained_bench(tmp_path, found)
-    records = rewritten(tmp_path / "first/runs.json", records=[
-        {**record, "accuracy": 0.0, "correct": 0} if record["kind"] == "evaluation" else record
-        for record in load_runs(tmp_path / "first/runs.json")[0].records
-    ])  # fmt: skip
-    copy = tmp_path / "copy.json"
-    copy.write_bytes(records.read_bytes())
+    (run,) = load_runs(tmp_path / "first")
+    copy = tmp_path / "copy"
+    save_runs(copy, [replace(run, evaluations=[{**r, "accuracy": 0.0} for r in run.evaluations])])
     assert tabulated(found, tmp_path / "first", records=[copy]).table == first.table
     elsewhere = tabulated(found, tmp_path / "elsewhere", records=[copy]).table
     assert elsewhere.rows[0].score.values == (0.0,)
@@ -109,12 +106,12 @@ def test_a_run_that_was_trained_here_wins_over_its_record(tmp_path: Path):
 def test_a_shared_run_is_trained_unless_all_its_rows_are_recorded(tmp_path: Path):
     trained_bench(tmp_path, plan(tmp_path / "images", "erm", "randaugment", **OPTIONS))
     found = plan(tmp_path / "images", *METHODS, **OPTIONS)
-    recorded = RecordedRows.read([tmp_path / "first/runs.json"], found)
+    recorded = RecordedRows.read([tmp_path / "first"], found)
     assert recorded.runs == {"erm-0"}
     bench = BenchFolder(tmp_path / "bench", recorded=recorded)
     assert [bench.is_done(run) for run in found.runs] == [True, False]
     # Where nothing is trained, a row that is there counts, whatever else would share its run.
-    table = tabulated(found, tmp_path / "page", records=[tmp_path / "first/runs.json"]).table
+    table = tabulated(found, tmp_path / "page", records=[tmp_path / "first"]).table
     assert {row.method for row in table.rows if row.seeds} == {"erm", "randaugment"}
     assert {row.method for row in table.rows} == {*METHODS}
 
@@ -133,13 +130,13 @@ def test_rows_with_other_options_are_refused_with_the_difference(
     trained_bench(tmp_path, plan(tmp_path / "images", "randaugment", **OPTIONS))
     other = plan(tmp_path / "images", "randaugment", **{**OPTIONS, **options})
     with pytest.raises(ConfigError, match=rf"(?s)'randaugment' of .*other options.*{message}"):
-        RecordedRows.read([tmp_path / "first/runs.json"], other)
+        RecordedRows.read([tmp_path / "first"], other)
 
 
 def test_a_row_made_of_several_runs_is_not_one_of_a_single_run(tmp_path: Path):
     found = plan(tmp_path / "images", "randaugment", **OPTIONS)
     trained_bench(tmp_path, found)
-    file = tmp_path / "first/runs.json"
+    file = tmp_path / "first"
     rewritten(file, combined_from=tuple("abcdef"))
     with pytest.raises(ConfigError, match="made of 6 runs, not of 1"):
         RecordedRows.read([file], found)
@@ -164,7 +161,7 @@ def test_an_option_that_a_record_lacks_had_its_default_and_no_preset(
     tmp_path: Path, option: str, planned: Any, is_taken: bool
 ):
     trained_bench(tmp_path, plan(tmp_path / "images", "erm"))
-    file = tmp_path / "first/runs.json"
+    file = tmp_path / "first"
     config = load_runs(file)[0].config
     train = {name: value for name, value in config["train"].items() if name != option}
     rewritten(file, config={**config, "train": train})
@@ -176,38 +173,22 @@ def test_an_option_that_a_record_lacks_had_its_default_and_no_preset(
             RecordedRows.read([file], asked)
 
 
-def test_records_that_are_older_than_a_rule_are_read_as_what_they_are(tmp_path: Path):
-    """Before there was a choice, epochs of ADA were passes over its growing pool."""
-    found = plan(
-        tmp_path / "images", "ada", ada={"k": 1, "steps": 1, "every": 1},
-        train={k: v for k, v in TRAIN.items() if k != "steps_per_epoch"},
-    )  # fmt: skip
-    trained_bench(tmp_path, found)
-    file = tmp_path / "first/runs.json"
-    config = load_runs(file)[0].config
-    assert RecordedRows.read([file], found).runs == {"ada-0"}
-    train = {name: value for name, value in config["train"].items() if name != "epoch_of"}
-    rewritten(file, config={**config, "train": train})
-    with pytest.raises(ConfigError, match=r"train\.epoch_of"):
-        RecordedRows.read([file], found)
-
-
 def test_rows_of_two_files_are_named_in_the_page_and_stay_marked(tmp_path: Path):
     both = plan(tmp_path / "images", "erm", seeds=2)
     for seed in both.seeds:
         trained_bench(tmp_path / str(seed), replace(both, seeds=(seed,)))
-    files = [tmp_path / str(seed) / "first/runs.json" for seed in both.seeds]
+    files = [tmp_path / str(seed) / "first" for seed in both.seeds]
     page = tabulated(both, tmp_path / "both", records=files).page
     assert "Taken from the records of another bench (erm, seed 0, 1)" in page.read_text()
-    again = tabulated(both, tmp_path / "again", records=[tmp_path / "both/runs.json"]).page
+    again = tabulated(both, tmp_path / "again", records=[tmp_path / "both"]).page
     assert again.read_bytes() == page.read_bytes()  # one file: as it was, marks and all
 
 
 def test_a_table_with_records_leaves_the_options_of_a_bench_alone(tmp_path: Path):
     found = plan(tmp_path / "images", "erm", "randaugment", **OPTIONS)
     trained_bench(tmp_path, found)
-    copy = tmp_path / "copy.json"
-    copy.write_bytes((tmp_path / "first/runs.json").read_bytes())
+    copy = tmp_path / "copy"
+    save_runs(copy, load_runs(tmp_path / "first"))
     before = (tmp_path / "first/bench.toml").read_bytes()
     tabulated(plan(tmp_path / "images", "erm"), tmp_path / "first", records=[copy])
     assert (tmp_path / "first/bench.toml").read_bytes() == before
@@ -217,13 +198,13 @@ def test_other_rows_and_seeds_of_a_file_are_left_alone(tmp_path: Path):
     trained_bench(tmp_path, plan(tmp_path / "images", "erm", "randaugment", **OPTIONS))
     other = plan(tmp_path / "images", "erm", seeds=1, **{"train": {**TRAIN, "lr": 0.1}})
     other = replace(other, seeds=(7,))
-    assert not RecordedRows.read([tmp_path / "first/runs.json"], other).results
+    assert not RecordedRows.read([tmp_path / "first"], other).results
 
 
 def test_rows_as_of_an_epoch_are_no_finished_rows(tmp_path: Path):
     found = plan(tmp_path / "images", "randaugment", "p-ens", **OPTIONS)
     early = trained_bench(tmp_path, found, until=2)
-    records = [tmp_path / "first/runs.json"]
+    records = [tmp_path / "first"]
     assert {run.planned_epochs for run in load_runs(records[0])} == {4}
     assert not RecordedRows.read(records, found).runs
     assert not RecordedRows.read(records, found, until=3).runs
@@ -244,7 +225,7 @@ def test_rows_of_other_data_are_named(bench, tmp_path: Path):
     trained_bench(tmp_path, plan(tmp_path / "images", "erm"))
     write_picture(tmp_path / "images/source/cat/more.png", 99, (16, 16))
     more = plan(tmp_path / "images", "erm", "mixstyle")
-    table = bench(more, tmp_path / "second", records=[tmp_path / "first/runs.json"]).table
+    table = bench(more, tmp_path / "second", records=[tmp_path / "first"]).table
     assert any("different images" in caution for caution in table.cautions)
 
 
@@ -253,11 +234,12 @@ def test_rows_that_began_with_other_weights_are_refused(tmp_path: Path):
     trained_bench(tmp_path, found)
     weights = tmp_path / "weights.pth"
     weights.write_bytes(b"one")
-    first = load_runs(tmp_path / "first/runs.json")[0]
+    first = load_runs(tmp_path / "first")[0]
     file = rewritten(
-        tmp_path / "first/runs.json",
+        tmp_path / "first",
         config={**first.config, "weights": str(weights)},
-    )  # saving records the hash of the file as it is
+        weights_sha256=sha256(weights),
+    )
     assert load_runs(file)[0].config["weights"] == "weights.pth"
     asked = plan(tmp_path / "images", "erm", weights=str(weights))
     assert RecordedRows.read([file], asked).runs == {"erm-0"}
@@ -269,31 +251,21 @@ def test_rows_that_began_with_other_weights_are_refused(tmp_path: Path):
         RecordedRows.read([file], asked)
 
 
-def test_rows_of_an_earlier_augmentation_are_refused(tmp_path: Path):
-    found = plan(tmp_path / "images", "randaugment", **OPTIONS)
-    trained_bench(tmp_path, found)
-    file = tmp_path / "first/runs.json"
-    first = load_runs(file)[0]
-    rewritten(file, inputs=replace(first.inputs, augmentation=1))
-    with pytest.raises(ConfigError, match="earlier definition of the augmentation"):
-        RecordedRows.read([file], found)
-
-
 def test_a_row_that_two_files_have_is_refused(tmp_path: Path):
     found = plan(tmp_path / "images", "erm")
     trained_bench(tmp_path, found)
     with pytest.raises(ConfigError, match="'erm' with seed 0 is given twice"):
-        RecordedRows.read([tmp_path / "first/runs.json"] * 2, found)
+        RecordedRows.read([tmp_path / "first"] * 2, found)
 
 
 def test_records_that_the_bench_would_overwrite_are_refused(tmp_path: Path):
     found = plan(tmp_path / "images", "erm", "randaugment", **OPTIONS)
     trained_bench(tmp_path, found)
-    records, few = tmp_path / "first/runs.json", plan(tmp_path / "images", "erm")
-    before = records.read_bytes()
+    records, few = tmp_path / "first", plan(tmp_path / "images", "erm")
+    before = (records / "runs.json").read_bytes()
     with pytest.raises(ConfigError, match="would be overwritten"):
         tabulated(few, tmp_path / "first/../first", records=[records])
-    assert records.read_bytes() == before
+    assert (records / "runs.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [None, "", "[]x", '[{"name": 3}]', "{}"])
@@ -301,7 +273,7 @@ def test_a_file_without_records_is_refused(tmp_path: Path, content: str | None):
     file = tmp_path / "runs.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(DataError, match="does not hold the records of runs"):
+    with pytest.raises(DamagedError, match=r"runs\.json"):
         RecordedRows.read([file], plan(tmp_path / "images", "erm"))
 
 
@@ -309,7 +281,7 @@ def test_the_command_takes_records(tmp_path: Path, capsys):
     found = plan(tmp_path / "images", "erm")
     trained_bench(tmp_path, found)
     options = images(tmp_path / "images")
-    records, out = tmp_path / "first/runs.json", tmp_path / "again"
+    records, out = tmp_path / "first", tmp_path / "again"
     file = tmp_path / "plan.toml"
     file.write_text(tomli_w.dumps({"methods": ["erm"], "seeds": [0], "options": options}))
     asked = ["bench", "--plan", str(file), "--records", str(records), "--out", str(out)]
@@ -317,11 +289,10 @@ def test_the_command_takes_records(tmp_path: Path, capsys):
     assert not out.exists()
     assert command([*asked, "--no-train"], debug=False) == 0
     assert (out / "report.md").read_bytes() == (tmp_path / "first/report.md").read_bytes()
-    asked[4] = str(tmp_path / "nothing.json")
-    assert command(asked, debug=False) == 5
-    assert "does not hold the records of runs" in capsys.readouterr().err
-    runs = json.loads(records.read_text())
-    assert not {"root", "threads", "device"} & runs[0]["config"].keys()
+    asked[4] = str(tmp_path / "nothing")
+    assert command(asked, debug=False) != 0
+    assert "runs.json" in capsys.readouterr().err
+    assert not {"root", "threads", "device"} & load_runs(records)[0].config.keys()
 
 
 def test_a_part_of_a_long_run_is_no_short_run_where_the_length_matters(tmp_path: Path):
@@ -331,7 +302,7 @@ def test_a_part_of_a_long_run_is_no_short_run_where_the_length_matters(tmp_path:
     trained_bench(tmp_path / "long", found, until=2)
     trained_bench(tmp_path / "short", short)
     variants = {
-        name: {run.row: run.variant for run in load_runs(tmp_path / name / "first/runs.json")}
+        name: {run.row: run.variant for run in load_runs(tmp_path / name / "first")}
         for name in ("long", "short")
     }
     assert variants["long"]["p-ens"] == variants["short"]["p-ens"]

@@ -11,8 +11,7 @@ from peerdg.benches import execute
 from peerdg.benches.bench import Bench, run_bench
 from peerdg.benches.plan import Plan, PlannedRun, make_plan
 from peerdg.cli.main import run as command
-from peerdg.report.result import RunResult
-from peerdg.report.runs import read_run
+from peerdg.report.runs import RunResult, read_run
 from peerdg.run.config import RunConfig
 from peerdg.run.progress import ProgressDisplay
 from peerdg.run.start import start_run

@@ -10,18 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 import peerdg
 from peerdg.cli.main import run
 from peerdg.data.benchmarks import OwnDataSettings
-from peerdg.data.folder import image_files
 from peerdg.data.own_data import read_targets
+from peerdg.data.paths import image_files
 from peerdg.errors import ConfigError
 from peerdg.evaluate.predictions import most_probable, predict_batch
-from peerdg.report.prediction_file import (
+from peerdg.report.predictions import (
     PredictionWriter,
     csv_line,
     partial_path,
@@ -288,55 +286,10 @@ def test_a_model_says_in_a_line_what_it_is(model: Path, tmp_path: Path):
     assert len(shown.splitlines()) == 1
 
 
-HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0", '="x"', "\n=1"]
-
-
-SEPARATED = [
-    "x;=1+1", "x;\t=1", "x; =1+1", 'x;"=1+1"', 'x;""=1+1', "x\t=1+1", "x|=1+1", "x\r\n=1+1",
-    "x\n@SUM(A1)", "a;b;c;-2+3", ";;=1", " =1+1", '"=1+1"', "x;\uff1d1+1", "p(x;=1+1)", "x\u2028+1",
-]  # fmt: skip
-
-
-def formulas(text: str, delimiter: str) -> list[str]:
-    """What a spreadsheet that separates by `delimiter` would calculate."""
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    return [
-        cell for row in rows for cell in row if cell.strip(' "\t\r\n')[:1] in tuple("=+-@\uff1d")
-    ]
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("cell", HOSTILE + SEPARATED)
-def test_no_reader_finds_a_formula_whatever_separates_its_cells(cell: str, delimiter: str):
-    text = csv_line(["path", cell, "0.5"]) + csv_line([cell, "x", cell])
-    assert formulas(text, delimiter) == []
-    protected = [row for row in csv.reader(io.StringIO(text, newline=""))]
-    assert [row[i].replace("'", "") for row, i in ((protected[0], 1), (protected[1], 0))] == [
-        cell.replace("'", "")
-    ] * 2
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.text(alphabet="=+-@;|,\t\r\n\"' x1", max_size=9), min_size=1, max_size=4))
-def test_no_cells_at_all_make_a_formula(cells: list[str]):
-    text = csv_line(["path", *cells]) + csv_line([*cells, "error"])
-    for delimiter in ",;\t|":
-        assert formulas(text, delimiter) == []
-
-
-@pytest.mark.parametrize(
-    "cell", ["photo; 3.png", "a|b", "x-1", "a+b=c", "e@mail", "0.5", "", "x;y"]
-)
-def test_ordinary_cells_are_left_alone(cell: str):
+@pytest.mark.parametrize("cell", ["photo; 3.png", "a+b=c", "", "a,b", 'q"', "a\r\nb", "=1"])
+def test_a_cell_is_read_as_it_was_written(cell: str):
     (read,) = csv.reader(io.StringIO(csv_line([cell]), newline=""))
     assert read == [cell]
-
-
-@pytest.mark.parametrize("cell", HOSTILE)
-def test_no_cell_is_a_formula_for_a_spreadsheet(cell: str):
-    (read,) = csv.reader(io.StringIO(csv_line([cell, "plain"]), newline=""))
-    assert read[0][0] == "'"
-    assert read[1] == "plain"
 
 
 def test_hostile_names_of_files_and_classes_stay_data(tmp_path: Path):
@@ -350,20 +303,9 @@ def test_hostile_names_of_files_and_classes_stay_data(tmp_path: Path):
     assert run(["predict", str(folder), str(images), "-o", str(out), "--all"], debug=False) == 0
     rows = read_rows(out)
     assert len(rows) == 4
-    for row in rows:
-        assert not any(cell.startswith(("=", "+", "-", "@")) for cell in (*row, *row.values()))
-        assert row["label"].removeprefix("'") in classes
+    assert all(row["label"] in classes for row in rows)
     names = {row["path"].rpartition("/")[2] for row in rows}
     assert names == {"=1.png", "a\nb.png", 'q"uote.png', "plain.png"}
-
-
-def test_a_relative_path_that_looks_like_a_formula_is_quoted(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (9, 9)).save("=1.png")
-    assert run(["predict", str(model), "=1.png", "-o", "found.csv"], debug=False) == 0
-    assert read_rows(Path("found.csv"))[0]["path"] == "'=1.png"
 
 
 def test_hidden_files_other_types_and_links_to_folders_are_passed_over(tmp_path: Path):

@@ -10,7 +10,7 @@ from peerdg.data import CRAFTED, VALIDATION, is_target
 from peerdg.data.splits import Splits
 from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import accuracy_series
-from peerdg.report.result import RunResult
+from peerdg.report.runs import RunResult
 from peerdg.run.progress import ConsoleProgress
 from tests.conftest import tiny_domain
 
@@ -37,7 +37,7 @@ def test_crafted_domains_have_no_part_in_fluctuation():
 
 
 def test_crafted_domains_have_no_part_in_the_target_mean():
-    run = RunResult(Path("run"), {}, "done", RECORDS, [])
+    run = RunResult(path=Path("run"), config={}, evaluations=RECORDS)
     assert run.targets == ["art"]
     assert run.target_mean("model") == 70.0
 

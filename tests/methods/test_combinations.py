@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from peerdg.cli.flags import CommonFlags
 from peerdg.cli.main import run as command
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
@@ -77,7 +78,7 @@ def from_command(words: list[str]) -> dict:
 
     options = given.get("options")
     options.budget = "quick"
-    return resolve_flags(bound.args[0], options, file=None, plugin=None)[0].tables()
+    return resolve_flags(bound.args[0], CommonFlags(), options)[0].tables()
 
 
 def test_the_list_of_methods_has_them(capsys):

@@ -1,7 +1,6 @@
 """What the rest of the package does for a method, it does by its metadata: shown by a new one."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import get_args
 
 import pytest
@@ -16,14 +15,10 @@ from peerdg.methods.registry import (
     settings_of,
     stored_settings,
 )
-from peerdg.options import merge, option
-from peerdg.report.comparable import comparison_notes
-from peerdg.report.result import RunResult
-from peerdg.report.tables import listed_runs
-from peerdg.report.variants import by_variant
+from peerdg.options import option
 from peerdg.run.config import notes, resolve
 from peerdg.run.time_budget import TimeBudget, schedule
-from tests.report.test_selection_report import run
+from tests.report.made import peer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +45,6 @@ def mirage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "mirage", __name__)
 
 
-def compared(method: str, own: dict[str, object], *, shift: float = 0.0) -> RunResult:
-    usual = run(0, shift=shift)
-    config = merge({k: v for k, v in usual.config.items() if k != "peer"}, {"method": method})
-    config |= {method: own} if own else {}
-    records = usual.records
-    if method in ("erm", "randaugment"):  # one network
-        records = [{**r, "model": "model"} for r in records if r["model"] == "task"]
-    return replace(usual, config=config, records=records)
-
-
 def test_its_period_decides_evaluation_schedule_and_fluctuation(mirage):
     config = resolve({"method": "mirage", "mirage": {"every": 3}, "train": {"epochs": 9}})
     assert config.evaluate_every == 3
@@ -67,7 +52,7 @@ def test_its_period_decides_evaluation_schedule_and_fluctuation(mirage):
     assert schedule(config).endswith("9 epochs, every 3")
     budget = TimeBudget.from_options(1.0, {"mirage": {"every": 3}}, "mirage", 0.0)
     assert budget.fixed == {"period"}
-    found = compared("mirage", {"every": 3})
+    found = peer(method="mirage", mirage={"every": 3})
     assert (found.k, found.period) == (3, 3)
     assert settings_of("erm").period_option is None and settings_of("erm")().period == 1
 
@@ -122,22 +107,6 @@ def test_every_method_without_published_code_or_values_is_marked():
     for data, names in expected.items():
         known = (*method_names(), *RECIPES, *COMBINATIONS)
         assert {name for name in known if is_reconstruction(name, data)} == names, data
-
-
-def test_reports_mark_a_reconstruction_wherever_they_name_it():
-    def result(method: str) -> RunResult:
-        config = resolve({"benchmark": "digits-mini", "budget": "quick", "method": method})
-        evaluation = {"kind": "evaluation", "model": "model", "domain": "uci", "phase": "train",
-                      "epoch": 20, "accuracy": 50.0}  # fmt: skip
-        return RunResult(Path(method), config.tables(), "done", [evaluation], [])
-
-    runs = [result(method) for method in ("erm", "simde", "pro-randconv")]
-    labels = list(by_variant(runs))
-    assert labels == ["erm", "simde †", "pro-randconv †"]
-    assert [row[2] for row in listed_runs(runs).rows] == labels
-    (note,) = [note for note in comparison_notes(by_variant(runs)) if "†" in note]
-    assert "reconstruction" in note
-    assert not any("†" in note for note in comparison_notes(by_variant(runs[:1])))
 
 
 def test_a_network_from_elsewhere_makes_an_oracle():

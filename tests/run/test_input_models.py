@@ -17,8 +17,8 @@ from peerdg.errors import ConfigError, DataError, PeerdgError, PeerdgWarning, St
 from peerdg.files import sha256
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import checksum, save_model
+from peerdg.report.compare import by_variant
 from peerdg.report.runs import load_runs, read_run, save_runs
-from peerdg.report.variants import by_variant
 from peerdg.run import model as run_model
 from peerdg.run.config import resolve
 from peerdg.train import loop
@@ -110,9 +110,9 @@ def test_two_teachers_of_one_path_are_told_apart(tmp_path):
         runs.append(read_run(guided(tmp_path / f"run-{seed}", teacher)))
         shutil.rmtree(teacher)
     assert len(by_variant(runs)) == 2
-    save_runs(tmp_path / "runs.json", runs)
+    save_runs(tmp_path, runs)
     assert str(tmp_path) not in (tmp_path / "runs.json").read_text()
-    assert list(by_variant(load_runs(tmp_path / "runs.json"))) == list(by_variant(runs))
+    assert list(by_variant(load_runs(tmp_path))) == list(by_variant(runs))
 
 
 def test_a_run_is_not_resumed_with_a_changed_teacher(tmp_path):
@@ -189,7 +189,7 @@ def assert_labelled(run: Path) -> None:
     assert "It is an oracle" in card and "a domain it never saw" not in card
     assert json.loads((run / "model/model.json").read_text())["training"]["oracle"] is True
     assert "oracle" in read_run(run).method
-    assert read_run(run).saw_targets
+    assert read_run(run).oracle
 
 
 def test_an_oracle_is_called_one_everywhere(oracle, tmp_path, capsys):
@@ -197,8 +197,8 @@ def test_an_oracle_is_called_one_everywhere(oracle, tmp_path, capsys):
     assert manifest(oracle)["images"]["train"] == 24 + 12 + 15
     assert command(["runs", str(oracle)], debug=False) == 0
     assert "oracle-erm" in capsys.readouterr().out
-    save_runs(tmp_path / "runs.json", [read_run(oracle)])
-    assert load_runs(tmp_path / "runs.json")[0].saw_targets
+    save_runs(tmp_path, [read_run(oracle)])
+    assert load_runs(tmp_path)[0].oracle
 
 
 def test_any_method_may_be_an_oracle_and_is_called_so(tmp_path):

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock
 
 import peerdg
-from peerdg.cli.data import cache_data
+from peerdg.cli.cache import cache_data
 from peerdg.data.splits import Splits
 from peerdg.errors import PeerdgWarning, Stopped
 from peerdg.models.classifier import Classifier

@@ -11,19 +11,16 @@ from rich.console import Console
 
 from peerdg.benches.execute import train_runs
 from peerdg.benches.folder import BenchFolder
-from peerdg.benches.plan import Plan
+from peerdg.benches.plan import Plan, Study
 from peerdg.benches.records import RecordedRows
-from peerdg.benches.report import write_bench
-from peerdg.benches.study import Study
-from peerdg.benches.table import BenchTable, bench_table
 from peerdg.benches.views import combined_view, views
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.evaluate.statistics import scipy_stats
 from peerdg.options import did_you_mean
-from peerdg.report.comparison import RECORDS
 from peerdg.report.figures import pyplot
-from peerdg.report.result import DEPENDS_ON_LENGTH, RunResult, as_of
-from peerdg.report.runs import read_run
+from peerdg.report.page import write_report
+from peerdg.report.runs import DEPENDS_ON_LENGTH, RECORDS, RunResult, as_of, read_run
+from peerdg.report.table import ReportTable, make_table
 from peerdg.terminal import Table
 
 
@@ -37,7 +34,7 @@ class Bench:
         failures: Why runs failed, by name.
     """
 
-    table: BenchTable
+    table: ReportTable
     page: Path
     failures: Mapping[str, str]
 
@@ -64,7 +61,7 @@ def run_bench(
         out: The bench's folder.
         jobs: Runs at once.
         until: The epoch that runs are trained to. Default: their last.
-        records: `runs.json` of earlier benches, whose rows are not trained again.
+        records: Records of earlier benches, whose rows are not trained again.
         reference: The method that differences are to. Default: plain training, or the first.
         study: Further sections of the report.
         title: Title of the report.
@@ -109,10 +106,11 @@ def open_bench(
 
     Raises:
         ConfigError: If a file of records is the one that this bench writes, or has other options.
-        DataError: If a file does not hold records.
+        DamagedError: If a file does not hold records.
     """
     for file in records:
-        if os.path.realpath(file) == os.path.realpath(out / RECORDS):
+        place = file if file.is_file() else file / RECORDS
+        if os.path.realpath(place) == os.path.realpath(out / RECORDS):
             raise ConfigError(
                 f"The records in {file} would be overwritten.",
                 hint="Choose another --out folder, or copy them first.",
@@ -154,12 +152,12 @@ def _conclude(
         if names & failures.keys() and not bench.has_result(group, seed):
             for member in group.members:
                 failed[member.method] += 1
-    table = bench_table(by_method, reference=reference, failed=failed, questions=study.questions)
+    table = make_table(by_method, reference=reference, failed=failed, questions=study.questions)
     table = replace(table, remarks=(*_stage(plan, bench.until), *_taken(runs)))
     title = title or f"Bench: {table.data}"
-    page = write_bench(
+    page = write_report(
         table,
-        runs,
+        by_method,
         bench.path,
         title=title if bench.until is None else f"{title}, as of epoch {bench.until}",
         failures=failures,

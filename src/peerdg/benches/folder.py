@@ -146,11 +146,10 @@ class BenchFolder:
         if folder.done or self.until is None or not folder.holds_run:
             return folder.done
         # Late: reports need numpy, and the help of a command does not.
-        from peerdg.report.result import is_evaluated
-        from peerdg.report.runs import read_records
+        from peerdg.report.runs import is_evaluated, read_evaluations
 
         try:
-            return is_evaluated(read_records(folder, is_done=False), self.until)
+            return is_evaluated(read_evaluations(folder), self.until)
         except PeerdgError:
             return False  # the run itself says what is wrong with it
 

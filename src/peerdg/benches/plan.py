@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from peerdg.averages.average_options import KINDS, OPTIONS_OF
-from peerdg.benches.study import MIN_RANKED, Pair, Published, Study, Term, rows_of
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
@@ -31,6 +30,35 @@ SEEDS = 5
 _VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes part of a folder name
 _VARIANT_EXAMPLE = f'Write [{VARIANT}.NAME], then method = "...", then its own options.'
 _SAME_FOR_ALL = {"recipe": "--methods", "seed": "--seeds", "train_seed": "--seeds"}
+
+
+Term = str | tuple[str, str]  # a row, or the difference of two
+Pair = tuple[Term, Term]  # a row or difference, and the one it is compared with
+Questions = Mapping[str, Sequence[Pair]]
+MIN_RANKED = 3  # rows of a ranking
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published accuracies in percent, by row and target, with their source."""
+
+    source: str
+    accuracy: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Further sections of the report of a bench.
+
+    Attributes:
+        questions: Pairs of rows to compare, by question. Those without runs are left out.
+        rankings: Rows that source-only scores are to put in order, by name of the ranking.
+        published: Published numbers to compare with.
+    """
+
+    questions: Questions = field(default_factory=dict)
+    rankings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    published: Published | None = None
 
 
 @dataclass(frozen=True)
@@ -434,7 +462,8 @@ def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> S
     try:
         for text, pairs in tables.get("question", {}).items():
             questions[text] = [(_term(first), _term(second)) for first, second in pairs]
-            names += [name for pair in questions[text] for term in pair for name in rows_of(term)]
+            for term in (term for pair in questions[text] for term in pair):
+                names += [term] if isinstance(term, str) else term
         for ranked in rankings.values():
             if len({*ranked}) < max(MIN_RANKED, len(ranked)):
                 raise ValueError

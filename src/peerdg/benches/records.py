@@ -1,6 +1,6 @@
 """Rows of earlier benches, taken from their records in place of training them again.
 
-The records that a bench leaves (`runs.json`) have every evaluation of every row. So a study goes on
+The records that a bench leaves have every evaluation of every row. So a study goes on
 where its run folders are not, its page can be made again, and a method of one's own stands beside
 rows that somebody else has trained. A row is taken only if its options are those of the plan.
 """
@@ -17,8 +17,7 @@ from peerdg.files import sha256
 from peerdg.methods.registry import model_options_of
 from peerdg.models.names import is_weights_file
 from peerdg.options import difference, dotted
-from peerdg.report.result import RunResult, as_of, is_evaluated
-from peerdg.report.runs import load_runs
+from peerdg.report.runs import RunResult, as_of, is_evaluated, load_runs
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE, RunConfig
 from peerdg.terminal import visible
 
@@ -41,7 +40,7 @@ class RecordedRows:
 
     @classmethod
     def read(cls, files: Sequence[Path], plan: Plan, *, until: int | None = None) -> "RecordedRows":
-        """Take from `runs.json` files what a plan asks for.
+        """Take from records what a plan asks for.
 
         A shared run is trained unless the rows of all its methods are there. A row counts only if
         it was evaluated after the epoch that is asked for. Rows of other names and seeds are left
@@ -60,8 +59,7 @@ class RecordedRows:
         results: dict[tuple[str, int], RunResult] = {}
         for file in files:
             for run in load_runs(file):
-                row = run.row or run.path.name.removesuffix(f"-{run.seed}")
-                member = plan.members.get(row)
+                row, member = run.row, plan.members.get(run.row)
                 if member is None or run.seed not in plan.seeds:
                     continue
                 _refuse_other_training(run, member, f"The row '{row}' of {visible(str(file))}")
@@ -95,7 +93,7 @@ class RecordedRows:
 
         An oracle's are left out, since it has learnt from targets, too.
         """
-        found = [r.fingerprints for r in self.results.values() if not r.saw_targets]
+        found = [r.fingerprints for r in self.results.values() if not r.oracle]
         return [one for n, one in enumerate(found) if one and one not in found[:n]]
 
 
@@ -103,7 +101,7 @@ def _is_complete(run: RunResult, member: PlannedMethod, until: int | None) -> bo
     """Whether a run is finished, or was evaluated after the epoch that is asked for."""
     epochs = member.config.train.epochs
     wanted = epochs if until is None else min(until, epochs)
-    return run.status == "done" and is_evaluated(run.records, wanted)
+    return run.status == "done" and is_evaluated(run.evaluations, wanted)
 
 
 def _refuse_other_training(run: RunResult, member: PlannedMethod, what: str) -> None:
@@ -128,11 +126,6 @@ def _refuse_other_training(run: RunResult, member: PlannedMethod, what: str) -> 
             f"{what} was trained with other options:\n  " + "\n  ".join(map(str, changes)),
             hint="Give the options that it was trained with, or leave these records out.",
         )
-    if not run.has_current_operations:
-        raise ConfigError(
-            f"{what} was trained with an earlier definition of the augmentation's operations.",
-            hint="Leave these records out, and the row is trained anew.",
-        )
 
 
 def _defaults(config: RunConfig) -> dict[str, Any]:
@@ -155,16 +148,14 @@ def _stored_options(run: RunResult, expected: Mapping[str, Any], what: str) -> d
     """
     options = dict(run.config)
     epochs = run.planned_epochs or options["train"]["epochs"]
-    epoch_of = run.epoch_of if run.grows_with_pool else expected["train"]["epoch_of"]
-    options["train"] = {**options["train"], "epochs": epochs, "epoch_of": epoch_of}
-    statistics = run.batch_statistics
-    if "batch_statistics" not in options and statistics is not None:
-        options["batch_statistics"] = statistics
+    options["train"] = {**options["train"], "epochs": epochs}
+    if not run.grows_with_pool:  # then it makes no difference
+        options["train"]["epoch_of"] = expected["train"]["epoch_of"]
     if run.combined_from:
         options["recipe"] = expected.get("recipe")  # the combination's, which has been compared
     weights = str(expected.get("weights", ""))
     if is_weights_file(weights) and options.get("weights") == Path(weights).name:
-        if run.inputs.weights_sha256 != _hash_of_weights(weights, what):
+        if run.weights_sha256 != _hash_of_weights(weights, what):
             raise ConfigError(f"{what} began with other weights than those in {weights}.")
         options["weights"] = weights
     own = options.get(options["method"], {})

@@ -6,15 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.benches.plan import Plan, PlanFile, make_plan, read_plan_file
-from peerdg.cli.flags import (
-    DATA,
-    PLUGIN,
-    SEED_LIST,
-    Options,
-    given_options,
-    which_data,
-    whole_number,
-)
+from peerdg.cli.flags import DATA, PLUGIN, SEED_LIST, DataFlags, Options, all_given, whole_number
 from peerdg.cli.train import say
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.options import merge
@@ -38,6 +30,7 @@ def bench(
     train: Annotated[bool, Parameter(negative="--no-train")] = True,
     dry_run: bool = False,
     overwrite: bool = False,
+    common: DataFlags | None = None,
     options: Options = None,
 ) -> None:
     """Train several methods with several seeds on the same data, and compare them.
@@ -53,7 +46,7 @@ def bench(
         reference: Method that differences are to; default: plain training, or the first.
         jobs: Runs at once; each has its share of the cores.
         until: Train each run to this epoch, and compare them there; a later call continues.
-        records: runs.json of an earlier bench, whose rows are not trained again.
+        records: Folder of an earlier bench, whose rows are not trained again.
         train: Train what is not complete; --no-train only makes the table of what is.
         dry_run: Only show what would be trained.
         overwrite: Start again if there is a bench in this folder.
@@ -62,8 +55,7 @@ def bench(
 
     file = PlanFile() if plan is None else read_plan_file(plan)
     rows = file.methods if methods is None else [m.strip() for m in methods.split(",") if m.strip()]
-    named = which_data(data) if data is not None else {}
-    given = merge(file.options, given_options(options), named)
+    given = merge(file.options, all_given(data, common or DataFlags(), options, file.options))
     if "benchmark" not in given:
         raise ConfigError("No data is given.", hint="Name a benchmark or a folder of images first.")
     chosen = file.seeds if seeds is None else range(max(0, seeds))

@@ -37,8 +37,8 @@ def demo(
         epochs: Epochs of the main phase, in place of the preset's.
         overwrite: Start again, whatever is in this folder of an earlier demo.
     """
-    from peerdg.data.decode import cores  # these two import numpy
-    from peerdg.report.comparison import OVERVIEW
+    from peerdg.data.parallel import cores  # these two import numpy
+    from peerdg.report.page import OVERVIEW
 
     if seeds < 1:
         raise ConfigError(f"--seeds is {seeds}; at least one is needed.")

@@ -55,7 +55,7 @@ export: Write a trained model as ONNX, torch.export or plain weights.
 runs: List and compare run folders.
   peerdg runs
   peerdg runs runs/demo --compare
-  peerdg runs results/demo/runs.json --report /tmp/again
+  peerdg runs results/demo --report /tmp/again
 methods: List the methods and their options.
   peerdg methods
   peerdg methods peer
@@ -108,7 +108,8 @@ def make_app(arguments: list[str]) -> App:
             groups["data"] = App(name="data", help=summary, help_epilogue=epilogue)
             app.command(groups["data"])
             continue
-        target = f"peerdg.cli.data:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
+        module = command if command in ("prepare", "cache") else "data"
+        target = f"peerdg.cli.{module}:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
         if name in WITH_OPTIONS and arguments[:1] == [name]:
             _add_options(name, arguments[1:])
             epilogue += "\n\n`--help-all` lists the options of all methods, data sets and phases."

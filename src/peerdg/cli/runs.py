@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from peerdg.errors import ConfigError
-from peerdg.terminal import console
+from peerdg.terminal import console, visible
 
 
 def runs(
@@ -17,19 +17,16 @@ def runs(
     """List run folders with their status, or compare finished ones over seeds.
 
     Args:
-        places: Run folders, folders that contain them, or the runs.json of a report.
-        compare: One row per method: mean and standard deviation over seeds, fluctuation, and
-            the regret of each rule of model selection.
-        report: Folder for a report: report.md, its figures, and runs.json with the records.
-        title: Heading of the report.
+        places: Run folders, folders that contain them, or folders with the records of a report.
+        compare: Print a row per method: accuracy, fluctuation, model selection and costs.
+        report: Write a report into this folder: report.md, figures, tables and records.
+        title: Title of the report.
     """
-    from peerdg.report.comparable import comparison_notes, require_comparable
-    from peerdg.report.comparison import write_comparison
+    from peerdg.report.compare import by_variant, require_comparable, variant_differences
+    from peerdg.report.page import write_report
     from peerdg.report.runs import collect_runs
     from peerdg.report.selection import selection_table
-    from peerdg.report.tables import comparison, runs_table, targets_table
-    from peerdg.report.variants import by_variant, variant_differences
-    from peerdg.terminal import visible
+    from peerdg.report.table import make_table, runs_table, targets_table
 
     found = collect_runs(places)
     if not found:
@@ -38,16 +35,18 @@ def runs(
     if not compare and report is None:
         console.print(runs_table(found))
         return
-    if not by_variant(found):
-        raise ConfigError("No run is finished yet.", hint="`peerdg runs` shows how far they are.")
-    require_comparable(found)
-    console.print(comparison(found))
-    if any(run.targets for run in found):
-        console.print(targets_table(found))
-        console.print(selection_table(found))
     groups = by_variant(found)
-    for sentence in (*variant_differences(groups), *comparison_notes(groups)):
-        console.print(visible(sentence), markup=False, soft_wrap=True)
+    if not groups:
+        raise ConfigError("No run is finished yet.", hint="`peerdg runs` shows their status.")
+    require_comparable(found)
+    table = make_table(groups)
+    console.print(table.table())
+    if table.rows[0].targets:
+        labeled = table.labeled(groups)
+        console.print(targets_table(labeled))
+        console.print(selection_table(labeled))
+    for sentence in (*table.notes(), *table.cautions, *variant_differences(groups)):
+        console.print(visible(sentence))
     if report is not None:
-        page = write_comparison(found, report, title=title)
-        console.print(f"Report: {page}", markup=False)
+        page = write_report(table, groups, report, title=title)
+        console.print(f"Report: {page}")

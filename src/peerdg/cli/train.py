@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.cli.flags import (
-    CONFIG,
     DATA,
-    PLUGIN,
+    CommonFlags,
     Options,
     explained_choices,
     given_options,
@@ -36,8 +35,7 @@ def train(
     profile: bool = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
     minutes: float | None = None,
-    file: Annotated[Path | None, CONFIG] = None,
-    plugin: Annotated[Path | None, PLUGIN] = None,
+    common: CommonFlags | None = None,
     options: Options = None,
 ) -> None:
     """Train a method on one labelled domain; watch it on domains it never sees.
@@ -54,7 +52,7 @@ def train(
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
         raise ConfigError(f"{other} and --overwrite exclude each other.")
-    config, choices = resolve_flags(data, options, file=file, plugin=plugin)
+    config, choices = resolve_flags(data, common or CommonFlags(), options)
     for line in [] if quiet else explained_choices(config, choices):
         say(line)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
@@ -63,7 +61,12 @@ def train(
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
     if accept_new_data:
         existing = "renew"
-    chosen = merge(read_toml(file) if file else {}, given_options(options))
+    chosen: dict[str, Any] = {}
+    if minutes is not None:
+        file = read_toml(common.config) if common and common.config else {}
+        epochs = common.epochs if common else None
+        train_options = {} if epochs is None else {"train": {"epochs": epochs}}
+        chosen = merge(file, given_options(options), train_options)
     run_and_report(
         config, out, existing, quiet=quiet, profile=profile, minutes=minutes, options=chosen
     )
@@ -99,9 +102,10 @@ def run_and_report(
         stop_after=stop_after,
     )
     from peerdg.report.runs import read_run
-    from peerdg.report.tables import final_table, profile_table
+    from peerdg.report.table import final_table, profile_table
 
-    console.print(final_table(out))
+    trained = read_run(out)
+    console.print(final_table(trained))
     if profile:
-        console.print(profile_table(read_run(out)))
+        console.print(profile_table(trained))
     console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE", markup=False)

@@ -20,14 +20,9 @@ def evaluate_domain(
     *,
     size: int | None = None,
 ) -> dict[str, Any]:
-    """Measure images, correct answers, accuracy in percent and mean cross-entropy on a domain.
+    """Measure images, right predictions, accuracy in percent and mean cross-entropy on a domain.
 
-    Accuracy is correct over total of the whole domain, never a mean of batch accuracies.
-
-    Args:
-        model: The classifier.
-        domain: Images with labels in the model's class order.
-        size: Side to which images are resized; None leaves them as they are.
+    Accuracy is over the whole domain, never a mean of batch accuracies. See `evaluate_models`.
     """
     return _evaluate_together([model], domain, size=size)[0]
 
@@ -41,17 +36,17 @@ def evaluate_models(
     batch_statistics: Mapping[str, str] | None = None,
     oracle: bool = False,
 ) -> list[dict[str, Any]]:
-    """Evaluate each model on each domain; return one record for each pair.
+    """Evaluate each model on each domain, and return one record for each pair.
 
     Args:
-        models: Classifiers, by name.
+        models: Classifiers by name.
         domains: Images with labels in the models' class order, by name.
-        copies: Names of those that are copies of one network, with weights of their own. Where
-            these are equal (an average of one snapshot), one is evaluated for all.
-        size: Side to which images are resized; None leaves them as they are.
-        batch_statistics: Where the statistics of batch normalisation come from, by the name of the
-            model; recorded for the models that have any.
-        oracle: Whether they, or a network that guides them, learnt from targets; recorded if so.
+        copies: Names of models that are copies of one network. Of those with equal weights (an
+            average of one snapshot) only one is evaluated.
+        size: Side to which images are resized. None leaves them as they are.
+        batch_statistics: Source of the batch statistics by name of the model, recorded for models
+            with batch normalization.
+        oracle: Whether the models, or a network that guides them, were trained on targets.
     """
     evaluated = _evaluated_as(models, copies)
     distinct = {name: models[name] for name in evaluated.values()}
@@ -104,7 +99,7 @@ def _evaluate_together(
 
 
 def _evaluated_as(models: Mapping[str, Classifier], copies: Collection[str]) -> dict[str, str]:
-    """Name for each model the one that is evaluated for it: itself, or an equal copy before it."""
+    """Map each model to the one evaluated for it: itself, or an equal copy before it."""
     names: dict[str, str] = {}
     for name, model in models.items():
         earlier = (other for other in dict.fromkeys(names.values()) if other in copies)

@@ -17,17 +17,11 @@ WORST = 12  # mistakes that a report lists
 
 @dataclass(frozen=True)
 class Overlap:
-    """Count the images of a domain that a run already knows.
+    """Count the images of a domain that a run already knows."""
 
-    Args:
-        trained: Images that it was trained on.
-        validated: Images that it was validated on but not trained on.
-        n: All images of the domain.
-    """
-
-    trained: int
-    validated: int
-    n: int
+    trained: int  # images that it was trained on
+    validated: int  # images that it was validated on but not trained on
+    n: int  # all images of the domain
 
     def __str__(self) -> str:
         """Format as a sentence, empty if the run knows none of the images."""
@@ -44,21 +38,13 @@ class Overlap:
 
 @dataclass(frozen=True)
 class ClassResult:
-    """Results of one class of the model.
-
-    Args:
-        name: Class name.
-        n: Images of this class.
-        correct: How many of them are recognized.
-        predicted: Images of any class that are predicted to be of this one.
-        confused_with: The wrong class that its images are predicted to be of most often, if any.
-    """
+    """Results of one class of the model."""
 
     name: str
-    n: int
-    correct: int
-    predicted: int
-    confused_with: str | None
+    n: int  # images of this class
+    correct: int  # how many of them are recognized
+    predicted: int  # images of any class that are predicted to be of this one
+    confused_with: str | None  # the wrong class that its images are most often predicted to be of
 
     @property
     def accuracy(self) -> float | None:
@@ -68,42 +54,25 @@ class ClassResult:
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image with a wrong prediction.
+    """An image with a wrong prediction."""
 
-    Args:
-        row: Position in the domain.
-        path: Image file, if it came from one.
-        true: True class.
-        predicted: Predicted class.
-        probability: Probability of the predicted class.
-        true_probability: Probability of the true class.
-    """
-
-    row: int
-    path: str | None
+    row: int  # position in the domain
+    path: str | None  # image file, if it came from one
     true: str
     predicted: str
-    probability: float
-    true_probability: float
+    probability: float  # of the predicted class
+    true_probability: float  # of the true class
 
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Images whose confidence lies in `(low, high]`. The first bin includes 0.
-
-    Args:
-        low: Lower edge.
-        high: Upper edge.
-        n: Number of images.
-        confidence: Mean confidence, None without images.
-        accuracy: Share of right predictions, None without images.
-    """
+    """Images whose confidence lies in `(low, high]`. The first bin includes 0."""
 
     low: float
     high: float
     n: int
-    confidence: float | None
-    accuracy: float | None
+    confidence: float | None  # mean over the images, None without any
+    accuracy: float | None  # share of right predictions, None without images
 
 
 @dataclass(frozen=True)
@@ -116,27 +85,16 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class DomainReport:
-    """A model's results on one domain.
-
-    Args:
-        domain: Domain name.
-        loss: Mean cross-entropy.
-        classes: One entry for each class of the model, also for those without images.
-        confusion: Number of images by true class (rows) and predicted class (columns).
-        calibration: Expected calibration error with its bins.
-        worst: Wrong predictions with the highest probability, sorted.
-        skipped: Files that were left out because they cannot be decoded.
-        overlap: How many of the images the run knows, None if that is not known.
-    """
+    """A model's results on one domain."""
 
     domain: str
-    loss: float
-    classes: tuple[ClassResult, ...]
-    confusion: Tensor
+    loss: float  # mean cross-entropy
+    classes: tuple[ClassResult, ...]  # each class of the model, also those without images
+    confusion: Tensor  # number of images by true class (rows) and predicted class (columns)
     calibration: Calibration
-    worst: tuple[Mistake, ...]
-    skipped: int = 0
-    overlap: Overlap | None = None
+    worst: tuple[Mistake, ...]  # wrong predictions with the highest probability, sorted
+    skipped: int = 0  # files that cannot be decoded
+    overlap: Overlap | None = None  # images that the run knows, None if that is not known
 
     @property
     def n(self) -> int:

@@ -21,25 +21,15 @@ MINIMUM = 2  # points of a series
 
 @dataclass(frozen=True)
 class Fluctuation:
-    """Statistics of one accuracy series a_1..a_T, in percent (var: percent squared).
+    """Statistics of one accuracy series a_1..a_T, in percent (var: percent squared)."""
 
-    Attributes:
-        var: Population variance, mean (a - ā)².
-        std: Its square root.
-        range: max - min.
-        max_drawdown: Largest fall below the maximum so far.
-        mean_abs_step: mean |a_t - a_{t-1}|.
-        detrended_var: Variance around a centered running mean of 5: movement without progress.
-        gap: max - a_T.
-    """
-
-    var: float
+    var: float  # population variance, mean (a - ā)²
     std: float
-    range: float
-    max_drawdown: float
-    mean_abs_step: float
-    detrended_var: float
-    gap: float
+    range: float  # max - min
+    max_drawdown: float  # largest fall below the maximum so far
+    mean_abs_step: float  # mean |a_t - a_{t-1}|
+    detrended_var: float  # variance around a centered running mean of 5: moves without progress
+    gap: float  # max - a_T
 
 
 def fluctuation(accuracy: Sequence[float]) -> Fluctuation:
@@ -86,15 +76,10 @@ def accuracy_series(
 
 @dataclass(frozen=True)
 class RunFluctuation:
-    """Fluctuation of one model of one run.
+    """Fluctuation of one model of one run, by two readings of the paper's "Avg." column."""
 
-    Attributes:
-        mean: Mean of the domains' statistics, one reading of the paper's "Avg." column.
-        of_mean: Statistics of the domain-averaged series, the other reading.
-    """
-
-    mean: Fluctuation
-    of_mean: Fluctuation
+    mean: Fluctuation  # mean of the domains' statistics
+    of_mean: Fluctuation  # statistics of the domain-averaged series
 
 
 def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | None:

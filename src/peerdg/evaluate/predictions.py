@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerdg.augment.view import resize
-from peerdg.data.decode import MAX_PIXELS, UnusableImage, decode_image, in_parallel, to_pixels
+from peerdg.data.decode import PIXEL_LIMIT, UnusableImage, decode_image
+from peerdg.data.parallel import in_parallel
+from peerdg.data.read import to_pixels
 from peerdg.errors import DamagedError, NumericalError, is_out_of_memory
 from peerdg.models.classifier import Classifier, images_per_pass
 
@@ -28,35 +30,21 @@ _MAX_WAITING = 4  # passes: with more bad files than this, rows are written befo
 
 
 class Predictions(NamedTuple):
-    """Predictions for a batch.
+    """Predictions for a batch."""
 
-    Args:
-        labels: Most probable class of each image, int64 `[n]`.
-        probabilities: Probabilities of all classes, `[n, classes]`.
-        log_probabilities: Their logarithms, exact also where a probability is rounded to 0.
-    """
-
-    labels: Tensor
-    probabilities: Tensor
-    log_probabilities: Tensor
+    labels: Tensor  # most probable class of each image, int64 [n]
+    probabilities: Tensor  # of all classes, [n, classes]
+    log_probabilities: Tensor  # exact also where a probability is rounded to 0
 
 
 class FilePrediction(NamedTuple):
-    """Prediction for a file, or the error.
-
-    Args:
-        path: Image file.
-        label: Most probable class, None if the file cannot be decoded.
-        probability: Probability of that class.
-        probabilities: Probabilities of all classes, `[classes]`.
-        error: Why the file cannot be decoded, None if it was.
-    """
+    """Prediction for a file, or the error."""
 
     path: Path
-    label: str | None = None
+    label: str | None = None  # most probable class, None with an error
     probability: float | None = None
-    probabilities: Tensor | None = None
-    error: str | None = None
+    probabilities: Tensor | None = None  # of all classes, [classes]
+    error: str | None = None  # why the file cannot be decoded
 
 
 def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
@@ -108,7 +96,7 @@ def predict_files(
     *,
     size: int,
     stored_size: int,
-    max_pixels: int = MAX_PIXELS,
+    pixel_limit: int = PIXEL_LIMIT,
 ) -> Iterator[FilePrediction]:
     """Predict any number of files, in their order, with memory for a few batches.
 
@@ -119,9 +107,9 @@ def predict_files(
         paths: Image files, read lazily.
         size: Side of the network's input.
         stored_size: Side of the squares that files are decoded to.
-        max_pixels: Files with more pixels are not decoded.
+        pixel_limit: Files with more pixels are not decoded.
     """
-    task = partial(_decode_group, side=stored_size, max_pixels=max_pixels)
+    task = partial(_decode_group, side=stored_size, pixel_limit=pixel_limit)
     held = images_in_memory(stored_size)
     batch = min(images_per_pass(size), held)
     waiting: list[_Decoded] = []
@@ -154,11 +142,11 @@ def _groups(paths: Iterable[Path], size: int) -> Iterator[list[Path]]:
         yield group
 
 
-def _decode_group(paths: list[Path], *, side: int, max_pixels: int) -> list[_Decoded]:
+def _decode_group(paths: list[Path], *, side: int, pixel_limit: int) -> list[_Decoded]:
     decoded = []
     for path in paths:
         try:
-            image = decode_image(path, max_pixels=max_pixels)
+            image = decode_image(path, pixel_limit=pixel_limit)
         except UnusableImage as error:
             decoded.append(_Decoded(path, None, error.reason))
         else:

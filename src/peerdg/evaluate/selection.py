@@ -28,21 +28,13 @@ _EQUAL = 1e-9  # percent: means of the same accuracies may differ in the last bi
 
 @dataclass(frozen=True)
 class Choice:
-    """The epoch that a rule chooses in one run.
-
-    Attributes:
-        epoch: Chosen epoch.
-        score: Best score, None for `last`.
-        domains: Domains whose mean accuracy is the score.
-        target: Mean target accuracy of the chosen epoch, None without targets.
-        regret: The oracle's target accuracy minus this one's, None without targets.
-    """
+    """The epoch that a rule chooses in one run."""
 
     epoch: int
-    score: float | None
-    domains: tuple[str, ...]
-    target: float | None
-    regret: float | None = None
+    score: float | None  # None for `last`
+    domains: tuple[str, ...]  # whose mean accuracy is the score
+    target: float | None  # mean target accuracy of the epoch, None without targets
+    regret: float | None = None  # the oracle's target accuracy minus this one's
 
 
 @dataclass(frozen=True)
@@ -132,19 +124,12 @@ def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Ch
 
 @dataclass(frozen=True)
 class VariantChoice:
-    """The setting that a rule chooses, e.g. a value of w or k.
-
-    Attributes:
-        variant: Chosen setting.
-        scores: Score of each setting, mean over seeds.
-        targets: Mean target accuracy of each setting, mean over seeds, empty without targets.
-        regret: The best setting's target accuracy minus the chosen one's, None without targets.
-    """
+    """The setting that a rule chooses, e.g. a value of w or k. Numbers are means over seeds."""
 
     variant: str
-    scores: dict[str, float]
-    targets: dict[str, float]
-    regret: float | None
+    scores: dict[str, float]  # of each setting
+    targets: dict[str, float]  # mean target accuracy of each setting, empty without targets
+    regret: float | None  # the best setting's target accuracy minus the chosen one's
 
 
 def select_variant(

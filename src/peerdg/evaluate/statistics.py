@@ -81,25 +81,15 @@ def accuracy_spread(values: Sequence[float], n: int | None) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of paired differences, with the interval of the mean.
+    """Mean of paired differences a - b, with the interval of the mean."""
 
-    Attributes:
-        n: Pairs.
-        mean: Mean of a - b.
-        std: Sample standard deviation of a - b, None for one pair.
-        low: Lower end of the 95 % bootstrap interval, None without one.
-        high: Upper end, None without one.
-        reason: Why there is no interval, else empty.
-        margin: Half the width of Student's 95 % interval, None without one.
-    """
-
-    n: int
+    n: int  # pairs
     mean: float
-    std: float | None = None
-    low: float | None = None
+    std: float | None = None  # sample standard deviation, None for one pair
+    low: float | None = None  # ends of the 95 % bootstrap interval, None without one
     high: float | None = None
-    reason: str = ""
-    margin: float | None = None
+    reason: str = ""  # why there is no interval
+    margin: float | None = None  # half the width of Student's 95 % interval, None without one
 
     @property
     def is_clear(self) -> bool:

@@ -1,26 +1,26 @@
-"""A model's results on one or more domains: tables for the terminal, and a page with pictures."""
+"""Results of a model on one or more domains: tables, and a page with pictures."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
 from peerdg.data import VALIDATION
-from peerdg.data.domain import Domain, tile
+from peerdg.data.domain import Domain
+from peerdg.data.sheet import tile
 from peerdg.evaluate.detail import BINS, DomainReport, Mistake
 from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically
-from peerdg.report.figures import pyplot
+from peerdg.report.figures import pyplot, save_figure
 from peerdg.terminal import Table, markdown_text, visible
 
 PAGE = "evaluation.md"
-_WIDEST = 20  # classes whose confusions are counted in a table and in the figure
-_COLUMNS = 6  # of the sheet of mistakes
-_CELL = 112  # pixels of an image on it
+_MAX_COUNTED = 20  # classes of a confusion matrix with numbers
+_COLUMNS = 6  # sheet of mistakes
+_CELL = 112  # pixels of an image
 _GAP = 6
-_LINE = 14  # of the caption
-_LONGEST = 24  # characters of a class name
+_LINE = 14
+_MAX_NAME = 24  # characters of a class name
 
 
 def summary_table(details: Sequence[DomainReport]) -> Table:
@@ -60,9 +60,9 @@ def class_table(detail: DomainReport) -> Table:
 
 
 def confusion_table(detail: DomainReport) -> Table | None:
-    """Tabulate true classes against predicted ones; None if they are too many to print."""
+    """Tabulate true classes against predicted ones, None if there are too many to print."""
     names = [result.name for result in detail.classes]
-    if len(names) > _WIDEST:
+    if len(names) > _MAX_COUNTED:
         return None
     rows = [
         [name, *(f"{count:,}" if count else "." for count in row)]
@@ -87,7 +87,7 @@ def mistakes_table(detail: DomainReport) -> Table:
 
 
 def remarks(detail: DomainReport) -> list[str]:
-    """Say what to know before comparing the numbers."""
+    """List what to know before comparing the numbers."""
     sentences = []
     if detail.overlap is not None and detail.domain != VALIDATION and str(detail.overlap):
         sentences.append(str(detail.overlap))
@@ -101,16 +101,13 @@ def remarks(detail: DomainReport) -> list[str]:
 def write_evaluation(
     details: Sequence[DomainReport], domains: Mapping[str, Domain], folder: Path, *, title: str
 ) -> Path:
-    """Write `evaluation.md`, a confusion matrix and a sheet of mistakes for each domain.
+    """Write a page with a confusion matrix and a sheet of mistakes for each domain.
 
     Args:
-        details: The results.
-        domains: The images they were measured on, by the name of the domain.
-        folder: Where to.
-        title: Heading of the page.
-
-    Returns:
-        The page.
+        details: Results, one for each domain.
+        domains: Images by the name of the domain.
+        folder: Output folder.
+        title: Page title.
     """
     parts = [f"# {markdown_text(title)}", "", summary_table(details).markdown(), _EXPLAINED, ""]
     for number, detail in enumerate(details, start=1):
@@ -131,13 +128,12 @@ def write_evaluation(
 
 
 def confusion_figure(detail: DomainReport, path: Path) -> None:
-    """Draw the confusion matrix: a row is a true class, its colors are shares of its images."""
-    plot = pyplot()
+    """Draw the confusion matrix. A row is a true class, colors are shares of its images."""
     names = [_short(result.name) for result in detail.classes]
     shares = detail.confusion.double()
     shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
     side = max(3.5, min(16.0, 1.8 + 0.38 * len(names)))
-    figure, axis = plot.subplots(figsize=(side, side))
+    figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
     image = axis.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues")
     # Class names are text: a dollar sign must not start a formula.
     places = range(len(names))
@@ -148,22 +144,19 @@ def confusion_figure(detail: DomainReport, path: Path) -> None:
     axis.set_title(
         f"{visible(detail.domain)}: {detail.accuracy:.1f} % of {detail.n:,}", parse_math=False
     )
-    if len(names) <= _WIDEST:
+    if len(names) <= _MAX_COUNTED:
         for row, counts in enumerate(detail.confusion.tolist()):
             for column, count in enumerate(counts):
                 if count:
                     color = "white" if shares[row, column] > 0.6 else "black"
-                    axis.text(column, row, f"{count}", ha="center", va="center", color=color,
-                              fontsize=7)  # fmt: skip
+                    place = {"ha": "center", "va": "center", "fontsize": 7}
+                    axis.text(column, row, f"{count}", color=color, **place)
     figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true class")
-    with replace_atomically(path) as temporary, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji as a class name
-        figure.savefig(temporary, dpi=130, format="png", bbox_inches="tight")
-    plot.close(figure)
+    save_figure(figure, path, dpi=130)
 
 
 def mistakes_sheet(domain: Domain, mistakes: Sequence[Mistake]) -> Image.Image:
-    """Draw the images of `mistakes`, each above its true class, the answer and its probability."""
+    """Draw the images of mistakes, each with its true and predicted class and probability."""
     columns = min(_COLUMNS, len(mistakes))
     rows = -(-len(mistakes) // columns)
     width, height = _CELL + _GAP, _CELL + 2 * _LINE + _GAP
@@ -184,13 +177,13 @@ def mistakes_sheet(domain: Domain, mistakes: Sequence[Mistake]) -> Image.Image:
 
 def _short(name: str) -> str:
     name = visible(name)
-    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
 
 
 _EXPLAINED = (
-    f"Accuracy is right answers over all images; of fewer than {FEW} images it has its 95 % "
-    "interval (Wilson) beside it. `class mean` is the mean accuracy of the classes that have "
+    f"Accuracy is right predictions over all images. Of fewer than {FEW} images it has its 95 % "
+    "interval (Wilson). `class mean` is the mean accuracy of the classes that have "
     "images. `calibration error` is the expected calibration error of the predicted "
-    f"class, with {BINS} bins of equal width. The worst mistakes are the wrong answers that the "
-    "model is most sure of."
+    f"class, with {BINS} bins of equal width. The worst mistakes are the wrong "
+    "predictions with the highest probability."
 )

@@ -1,8 +1,8 @@
-"""Curves of target accuracy over training, as PNG."""
+"""Figures of a report, as PNG: accuracy over training, and forest plots of differences."""
 
+import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,236 +11,117 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from peerdg.errors import ConfigError
+from peerdg.evaluate.statistics import Difference
 from peerdg.files import replace_atomically
-from peerdg.report.result import RunResult
-from peerdg.report.variants import MANY, Groups, by_variant
+from peerdg.report.compare import FLUCTUATION, RATIOS, Answer, Groups
+from peerdg.report.runs import RunResult
+from peerdg.report.table import ReportTable
 from peerdg.terminal import visible
 
-# Okabe-Ito: told apart by color-blind readers too. Its yellow is too pale for a line.
+# Okabe-Ito, distinguishable by color-blind readers. Its yellow is too pale for a line.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_PALETTE = 96  # colors of a picture; a curve needs few, and the file is a fifth as large
+BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#595959"
+LEGEND = (
+    "95 % intervals: thick bootstrap, thin Student's t; filled: both exclude 0; dots: single seeds"
+)
+MANY = 8  # rows, above which each gets a panel of its own
 _COLUMNS = 5  # of panels
-_ROOM = 0.052  # least distance between two labels at the ends of curves, of the axis' height
-_MOST_NAMES = 2  # of a curve, beside its end
+_PALETTE = 96  # colors of a file, which makes it a fifth as large
+_ROW_INCHES = 0.36
+_NEAR_RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+_MAX_TICKS = 5
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Accuracy of one observed model over training.
-
-    Args:
-        names: The variant and the model; several that have the same accuracies.
-        color: The variant's.
-        style: Dashes for a model that is trained but not deployed.
-        epochs: Where it was evaluated.
-        accuracy: `[seeds, targets, epochs]`, in percent.
-    """
-
-    names: tuple[str, ...]
-    color: str
-    style: str
-    epochs: NDArray[np.float64]
-    accuracy: NDArray[np.float64]
-
-    @property
-    def label(self) -> str:
-        """Its names; of many the first, since the figure would be all label."""
-        if len(self.names) <= _MOST_NAMES:
-            return " = ".join(self.names)
-        return f"{self.names[0]} = {len(self.names) - 1} others"
-
-
-def accuracy_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
-    """Draw one panel per target: every model and seed, the mean over seeds stronger."""
+def overview_figure(groups: Groups, path: Path, *, title: str) -> None:
+    """Draw the mean target accuracy over training, with a band from lowest to highest seed."""
     plot = pyplot()
-    groups = _with_seeds(by_variant(runs))
-    targets = _targets(groups)
-    curves = _curves(groups, targets)
-    columns = min(2, len(targets))
-    rows = -(-len(targets) // columns)
-    figure, axes = plot.subplots(
-        rows,
-        columns,
-        figsize=(5.2 * columns, 3.4 * rows),
-        squeeze=False,
-        sharex=True,
-        layout="constrained",  # makes room for the legend, whatever its number of rows
-    )
-    for number, (axis, target) in enumerate(zip(axes.flat, targets, strict=False)):
-        for curve in curves:
-            for seed in curve.accuracy[:, number]:
-                axis.plot(curve.epochs, seed, curve.style, color=curve.color, alpha=0.2, lw=0.8)
-            mean = curve.accuracy[:, number].mean(0)
-            axis.plot(curve.epochs, mean, curve.style, color=curve.color, lw=2, label=curve.label)
-        axis.set_title(visible(target), parse_math=False)
-        _tidy(axis)
-    for axis in axes.flat[len(targets) :]:
-        axis.set_visible(False)
-    for axis in axes[-1]:
-        axis.set_xlabel("epoch")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("accuracy %")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.suptitle(visible(title), parse_math=False)
-    legend = figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False
-    )
-    for text in legend.get_texts():  # names are text: a dollar sign must not start a formula
-        text.set_parse_math(False)
-    save_figure(figure, path, dpi=130)
-
-
-def overview_figure(runs: Sequence[RunResult], path: Path, *, title: str) -> None:
-    """Draw the mean over the targets: a curve for each model, named at its end, a band of seeds."""
-    plot = pyplot()
-    groups = _with_seeds(by_variant(runs))
-    targets = _targets(groups)
-    seeds = max(len(group) for group in groups.values())
+    most = max(map(len, groups.values()))
+    named = {_name_with_seeds(name, group, most): group for name, group in groups.items()}
+    targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
     of = f"mean of {len(targets)} targets" if len(targets) > 1 else visible(targets[0])
-    over = f", mean of {seeds} seeds (band: lowest to highest)" if seeds > 1 else ", one seed"
-    heading = f"{visible(title)}: {of}{over}"
+    over = f"mean of {most} seeds (band: lowest to highest)" if most > 1 else "one seed"
+    heading = f"{visible(title)}: {of}, {over}"
     if len(groups) > MANY:
-        _panels(groups, targets, path, heading=heading)
+        _draw_panels(named, path, heading=heading)
         return
     figure, axis = plot.subplots(figsize=(8.2, 3.9), layout="constrained")
-    ends = []
-    for curve in _curves(groups, targets):
-        mean = curve.accuracy.mean(1)  # over targets: [seeds, epochs]
-        if len(mean) > 1 and curve.style == "-":
-            axis.fill_between(curve.epochs, mean.min(0), mean.max(0), color=curve.color,
-                              alpha=0.13, lw=0)  # fmt: skip
-        axis.plot(curve.epochs, mean.mean(0), curve.style, color=curve.color,
-                  lw=2.4 if curve.style == "-" else 1.5)  # fmt: skip
-        ends.append((curve.epochs[-1], mean.mean(0)[-1], curve.label, curve.color))
+    drawn = set()
+    for number, (name, group) in enumerate(named.items()):
+        for model in group[0].networks:
+            label = name if len(group[0].networks) == 1 else f"{name} {model}"
+            curve = _accuracies(group, model)[1].tobytes()
+            if curve not in drawn:  # the network of a run that several rows share
+                _draw_curve(axis, group, model, COLORS[number % len(COLORS)], label)
+            drawn.add(curve)
     _tidy(axis)
     axis.set_xlabel("epoch")
     axis.set_ylabel("accuracy %")
     axis.set_title(heading, loc="left", fontsize=10, parse_math=False)
-    _name_ends(axis, ends)
+    lines = sorted(axis.get_lines(), key=lambda line: -line.get_ydata()[-1])
+    legend = axis.legend(handles=lines, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    for text in legend.get_texts():  # a dollar sign in a name must not start a formula
+        text.set_parse_math(False)
     save_figure(figure, path, dpi=200)
 
 
-def _panels(groups: Groups, targets: Sequence[str], path: Path, *, heading: str) -> None:
-    """Draw a panel for each variant, with all others in grey: of many, curves in one would hide."""
-    curves = {
-        name: [c for c in _curves({name: group}, targets) if len(c.epochs) > 1]
-        for name, group in groups.items()
-    }
-    curves = {name: found for name, found in curves.items() if found}
+def _draw_panels(groups: Groups, path: Path, *, heading: str) -> None:
+    """Draw a panel for each row, with the deployed networks of all others in gray."""
+    curves = {name: group for name, group in groups.items() if not group[0].combined_from}
     rows = -(-len(curves) // _COLUMNS)
     figure, axes = pyplot().subplots(
-        rows, _COLUMNS, figsize=(10.4, 0.7 + 1.55 * rows), squeeze=False, sharex=True, sharey=True,
+        rows,
+        _COLUMNS,
+        figsize=(10.4, 0.7 + 1.55 * rows),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
         layout="constrained",
-    )  # fmt: skip
-    for axis, (name, own) in zip(axes.flat, curves.items(), strict=False):
-        for other in (c for found in curves.values() for c in found if c.style == "-"):
-            axis.plot(other.epochs, other.accuracy.mean((0, 1)), color="#d0d0d0", lw=0.6)
-        for curve in own:
-            mean = curve.accuracy.mean(1)  # over targets: [seeds, epochs]
-            if curve.style == "-":
-                axis.fill_between(curve.epochs, mean.min(0), mean.max(0), color=COLORS[0],
-                                  alpha=0.2, lw=0)  # fmt: skip
-            color, width = (COLORS[0], 2.0) if curve.style == "-" else (COLORS[1], 1.2)
-            axis.plot(curve.epochs, mean.mean(0), curve.style, color=color, lw=width)
+    )
+    for axis, (name, group) in zip(axes.flat, curves.items(), strict=False):
+        for other in curves.values():
+            epochs, accuracy = _accuracies(other, other[0].deployed)
+            axis.plot(epochs, accuracy.mean(0), color="#d0d0d0", lw=0.6)
+        for model in group[0].networks:
+            _draw_curve(axis, group, model, COLORS[model != group[0].deployed], name)
         axis.set_title(visible(name), fontsize=9, parse_math=False, pad=2)
         _tidy(axis)
     for axis in axes.flat[len(curves) :]:
         axis.set_visible(False)
     figure.suptitle(heading, fontsize=10, parse_math=False)
-    figure.supxlabel("epoch; dashes: a network that is trained but not deployed", fontsize=9)
+    figure.supxlabel("epoch (dashes: a network that is trained but not deployed)", fontsize=9)
     figure.supylabel("accuracy %", fontsize=9)
     save_figure(figure, path, dpi=130)
 
 
-def _with_seeds(groups: Groups) -> Groups:
-    """Name variants of fewer seeds than others as such: a mean over other seeds is no equal."""
-    most = max(len(group) for group in groups.values())
-    return {
-        name_with_seeds(name, [run.seed for run in group], most): group
-        for name, group in groups.items()
-    }
-
-
-def name_with_seeds(name: str, seeds: Sequence[int], most: int) -> str:
-    """Format as `peer (seed 0)` or `peer (2 of 3 seeds)`, if there are fewer than of others."""
-    if len(seeds) == most:
+def _name_with_seeds(name: str, group: Sequence[RunResult], most: int) -> str:
+    """Format as `peer (seed 0)` or `peer (2 of 3 seeds)`, if others have more."""
+    if len(group) == most:
         return name
-    few = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} of {most} seeds"
+    few = f"seed {group[0].seed}" if len(group) == 1 else f"{len(group)} of {most} seeds"
     return f"{name} ({few})"
 
 
-def _targets(groups: Groups) -> list[str]:
-    return list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
+def _draw_curve(axis: Any, group: Sequence[RunResult], model: str, color: str, label: str) -> None:
+    epochs, accuracy = _accuracies(group, model)
+    is_deployed = model == group[0].deployed
+    if is_deployed:
+        low, high = accuracy.min(0), accuracy.max(0)
+        axis.fill_between(epochs, low, high, color=color, alpha=0.13, lw=0)
+    width, style = (2.4, "-") if is_deployed else (1.5, "--")
+    axis.plot(epochs, accuracy.mean(0), style, color=color, lw=width, label=visible(label))
 
 
-def _curves(groups: Groups, targets: Sequence[str]) -> list[Curve]:
-    """Choose what to draw: a color per variant; models with equal accuracies share a curve."""
-    curves: list[Curve] = []
-    for number, (name, group) in enumerate(groups.items()):
-        color = COLORS[number % len(COLORS)]
-        for model in group[0].models:
-            label = visible(name if len(group[0].models) == 1 else f"{name} {model}")
-            epochs, accuracy = _accuracies(group, model, targets)
-            style = "-" if model == group[0].deployed else "--"
-            curve = Curve((label,), color, style, epochs, accuracy)
-            twins = [n for n, c in enumerate(curves) if np.array_equal(c.accuracy, accuracy)]
-            if twins:
-                twin = curves[twins[0]]
-                style = "-" if "-" in (twin.style, curve.style) else "--"
-                curves[twins[0]] = replace(twin, names=(*twin.names, label), style=style)
-            else:
-                curves.append(curve)
-    return curves
-
-
-def _accuracies(
-    group: Sequence[RunResult], model: str, targets: Sequence[str]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return epochs, and accuracy by seed, target and epoch."""
-    epochs: list[int] = []
+def _accuracies(group: Sequence[RunResult], model: str) -> tuple[list[int], NDArray[np.float64]]:
+    """Return epochs, and the target mean by seed and epoch."""
     seeds = []
     for run in group:
-        found = {
-            (r["domain"], r["epoch"]): r["accuracy"] for r in run.evaluations if r["model"] == model
-        }
-        epochs = sorted({epoch for _, epoch in found})
-        seeds.append([[found[target, epoch] for epoch in epochs] for target in targets])
-    return np.array(epochs, float), np.array(seeds, float)
-
-
-def _name_ends(axis: Any, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Write each curve's name beside its end, moved apart where ends are close."""
-    low, high = axis.get_ylim()
-    ordered = sorted(ends, key=lambda end: end[1])
-    places = spread_apart([end[1] for end in ordered], room=_ROOM * (high - low))
-    for (x, y, label, color), place in zip(ordered, places, strict=True):
-        axis.annotate(
-            label, (x, y), xytext=(1.02, place), textcoords=("axes fraction", "data"),
-            color=color, va="center", fontsize=9.5, parse_math=False, annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 0, "shrinkB": 2,
-                        "relpos": (0, 0.5)},
-        )  # fmt: skip
-
-
-def spread_apart(values: Sequence[float], *, room: float) -> list[float]:
-    """Move sorted values as little as keeps them `room` apart: close ones around their mean."""
-    clusters: list[list[float]] = []
-    for value in values:
-        clusters.append([value])
-        while len(clusters) > 1 and _overlap(clusters[-2], clusters[-1], room):
-            last = clusters.pop()
-            clusters[-1] += last
-    return [place for cluster in clusters for place in _spaced(cluster, room)]
-
-
-def _overlap(below: Sequence[float], above: Sequence[float], room: float) -> bool:
-    return _spaced(above, room)[0] - _spaced(below, room)[-1] < room
-
-
-def _spaced(cluster: Sequence[float], room: float) -> list[float]:
-    """Return as many places as values, `room` apart, around their mean."""
-    start = sum(cluster) / len(cluster) - room * (len(cluster) - 1) / 2
-    return [start + room * n for n in range(len(cluster))]
+        series: dict[int, list[float]] = {}
+        for record in run.evaluations:
+            if record["model"] == model and record["domain"] in run.targets:
+                series.setdefault(record["epoch"], []).append(record["accuracy"])
+        seeds.append([float(np.mean(values)) for _, values in sorted(series.items())])
+        epochs = sorted(series)
+    return epochs, np.array(seeds)
 
 
 def _tidy(axis: Any) -> None:
@@ -250,8 +131,148 @@ def _tidy(axis: Any) -> None:
     axis.margins(x=0.01)
 
 
+def differences_figure(table: ReportTable, path: Path) -> None:
+    """Draw a forest plot: each row's difference to the reference, the best on top."""
+    reference = next(row for row in table.rows if row.method == table.reference)
+    rows = sorted(
+        (row for row in table.rows if row.difference is not None),
+        key=lambda row: (row.difference.mean if row.difference else 0.0, row.method),
+    )
+    height = 1.5 + _ROW_INCHES * len(rows)
+    figure, axis = pyplot().subplots(figsize=(7.6, height), layout="constrained")
+    axis.axvline(0, color="#000000", lw=1)
+    for place, row in enumerate(rows):
+        ours, theirs = (r.score.by_seed if r.score else {} for r in (row, reference))
+        single = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
+        draw_difference(axis, place, row.difference, single)
+    name_rows(axis, [row.label for row in rows])
+    axis.set_ylim(-0.7, len(rows) - 0.3)
+    label = f"{table.score}: points above or below {visible(table.reference)}"
+    axis.set_xlabel(label, parse_math=False)
+    title = f"{visible(table.data)}: difference to {visible(table.reference)}\n{LEGEND}"
+    axis.set_title(title, loc="left", fontsize=9.5, parse_math=False)
+    save_figure(figure, path, dpi=160)
+
+
+def answers_figure(table: ReportTable, path: Path) -> None:
+    """Draw the pairs of the questions: accuracy on the left, fluctuation on the right."""
+    lines: list[str | Answer] = []
+    for answer in table.answers:
+        lines += [answer] if answer.question in lines else [answer.question, answer]
+    moved = any(FLUCTUATION in answer.differences for answer in table.answers)
+    figure, axes = pyplot().subplots(
+        ncols=2 if moved else 1,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+        figsize=(9.6 if moved else 7.6, 1.2 + 0.75 * _ROW_INCHES * len(lines)),
+    )
+    left = axes[0, 0]
+    left.set_ylim(len(lines) - 0.4, -0.8)  # questions from top to bottom
+    left.set_xlabel(f"{table.score}: difference in points")
+    for axis, measure in zip(axes.flat, (table.score, FLUCTUATION), strict=False):
+        axis.axvline(0, color="#000000", lw=1)
+        for place, line in enumerate(lines):
+            if isinstance(line, Answer) and measure in line.differences:
+                single = list(line.by_seed[measure].values())
+                is_ratio = measure in RATIOS
+                draw_difference(axis, place, line.differences[measure], single, is_ratio=is_ratio)
+    if moved:
+        axes[0, 1].set_xlabel("fluctuation: ratio, below 1 is steadier")
+        tick_ratios(axes[0, 1])
+        left.set_zorder(2)  # a long question continues over the right half
+        left.patch.set_visible(False)
+    name_questions(left, [line if isinstance(line, str) else "" for line in lines])
+    name_rows(left, ["" if isinstance(line, str) else line.label for line in lines])
+    figure.suptitle(
+        f"{visible(table.data)}: differences of runs with the same seed; blue is better, orange "
+        f"worse\n{LEGEND}",
+        x=0.01,
+        ha="left",
+        fontsize=9.5,
+        parse_math=False,
+    )
+    save_figure(figure, path, dpi=160)
+
+
+def name_questions(axis: Any, headings: Sequence[str]) -> None:
+    """Write the headings that are not empty into their rows."""
+    for place, heading in enumerate(headings):
+        if heading:
+            text = axis.annotate(
+                visible(heading),
+                (0, place),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize=9,
+                fontweight="bold",
+                parse_math=False,
+                annotation_clip=False,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )
+            text.set_in_layout(False)  # a long one may leave its half of the figure
+
+
+def tick_ratios(axis: Any) -> None:
+    """Label an axis of logarithms with ratios."""
+    low, high = (limit / math.log(10) for limit in axis.get_xlim())
+    powers = range(math.ceil(low), math.floor(high) + 1)
+    apart = math.ceil(len(powers) / _MAX_TICKS)  # powers of ten between two ticks, ×1 among them
+    ratios = [10.0**power for power in powers if power % apart == 0]
+    if len(ratios) < 3:
+        ratios = [ratio for ratio in _NEAR_RATIOS if low <= math.log10(ratio) <= high]
+    axis.set_xticks([math.log(r) for r in ratios], [f"×{r:g}" for r in ratios])
+
+
+def name_rows(axis: Any, names: Sequence[str]) -> None:
+    """Label the rows of a forest plot and remove its frame."""
+    axis.set_yticks(range(len(names)), [visible(name) for name in names])
+    for tick in axis.get_yticklabels():
+        tick.set_parse_math(False)
+    for each in axis.figure.axes:
+        each.grid(axis="x", alpha=0.25)
+        each.spines[["top", "right", "left"]].set_visible(False)
+        each.tick_params(axis="y", length=0)
+
+
+def draw_difference(
+    axis: Any,
+    place: int,
+    difference: Difference | None,
+    single: Sequence[float] = (),
+    *,
+    is_ratio: bool = False,
+) -> None:
+    """Draw one row of a forest plot: intervals, mean, and the differences of single seeds.
+
+    A ratio of variances is better below 1, a difference of accuracies above 0.
+    """
+    if difference is None:
+        return
+    mean, is_clear = difference.mean, difference.is_clear
+    color = UNCLEAR if not is_clear else BETTER if (mean < 0) == is_ratio else WORSE
+    if difference.low is not None and difference.margin is not None:
+        student = [mean - difference.margin, mean + difference.margin]
+        axis.plot(student, [place, place], color=color, lw=0.8, zorder=2)
+        bootstrap = [difference.low, difference.high]
+        axis.plot(bootstrap, [place, place], color=color, lw=2.4, zorder=2)
+    below = -0.22 if not axis.yaxis_inverted() else 0.22
+    axis.plot(single, [place + below] * len(single), ".", color=color, alpha=0.5, ms=4, zorder=1)
+    fill = color if is_clear else "white"
+    axis.plot([mean], [place], "D", color=color, ms=6.5, mew=1.5, zorder=3, markerfacecolor=fill)
+    axis.annotate(
+        f"×{math.exp(mean):.2f}" if is_ratio else f"{mean:+.1f}",
+        (1.01, place),
+        xycoords=("axes fraction", "data"),
+        va="center",
+        fontsize=9,
+        color=color,
+        annotation_clip=False,
+    )
+
+
 def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
-    """Save a PNG with few colors and a white ground, which is legible on dark pages, too."""
+    """Save a PNG with few colors and a white background, legible on dark pages too."""
     with replace_atomically(path) as temporary:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji as a name
@@ -263,10 +284,10 @@ def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
 
 
 def pyplot() -> Any:
-    """Import matplotlib's pyplot, drawing into files only.
+    """Import matplotlib's pyplot for drawing into files.
 
     Raises:
-        ConfigError: If it is not installed.
+        ConfigError: If matplotlib is not installed.
     """
     try:
         import matplotlib

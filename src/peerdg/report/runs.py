@@ -1,36 +1,347 @@
-"""Read runs back: from their folders, or from the records that a report keeps of them."""
+"""Read runs for reports: from their folders, or from the records that a report leaves.
 
-import hashlib
+The records of any number of runs are three files. `runs.json` has the options, versions and
+fingerprints of each run, `evaluations.csv` the right answers of each model after each epoch, and
+`epochs.csv` the losses, policies and seconds of each epoch. Rows that several runs share are
+stored once.
+"""
+
+import csv
 import json
-import os
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any
 
+from peerdg.averages.average_options import KINDS
+from peerdg.crafted import DISJOINT
+from peerdg.data import CRAFTED, is_target
 from peerdg.data.benchmarks import OWN_DATA
-from peerdg.errors import DamagedError, DataError, PeerdgError, PeerdgWarning
-from peerdg.files import read_text, replace_atomically, sha256
-from peerdg.methods.registry import method_names, model_options_of, settings_of
-from peerdg.models.names import is_weights_file
-from peerdg.report.result import RunResult
+from peerdg.errors import DamagedError, PeerdgError, PeerdgWarning
+from peerdg.evaluate.fluctuation import (
+    BURN_IN_PERIODS,
+    RunFluctuation,
+    accuracy_series,
+    late_mean,
+    run_fluctuation,
+)
+from peerdg.files import read_json, reading, replace_atomically
+from peerdg.methods.base import MethodSettings
+from peerdg.methods.registry import (
+    is_reconstruction,
+    method_names,
+    model_options_of,
+    own_augment_of,
+    settings_of,
+    stored_settings,
+)
+from peerdg.models.names import OWN
+from peerdg.options import dotted
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
-from peerdg.run.folder import RunFolder, read_run_config
-from peerdg.run.manifest import Inputs, read_inputs, read_manifest
+from peerdg.run.folder import RunFolder, Status, read_run_config
 from peerdg.run.records import NOTHING_LEARNT
-from peerdg.schema import LARGEST, conform, read_stored, within
 from peerdg.terminal import visible
+
+FORMAT = 1
+RECORDS, EVALUATIONS, EPOCHS = "runs.json", "evaluations.csv", "epochs.csv"
+MARK = "†"
+DEPENDS_ON_LENGTH = {"swa", "sma", "swad"}  # averages of a part of the run
+UNKNOWN = "unknown"
+
+# Options in which seeds of one variant may differ. Batch statistics are compared separately,
+# because not every network has any.
+_WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statistics"}
+_IN_EVERY_CONFIG = {"method", "benchmark", "backbone", "budget", "train", "pretrain", "seed"}
+_FROM_MANIFEST = ("images", "weights_sha256", "models", "network", "network_weights", "software",
+                  "oracle")  # fmt: skip
+_SHORT_HASH = 12  # characters
+_DIGITS = 5  # significant ones of a stored loss
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunResult:
+    """Options and results of one run, or of one method that a shared run trained."""
+
+    path: Path  # run folder, or its name if the run was read from records
+    config: dict[str, Any]  # options, nested as in a config file
+    status: Status = "done"
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # by epoch, model and domain
+    epochs: list[dict[str, Any]] = field(default_factory=list)  # losses, policy, steps and seconds
+    trained: str = "model"  # name of the trained network among the evaluated ones
+    deployed: str = "model"
+    batch_statistics: str | None = None  # their source at evaluation, None without batch norm
+    peak_memory: int | None = None  # of the run's process, in bytes
+    collapsed: tuple[str, ...] = ()  # phases after which one class is predicted for every image
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of each part of the data
+    images: dict[str, int] = field(default_factory=dict)  # number in each part of the data
+    weights_sha256: str | None = None  # hash of the file of initial weights
+    models: dict[str, str] = field(default_factory=dict)  # hashes of given networks, by option
+    network: str | None = None  # fingerprint of the structure of the user's own network
+    network_weights: str | None = None  # fingerprint of its initial weights
+    software: tuple[str, ...] = ()  # versions that the run was trained with
+    oracle: bool = False  # the run, or a network that it was given, was trained on targets
+    folder: str | None = None  # name of the folder or list of the user's own images
+    profile: dict[str, Any] | None = None  # seconds by stage, if they were measured
+    row: str = ""  # name of the row in the bench that the run belongs to
+    shared_with: tuple[str, ...] = ()  # other methods from the same run
+    combined_from: tuple[str, ...] = ()  # names of the combined runs, evaluated once at the end
+    is_taken: bool = False  # its bench took it from the records of another bench
+    planned_epochs: int | None = None  # of the whole run, if it is presented at an earlier epoch
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return int(self.config["seed"])
+
+    @property
+    def data(self) -> str:
+        """Name of the data set, or of the folder or list of the user's own images."""
+        benchmark = str(self.config["benchmark"])
+        return self.folder or benchmark if benchmark == OWN_DATA else benchmark
+
+    @property
+    def method(self) -> str:
+        """Name of the recipe, or of the method with its average and augmentation.
+
+        The average is part of the name if it is deployed instead of the trained network or of the
+        method's own average, the augmentation if it is not the method's usual one.
+        """
+        method = str(self.config["method"])
+        own = None if self.settings is None else self.settings.own_average
+        kind = next(iter(self.config.get("average", {}).get("kind", ())), own)
+        name = str(self.config.get("recipe") or (method if kind == own else f"{method}+{kind}"))
+        usual = own_augment_of(str(self.config.get("recipe") or method))
+        augment = str(self.config.get("augment", {}).get("kind"))
+        if self.augments and usual not in (None, augment):
+            name = f"{name}+{augment}"
+        return f"{name} (oracle)" if self.oracle and "oracle" not in name else name
+
+    @property
+    def is_reconstruction(self) -> bool:
+        """Whether no code or values were published for the method on this data."""
+        names = (str(self.config.get("recipe") or ""), str(self.config["method"]))
+        return any(is_reconstruction(name, str(self.config["benchmark"])) for name in names)
+
+    @property
+    def own_options(self) -> Mapping[str, Any]:
+        """Options in the section of its method."""
+        options: Mapping[str, Any] = self.config.get(self.config["method"], {})
+        return options
+
+    @cached_property
+    def settings(self) -> MethodSettings | None:
+        """Settings of its method, None for the method of a plugin that is not loaded."""
+        return stored_settings(self.config["method"], self.own_options)
+
+    @property
+    def augments(self) -> bool:
+        """Whether it was trained on augmented images, True if its method is not known."""
+        return self.settings is None or self.settings.augments
+
+    @property
+    def averages(self) -> bool:
+        """Whether it deploys another network than the trained one."""
+        return self.deployed != self.trained or bool(self.combined_from)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is cross-entropy on clean images of the source and nothing else."""
+        known = self.settings is not None and self.settings.is_baseline
+        return known and not self.augments and not self.averages and not self.oracle
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Flat options and named inputs that decide the result, `{"train.lr": 0.1}`."""
+        decisive = {k: v for k, v in self.config.items() if k not in _WITHOUT_EFFECT}
+        options = {k: v for k, v in dotted(decisive).items() if k not in DATA_PLACES}
+        if not self.augments:
+            options = {k: v for k, v in options.items() if not k.startswith("augment.")}
+        if self.weights_sha256 is not None:
+            name = Path(self.config["weights"]).name
+            options["weights"] = f"{name}@{self.weights_sha256[:_SHORT_HASH]}"
+        for option, digest in self.models.items():
+            name = Path(str(options.get(option))).name
+            options[option] = f"{name}@{digest[:_SHORT_HASH]}"
+        if self.config["backbone"] == OWN:
+            options["network"] = self.network or UNKNOWN
+        options["batch_statistics"] = self.batch_statistics
+        if not self.grows_with_pool:  # what an epoch is one pass of makes no difference
+            options.pop("train.epoch_of", None)
+        options.pop("pretrain.epoch_of", None)  # there is no pool yet
+        if self.combined_from:
+            options["combination"] = self.config.get("recipe")
+        return options
+
+    @property
+    def variant(self) -> str:
+        """Text that is equal for runs that differ in their seed only."""
+        kinds = {*self.config.get("average", {}).get("kind", ())}
+        depends = kinds & DEPENDS_ON_LENGTH or "lr_step" in self.config["train"]
+        length = {"planned epochs": self.planned_epochs} if depends and self.planned_epochs else {}
+        return json.dumps({**self.options, **length}, sort_keys=True, default=str)
+
+    @property
+    def grows_with_pool(self) -> bool:
+        """Whether the length of its epochs depends on images that its method makes."""
+        fixed = self.config["train"].get("steps_per_epoch") is not None
+        return not fixed and self.settings is not None and self.settings.trains_on_pool
+
+    @property
+    def k(self) -> int | None:
+        """Period of the method in epochs, None if it has none."""
+        k = self.own_options.get(self.period_option)
+        return None if k is None else int(k)
+
+    @property
+    def period_option(self) -> str:
+        """Name of the method's option for the period, empty if it has none."""
+        method = self.config["method"]
+        return settings_of(method).period_option or "" if method in method_names() else ""
+
+    @property
+    def period(self) -> int:
+        """Epochs between the evaluations that count for fluctuation: k, if all were evaluated."""
+        evaluated = int(self.config["evaluate_every"])
+        return math.lcm(self.k or evaluated, evaluated)
+
+    @cached_property
+    def domains(self) -> list[str]:
+        """Evaluated domains in order."""
+        return list(dict.fromkeys(r["domain"] for r in self.evaluations))
+
+    @property
+    def targets(self) -> list[str]:
+        """Target domains in order."""
+        return list(filter(is_target, self.domains))
+
+    @property
+    def crafted(self) -> list[str]:
+        """Crafted validation domains in order."""
+        return [domain for domain in self.domains if domain.startswith(CRAFTED)]
+
+    @property
+    def networks(self) -> list[str]:
+        """Names of the evaluated networks."""
+        return list(dict.fromkeys(r["model"] for r in self.evaluations))
+
+    def final(self, model: str) -> dict[str, float]:
+        """Return the last accuracy of `model` on each domain."""
+        return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
+
+    def size(self, *domains: str) -> int | None:
+        """Count the images of the smallest of these domains, None if none was evaluated."""
+        sizes = (r["n"] for r in self.evaluations if r["domain"] in domains)
+        return min(sizes, default=None)
+
+    @property
+    def voting(self) -> list[str]:
+        """Evaluated crafted domains of the families that RandAugment does not train on."""
+        return [domain for domain in self.crafted if domain.removeprefix(CRAFTED) in DISJOINT]
+
+    def crafted_mean(self, model: str) -> float | None:
+        """Average the last accuracies over the crafted families that have a vote, if any."""
+        final = self.final(model)
+        values = [final[domain] for domain in self.voting]
+        return sum(values) / len(values) if values else None
+
+    def target_mean(self, model: str) -> float:
+        """Average the last accuracies over the targets, unweighted."""
+        final = self.final(model)
+        return sum(final[target] for target in self.targets) / len(self.targets)
+
+    def score(self, model: str) -> float | None:
+        """Return the target mean, or the crafted mean without targets."""
+        return self.target_mean(model) if self.targets else self.crafted_mean(model)
+
+    def fluctuation(
+        self, model: str, *, every: int | None = None, burn_in_periods: int = BURN_IN_PERIODS
+    ) -> RunFluctuation | None:
+        """Compute the fluctuation of `model` over evaluations every k epochs, None without them."""
+        period = {"every": every or self.period, "burn_in_periods": burn_in_periods}
+        return run_fluctuation(accuracy_series(self.evaluations, model=model, **period))
+
+    def late_mean(self, model: str, *, every: int | None = None) -> float | None:
+        """Average the target mean over the last evaluations every k epochs, None if too few.
+
+        It depends less on the epoch at which training ends than the target mean does.
+        """
+        every = every or self.period
+        series = accuracy_series(self.evaluations, model=model, every=every, burn_in_periods=0)
+        return late_mean(series)
+
+    def _phase(self, phase: str) -> list[dict[str, Any]]:
+        return [epoch for epoch in self.epochs if epoch["phase"] == phase and "seconds" in epoch]
+
+    @property
+    def seconds(self) -> float:
+        """Time of all training epochs, as if nothing had interrupted them.
+
+        Steps that a process took before it was stopped have no time, so they count like the others
+        of the phase.
+        """
+        total = 0.0
+        for phase in ("pretrain", "train"):
+            epochs = self._phase(phase)
+            untimed = sum(epoch["steps"] - _timed_steps(epoch) for epoch in epochs)
+            total += sum(epoch["seconds"] for epoch in epochs)
+            total += untimed * (_seconds_per_step(epochs) or 0.0)
+        return total
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds per step of the main phase, None if they were not recorded."""
+        return _seconds_per_step(self._phase("train"))
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the main phase, None if they were not recorded."""
+        # Runs that were combined are of equal length: those of one count.
+        steps = {epoch["epoch"]: epoch["steps"] for epoch in self._phase("train")}
+        return sum(steps.values()) if steps else None
+
+
+def _timed_steps(epoch: Mapping[str, Any]) -> int:
+    return min(int(epoch.get("timed_steps", epoch["steps"])), int(epoch["steps"]))
+
+
+def _seconds_per_step(epochs: Sequence[Mapping[str, Any]]) -> float | None:
+    steps = sum(map(_timed_steps, epochs))
+    return sum(float(epoch["seconds"]) for epoch in epochs) / steps if steps else None
+
+
+def is_evaluated(evaluations: Iterable[Mapping[str, Any]], epoch: int) -> bool:
+    """Whether networks were evaluated after this epoch of the main phase."""
+    return any(record["epoch"] == epoch for record in evaluations)
+
+
+def as_of(run: RunResult, epoch: int) -> RunResult:
+    """Present a run as if this epoch of its main phase had been the last. Memory is unchanged."""
+    epochs = run.config["train"]["epochs"]
+    train = {**run.config["train"], "epochs": min(epoch, epochs)}
+    return replace(
+        run,
+        status="done",
+        planned_epochs=run.planned_epochs or (epochs if epoch < epochs else None),
+        config={**run.config, "train": train},
+        evaluations=[record for record in run.evaluations if record["epoch"] <= epoch],
+        epochs=[e for e in run.epochs if e["phase"] != "train" or e["epoch"] <= epoch],
+    )
+
+
+# Run folders.
 
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:
-    """Read every run among or below `places`: run folders, and files written by `save_runs`.
+    """Read every run at or below `places`: run folders, and folders with records.
 
     A run folder that cannot be read is left out, with a warning.
     """
     runs, folders = [], {}
     for place in places:
-        if place.is_file():
+        if place.is_file() or (place / RECORDS).is_file():
             runs += load_runs(place)
         else:
             folders.update({path.resolve(): path for path in find_runs(place)})
@@ -45,289 +356,281 @@ def collect_runs(places: Iterable[Path]) -> list[RunResult]:
 
 def find_runs(folder: Path) -> list[Path]:
     """Find every run folder at or below `folder`, sorted by path."""
-    return sorted(
-        file.parent
-        for file in folder.rglob("config.toml")
-        if os.path.lexists(file.parent / "events.jsonl")
-    )
+    configs = folder.rglob("config.toml")
+    return sorted(file.parent for file in configs if (file.parent / "events.jsonl").exists())
 
 
 def read_run(path: Path) -> RunResult:
     """Read one run folder.
 
     Raises:
-        ConfigError: If it is none, or its config cannot be read.
-        DamagedError: If a file of it is damaged, or its records are not those of its result.
+        ConfigError: If it is not a run folder, or its config cannot be read.
+        DamagedError: If a file is damaged, or the evaluations are not those of `done.json`.
     """
     run = RunFolder(path)
     config = read_run_config(path)
-    _check_options(config, run.config_file)
-    status = run.status()
+    if missing := _IN_EVERY_CONFIG - config.keys():
+        raise DamagedError(f"{visible(str(run.config_file))} lacks {', '.join(sorted(missing))}.")
+    manifest = run.manifest
+    evaluations = read_evaluations(run)
+    events = run.events.read()
+    done = read_json(run.done_file) if run.done else {}
+    names = list(dict.fromkeys(r["model"] for r in evaluations)) or ["model"]
+    roles = (manifest.trained, manifest.deployed) if manifest else (None, None)
+    trained, deployed = roles[0] or names[0], done.get("deployed") or roles[1] or names[-1]
+    statistics = {r["batch_statistics"] for r in evaluations if "batch_statistics" in r}
+    is_own = config["benchmark"] == OWN_DATA and isinstance(config.get("root"), str)
     result = RunResult(
         path=path,
         config=config,
-        status=status,
-        records=read_records(run, is_done=status == "done"),
-        events=run.events.read(),
-        profile=_read_profile(run.profile_file),
-        folder=_folder_name(config),
-        fingerprints=_read_fingerprints(run.manifest_file),
-        inputs=read_inputs(run.manifest_file),
+        status=run.status(),
+        evaluations=evaluations,
+        epochs=_merge_epochs(run.metrics.read(), events),
+        trained=trained if trained in names else names[0],
+        deployed=deployed if deployed in names else names[-1],
+        batch_statistics=" and ".join(sorted(statistics)) or None,
+        peak_memory=max((e["peak_memory"] for e in events if e.get("peak_memory")), default=None),
+        collapsed=tuple(dict.fromkeys(e["phase"] for e in events if e["event"] == NOTHING_LEARNT)),
+        folder=Path(config["root"]).name or None if is_own else None,
+        profile=read_json(run.profile_file) if run.profile_file.exists() else None,
     )
-    _require_equal_evaluations(result.records, run.metrics.path)
-    if status == "done":
-        done = read_stored(_Done, run.done_file)
-        if done.deployed is not None:
-            result = replace(result, inputs=replace(result.inputs, deployed=done.deployed))
-        if done.accuracy != {model: result.final(model) for model in result.models}:
-            raise DamagedError(
-                f"{run.metrics.path} does not end with the results in {run.done_file}.",
-                hint="Restore both from a backup.",
-            )
+    if manifest is not None:
+        inputs = {name: getattr(manifest, name) for name in _FROM_MANIFEST}
+        result = replace(result, fingerprints=manifest.data, **inputs)
+    if done and done.get("accuracy") != {name: result.final(name) for name in result.networks}:
+        raise DamagedError(
+            f"{visible(str(run.metrics.path))} does not end with the results in {run.done_file}.",
+            hint="Restore both from a backup.",
+        )
     return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Phase:
-    epochs: int = within(at_least=0)
-    batch_size: int = within(at_least=1, default=1)
-    lr: float = within(at_least=0, default=0.0)
-    optimizer: str = ""
+def read_evaluations(run: RunFolder) -> list[dict[str, Any]]:
+    """Read the evaluations of a run, without one at the end that was not written in full.
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """What reports use of a run's config; runs of other versions may have more."""
-
-    method: str
-    benchmark: str
-    backbone: str
-    budget: str
-    train: _Phase
-    pretrain: _Phase
-    seed: int = within(at_least=0)
-    evaluate_every: int = within(at_least=1)
-    root: str | None = None
-    weights: str = "none"
-
-
-def _check_options(config: dict[str, Any], where: Path) -> None:
-    method = conform(_Options, config, where).method
-    kind = settings_of(method) if method in method_names() else None
-    if kind is None:  # of a run made with another version or a plugin
-        conform(dict[str, Any], config.get(method, {}), where)
-    elif fields(kind):
-        conform(_announced_options(kind), config.get(method), where)
-
-
-def _announced_options(kind: type[Any]) -> type[Any]:
-    """Select what reports use of a method's section: the options that results depend on."""
-    hints = get_type_hints(kind)
-    return make_dataclass(
-        "AnnouncedOptions",
-        [
-            (f.name, hints[f.name] | None, within(**f.metadata["limits"], default=None))
-            for f in fields(kind)
-            if f.metadata["announced"]
-        ],
-        kw_only=True,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Done:
-    """What is read back of `done.json`."""
-
-    accuracy: dict[str, dict[str, float]]
-    deployed: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Spent:
-    seconds: float = within(at_least=0)
-    calls: int = within(at_least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Profile:
-    """`profile.json`."""
-
-    stages: dict[str, _Spent]
-    seconds: float = within(at_least=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Saved:
-    """One run of `runs.json`."""
-
-    name: str
-    status: Literal["running", "done", "failed", "resumable"]
-    config: dict[str, Any]
-    records: list[dict[str, Any]]
-    events: list[dict[str, Any]]
-    profile: _Profile | None = None
-    folder: str | None = None
-    fingerprints: dict[str, str] = field(default_factory=dict)
-    inputs: Inputs = field(default_factory=Inputs)
-    shared_with: tuple[str, ...] = ()
-    combined_from: tuple[str, ...] = ()
-    row: str = ""
-    is_taken: bool = False
-    planned_epochs: int | None = within(at_least=1, default=None)
-
-
-def _groups(records: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, Any], list[tuple[str, str]]]:
-    """Group model and domain of each evaluation record by phase and epoch."""
-    groups: dict[tuple[Any, Any], list[tuple[str, str]]] = {}
-    for record in records:
-        if record["kind"] == "evaluation":
-            group = groups.setdefault((record["phase"], record["epoch"]), [])
-            group.append((record["model"], record["domain"]))
-    return groups
-
-
-def read_records(run: RunFolder, *, is_done: bool) -> list[dict[str, Any]]:
-    """Read the records of a run; one that is not done may have been killed while it wrote them."""
-    records = run.metrics.read()
-    return records if is_done else _without_half_an_evaluation(records)
-
-
-def _without_half_an_evaluation(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Drop an evaluation at the end that was not written whole; a resumed run does it again."""
-    groups = list(_groups(records).items())
-    if len(groups) < 2 or len(groups[-1][1]) >= len(groups[0][1]):
-        return records
-    last = ("evaluation", *groups[-1][0])
-    return [r for r in records if (r["kind"], r["phase"], r["epoch"]) != last]
-
-
-def _require_equal_evaluations(records: Sequence[Mapping[str, Any]], where: Path) -> None:
-    """Refuse records in which an evaluation lacks a model or domain that another has."""
-    groups = list(_groups(records).values())
-    if any(sorted(group) != sorted(groups[0]) for group in groups) or any(
-        len(set(group)) < len(group) for group in groups
-    ):
-        raise DamagedError(f"{visible(str(where))} is damaged: an evaluation is not complete.")
-    for group in groups[:1]:
-        models, domains = {m for m, _ in group}, {d for _, d in group}
-        if len(group) != len(models) * len(domains):
-            raise DamagedError(f"{visible(str(where))} is damaged: an evaluation is not complete.")
-
-
-def _folder_name(config: Mapping[str, Any]) -> str | None:
-    own = config.get("benchmark") == OWN_DATA and isinstance(config.get("root"), str)
-    return Path(config["root"]).name or None if own else None
-
-
-def _read_fingerprints(manifest: Path) -> dict[str, str]:
-    """Read the fingerprint of each part of the data; a damaged file does not lose the rest."""
-    try:
-        return read_manifest(manifest).data
-    except DamagedError:
-        return {}
-
-
-def _read_profile(path: Path) -> dict[str, Any] | None:
-    """Read seconds by stage, if they were measured; a damaged file does not lose the rest."""
-    try:
-        return asdict(read_stored(_Profile, path)) if path.exists() else None
-    except DamagedError:
-        return None
-
-
-def _is_kept(event: Mapping[str, Any]) -> bool:
-    """Whether an event belongs into records: times, memory, and that nothing was learnt."""
-    return event.get("event") in ("epoch", NOTHING_LEARNT) or "peak_memory" in event
-
-
-def save_runs(path: Path, runs: Sequence[RunResult]) -> None:
-    """Save the records of runs as one small file, without where they were run."""
-    kept = [
-        {
-            "name": run.path.name,
-            "status": run.status,
-            "config": _without_places(run.config),
-            "records": run.records,
-            "events": [e for e in run.events if _is_kept(e)],
-            "profile": run.profile,
-            "folder": run.folder,
-            "fingerprints": run.fingerprints,
-            "inputs": asdict(_with_weights(run)),
-            **({"shared_with": run.shared_with} if run.shared_with else {}),
-            **({"combined_from": run.combined_from} if run.combined_from else {}),
-            **({"row": run.row} if run.row else {}),
-            **({"is_taken": True} if run.is_taken else {}),
-            **({"planned_epochs": run.planned_epochs} if run.planned_epochs else {}),
-        }
-        for run in runs
-    ]
-    lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in kept)
-    with replace_atomically(path) as temporary:
-        temporary.write_text(f"[\n{lines}\n]\n", "utf-8")
-
-
-def _with_weights(run: RunResult) -> Inputs:
-    """Add the hash of the file of weights to the inputs of a run.
-
-    Only the file's name is kept, so what tells two files of one name apart must be kept beside it:
-    for runs that did not record the hash that of the file as it is now, or of its path.
+    Raises:
+        DamagedError: If another evaluation lacks a model or a domain.
     """
-    weights = run.config.get("weights", "none")
-    known = run.inputs.weights_sha256 is not None or Path(weights).name == weights
-    if known or not is_weights_file(weights):
-        return run.inputs
-    try:
-        digest = sha256(Path(weights), follow_links=True)
-    except OSError:
-        digest = hashlib.sha256(weights.encode()).hexdigest()
-    return replace(run.inputs, weights_sha256=digest)
+    records = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
+    by_epoch: dict[int, list[tuple[str, str]]] = {}
+    for record in records:
+        by_epoch.setdefault(record["epoch"], []).append((record["model"], record["domain"]))
+    groups = [sorted(group) for group in by_epoch.values()]
+    if not run.done_file.exists() and len(groups) > 1 and len(groups[-1]) < len(groups[0]):
+        *_, torn = by_epoch  # its process was killed, and a resumed run evaluates again
+        records = [record for record in records if record["epoch"] != torn]
+        groups.pop()
+    if any(group != groups[0] for group in groups):
+        raise DamagedError(
+            f"{visible(str(run.metrics.path))} is damaged: an evaluation is not complete."
+        )
+    return records
 
 
-def _without_places(config: dict[str, Any]) -> dict[str, Any]:
+def _merge_epochs(
+    records: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Join losses and times by phase and epoch. Of an epoch that was repeated the last counts."""
+    epochs: dict[tuple[str, int], dict[str, Any]] = {}
+    lines = [r for r in records if r["kind"] == "epoch"]
+    lines += [event for event in events if event["event"] == "epoch"]
+    for line in lines:
+        values = {k: v for k, v in line.items() if k not in ("kind", "event", "time")}
+        epochs.setdefault((line["phase"], line["epoch"]), {}).update(values)
+    return list(epochs.values())
+
+
+# Records.
+
+_STORED = [
+    f for f in fields(RunResult) if f.name not in ("path", "evaluations", "epochs", "profile")
+]
+
+
+def save_runs(folder: Path, runs: Sequence[RunResult]) -> None:
+    """Save the records of runs, without the places where they were run."""
+    entries: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    epochs: list[dict[str, Any]] = []
+    stored: dict[str, str] = {}  # rows: name of the run they are stored under
+    for name, run in zip(_unique_names(runs), runs, strict=True):
+        entry = _entry(name, run)
+        for model in run.networks:
+            rows = _evaluation_rows(run, model)
+            entry["evaluations"][model] = owner = stored.setdefault(json.dumps([model, rows]), name)
+            if owner == name:
+                evaluations += [{"run": name, "model": model, **row} for row in rows]
+        rows = [_epoch_row(epoch) for epoch in run.epochs]
+        entry["epochs"] = stored.setdefault(json.dumps(rows), name)
+        if entry["epochs"] == name:
+            epochs += [{"run": name, **row} for row in rows]
+        entries.append(entry)
+    _write_csv(folder / EVALUATIONS, evaluations)
+    _write_csv(folder / EPOCHS, epochs)
+    common = _take_common(entries)
+    entries = [{key: value for key, value in entry.items() if value} for entry in entries]
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
+    shared = json.dumps(common, indent=1, ensure_ascii=False)
+    with replace_atomically(folder / RECORDS) as temporary:
+        text = f'{{"format": {FORMAT},\n"common": {shared},\n"runs": [\n{lines}\n]}}\n'
+        temporary.write_text(text, "utf-8")
+
+
+def _unique_names(runs: Sequence[RunResult]) -> list[str]:
+    names = [run.path.name or run.path.resolve().name for run in runs]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
+        for place, name in enumerate(names)
+    ]
+
+
+def _entry(name: str, run: RunResult) -> dict[str, Any]:
+    """Collect what `runs.json` holds of a run. Defaults are left out."""
+    values = {f.name: getattr(run, f.name) for f in _STORED if getattr(run, f.name) != f.default}
+    return {
+        "name": name,
+        **{key: value for key, value in values.items() if value},
+        "config": dict(sorted(dotted(_without_places(run.config)).items())),
+        "sizes": {record["domain"]: record["n"] for record in run.evaluations},
+        "evaluations": {},
+    }
+
+
+def _take_common(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Move what all entries have in common out of them."""
+    common: dict[str, Any] = {}
+    for key, first in list(entries[0].items()):
+        values = [entry.get(key) for entry in entries]
+        tables = [value for value in values if isinstance(value, dict)]
+        if isinstance(first, dict) and len(tables) == len(values):
+            equal = {k: v for k, v in first.items() if all(o.get(k, o) == v for o in tables)}
+            common[key] = equal
+            for entry in entries:
+                entry[key] = {k: v for k, v in entry[key].items() if k not in equal}
+        elif all(value == first for value in values):
+            common[key] = first
+            for entry in entries:
+                del entry[key]
+    return common
+
+
+def _evaluation_rows(run: RunResult, model: str) -> list[dict[str, Any]]:
+    rows: dict[int, dict[str, Any]] = {}
+    for record in (r for r in run.evaluations if r["model"] == model):
+        row = rows.setdefault(record["epoch"], {"epoch": record["epoch"]})
+        row[f"correct {record['domain']}"] = round(record["accuracy"] * record["n"] / 100)
+        if record.get("loss") is not None:
+            row[f"loss {record['domain']}"] = _rounded(record["loss"])
+    return list(rows.values())
+
+
+def _epoch_row(epoch: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten an epoch. What averages counted is left out: it depends on who watched the run."""
+    values = dotted({key: value for key, value in epoch.items() if key not in KINDS})
+    return {key: v if key == "seconds" else _rounded(v) for key, v in values.items()}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = dict.fromkeys(column for row in rows for column in row)
+    with replace_atomically(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()})
+
+
+def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop local paths: records are meant to be shared."""
     kept = {k: v for k, v in config.items() if k not in MAY_CHANGE}
     for section, _, key in (name.partition(".") for name in DATA_PLACES):
         if section in kept:
             kept[section] = {k: v for k, v in kept[section].items() if k != key}
     if kept.get("weights"):
         kept["weights"] = Path(kept["weights"]).name
-    own = dict(kept.get(kept["method"], {}))
-    for name in model_options_of(kept["method"]):
-        if isinstance(own.get(name), str):
-            own[name] = Path(own[name]).name
-            kept[kept["method"]] = own
-    return kept
+    method = kept["method"]
+    given = {name: kept.get(method, {}).get(name) for name in model_options_of(method)}
+    names = {name: Path(path).name for name, path in given.items() if isinstance(path, str)}
+    return {**kept, method: {**kept[method], **names}} if names else kept
 
 
 def load_runs(path: Path) -> list[RunResult]:
     """Load runs saved by `save_runs`.
 
+    Args:
+        path: Folder of the records, or their `runs.json`.
+
     Raises:
-        DataError: If the file is not one of these.
+        DamagedError: If the files are damaged or of another format.
     """
+    folder = path.parent if path.is_file() else path
+    with reading(folder / RECORDS):
+        content = read_json(folder / RECORDS, format=FORMAT)
+        evaluations = _read_csv(folder / EVALUATIONS, "run", "model")
+        epochs = _read_csv(folder / EPOCHS, "run")
+        return [_loaded(e, content["common"], evaluations, epochs) for e in content["runs"]]
+
+
+def _read_csv(path: Path, *key: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Read rows with their cells that are not empty, by the columns of the key."""
+    rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            place = tuple(line.pop(name) for name in key)
+            rows.setdefault(place, []).append({k: _value(v) for k, v in line.items() if v})
+    return rows
+
+
+def _value(cell: str) -> Any:
     try:
-        values = json.loads(read_text(path, limit=LARGEST, follow_links=True))
-        return [_loaded(run, path) for run in conform(list[_Saved], values, path)]
-    except (OSError, ValueError, RecursionError, DamagedError) as error:
-        reason = getattr(error, "message", error)
-        raise DataError(f"{path} does not hold the records of runs: {reason}.") from error
+        return json.loads(cell)
+    except ValueError:
+        return cell
 
 
-def _loaded(saved: _Saved, path: Path) -> RunResult:
-    _check_options(saved.config, path)
-    _require_equal_evaluations(saved.records, path)
+def _loaded(
+    entry: Mapping[str, Any],
+    common: Mapping[str, Any],
+    evaluations: Mapping[tuple[str, ...], list[dict[str, Any]]],
+    epochs: Mapping[tuple[str, ...], list[dict[str, Any]]],
+) -> RunResult:
+    values = {**common, **entry}
+    for key, shared in common.items():
+        if isinstance(shared, dict):
+            values[key] = {**shared, **entry.get(key, {})}
+    records = [
+        {"kind": "evaluation", "epoch": row["epoch"], "model": model, "domain": domain, "n": n,
+         "accuracy": 100 * row[f"correct {domain}"] / n, "loss": row.get(f"loss {domain}")}
+        for model, owner in values["evaluations"].items()
+        for row in evaluations[owner, model]
+        for domain, n in values["sizes"].items()
+        if f"correct {domain}" in row
+    ]  # fmt: skip
+    if any(not 0 <= record["accuracy"] <= 100 for record in records):
+        raise ValueError("it counts more right answers than images")
+    stored = {f.name: values[f.name] for f in _STORED if f.name in values}
+    stored |= {k: tuple(v) for k, v in stored.items() if isinstance(v, list)}
+    stored["config"] = nested(values["config"])
+    if missing := _IN_EVERY_CONFIG - stored["config"].keys():
+        raise ValueError(f"its options lack {', '.join(sorted(missing))}")
     return RunResult(
-        path=Path(saved.name),
-        config=saved.config,
-        status=saved.status,
-        records=saved.records,
-        events=saved.events,
-        profile=None if saved.profile is None else asdict(saved.profile),
-        folder=saved.folder,
-        fingerprints=saved.fingerprints,
-        inputs=saved.inputs,
-        shared_with=saved.shared_with,
-        combined_from=saved.combined_from,
-        row=saved.row,
-        is_taken=saved.is_taken,
-        planned_epochs=saved.planned_epochs,
+        path=Path(values["name"]),
+        evaluations=sorted(records, key=lambda record: record["epoch"]),
+        epochs=[nested(row) for row in epochs.get((values["epochs"],), ())],
+        **stored,
     )
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Invert `dotted`."""
+    tables: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, dot, key = name.partition(".")
+        if dot:
+            tables.setdefault(section, {})[key] = value
+        else:
+            tables[name] = value
+    return tables

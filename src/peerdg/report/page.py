@@ -1,0 +1,358 @@
+"""The report of any set of runs: a page in Markdown, its figures, and the records behind it."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from peerdg.data import VALIDATION
+from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.evaluate.statistics import RESAMPLES, scipy_stats, spread
+from peerdg.files import remove, replace_atomically
+from peerdg.methods.base import OFF
+from peerdg.report.compare import (
+    CLEAR,
+    CRAFTED_MEAN,
+    Groups,
+    answers_csv,
+    answers_table,
+    require_comparable,
+    shared_differences,
+    variant_differences,
+)
+from peerdg.report.figures import MANY, answers_figure, differences_figure, overview_figure
+from peerdg.report.runs import save_runs
+from peerdg.report.selection import selection_section
+from peerdg.report.table import (
+    ReportTable,
+    Row,
+    Spread,
+    fluctuation_table,
+    gradients_table,
+    targets_table,
+)
+from peerdg.terminal import Table, markdown_text
+
+if TYPE_CHECKING:
+    from peerdg.benches.plan import Published, Study
+
+PAGE, TABLE, ANSWERS_CSV = "report.md", "table.csv", "answers.csv"
+OVERVIEW, DIFFERENCES, ANSWERS = "overview.png", "differences.png", "answers.png"
+_MIN_RANKED = 3  # rows of a ranking
+
+
+def write_report(
+    table: ReportTable,
+    groups: Groups,
+    folder: Path,
+    *,
+    title: str,
+    failures: Mapping[str, str] | None = None,
+    study: "Study | None" = None,
+) -> Path:
+    """Write `report.md` with its tables, figures and records, and return its path.
+
+    Args:
+        table: Table of the runs.
+        groups: Finished runs of each row.
+        folder: Output folder.
+        title: Page title.
+        failures: Error message of each failed run.
+        study: Questions, rankings and published numbers of a plan.
+
+    Raises:
+        ConfigError: If the runs are not comparable.
+    """
+    labeled = table.labeled(groups)
+    runs = [run for group in labeled.values() for run in group]
+    require_comparable(runs)
+    save_runs(folder, runs)
+    for name in (OVERVIEW, DIFFERENCES, ANSWERS, ANSWERS_CSV):
+        remove(folder / name)  # of an earlier call
+    figures = []
+    if runs[0].targets:
+        overview_figure(labeled, folder / OVERVIEW, title=title)
+        figures.append(OVERVIEW)
+    if table.answers:
+        answers_figure(table, folder / ANSWERS)
+        figures.append(ANSWERS)
+    elif any(row.difference for row in table.rows):
+        differences_figure(table, folder / DIFFERENCES)
+        figures.append(DIFFERENCES)
+    page = compose_page(table, groups, title=title, failures=failures, study=study, figures=figures)
+    texts = {TABLE: table.csv(), PAGE: page}
+    if table.answers:
+        texts[ANSWERS_CSV] = answers_csv(table.answers)
+    for name, text in texts.items():
+        with replace_atomically(folder / name) as temporary:
+            temporary.write_text(text, "utf-8", newline="")
+    return folder / PAGE
+
+
+def compose_page(
+    table: ReportTable,
+    groups: Groups,
+    *,
+    title: str,
+    failures: Mapping[str, str] | None = None,
+    study: "Study | None" = None,
+    figures: Sequence[str] = (),
+) -> str:
+    """Compose the page as Markdown. Names from run folders are escaped."""
+    groups = table.labeled(groups)
+    captions = {
+        OVERVIEW: "Mean target accuracy over training",
+        DIFFERENCES: f"Difference of each row to {table.reference}, with its interval",
+        ANSWERS: "Differences of the pairs that the questions name",
+    }
+    pictures = {n: [f"![{markdown_text(captions[n])}]({n})", ""] for n in figures}
+    notes = [*table.notes(), *table.cautions, *variant_differences(groups)]
+    notes += [f"The run {name} failed: {text}" for name, text in (failures or {}).items()]
+    gradients = gradients_table(groups)
+    return "\n".join([
+        f"# {markdown_text(title)}",
+        "",
+        markdown_text(_conditions(groups)),
+        "",
+        *pictures.get(OVERVIEW, ()),
+        table.table().markdown(),
+        *(f"- {markdown_text(note)}" for note in notes),
+        "",
+        markdown_text(explain(table)),
+        "",
+        *pictures.get(DIFFERENCES, ()),
+        *(published_section(table, study.published) if study and study.published else ()),
+        *_answers_section(table, pictures.get(ANSWERS, ())),
+        *(ranking_section(table, study.rankings) if study else ()),
+        *_targets_section(groups),
+        *selection_section(groups),
+        *(() if gradients is None else [
+            "## Gradients of the loss terms", "",
+            "Norm of the weighted term's gradient relative to that of the cross-entropy, on a "
+            "fixed batch at the start of each period. Mean over seeds.", "", gradients.markdown(),
+        ]),
+    ])  # fmt: skip
+
+
+def _conditions(groups: Groups) -> str:
+    """Describe data, budget, seeds and versions of the runs."""
+    runs = [run for group in groups.values() for run in group]
+    run, config = runs[0], runs[0].config
+    train = config["train"]
+    differ = ", ".join(shared_differences(groups))
+    seeds = ", ".join(map(str, sorted({run.seed for run in runs})))
+    software = "; ".join(sorted({name for run in runs for name in run.software}))
+    statistics = ", ".join(sorted({r.batch_statistics for r in runs if r.batch_statistics}))
+    held_back, learned = run.size(VALIDATION), run.images.get("train")
+    images = f"{held_back:,} source images for validation" if held_back else "no validation images"
+    if learned is not None and not run.oracle:
+        images = f"{learned:,} source images for training, {images}"
+    sentences = [
+        f"Data: {run.data}, targets {', '.join(run.targets) or 'none'}, {images}",
+        f"Rows differ in {differ}. The settings below are those of the first row" if differ else "",
+        f"Backbone: {config['backbone']}. Budget: {config['budget']}, "
+        f"{config['pretrain']['epochs']} + {train['epochs']} epochs, batch {train['batch_size']}, "
+        f"{train['optimizer']} {train['lr']:g}, evaluated every {config['evaluate_every']} epochs",
+        *_own_options(groups),
+        f"Seeds: {seeds}",
+        f"Batch statistics: {statistics}" if statistics else "",
+        f"Trained with {software}" if software else "",
+        f"Model selection: last epoch. Page made on {datetime.now(UTC):%Y-%m-%d}",
+    ]
+    return " ".join(f"{sentence}." for sentence in sentences if sentence)
+
+
+def _own_options(groups: Groups) -> list[str]:
+    """List the announced numbers of each method, of many rows only those of its first."""
+    first = {group[0].method: name for name, group in reversed(list(groups.items()))}
+    shown = groups if len(groups) <= MANY else first.values()
+    sentences = []
+    for name, group in groups.items():
+        run = group[0]
+        numbers = {
+            f.name: run.own_options.get(f.name)
+            for f in (fields(run.settings) if run.settings else ())
+            if f.metadata["announced"] and run.own_options.get(f.metadata["part_of"]) != OFF
+        }
+        texts = [f"{key} {v:g}" for key, v in numbers.items() if isinstance(v, int | float)]
+        if texts and name in shown:
+            sentences.append(f"{name}: {', '.join(texts)}")
+    return sentences
+
+
+def explain(table: ReportTable) -> str:
+    """Explain the columns of the table."""
+    late = ""
+    if table.late_epochs:
+        epochs = ", or of longer runs ".join(f"{a} to {b}" for a, b in table.late_epochs)
+        late = (
+            f" 'late mean' is the target mean over such evaluations of epochs {epochs}: it depends "
+            "less on the moment at which training ends, but where accuracy still rises it is that "
+            "of an earlier time."
+        )
+    costs = ""
+    if table.plain is not None:
+        costs = (
+            f" The columns with × are relative to {table.plain}: time per step, of each row's "
+            "fastest seed, and memory."
+        )
+    return (
+        "Accuracy in percent of the deployed network after the last epoch: mean ± standard "
+        f"deviation over seeds. The difference to {table.reference} is of runs with the same seed, "
+        f"with a 95 % bootstrap interval over seeds (BCa, {RESAMPLES:,} resamples). Fluctuation is "
+        "the variance of the deployed network's target accuracy over evaluations every "
+        f"{table.period} epochs, the same for all rows, without the first {BURN_IN_PERIODS} of "
+        f"them, mean over targets.{late} 'by source-val' is the target mean of the epoch that is "
+        "best on the source's validation images, and regret how far it is below the best epoch. "
+        f"Seconds are those of training epochs, MB the peak memory of the run's process.{costs}"
+    )
+
+
+def _targets_section(groups: Groups) -> list[str]:
+    if not any(run.targets for group in groups.values() for run in group):
+        return []
+    return [
+        "## Targets",
+        "",
+        targets_table(groups).markdown(),
+        "## Fluctuation",
+        "",
+        "Statistics of target accuracy over evaluations every k epochs, by each method's own k, "
+        f"without the first {BURN_IN_PERIODS} of them. Mean over targets and seeds.",
+        "",
+        fluctuation_table(groups).markdown(),
+    ]
+
+
+def _answers_section(table: ReportTable, picture: Sequence[str]) -> list[str]:
+    if not table.answers:
+        return []
+    lines = [
+        "## Questions",
+        "",
+        "Differences of runs with the same seed, with the interval of the table above and "
+        f"{CLEAR} where Student's excludes 0, too. Fluctuation is compared as a ratio of "
+        "variances, by logarithms: below 1 is steadier. `trained` is the network that is trained.",
+        "",
+        *picture,
+    ]
+    for question in dict.fromkeys(answer.question for answer in table.answers):
+        own = [answer for answer in table.answers if answer.question == question]
+        lines += [f"**{markdown_text(question)}**", "", answers_table(own).markdown()]
+    return lines
+
+
+# Published numbers.
+
+
+def published_section(table: ReportTable, published: "Published") -> list[str]:
+    """Compare rows with their published accuracies. Empty if no row of the table was published.
+
+    Means are over the targets that all these rows have, here and in the publication.
+    """
+    ours = {row.method: row for row in table.rows if row.targets}
+    names = [name for name, theirs in published.accuracy.items()
+             if name in ours and ours[name].targets.keys() & theirs.keys()]  # fmt: skip
+    rows = [ours[name] for name in names]
+    targets = [
+        target
+        for target in (rows[0].targets if rows else ())
+        if all(target in published.accuracy[name] for name in names)
+    ]
+    if not targets:
+        return []
+    known = dict.fromkeys(t for accuracy in published.accuracy.values() for t in accuracy)
+    missing = ", ".join(target for target in known if target not in targets)
+    others = ", ".join(
+        sorted(ours[n].label for n in ours if n in published.accuracy.keys() - names)
+    )
+    lines = [_published_cells(row, rows[0], targets, published) for row in rows]
+    return [
+        "## Published numbers",
+        "",
+        markdown_text(
+            f"Ours / published, in percent. Published: {published.source}. Means are over the "
+            "targets of this table. The last column has the differences of these means to the "
+            "first row, ours of the same seeds."
+            + (f" Left out, because not all rows have them: {missing}." if missing else "")
+            + (f" Published on other targets only: {others}." if others else "")
+        ),
+        "",
+        Table(["method", "seeds", *targets, "mean", f"vs {rows[0].method}"], lines).markdown(),
+    ]
+
+
+def _published_cells(
+    row: Row, first: Row, targets: Sequence[str], published: "Published"
+) -> list[str]:
+    theirs, base = (published.accuracy[r.method] for r in (row, first))
+    own, reference = ({seed: float(np.mean([r.targets[t].by_seed[seed] for t in targets]))
+                       for seed in r.seeds} for r in (row, first))  # fmt: skip
+    mean = float(np.mean([theirs[target] for target in targets]))
+    gains = [own[seed] - reference[seed] for seed in own if seed in reference]
+    difference = "-"
+    if row is not first and gains:
+        gain = mean - float(np.mean([base[target] for target in targets]))
+        difference = f"{np.mean(gains):+.1f} / {gain:+.1f}"
+    cells = [f"{spread(row.targets[t].values)} / {theirs[t]:.1f}" for t in targets]
+    means = f"{spread(list(own.values()))} / {mean:.1f}"
+    return [row.label, str(len(row.seeds)), *cells, means, difference]
+
+
+# Rankings.
+
+
+def ranking_section(table: ReportTable, rankings: Mapping[str, Sequence[str]]) -> list[str]:
+    """Correlate source-only scores with the target mean. Empty if there is nothing to rank."""
+    lines = []
+    for name, methods in rankings.items():
+        rows = [row for row in table.rows if row.method in methods and row.score is not None]
+        if len(rows) >= _MIN_RANKED:
+            texts = (rank_correlation(rows, score) for score in ("source_val", "crafted"))
+            lines.append([name, str(len(rows)), *texts])
+    if not lines or table.score == CRAFTED_MEAN:  # there are no targets to agree with
+        return []
+    return [
+        "## Choosing without targets",
+        "",
+        "Spearman's rank correlation of source-only scores with the target mean, over rows: of "
+        "their means over the seeds that all of them have and, in brackets, within single seeds. "
+        "1: the same order.",
+        "",
+        Table(["rows", "n", "source val", CRAFTED_MEAN], lines).markdown(),
+    ]
+
+
+def rank_correlation(rows: Sequence[Row], score: str) -> str:
+    """Correlate a score with the target mean over rows, as `0.92 (0.45 to 0.83)`.
+
+    Args:
+        rows: Finished rows.
+        score: Attribute of a row that holds the score.
+    """
+    spreads: list[list[Spread | None]] = [[getattr(row, score), row.score] for row in rows]
+    seeds = [set(s.by_seed) if s else set() for pair in spreads for s in pair]
+    common = sorted(set.intersection(*seeds))
+    if not common:
+        return "-"
+    values = np.array([[[s.by_seed[n] for n in common] for s in pair if s] for pair in spreads])
+    scores, targets = values[:, 0], values[:, 1]  # (rows, seeds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # equal values have no order and give nan
+        correlate = scipy_stats().spearmanr
+        whole = float(correlate(scores.mean(1), targets.mean(1)).statistic)
+        single = [
+            float(correlate(scores[:, n], targets[:, n]).statistic) for n in range(len(common))
+        ]
+    single = [value for value in single if np.isfinite(value)]
+    if not np.isfinite(whole):
+        return "-"
+    return (
+        f"{whole:.2f} ({min(single):.2f} to {max(single):.2f})"
+        if len(single) > 1
+        else f"{whole:.2f}"
+    )

@@ -1,0 +1,181 @@
+"""Write predictions as CSV, JSON or JSON lines while they are made.
+
+Rows go to `NAME.partial`, which is renamed when the last row is there. So a file with the requested
+name is complete, and after Ctrl-C or a full disk the rows so far are in the partial file.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TextIO
+
+from peerdg.data.paths import shown_path
+from peerdg.errors import ConfigError
+from peerdg.evaluate.predictions import FilePrediction, most_probable
+from peerdg.files import require_replaceable, writing
+
+PARTIAL = ".partial"
+TextFormat = Literal["csv", "json", "jsonl"]
+_SUFFIXES: dict[str, TextFormat] = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_OTHER_FORMATS = (".tsv", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".xml", ".yaml", ".html")
+_DIGITS = 6  # more than a float32 softmax can promise
+_EXAMPLES = 5  # files that cannot be used
+_ROWS_HELD = 256  # between two flushes
+
+
+class PredictionWriter:
+    """Write one row per file to an open text file.
+
+    Args:
+        file: Text file, opened with `newline=""`.
+        classes: Class names of the model.
+        all_classes: Whether to write the probability of every class.
+        top: Number of most probable classes to write.
+        format: CSV, one JSON list, or one JSON object per line.
+
+    Attributes:
+        rows: Number of rows.
+        bad: Number of rows with an error.
+        bad_examples: Path and reason of the first of these.
+    """
+
+    def __init__(
+        self,
+        file: TextIO,
+        classes: Sequence[str],
+        *,
+        all_classes: bool = False,
+        top: int = 1,
+        format: TextFormat = "csv",
+    ) -> None:
+        self.file = file
+        self.classes = classes
+        self.all_classes = all_classes
+        self.top = min(top, len(classes))
+        self.format = format
+        self.rows = self.bad = 0
+        self.bad_examples: list[tuple[str, str]] = []
+        if format == "csv":
+            columns = ["path", "label", "probability"]
+            columns += [f"{c}_{n}" for n in range(2, self.top + 1) for c in columns[1:3]]
+            columns += [f"p({name})" for name in classes] if all_classes else []
+            self.file.write(csv_line([*columns, "error"]))
+        elif format == "json":
+            self.file.write("[")
+
+    def write(self, prediction: FilePrediction) -> None:
+        """Append one row."""
+        if self.format == "csv":
+            text = self._csv(prediction)
+        elif self.format == "jsonl":
+            text = self._json(prediction) + "\n"
+        else:
+            text = (",\n" if self.rows else "\n") + self._json(prediction)
+        self.file.write(text)
+        self.rows += 1
+        if prediction.error is not None:
+            self.bad += 1
+            if len(self.bad_examples) < _EXAMPLES:
+                self.bad_examples.append((shown_path(prediction.path, None), prediction.error))
+        if self.rows % _ROWS_HELD == 0:
+            self.file.flush()
+
+    def close(self) -> None:
+        """Complete the file: a JSON list gets its end."""
+        if self.format == "json":
+            self.file.write("\n]\n")
+
+    def _ranked(self, prediction: FilePrediction) -> list[tuple[str, float]]:
+        """List names and probabilities of the most probable classes, empty with an error."""
+        _, label, _, row, _ = prediction
+        if label is None or row is None:
+            return []
+        order = most_probable(row, self.classes.index(label), self.top)
+        return [(self.classes[index], float(row[index])) for index in order]
+
+    def _csv(self, prediction: FilePrediction) -> str:
+        path, _, _, row, error = prediction
+        ranked = self._ranked(prediction)
+        cells = [shown_path(path, None)]
+        cells += [cell for name, value in ranked for cell in (name, f"{value:.{_DIGITS}f}")]
+        cells += [""] * (2 * (self.top - len(ranked)))
+        if self.all_classes and row is None:
+            cells += [""] * len(self.classes)
+        elif self.all_classes and row is not None:
+            cells += [f"{value:.{_DIGITS}f}" for value in row.tolist()]
+        return csv_line([*cells, error or ""])
+
+    def _json(self, prediction: FilePrediction) -> str:
+        path, label, probability, row, error = prediction
+        record: dict[str, object] = {"path": shown_path(path, None), "label": label}
+        record["probability"] = None if probability is None else round(probability, _DIGITS)
+        if self.top > 1:
+            record["top"] = [
+                {"label": name, "probability": round(value, _DIGITS)}
+                for name, value in self._ranked(prediction)
+            ]
+        if self.all_classes:
+            values = [None] * len(self.classes) if row is None else row.tolist()
+            rounded = [None if value is None else round(value, _DIGITS) for value in values]
+            record["probabilities"] = dict(zip(self.classes, rounded, strict=True))
+        return json.dumps({**record, "error": error}, ensure_ascii=False)
+
+
+@contextmanager
+def prediction_file(
+    path: Path, classes: Sequence[str], *, all_classes: bool = False, top: int = 1
+) -> Iterator[PredictionWriter]:
+    """Open a writer whose rows become the file `path` when the block ends without an error.
+
+    The format follows from the end of the name. See `PredictionWriter` for the arguments.
+
+    Raises:
+        OutputError: If the file cannot be written.
+    """
+    partial, format = partial_path(path), text_format(path)
+    require_replaceable(path)
+    require_replaceable(partial)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = PredictionWriter(
+                file, classes, all_classes=all_classes, top=top, format=format
+            )
+            try:
+                yield writer
+            finally:
+                writer.close()
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+
+def text_format(path: Path) -> TextFormat:
+    """Choose the format by the name of the file.
+
+    Raises:
+        ConfigError: If its name promises a format that is not written here.
+    """
+    suffix = path.suffix.lower()
+    if suffix in _OTHER_FORMATS:
+        raise ConfigError(
+            f"Predictions are not written as {suffix}.",
+            hint="End the name in .csv, .json or .jsonl (JSON lines).",
+        )
+    return _SUFFIXES.get(suffix, "csv")
+
+
+def partial_path(path: Path) -> Path:
+    """Return the file that holds the rows of `path` until all are there."""
+    return path.with_name(path.name + PARTIAL)
+
+
+def csv_line(cells: Sequence[str]) -> str:
+    """Format one line of CSV."""
+    line = io.StringIO()
+    csv.writer(line).writerow(cells)
+    return line.getvalue().removesuffix("\r\n") + "\n"  # ended so, it quotes both characters

@@ -1,0 +1,57 @@
+import subprocess
+import sys
+
+import pytest
+
+from peerdg.data.benchmarks import BENCHMARKS, DigitsMiniSettings, benchmark
+from peerdg.errors import ConfigError, DataError
+
+
+def test_listing_benchmarks_does_not_import_torch():
+    script = "import sys, peerdg.data.benchmarks; sys.exit('torch' in sys.modules)"
+    path = "import sys; sys.path[:0] = " + repr(sys.path) + "; "
+    assert subprocess.run([sys.executable, "-c", path + script]).returncode == 0
+
+
+def test_an_unknown_name_gives_the_nearest_one():
+    with pytest.raises(ConfigError, match="digit-mini") as caught:
+        benchmark("digit-mini")
+    assert caught.value.hint == "Did you mean 'digits-mini'?"
+
+
+def test_an_unknown_target_gives_the_nearest_one(tmp_path):
+    with pytest.raises(ConfigError, match="no target domain 'shvn'") as caught:
+        benchmark("digits").load(None, root=tmp_path, targets=["shvn"])
+    assert caught.value.hint == "Did you mean 'svhn'?"
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_default_normalisation_is_the_benchmarks_own(name):
+    info = benchmark(name)
+    assert info.normalisation(info.settings()) == (info.mean, info.std)
+
+
+def test_loads_through_the_registry():
+    splits = benchmark("digits-mini").load(DigitsMiniSettings(train=10), root=None, targets=["uci"])
+    assert (len(splits.train), list(splits.targets)) == (10, ["uci"])
+
+
+@pytest.mark.parametrize("name", [name for name, info in BENCHMARKS.items() if info.needs_root])
+@pytest.mark.parametrize("release", ["tree", "hdf5"])
+def test_an_existing_folder_without_the_source_is_refused_as_by_loading(name, release, tmp_path):
+    info = benchmark(name)
+    settings = info.settings(release=release) if name == "pacs" else info.settings()
+    (tmp_path / "holiday").mkdir()
+    with pytest.raises(DataError) as first:
+        info.require_source(settings, tmp_path)
+    with pytest.raises(DataError) as second:
+        info.load(settings, root=tmp_path)
+    assert first.value.message == second.value.message
+    assert str(tmp_path) in first.value.message
+
+
+@pytest.mark.parametrize("name", ["pacs", "office-home", "vlcs", "terra"])
+def test_the_sources_folder_alone_is_enough_to_start_with(name, tmp_path):
+    info = benchmark(name)
+    (tmp_path / info.source).mkdir()
+    info.require_source(info.settings(), tmp_path)
