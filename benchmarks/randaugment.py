@@ -42,7 +42,7 @@ def _several(call: Callable[[], object]) -> Callable[[], object]:
 
 def _ours(images: Tensor, batch: int) -> Contenders:
     augment, batches = RandAugment(2, 9), images.split(batch)
-    return {"peerdg, batched": lambda: augment.together(batches, [None] * len(batches))}
+    return {"peerdg, batched": lambda: augment.augment_batches(batches, [None] * len(batches))}
 
 
 def _torchvision(images: Tensor) -> Contenders:

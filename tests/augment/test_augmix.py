@@ -118,10 +118,10 @@ def test_a_single_chain_has_all_the_weight():
 
 def test_batches_are_mixed_together_as_they_are_alone():
     batches = [IMAGES[:3], IMAGES[3:]]
-    together = AugMix().together(batches, [seeded(1), seeded(2)])
+    together = AugMix().augment_batches(batches, [seeded(1), seeded(2)])
     alone = [AugMix()(batch, seeded(seed)) for batch, seed in zip(batches, (1, 2), strict=True)]
     assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
-    assert AugMix().together([], []) == []
+    assert AugMix().augment_batches([], []) == []
 
 
 def test_translations_follow_the_size_of_the_image():

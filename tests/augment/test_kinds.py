@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from peerdg.augment import REVISION, is_same_augmentation
 from peerdg.augment.augment_options import DEFAULTS, AugmentSettings, make_augment
 from peerdg.augment.augmix import AugMix
 from peerdg.augment.generators import NoiseGenerator, StyleGenerator
@@ -67,7 +66,7 @@ def test_batches_together_are_what_they_are_alone(kind: str):
     def generators() -> list[torch.Generator]:
         return [torch.Generator().manual_seed(seed) for seed in (1, 2)]
 
-    together = augment.together([IMAGES, IMAGES[:2]], generators())
+    together = augment.augment_batches([IMAGES, IMAGES[:2]], generators())
     alone = [
         augment(images, g) for images, g in zip([IMAGES, IMAGES[:2]], generators(), strict=True)
     ]
@@ -142,11 +141,3 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="must be one of") as caught:
         resolve({"augment": {"kind": "rand-conv"}})
     assert "randconv" in (caught.value.hint or "")
-
-
-@kinds
-def test_revisions_are_counted_by_operations_or_kind(kind: str):
-    definition = AugmentSettings(kind=kind).definition
-    assert definition == ("torchvision" if kind == "randaugment" else kind)
-    assert is_same_augmentation(definition, REVISION)
-    assert not is_same_augmentation(definition, REVISION + 1)

@@ -106,7 +106,7 @@ def test_batches_augmented_together_equal_each_alone(seed, sizes, num_ops, chann
     batches = list(batch(sum(sizes)).split(sizes))
     if channels_last:
         batches = [images.contiguous(memory_format=torch.channels_last) for images in batches]
-    found = augment.together(batches, [seeded(seed + k) for k in range(len(sizes))])
+    found = augment.augment_batches(batches, [seeded(seed + k) for k in range(len(sizes))])
     for number, (images, ours) in enumerate(zip(batches, found, strict=True)):
         assert torch.equal(ours, augment(images, seeded(seed + number)))
 

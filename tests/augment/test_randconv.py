@@ -106,7 +106,7 @@ def test_mixing_lies_between_the_image_and_its_convolution():
 
 def test_views_that_share_a_generator_are_different():
     generator = seeded(0)
-    views = RandConv("mix").together([IMAGES] * 3, [generator] * 3)
+    views = RandConv("mix").augment_batches([IMAGES] * 3, [generator] * 3)
     assert not any(torch.equal(views[i], views[j]) for i in range(3) for j in range(i))
 
 

@@ -12,8 +12,8 @@ from peerdg.crafted.operation import (
     distort,
     either,
     pixels,
+    randint,
     signed,
-    whole,
 )
 from peerdg.crafted.sets import craft, crafted_domains
 from peerdg.data.domain import Domain
@@ -116,12 +116,12 @@ def test_strengths_stay_in_their_ranges_and_lengths_follow_the_size_of_the_image
     rng = np.random.default_rng(0)
     for _ in range(200):
         assert 2 <= between(2, 3)(rng, 1) <= 3
-        assert whole(1, 2)(rng, 1) in (1, 2)
+        assert randint(1, 2)(rng, 1) in (1, 2)
         assert 50 <= abs(signed(between(50, 60))(rng, 1)) <= 60
         assert not 0.3 < either(between(0.1, 0.3), between(1.8, 2))(rng, 1) < 1.8
         assert 1 <= pixels(10, 20)(rng, 0.1) <= 2
         assert pixels(10, 20, at_least=3)(rng, 0.1) == 3
-    assert {whole(1, 2)(rng, 1) for _ in range(50)} == {1, 2}
+    assert {randint(1, 2)(rng, 1) for _ in range(50)} == {1, 2}
     assert {np.sign(signed(between(1, 2))(rng, 1)) for _ in range(50)} == {-1, 1}
 
 

@@ -135,7 +135,7 @@ def test_the_card_says_where_the_normalisation_is(
     card = (tmp_path / "out/MODEL_CARD.md").read_text()
     constants = "0.5, 0.5, 0.5" if backbone == "digits-cnn-half" else "0.485, 0.456, 0.406"
     assert constants in card
-    assert ("Normalisation is inside the model" in card) == inside
+    assert ("Normalization is inside the model" in card) == inside
     assert ("give it (value / 255 - mean) / std" in card) == (not inside)
     assert about["normalisation"] == ("inside the model" if inside else "to be done before")
     assert about["input"].startswith("uint8") == inside

@@ -100,7 +100,7 @@ def test_views_of_both_types_go_through_the_network_on_one_scale():
     model, found = decided_classifier(), []
     for seed in range(8):
         batch = Batch(X, Y, seed=seed)
-        views = RandConv().together([X] * 3, [batch.generator()] * 3)
+        views = RandConv().augment_batches([X] * 3, [batch.generator()] * 3)
         found.append(len({view.dtype for view in views}))
         expected = divergence([model(view) for view in views]).detach()
         terms = RandConvConsistency(model).loss(batch)

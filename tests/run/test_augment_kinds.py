@@ -1,6 +1,5 @@
-"""Runs with another augmentation than RandAugment, and runs from before there was a choice."""
+"""Runs with another augmentation than RandAugment."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,11 @@ import peerdg
 from peerdg.api import Run
 from peerdg.augment.augment_options import DEFAULTS
 from peerdg.cli.main import run
-from peerdg.errors import ConfigError, PeerdgWarning
+from peerdg.errors import ConfigError
 from peerdg.options import read_toml
 from peerdg.report.runs import read_run
-from peerdg.run.config import RunConfig, resolve
+from peerdg.run.config import resolve
 from tests.conftest import tiny_classifier, tiny_splits
-from tests.reliability.photo_run import interrupt, photo_run
-from tests.run.test_augmentation_revision import set_revision, stopped
 
 
 def fit(out: Path, *, existing: Any = "refuse", **options: Any) -> Run:
@@ -30,57 +27,6 @@ def fit(out: Path, *, existing: Any = "refuse", **options: Any) -> Run:
         progress=False,
         **options,
     )
-
-
-@pytest.fixture
-def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """While it is in effect, folders are written as by the version before: no `augment.kind`."""
-    tables = RunConfig.tables
-
-    def without_kinds(self: RunConfig, **given: Any) -> dict[str, Any]:
-        values = tables(self, **given)
-        augment = values["augment"].items()
-        values["augment"] = {k: v for k, v in augment if k in DEFAULTS["randaugment"]}
-        return values
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunConfig, "tables", without_kinds)
-        yield patch
-
-
-LATER = "without these options: augment.kind = randaugment"
-
-
-def test_a_run_from_before_there_was_a_choice_goes_on_and_ends_the_same(tmp_path, before):
-    options = {"method": "peer", "peer": {"k": 1}, "augment": {"operations": "sdg"}}
-    stopped(tmp_path / "old", options, before)
-    before.undo()
-    assert "kind" not in read_toml(tmp_path / "old/config.toml")["augment"]
-    with pytest.warns(PeerdgWarning, match=LATER):
-        fit(tmp_path / "old", existing="resume", **options)
-    fit(tmp_path / "whole", **options)
-    for name in ("metrics.jsonl", "model/model.safetensors"):
-        assert (tmp_path / "old" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-def test_a_folder_from_before_is_listed_evaluated_and_resumed(tmp_path: Path, before, capsys):
-    out = photo_run(tmp_path)
-    before.undo()
-    assert "kind" not in read_toml(out / "config.toml")["augment"]
-    assert run(["runs", str(out.parent)], debug=False) == 0
-    assert run(["evaluate", str(out)], debug=False) == 0
-    interrupt(out)
-    with pytest.warns(PeerdgWarning, match=LATER):
-        assert run(["resume", str(out), "--quiet"], debug=False) == 0
-
-
-def test_a_run_from_before_and_one_of_today_are_one_variant(tmp_path: Path, before):
-    fit(tmp_path / "old", method="randaugment", seed=0)
-    before.undo()
-    fit(tmp_path / "new", method="randaugment", seed=1)
-    old, new = (read_run(tmp_path / name) for name in ("old", "new"))
-    assert old.variant == new.variant
-    assert old.method == new.method == "randaugment"
 
 
 @pytest.mark.parametrize(
@@ -106,18 +52,6 @@ def test_a_stored_config_repeats_the_run(tmp_path: Path):
         config = resolve({"method": "peer", "augment": {"kind": kind}})
         (tmp_path / "config.toml").write_text(config.toml())
         assert resolve(read_toml(tmp_path / "config.toml")) == config
-
-
-def test_a_half_done_run_whose_kind_was_revised_is_refused(tmp_path, monkeypatch):
-    options = {"method": "randaugment", "augment": {"kind": "randconv"}}
-    stopped(tmp_path / "run", options, monkeypatch)
-    monkeypatch.setattr("peerdg.augment.REVISION", 3)
-    monkeypatch.setattr("peerdg.augment._CHANGED", {2: ("sdg",), 3: ("randconv",)})
-    message = "augmentation 'randconv' changes images in another way"
-    with pytest.raises(ConfigError, match=message):
-        fit(tmp_path / "run", existing="resume", **options)
-    set_revision(tmp_path / "run", 3)
-    fit(tmp_path / "run", existing="resume", **options)
 
 
 def test_kernels_that_do_not_fit_are_refused_before_any_work(tmp_path: Path):

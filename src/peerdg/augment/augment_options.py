@@ -127,14 +127,6 @@ class AugmentSettings:
                 hint="Use odd sizes, e.g. --augment.kernels 1,3,5,7.",
             )
 
-    @property
-    def definition(self) -> str:
-        """The name by which revisions are counted: a set of operations, or a kind.
-
-        See `peerdg.augment.is_same_augmentation`.
-        """
-        return self.operations or self.kind
-
     def check_images(self, side: int) -> None:
         """Refuse kernels that leave no pixels of images of this side, before any work is done."""
         if self.generator_kernels and max(self.generator_kernels) >= side:

@@ -81,9 +81,9 @@ class AugMix(Augment):
         self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
     ) -> Float[Tensor, "b 3 h w"]:
         """Mix each image with chains of its own."""
-        return self.together([images], [generator])[0]
+        return self.augment_batches([images], [generator])[0]
 
-    def together(
+    def augment_batches(
         self,
         batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
         generators: Iterable[torch.Generator | None],
@@ -109,7 +109,7 @@ class AugMix(Augment):
         def uniform(shape: tuple[int, ...]) -> Tensor:
             return torch.rand(shape, generator=generator, device="cpu", dtype=torch.float64)
 
-        def whole(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
+        def randint(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
             return torch.randint(low, high, shape, generator=generator, device="cpu")
 
         # Dirichlet(1, ..., 1): exponential variables over their sum; Beta(1, 1) is uniform.
@@ -117,10 +117,10 @@ class AugMix(Augment):
         return Drawn(
             m=uniform((batch,)),
             w=exponential / exponential.sum(dim=1, keepdim=True),
-            depth=whole(self.depth or 1, depth + 1, chains),
-            link=whole(0, len(LINKS), links),
+            depth=randint(self.depth or 1, depth + 1, chains),
+            link=randint(0, len(LINKS), links),
             level=WEAKEST + (self.severity - WEAKEST) * uniform(links),
-            sign=2 * whole(0, 2, links) - 1,
+            sign=2 * randint(0, 2, links) - 1,
         )
 
     @augmentation

@@ -26,7 +26,7 @@ from peerdg.augment.operations import (
     look_up,
     mix,
     scratch,
-    whole,
+    to_uint8_table,
 )
 
 
@@ -125,14 +125,14 @@ LARGE_IMAGE = 64 * 64
 Function = TypeVar("Function", FixedCurve, Curve, Blend)
 
 
-class Part(NamedTuple):
+class OperationSlice(NamedTuple):
     """The images, as a slice of the sorted batch, that drew one operation."""
 
     operation: Operation
     images: slice
 
 
-class Plan(NamedTuple):
+class BatchPlan(NamedTuple):
     """What depends on the strength and the size of the images only.
 
     Operations are sorted by kind here. Row 2k of a tensor is the k-th operation, row 2k + 1 the
@@ -178,18 +178,20 @@ class Plan(NamedTuple):
             result[part] = operation.function(images[part], strength, *extra)
         return result
 
-    def _parts(self, numbers: Int64[Tensor, " b"]) -> list[list[Part]]:
+    def _parts(self, numbers: Int64[Tensor, " b"]) -> list[list[OperationSlice]]:
         """For each kind, where the images of its operations lie, if they were drawn at all."""
         counts = torch.bincount(numbers, minlength=2 * len(self.operations)).tolist()
-        parts: list[list[Part]] = [[] for _ in (*KINDS, "others")]
+        parts: list[list[OperationSlice]] = [[] for _ in (*KINDS, "others")]
         stop = 0
         for place, operation in enumerate(self.operations):
             start, stop = stop, stop + counts[2 * place] + counts[2 * place + 1]
             if start < stop:
-                parts[self.kinds[place]].append(Part(operation, slice(start, stop)))
+                parts[self.kinds[place]].append(OperationSlice(operation, slice(start, stop)))
         return parts
 
-    def _apply_warps(self, parts: list[Part], images: Tensor, row: Tensor, out: Tensor) -> None:
+    def _apply_warps(
+        self, parts: list[OperationSlice], images: Tensor, row: Tensor, out: Tensor
+    ) -> None:
         shifting = self.operations[: self.shifts]
         if shifted := [part for part in parts if part.operation in shifting]:
             span = _span(shifted)
@@ -200,8 +202,8 @@ class Plan(NamedTuple):
 
     def _apply_curves(
         self,
-        fixed: list[Part],
-        measured: list[Part],
+        fixed: list[OperationSlice],
+        measured: list[OperationSlice],
         images: Tensor,
         row: Tensor,
         out: Tensor,
@@ -216,12 +218,14 @@ class Plan(NamedTuple):
             tables.append(self.curve.index_select(0, row[_span(fixed)]).expand(-1, 3, -1))
         if measured:
             values = [curve.table(images[part]) for curve, part in _functions(measured, Curve)]
-            tables.append(whole(torch.cat(values)))
+            tables.append(to_uint8_table(torch.cat(values)))
         if tables:
             span = _span(fixed + measured)
             look_up(torch.cat(tables), images[span].flatten(2), out[span].flatten(2))
 
-    def _apply_blends(self, parts: list[Part], images: Tensor, row: Tensor, out: Tensor) -> None:
+    def _apply_blends(
+        self, parts: list[OperationSlice], images: Tensor, row: Tensor, out: Tensor
+    ) -> None:
         if not parts:
             return
         span = _span(parts)
@@ -240,7 +244,7 @@ class Plan(NamedTuple):
 
 # A run has one size of images and one magnitude at a time; a second one is for validation.
 @lru_cache(maxsize=4)
-def make_plan(operations: str, scale: Scale, device: torch.device) -> Plan:
+def make_plan(operations: str, scale: Scale, device: torch.device) -> BatchPlan:
     """The plan for one set of operations, for images of one size on one device."""
     size = scale.height, scale.width
     large = scale.height * scale.width >= LARGE_IMAGE
@@ -263,7 +267,7 @@ def make_plan(operations: str, scale: Scale, device: torch.device) -> Plan:
     curves += [f.table(s) for f, s in strengths if isinstance(f, FixedCurve)]
     weights = [f.weights(s) if isinstance(f, Blend) else Weights.of(s) for f, s in strengths]
     source = sources(torch.cat(matrices), *size)
-    return Plan(
+    return BatchPlan(
         operations=rows,
         kinds=tuple(map(_kind, rows)),
         rank=torch.tensor(places, device="cpu").argsort(),
@@ -290,7 +294,7 @@ def _kind(operation: Operation) -> int:
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
-def _functions(parts: list[Part], kind: type[Function]) -> list[tuple[Function, slice]]:
+def _functions(parts: list[OperationSlice], kind: type[Function]) -> list[tuple[Function, slice]]:
     """The functions of one kind, and the images of each."""
     return [
         (operation.function, images)
@@ -299,5 +303,5 @@ def _functions(parts: list[Part], kind: type[Function]) -> list[tuple[Function, 
     ]
 
 
-def _span(parts: list[Part]) -> slice:
+def _span(parts: list[OperationSlice]) -> slice:
     return slice(parts[0].images.start, parts[-1].images.stop)

@@ -142,7 +142,7 @@ class Curve:
         self, images: UInt8[Tensor, "b 3 h w"], strength: Float64[Tensor, " b"]
     ) -> UInt8[Tensor, "b 3 h w"]:
         """Apply each image's own table; any strength."""
-        table = whole(self.table(images))
+        table = to_uint8_table(self.table(images))
         pixels = images.flatten(2)
         return look_up(table, pixels, torch.empty_like(pixels)).view(images.shape)
 
@@ -192,7 +192,7 @@ def look_up(
     return out
 
 
-def whole(table: Float32[Tensor, "b _ 256"]) -> UInt8[Tensor, "b _ 256"]:
+def to_uint8_table(table: Float32[Tensor, "b _ 256"]) -> UInt8[Tensor, "b _ 256"]:
     """The values of a table as they are looked up; overwrites its argument."""
     return to_bytes(table).to(torch.uint8)
 
@@ -209,7 +209,7 @@ def _values(device: torch.device) -> Float32[Tensor, "256"]:
 def _brightness(strength: Tensor) -> Tensor:
     """Multiply by `1 + strength`."""
     factor = (1.0 + strength).float().view(-1, 1, 1)
-    return whole(_values(strength.device) * factor)
+    return to_uint8_table(_values(strength.device) * factor)
 
 
 def _brighten(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def _posterize(strength: Tensor) -> Tensor:
     """Keep the first `int(strength)` bits."""
     step = torch.exp2(8.0 - strength.trunc()).float().view(-1, 1, 1)
     values = _values(strength.device)
-    return whole(values - values % step)
+    return to_uint8_table(values - values % step)
 
 
 def _mask(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ def _solarize(strength: Tensor) -> Tensor:
     """Invert the values of at least `255 * strength`."""
     values = _values(strength.device)
     threshold = (255.0 * strength).float().view(-1, 1, 1)
-    return whole(torch.where(values >= threshold, 255 - values, values))
+    return to_uint8_table(torch.where(values >= threshold, 255 - values, values))
 
 
 def _invert_above(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ def _solarize_add(strength: Tensor) -> Tensor:
     TensorFlow's operation of the same name adds to the values below 128 and inverts none.
     """
     added = (_values(strength.device) + strength.trunc().float().view(-1, 1, 1)).clamp_(max=255)
-    return whole(torch.where(added >= 128, 255 - added, added))
+    return to_uint8_table(torch.where(added >= 128, 255 - added, added))
 
 
 def _add_and_invert(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def _add_and_invert(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
 
 def _invert(strength: Tensor) -> Tensor:
     """Replace each value by 255 minus itself; the strength does not matter."""
-    return whole(255 - _values(strength.device)).expand(len(strength), 1, -1)
+    return to_uint8_table(255 - _values(strength.device)).expand(len(strength), 1, -1)
 
 
 def _negate(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:

@@ -124,13 +124,13 @@ class Policy(Augment):
         return self.augment(images, generator)
 
     @stage("augment")
-    def together(
+    def augment_batches(
         self,
         batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
         generators: Iterable[torch.Generator | None],
     ) -> list[Tensor]:
         """Augment several batches in one go, with the policy of the current period."""
-        return self.augment.together(batches, generators)
+        return self.augment.augment_batches(batches, generators)
 
     def _augmentation(self, num_ops: int, magnitude: int) -> RandAugment:
         return RandAugment(

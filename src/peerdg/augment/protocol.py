@@ -42,7 +42,7 @@ class Augment(Protocol):
         """
         ...
 
-    def together(
+    def augment_batches(
         self,
         batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
         generators: Iterable[torch.Generator | None],

@@ -100,9 +100,9 @@ class RandAugment:
         Raises:
             DataError: If `images` is not a uint8 batch of 3 channels.
         """
-        return self.together([images], [generator])[0]
+        return self.augment_batches([images], [generator])[0]
 
-    def together(
+    def augment_batches(
         self,
         batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
         generators: Iterable[torch.Generator | None],

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.export.formats import FACTS, Format, require_packages
+from peerdg.export.formats import SUFFIXES, Format, require_packages
 from peerdg.terminal import console
 
 
@@ -39,7 +39,7 @@ def export(
     for path in done.files:
         console.print(f"{path}", markup=False, soft_wrap=True)
     console.print(
-        f"{FACTS[format].suffix} of {size:.1f} MB; its logits differ from the original's by "
+        f"{SUFFIXES[format]} of {size:.1f} MB; its logits differ from the original's by "
         f"{done.difference:.1e} at most.",
         soft_wrap=True,
     )

@@ -12,10 +12,10 @@ from peerdg.crafted.operation import (
     enlarge,
     field,
     pixels,
+    randint,
     sample,
     signed,
     size_of,
-    whole,
 )
 
 
@@ -112,13 +112,13 @@ GEOMETRIC = (
     Operation("translate", translate, {"down": _SIDEWAYS, "right": _SIDEWAYS}),
     Operation("rotate", rotate, {"degrees": signed(between(15, 45))}),
     Operation("shear", shear, {"degrees": signed(between(15, 25))}),
-    Operation("piecewise", piecewise, {"jitter": between(0.25, 0.45), "cells": whole(4, 5)}),
+    Operation("piecewise", piecewise, {"jitter": between(0.25, 0.45), "cells": randint(4, 5)}),
     Operation("perspective", perspective, {"tilt": between(0.5, 0.8)}),
     Operation("elastic", elastic, {"reach": pixels(10, 14), "lumps": pixels(35, 50)}),
     Operation(
         "polar",
         polar,
-        {"twist": signed(between(30, 60)), "wave": between(0.04, 0.1), "waves": whole(2, 5)},
+        {"twist": signed(between(30, 60)), "wave": between(0.04, 0.1), "waves": randint(2, 5)},
     ),
-    Operation("jigsaw", jigsaw, {"tiles": whole(10, 10)}, smallest=64),
+    Operation("jigsaw", jigsaw, {"tiles": randint(10, 10)}, smallest=64),
 )

@@ -161,7 +161,7 @@ def between(low: float, high: float) -> Draw:
     return lambda rng, unit: float(rng.uniform(low, high))
 
 
-def whole(low: int, high: int) -> Draw:
+def randint(low: int, high: int) -> Draw:
     """A whole number, both ends included."""
     return lambda rng, unit: int(rng.integers(low, high + 1))
 

@@ -19,11 +19,11 @@ from peerdg.crafted.operation import (
     from_pil,
     luma,
     pixels,
+    randint,
     signed,
     size_of,
     to_hsv,
     to_pil,
-    whole,
 )
 
 
@@ -119,7 +119,7 @@ ARITHMETIC = (
     Operation("laplace noise", laplace_noise, {"scale": between(50, 100)}),
     Operation("poisson noise", poisson_noise, {"rate": between(40, 60)}),
     Operation("multiply", multiply, {"factor": between(2, 3)}),
-    Operation("cutout", cutout, {"squares": whole(5, 8), "side": between(0.15, 0.2)}),
+    Operation("cutout", cutout, {"squares": randint(5, 8), "side": between(0.15, 0.2)}),
     Operation("dropout", dropout, _FINE),
     Operation("coarse dropout", dropout, _COARSE),
     Operation("impulses", impulses, {"share": between(0.3, 0.5)}),
@@ -129,7 +129,7 @@ ARITHMETIC = (
     Operation("coarse salt", salt, _COARSE),
     Operation("invert", invert),
     Operation("solarize", solarize, {"threshold": between(32, 128)}),
-    Operation("jpeg", jpeg, {"quality": whole(1, 10)}),
+    Operation("jpeg", jpeg, {"quality": randint(1, 10)}),
 )
 
 
@@ -197,8 +197,8 @@ COLOR = (
     Operation(
         "temperature", temperature, {"kelvin": either(between(1500, 2500), between(12e3, 20e3))}
     ),
-    Operation("four colors", few_colors, {"colors": whole(4, 4)}),
-    Operation("few bits", few_bits, {"bits": whole(1, 2)}),
+    Operation("four colors", few_colors, {"colors": randint(4, 4)}),
+    Operation("few bits", few_bits, {"bits": randint(1, 2)}),
 )
 
 
@@ -269,5 +269,5 @@ CONTRAST = (
     Operation("sigmoid", sigmoid, {"gain": between(10, 25), "middle": between(0.4, 0.6)}),
     Operation("logarithm", logarithm, {"gain": either(between(0.3, 0.5), between(1.4, 1.8))}),
     Operation("linear", linear, {"factor": either(between(0.1, 0.3), between(1.8, 2))}),
-    Operation("adaptive", adaptive, {"clip": between(4, 10), "tiles": whole(4, 8)}),
+    Operation("adaptive", adaptive, {"clip": between(4, 10), "tiles": randint(4, 8)}),
 )

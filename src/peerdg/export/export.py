@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from peerdg.errors import OutputError
-from peerdg.export.formats import FACTS, Format, require_packages
-from peerdg.export.writers import Run, origin_of, write_onnx, write_program, write_weights
+from peerdg.export.formats import SUFFIXES, Format, require_packages
+from peerdg.export.writers import Origin, Run, origin_of, write_onnx, write_program, write_weights
 from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, writing
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.stored import describes_ensemble
@@ -22,66 +22,16 @@ from peerdg.run.model import CARD, model_card
 from peerdg.version import __version__
 
 TOLERANCE = 1e-4
-_BATCHES = (1, 5)  # the number of images must be free
-
-
-@torch.no_grad()
-def require_same_answers(model: Classifier, exported: Run, *, size: int) -> float:
-    """The largest difference between the logits of `model` and of the exported one.
-
-    It is relative to the largest logit where that exceeds 1, since rounding is.
-
-    Args:
-        model: The original, in eval mode.
-        exported: Runs what was exported, the way a user will.
-        size: Side of the images.
-
-    Raises:
-        OutputError: If it is more than `TOLERANCE`, or the shapes differ.
-    """
-    worst = 0.0
-    for images in sample_images(size):
-        expected = model(images.to(model.head.weight.device)).float().cpu()
-        found = exported(images).float().cpu()
-        if found.shape != expected.shape:
-            raise OutputError(
-                f"The exported model gives {tuple(found.shape)} for {len(images)} images, not "
-                f"{tuple(expected.shape)}; nothing was written.",
-                hint="Please report this with the backbone's name.",
-            )
-        scale = max(1.0, float(expected.abs().max()))
-        difference = float((found - expected).abs().max()) / scale
-        if not difference <= TOLERANCE:  # also if it is not a number
-            raise OutputError(
-                f"The exported model differs from the original by {difference:.2g}, more than "
-                f"{TOLERANCE:g}; nothing was written.",
-                hint="Choose another --format, and please report this with the backbone's name.",
-            )
-        worst = max(worst, difference)
-    return worst
-
-
-def sample_images(size: int) -> Iterator[Tensor]:
-    """Batches of different lengths: noise, coarse patterns, black and white."""
-    random = torch.Generator().manual_seed(0)
-    for batch in _BATCHES:
-        coarse = torch.randint(0, 256, (batch, 3, 4, 4), generator=random).float()
-        smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
-        noise = torch.randint(0, 256, (batch, 3, size, size), generator=random).float()
-        images = torch.where(torch.arange(batch).view(-1, 1, 1, 1) % 2 == 0, smooth, noise)
-        if batch > 3:
-            images[2], images[3] = 0.0, 255.0
-        yield images.round().clamp(0, 255).to(torch.uint8)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Args:
         path: The model file.
-        files: It, its description as JSON, and its card.
-        difference: Largest difference of its logits from the original's.
+        files: The model file, its description as JSON, and its card.
+        difference: Largest difference of its logits from those of the original.
     """
 
     path: Path
@@ -97,14 +47,14 @@ def export_model(
     format: Format,
     overwrite: bool = False,
 ) -> Exported:
-    """Write `model` in `format`, run what was written, and compare.
+    """Write `model` in `format`, run the written file, and compare.
 
     Args:
         model: The classifier.
-        description: What is stored beside its weights: backbone, sizes, how it was trained.
-        output: A file, if it ends as files of the format do; else a folder to make.
+        description: The content of `model.json`: backbone, sizes, how it was trained.
+        output: A file, if it ends as files of the format do, else a folder to make.
         format: One of `FORMATS`.
-        overwrite: Whether a file that is there may be replaced. A folder must be new or empty.
+        overwrite: Whether an existing file may be replaced. A folder must be new or empty.
 
     Raises:
         ConfigError: If the format needs a package that is not installed.
@@ -112,49 +62,95 @@ def export_model(
             differently; then nothing is left.
     """
     require_packages(format)
-    with in_eval_mode(model), _temporary_folder(output, format, overwrite) as (folder, names):
-        run = _write(model, description, folder / names.model, format)
-        difference = require_same_answers(model, run, size=description["image_size"])
-        about = _about(model, description, format)
+    backbone, size = description["backbone"], description["image_size"]
+    origin = origin_of(model, backbone) if format == "safetensors" else Origin("peerdg", None, ())
+    about = _about(model, description, format, origin)
+    with in_eval_mode(model), _target(output, format, overwrite) as (folder, names):
+        path = folder / names[0]
+        if format == "safetensors":
+            run = write_weights(model, path, backbone=backbone, origin=origin)
+        else:
+            write = write_onnx if format == "onnx" else write_program
+            run = write(model, path, size=size, about=about)
+        difference = require_same_answers(model, run, size=size)
         text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
-        (folder / names.about).write_text(text, "utf-8")
+        (folder / names[1]).write_text(text, "utf-8")
         card = model_card(
             description,
-            load=_how_to_load(model, description, names.model, format),
-            remarks=_remarks(description, format, difference),
-            normalizes=_normalises(model, description, format),
+            load=_how_to_load(about, description, names[0], origin),
+            remarks=_remarks(about, difference),
+            normalizes=origin.library == "peerdg",
         )
-        (folder / names.card).write_text(card, "utf-8")
-    where = output.parent if _is_file(output, format) else output
-    return Exported(where / names.model, tuple(where / name for name in names), difference)
+        (folder / names[2]).write_text(card, "utf-8")
+    where = output.parent if output.suffix.lower() == SUFFIXES[format] else output
+    return Exported(where / names[0], tuple(where / name for name in names), difference)
 
 
-class _Names(NamedTuple):
-    model: str
-    about: str
-    card: str
+@torch.no_grad()
+def require_same_answers(model: Classifier, exported: Run, *, size: int) -> float:
+    """Return the largest difference between the logits of `model` and of the exported one.
+
+    It is relative to the largest logit where that exceeds 1, since rounding is.
+
+    Args:
+        model: The original, in eval mode.
+        exported: Runs the exported file, the way a user will.
+        size: Side of the images.
+
+    Raises:
+        OutputError: If it is more than `TOLERANCE`, or the shapes differ.
+    """
+    worst = 0.0
+    for images in sample_images(size):
+        expected = model(images.to(model.head.weight.device)).float().cpu()
+        logits = exported(images).float().cpu()
+        if logits.shape != expected.shape:
+            raise OutputError(
+                f"The exported model gives {tuple(logits.shape)} for {len(images)} images, not "
+                f"{tuple(expected.shape)}; nothing was written.",
+                hint="Please report this with the backbone's name.",
+            )
+        scale = max(1.0, float(expected.abs().max()))
+        difference = float((logits - expected).abs().max()) / scale
+        if not difference <= TOLERANCE:  # also if it is not a number
+            raise OutputError(
+                f"The exported model differs from the original by {difference:.2g}, more than "
+                f"{TOLERANCE:g}; nothing was written.",
+                hint="Choose another --format, and please report this with the backbone's name.",
+            )
+        worst = max(worst, difference)
+    return worst
 
 
-def _is_file(output: Path, format: Format) -> bool:
-    return output.suffix.lower() == FACTS[format].suffix
+def sample_images(size: int) -> Iterator[Tensor]:
+    """Make batches of different lengths: noise, coarse patterns, black and white."""
+    random = torch.Generator().manual_seed(0)
+    for batch in (1, 5):  # the number of images must be free
+        coarse = torch.randint(0, 256, (batch, 3, 4, 4), generator=random).float()
+        smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
+        noise = torch.randint(0, 256, (batch, 3, size, size), generator=random).float()
+        images = torch.where(torch.arange(batch).view(-1, 1, 1, 1) % 2 == 0, smooth, noise)
+        if batch > 3:
+            images[2], images[3] = 0.0, 255.0
+        yield images.round().clamp(0, 255).to(torch.uint8)
 
 
 @contextmanager
-def _temporary_folder(
+def _target(
     output: Path, format: Format, overwrite: bool
-) -> Iterator[tuple[Path, _Names]]:
-    """A temporary folder whose files take their places when the block ends well."""
-    if not _is_file(output, format):
+) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Make a temporary folder, whose three files take their places when the block ends well."""
+    if output.suffix.lower() != SUFFIXES[format]:
         if output.is_dir() and any(output.iterdir()):
             raise OutputError(f"{output} is not empty.", hint="Choose a new folder with -o.")
         stem = "weights" if format == "safetensors" else "model"
         with replace_atomically(output) as folder:
             folder.mkdir()
-            yield folder, _Names(f"{stem}{FACTS[format].suffix}", "about.json", CARD)
+            yield folder, (f"{stem}{SUFFIXES[format]}", "about.json", CARD)
         return
     if output.exists() and not overwrite:
         raise OutputError(f"{output} is there already.", hint="Add --overwrite, or change -o.")
-    names = _Names(output.name, f"{output.stem}.json", f"{output.stem}.{CARD}")
+    names = (output.name, f"{output.stem}.json", f"{output.stem}.{CARD}")
     for name in names:
         require_replaceable(output.with_name(name))
     with writing(output):
@@ -165,17 +161,12 @@ def _temporary_folder(
                 os.replace(Path(temporary) / name, output.parent / name)
 
 
-def _write(model: Classifier, description: Mapping[str, Any], path: Path, format: Format) -> Run:
-    if format == "safetensors":
-        return write_weights(model, path, backbone=description["backbone"])
-    write = write_onnx if format == "onnx" else write_program
-    about = _about(model, description, format)
-    return write(model, path, size=description["image_size"], about=about)
-
-
-def _about(model: Classifier, description: Mapping[str, Any], format: Format) -> dict[str, Any]:
-    """What a program needs to know to use the file."""
-    size, inside = description["image_size"], _normalises(model, description, format)
+def _about(
+    model: Classifier, description: Mapping[str, Any], format: Format, origin: Origin
+) -> dict[str, Any]:
+    """Describe the file for a program that uses it."""
+    size, inside = description["image_size"], origin.library == "peerdg"
+    shape = f"RGB [batch, 3, {size}, {size}]"
     about = {
         "format": format,
         "backbone": description["backbone"],
@@ -185,93 +176,70 @@ def _about(model: Classifier, description: Mapping[str, Any], format: Format) ->
         "mean": model.mean.flatten().tolist(),
         "std": model.std.flatten().tolist(),
         "normalisation": "inside the model" if inside else "to be done before",
-        "input": f"uint8 RGB [batch, 3, {size}, {size}]"
-        if inside
-        else f"float RGB [batch, 3, {size}, {size}], (value / 255 - mean) / std",
+        "input": f"uint8 {shape}" if inside else f"float {shape}, (value / 255 - mean) / std",
         "output": "logits [batch, classes]",
         "weights_sha256": description.get("weights_sha256", "unknown"),
         "peerdg": __version__,
     }
-    if layers := description.get("added_layers"):
-        about["added_layers"] = layers
-    if combined := description.get("combined"):
-        about["combined"] = combined
+    about |= {key: description[key] for key in ("added_layers", "combined") if description.get(key)}
     if format == "safetensors":
-        origin = origin_of(model, description["backbone"])
         about |= {"library": origin.library, "network": list(origin.code)}
     return about
 
 
-def _normalises(model: Classifier, description: Mapping[str, Any], format: Format) -> bool:
-    """Whether what is exported takes images as they are; networks of other libraries do not."""
-    if format != "safetensors":
-        return True
-    return origin_of(model, description["backbone"]).library == "peerdg"
-
-
 def _how_to_load(
-    model: Classifier, description: Mapping[str, Any], name: str, format: Format
+    about: Mapping[str, Any], description: Mapping[str, Any], name: str, origin: Origin
 ) -> list[str]:
-    file, size = json.dumps(name), description["image_size"]
-    if format == "onnx":
+    """Write the lines of Python that load the file."""
+    file, images = json.dumps(name), f"uint8 [n, 3, {about['image_size']}, {about['image_size']}]"
+    if about["format"] == "onnx":
         return [
             "import onnxruntime",
             f"session = onnxruntime.InferenceSession({file})",
-            f'logits = session.run(None, {{"images": images}})[0]  # uint8 [n, 3, {size}, {size}]',
+            f'logits = session.run(None, {{"images": images}})[0]  # {images}',
         ]
-    if format == "torch-export":
+    if about["format"] == "torch-export":
         return [
             "import torch",
             f"net = torch.export.load({file}).module()",
-            f"logits = net(images)  # uint8 [n, 3, {size}, {size}]",
+            f"logits = net(images)  # {images}",
         ]
-    origin = origin_of(model, description["backbone"])
-    if origin.library == "peerdg":
-        mean, std = model.mean.flatten().tolist(), model.std.flatten().tolist()
+    load = f"net.load_state_dict(safetensors.torch.load_file({file})); net.eval()"
+    if origin.library != "peerdg":
         return [
-            "import peerdg, safetensors.torch",
-            f"# net: peerdg.build_classifier({json.dumps(description['backbone'])}, classes=...,",
-            f"#     mean={mean}, std={std})",
-            *_how_to_add(description),
-            *_how_to_join(description),
-            f"net.load_state_dict(safetensors.torch.load_file({file}))",
+            f"import torch, {origin.library}, safetensors.torch",
+            *origin.code,
+            load,
+            "logits = net((images / 255 - mean) / std)  # mean and std: in the JSON file beside it",
         ]
-    return [
-        f"import torch, {origin.library}, safetensors.torch",
-        *origin.code,
-        f"net.load_state_dict(safetensors.torch.load_file({file})); net.eval()",
-        "logits = net((images / 255 - mean) / std)  # mean and std: in the JSON file beside it",
+    lines = [
+        "import peerdg, safetensors.torch",
+        f"# net: peerdg.build_classifier({json.dumps(about['backbone'])}, classes=...,",
+        f"#     mean={about['mean']}, std={about['std']})",
     ]
+    if layers := about.get("added_layers"):
+        lines.append(f"net = net.with_layers({layers!r})")
+    if describes_ensemble(description):
+        combined = description["combined"]
+        lines += [
+            "import copy",
+            "from peerdg.models.ensemble import ensemble",
+            f"nets = [copy.deepcopy(net) for _ in range({len(combined['members'])})]",
+            f"net = ensemble(nets, outputs={json.dumps(combined['outputs'])})",
+        ]
+    return [*lines, load]
 
 
-def _how_to_add(description: Mapping[str, Any]) -> list[str]:
-    layers = description.get("added_layers")
-    return [f"net = net.with_layers({layers!r}).eval()"] if layers else []
-
-
-def _how_to_join(description: Mapping[str, Any]) -> list[str]:
-    if not describes_ensemble(description):
-        return []
-    combined = description["combined"]
-    members = range(len(combined["members"]))
-    return [
-        "import copy",
-        "from peerdg.models.ensemble import ensemble",
-        f"nets = [copy.deepcopy(net) for _ in {members}]",
-        f"net = ensemble(nets, outputs={json.dumps(combined['outputs'])}).eval()",
-    ]
-
-
-def _remarks(description: Mapping[str, Any], format: Format, difference: float) -> list[str]:
-    size, stored = description["image_size"], description["stored_size"]
-    notes = [
-        f"Exported as {format}. Its logits differ from the original's by {difference:.1e} at most "
-        "on sample images."
-    ]
+def _remarks(about: Mapping[str, Any], difference: float) -> list[str]:
+    size, stored, format = about["image_size"], about["stored_size"], about["format"]
     steps = f"resize it to {stored} x {stored} with Pillow's bilinear filter"
     if stored != size:
         steps += f", then to {size} x {size} (bilinear, antialiased)"
-    notes.append(f"To prepare an image: turn it upright (EXIF), make it RGB, {steps}.")
+    notes = [
+        f"Exported as {format}. Its logits differ from the original's by {difference:.1e} at most "
+        "on sample images.",
+        f"To prepare an image: turn it upright (EXIF), make it RGB, {steps}.",
+    ]
     if format != "safetensors":
         notes.append(f"Input: uint8 values 0 to 255, `[n, 3, {size}, {size}]`, not normalised.")
     if format == "torch-export":

@@ -145,9 +145,8 @@ def origin_of(model: Classifier, backbone: str) -> Origin:
     return Origin("peerdg", None, ())
 
 
-def write_weights(model: Classifier, path: Path, *, backbone: str) -> Run:
-    """Write the weights, and return what runs a network that was built anew from the file."""
-    origin = origin_of(model, backbone)
+def write_weights(model: Classifier, path: Path, *, backbone: str, origin: Origin) -> Run:
+    """Write the weights, and return what runs a network that is built again from the file."""
     save_tensors(path, _named(model, backbone, origin))
     network = _rebuild(model, backbone, origin)
     network.load_state_dict(load_file(path))

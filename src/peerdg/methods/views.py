@@ -25,13 +25,13 @@ def augmented_view(batch: Batch, augment: Augment) -> Tensor:
 
 def augmented_views(batch: Batch, augment: Augment, count: int) -> list[Tensor]:
     """Several independent views of each image: draws that follow each other in one generator."""
-    views = augment.together([batch.images] * count, [batch.generator()] * count)
+    views = augment.augment_batches([batch.images] * count, [batch.generator()] * count)
     return [as_view(view) for view in views]
 
 
 def augment_ahead(batches: list[Batch], augment: Augment) -> list[Batch]:
     """Make x̄ for several batches at once, as `augmented_view` would for each."""
-    views = augment.together([b.images for b in batches], [b.generator() for b in batches])
+    views = augment.augment_batches([b.images for b in batches], [b.generator() for b in batches])
     return [replace(batch, augmented=view) for batch, view in zip(batches, views, strict=True)]
 
 

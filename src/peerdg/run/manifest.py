@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerdg.augment import REVISION
 from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import read_json, reading, write_json
@@ -44,7 +43,6 @@ class Inputs:
         network: Fingerprint of the structure of the user's own network, if there is one.
         network_weights: Fingerprint of its initial values.
         weights_sha256: SHA-256 of the file of initial weights, if there is one.
-        augmentation: Revision of the augmentation's operations.
         trained: Name of the evaluated network that is trained. None before the main phase.
         deployed: Name of the evaluated network that is deployed. None before the main phase.
         models: SHA-256 of the weights of networks that the method is given, by option.
@@ -56,7 +54,6 @@ class Inputs:
     network: str | None = None
     network_weights: str | None = None
     weights_sha256: str | None = None
-    augmentation: int | None = REVISION
     trained: str | None = None
     deployed: str | None = None
     models: dict[str, str] = field(default_factory=dict)
