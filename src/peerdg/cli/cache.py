@@ -42,7 +42,8 @@ def cache_data(
         names = sorted({entry.name for entry in cached_domains(folder)})
         hint = did_you_mean(name, names) if names else "The cache is empty."
         raise ConfigError(f"The cache has no entry '{name}'.", hint=hint)
-    total = sum(entry.size for entry in entries) + sum(each.size for each in trained)
+    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in trained]
+    total = sum(entry.size for entry in entries) + sum(sizes)
     if clear:
         count = clear_pretrainings(folder) if trained else 0
         if name != FOLDER or entries:
@@ -51,7 +52,10 @@ def cache_data(
         console.print(f"Removed {count} entries, {_amount(total)}, from {folder}", markup=False)
         return
     rows = [_row(entry) for entry in entries]
-    rows += [[FOLDER, _amount(each.size), _date(each.used), each.name] for each in trained]
+    rows += [
+        [FOLDER, _amount(size), _date(path.stat().st_mtime), path.name]
+        for path, size in zip(trained, sizes, strict=True)
+    ]
     console.print(Table(["name", "size", "date", ""], rows, is_text=True))
     console.print(f"{len(rows)} entries, {_amount(total)}, in {folder}", markup=False)
     if freed:
