@@ -7,14 +7,12 @@ import torch
 import torch.nn.functional as F
 
 import peerdg
-from peerdg.cli.main import run
-from peerdg.errors import ConfigError, NumericalError, PeerdgWarning, Stopped
+from peerdg.errors import ConfigError, NumericalError, Stopped
 from peerdg.methods import ascent as module
 from peerdg.methods.ada import ADA, Settings
 from peerdg.methods.base import Batch, EpochResult
 from peerdg.methods.pool import TrainingPool
 from peerdg.models.classifier import Classifier
-from peerdg.models.stored import load_stored
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.config import resolve
 from peerdg.run.prepare import load_splits
@@ -27,7 +25,6 @@ from tests.methods.adversarial import (
     epochs_of,
     feature_distance,
     interrupt_part,
-    interrupt_step,
     perturbed,
     tiny_pool,
 )
@@ -208,13 +205,6 @@ def test_what_is_recorded_is_the_mean_change_of_a_pixel():
     assert result.records["perturbation"] == pytest.approx(float(change), rel=1e-5)
 
 
-def test_more_times_than_epochs_is_worth_a_note():
-    assert Settings(k=3).notes(4) == []
-    assert "2 of the 3 times" in Settings(k=3).notes(3)[0]
-    assert Settings(k=2, every=5).notes(11) == []
-    assert "1 of the 2 times" in Settings(k=2, every=5).notes(10)[0]
-
-
 # Whole runs
 
 EPOCHS = 4
@@ -252,10 +242,6 @@ def test_a_run_learns_from_what_it_makes(whole: Path):
     assert steps == [3] * EPOCHS  # as a method without a pool
 
 
-def without_progress() -> dict[str, Any]:
-    return {key: value for key, value in options().items() if key != "progress"}
-
-
 @pytest.mark.parametrize(
     ("count", "epoch", "steps", "pool"),
     [(1, 0, 3, 0), (3, 0, 3, 0), (6, 1, 3, 1), (7, 1, 3, 1)],
@@ -273,28 +259,6 @@ def test_stopped_inside_the_ascent_it_goes_on_from_the_last_step_and_ends_equal(
     assert len(state["pool"]) == pool
     fit(out, existing="resume")
     assert_equal(out, whole)
-
-
-@pytest.mark.parametrize("step", [3 + 3 + 1, 3 + 6 + 1, 3 + 9 + 2])
-def test_stopped_after_the_pool_grew_it_ends_equal(tmp_path: Path, whole: Path, step: int):
-    out = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_step(patch, step)
-        with pytest.raises(Stopped):
-            fit(out)
-    fit(out, existing="resume")
-    assert_equal(out, whole)
-
-
-@pytest.mark.parametrize("perturb", ["pool", "source"])
-def test_every_reading_resumes_exactly(tmp_path: Path, perturb: str):
-    fit(tmp_path / "whole", perturb=perturb, clip="steps")
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_part(patch, 7, of=PARTS)
-        with pytest.raises(Stopped):
-            fit(tmp_path / "run", perturb=perturb, clip="steps")
-    fit(tmp_path / "run", perturb=perturb, clip="steps", existing="resume")
-    assert_equal(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_diverging_ascent_is_a_numerical_error_and_nothing_is_lost(tmp_path: Path):
@@ -317,22 +281,6 @@ def test_more_images_than_the_memory_budget_are_refused(
     with pytest.raises(ConfigError, match="the method adds") as caught:
         fit(tmp_path / "run")
     assert caught.value.exit_code == 2
-
-
-def test_the_stored_model_predicts_and_exports(tmp_path: Path):
-    out = tmp_path / "run"
-    with pytest.warns(PeerdgWarning, match="learn from 1 of the 2"):
-        peerdg.fit(
-            tiny_splits(), out=out, backbone="digits-cnn-half", progress=False, method="ada",
-            ada={"k": 2, "steps": 1}, transform={"size": 32}, pretrain={"epochs": 0},
-            train={"epochs": 2, "batch_size": 8}, crafted="off",
-        )  # fmt: skip
-    model, _ = load_stored(out / "model")
-    images = tiny_domain("one", n=5).images
-    with torch.no_grad():
-        assert model.eval()(F.interpolate(images.float() / 255, size=32)).shape == (5, 3)
-    target = tmp_path / "exported"
-    assert run(["export", str(out), "--format", "safetensors", "-o", str(target)], debug=False) == 0
 
 
 def test_it_works_in_a_plain_loop():

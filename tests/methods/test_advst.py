@@ -15,9 +15,8 @@ from peerdg.methods.base import Batch
 from peerdg.methods.pool import TrainingPool
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from peerdg.run.config import resolve
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
-from tests.methods.adversarial import assert_equal, epochs_of, interrupt_part, interrupt_step
+from tests.methods.adversarial import assert_equal, epochs_of, interrupt_part
 
 N = 24
 OPERATIONS = {each.name: each for each in semantic_transformations()}
@@ -93,13 +92,6 @@ def test_wide_features_of_fully_connected_layers_have_an_mlp(features: int, laye
     assert len(linear) == layers
     chosen = make(model, head_layers=3).projection
     assert sum(isinstance(part, torch.nn.Linear) for part in chosen) == 3
-
-
-@pytest.mark.parametrize("backbone", [None, "resnet18"])
-def test_presets_leave_the_projection_to_the_network(backbone: str | None):
-    given = {} if backbone is None else {"backbone": backbone}
-    config = resolve({"benchmark": "pacs", "method": "advst", **given})
-    assert config.method_settings.head_layers is None
 
 
 def test_a_batch_without_two_images_of_a_class_has_no_contrastive_loss():
@@ -404,19 +396,6 @@ def test_switches_reach_the_operations():
     assert len(make(length=2).chains.by_length) == 2
 
 
-def test_a_domain_that_no_epoch_learns_from_is_worth_a_note():
-    assert Settings().notes(2) == []
-    assert Settings(every=5).notes(6) == []
-    assert "none is learnt from" in Settings(every=5).notes(5)[0]
-
-
-def test_advst_me_is_advst_with_entropy_in_the_maximisation():
-    config = resolve({"method": "advst-me", "benchmark": "digits-mini", "budget": "quick"})
-    plain = resolve({"method": "advst", "benchmark": "digits-mini", "budget": "quick"})
-    assert (config.method, config.recipe) == ("advst", "advst-me")
-    assert plain.method_settings.eta == 0 < config.method_settings.eta
-
-
 # Whole runs
 
 EPOCHS = 5
@@ -481,30 +460,6 @@ def test_stopped_inside_the_maximisation_it_goes_on_from_the_last_step_and_ends_
     assert len(state["pool"]) == pool
     fit(out, existing="resume")
     assert_equal(out, whole)
-
-
-@pytest.mark.parametrize("step", [3 + 9 + 1, 3 + 12 + 2])
-def test_stopped_right_after_the_ring_dropped_a_domain_it_ends_equal(
-    tmp_path: Path, whole: Path, step: int
-):
-    out = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_step(patch, step)
-        with pytest.raises(Stopped):
-            fit(out)
-    fit(out, existing="resume")
-    assert_equal(out, whole)
-
-
-def test_every_switch_resumes_exactly(tmp_path: Path):
-    switches = {"eta": 10.0, "every": 2, "k": 1, "frozen_statistics": False, "contrast": "mean"}
-    fit(tmp_path / "whole", **switches)
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_part(patch, 4, of=("maximising",))
-        with pytest.raises(Stopped):
-            fit(tmp_path / "run", **switches)
-    fit(tmp_path / "run", existing="resume", **switches)
-    assert_equal(tmp_path / "run", tmp_path / "whole")
 
 
 def test_it_works_in_a_plain_loop():

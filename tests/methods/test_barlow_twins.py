@@ -96,12 +96,6 @@ def test_without_its_regularizer_it_is_randaugment():
     assert not Settings().is_baseline
 
 
-def test_the_policy_changes_every_k_epochs():
-    method = make(k=2)
-    policies = [method.start_epoch(epoch)["policy"] for epoch in range(4)]
-    assert policies[0] == policies[1] != policies[2] == policies[3]
-
-
 def test_the_trained_network_is_deployed_and_its_head_learns():
     method = make()
     assert method.deployed is method.model

@@ -277,20 +277,6 @@ def test_normalised_images_are_refused_with_where_normalisation_belongs():
             PEER(tiny_classifier(batch_norm=True), clean=clean)
 
 
-def test_looking_at_a_loader_changes_no_randomness():
-    generator = torch.Generator().manual_seed(3)
-    data = TensorDataset(FLOATS, SOURCE.labels)
-    loader = DataLoader(data, batch_size=8, shuffle=True, generator=generator)
-    states = [generator.get_state(), torch.get_rng_state()]
-    as_clean(loader)
-    assert torch.equal(generator.get_state(), states[0])
-    assert torch.equal(torch.get_rng_state(), states[1])
-    peer = PEER(tiny_classifier(batch_norm=True), Settings(k=1), clean=DataLoader(data, 8, True))
-    state = torch.get_rng_state()
-    peer.end_epoch(0)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_batch_rounds_float_images_to_the_bytes_they_came_from(dtype):
     every_value = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, -1, -1)

@@ -23,7 +23,6 @@ from peerdg.errors import ConfigError, Stopped
 from peerdg.methods.base import Batch
 from peerdg.methods.l2d import L2D, Settings
 from peerdg.models.classifier import Classifier
-from peerdg.run.config import resolve
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
@@ -371,15 +370,6 @@ def test_a_stop_between_both_stages_ends_bitwise_equal(bottleneck, tmp_path, mon
             assert (out / file).read_bytes() == (whole / file).read_bytes(), (step, file)
 
 
-def test_the_records_of_a_run_have_the_terms_of_both_stages(tmp_path):
-    lines = (fit(tmp_path / "run").path / "metrics.jsonl").read_text().splitlines()
-    epochs = [r for r in map(json.loads, lines) if r["kind"] == "epoch" and r["phase"] == "train"]
-    names = {"loss", "ce", "likelihood", "contrast", "style_loss", "mmd", "mutual_information"}
-    assert len(epochs) == 2
-    for record in epochs:
-        assert names <= {*record, *record.get("terms", {})}
-
-
 @pytest.fixture(scope="module")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on a named network and images of 32 pixels, as a user would have it."""
@@ -421,12 +411,3 @@ def test_the_model_folder_is_used_without_the_method(digits_run: Path, tmp_path:
         assert about["added_layers"][0]["outputs"] == 16
     finally:
         moved.rename(digits_run / "model")
-
-
-def test_presets_of_small_images_have_small_kernels_and_photos_those_of_the_code():
-    for data in ("digits", "digits-mini", "own-data"):
-        settings = resolve({"benchmark": data, "method": "l2d"}).method_settings
-        assert (settings.kernels, settings.shift_std) == ((3, 5), 0.01)
-    for data in ("pacs", "vlcs", "office-home", "terra"):
-        settings = resolve({"benchmark": data, "method": "l2d"}).method_settings
-        assert settings == Settings()

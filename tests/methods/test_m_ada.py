@@ -1,10 +1,8 @@
 import copy
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,6 @@ from torch import Tensor, nn
 
 import peerdg
 from peerdg.augment.view import RandomView
-from peerdg.cli.main import run
 from peerdg.errors import ConfigError, NumericalError, Stopped
 from peerdg.methods import m_ada as module
 from peerdg.methods.ascent import Ascent
@@ -22,8 +19,6 @@ from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.models.autoencoder import WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from peerdg.run.config import resolve
-from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import (
     STRONG,
@@ -346,20 +341,6 @@ def test_the_auto_encoder_sees_thumbnails_whose_side_must_fit():
     assert result.new_images.images.shape == (N, 3, 12, 12)
 
 
-def test_its_defaults_are_those_of_the_released_code_and_photos_are_a_reconstruction():
-    chosen = Settings()
-    assert (chosen.k, chosen.beta, chosen.gamma, chosen.steps) == (3, 2000.0, 1.0, 25)
-    assert (chosen.meta_rate, chosen.wae_epochs, chosen.wae_lr) == (1e-4, 20, 1e-3)
-    assert chosen.rate * 32 == 1.0
-    assert Settings.reconstruction == "on photos"
-    for data in ("pacs", "vlcs", "office-home", "terra"):
-        settings = resolve({"benchmark": data, "method": "m-ada"}).method_settings
-        assert (settings.autoencoder, settings.thumbnail, settings.k) == ("conv", 32, 3)
-    for data in ("digits", "digits-mini", "own-data"):
-        settings = resolve({"benchmark": data, "method": "m-ada"}).method_settings
-        assert settings == Settings(), data
-
-
 def test_it_works_in_a_plain_loop():
     """As in its card: batches of the source, and a pool that the caller changes."""
     method = make(k=2, meta_rate=0.01)
@@ -447,23 +428,6 @@ def test_stopped_between_epochs_it_goes_on_from_the_last_step_and_ends_equal(
     assert_equal(out, whole)
 
 
-@pytest.mark.parametrize("step", [3 + 3 + 1, 3 + 3 + 3 + 2])
-def test_stopped_after_the_pool_grew_it_ends_equal(tmp_path: Path, whole: Path, step: int):
-    out, seen, train_step = tmp_path / "run", iter(range(1, 10**6)), loop.train_step
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        if next(seen) == step:
-            signal.raise_signal(signal.SIGTERM)
-        return train_step(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "train_step", counted)
-        with pytest.raises(Stopped):
-            fit(out)
-    fit(out, existing="resume")
-    assert_equal(out, whole)
-
-
 @pytest.mark.parametrize(
     ("settings", "match"), [({"rate": 1e38}, "ascent"), ({"wae_lr": 1e30}, "auto-encoder")]
 )
@@ -482,14 +446,6 @@ def test_what_diverges_is_a_numerical_error_and_nothing_is_lost(
     assert state.additions == ()
 
 
-def test_more_images_than_the_memory_budget_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str((N + N // 2) * 3 * 12 * 12 - 1))
-    with pytest.raises(ConfigError, match="the method adds"):
-        fit(tmp_path / "run")
-
-
 def test_a_step_in_bfloat16_is_finite_and_near(tmp_path: Path):
     images, labels = tiny_domain(n=8).images, tiny_domain(n=8).labels
     found = []
@@ -501,28 +457,3 @@ def test_a_step_in_bfloat16_is_finite_and_near(tmp_path: Path):
         loss.backward()
         found.append(torch.cat([p.grad.flatten() for p in method.model.parameters()]))
     torch.testing.assert_close(found[1], found[0], rtol=0.1, atol=0.02)
-
-
-@pytest.fixture(scope="module")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a named network and images of 32 pixels, as a user would have it."""
-    out = tmp_path_factory.mktemp("m-ada") / "digits"
-    peerdg.fit(
-        tiny_splits(), out=out, backbone="digits-cnn-half", progress=False, method="m-ada",
-        m_ada={"k": 1, "steps": 1, "wae_epochs": 1}, transform={"size": 32},
-        pretrain={"epochs": 0}, train={"epochs": 2, "batch_size": 8}, crafted="off",
-    )  # fmt: skip
-    return out
-
-
-def test_the_exported_network_answers_like_torch(digits_run: Path, tmp_path: Path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    file = tmp_path / "model.onnx"
-    assert run(["export", str(digits_run), "--format", "onnx", "-o", str(file)], debug=False) == 0
-    images = np.random.default_rng(0).integers(0, 256, (7, 3, 32, 32), dtype=np.uint8)
-    found = onnxruntime.InferenceSession(file).run(None, {"images": images})[0]
-    model = peerdg.load_model(digits_run)
-    with torch.no_grad():
-        expected = model.classifier(torch.from_numpy(images))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert model.predict(images[0].transpose(1, 2, 0)) is not None

@@ -1,28 +1,19 @@
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-import peerdg
-from peerdg.errors import ConfigError, NumericalError, Stopped
 from peerdg.methods.ada import ADA
 from peerdg.methods.ada import Settings as ADASettings
 from peerdg.methods.base import Batch
 from peerdg.methods.me_ada import MEADA, Settings
 from peerdg.models.classifier import Classifier
-from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from peerdg.run.config import resolve
-from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.conftest import tiny_classifier, tiny_domain
 from tests.methods.adversarial import (
     STRONG,
     N,
-    assert_equal,
     cross_entropy,
-    epochs_of,
     feature_distance,
-    interrupt_part,
     mean_entropy,
     perturbed,
     plain_entropy,
@@ -125,67 +116,4 @@ def test_the_pool_doubles_each_time():
     assert sizes == [6, 12, 24, 48, 48]
 
 
-def test_every_preset_names_its_own_options():
-    for data in ("digits", "digits-mini", "own-data", "pacs", "vlcs", "office-home", "terra"):
-        settings = resolve({"benchmark": data, "method": "me-ada"}).method_settings
-        assert settings.eta == 10.0
-        assert settings.gamma == (1.0 if data in ("digits", "digits-mini", "own-data") else 10.0)
-
-
 # Whole runs
-
-PARTS = ("perturbing", "ascending")
-
-
-def fit(out: Path, *, existing: Any = "refuse", **settings: Any) -> None:
-    peerdg.fit(
-        tiny_splits(), out=out, model=tiny_classifier(batch_norm=True, dropout=0.3),
-        existing=existing, method="me-ada",
-        me_ada={"k": 2, "steps": 3, "rate": STRONG, **settings},
-        pretrain={"epochs": 1, "batch_size": 8}, train={"epochs": 3, "batch_size": 8, "lr": 0.02},
-        evaluate_every=3, checkpoint_minutes=0, progress=False,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("me-ada") / "whole"
-    fit(out)
-    return out
-
-
-def test_a_run_learns_from_what_it_makes(whole: Path):
-    records = epochs_of(whole)
-    assert [r.get("pool_images") for r in records] == [2 * N, 4 * N, None]
-    assert all(r["perturbation"] > 1 for r in records[:2])
-    assert all(r["entropy"] > 0 for r in records)
-
-
-@pytest.mark.parametrize("count", [3, 6])
-def test_stopped_inside_the_ascent_it_ends_equal(tmp_path: Path, whole: Path, count: int):
-    out = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_part(patch, count, of=PARTS)
-        with pytest.raises(Stopped):
-            fit(out)
-    state = load_checkpoint(checkpoints(out / "checkpoint")[-1]).state
-    assert len(state["pool"]) == (0 if count == 3 else 1)
-    fit(out, existing="resume")
-    assert_equal(out, whole)
-
-
-def test_a_diverging_ascent_is_a_numerical_error(tmp_path: Path):
-    with pytest.raises(NumericalError, match="ascent") as caught:
-        fit(tmp_path / "run", rate=1e38)
-    assert caught.value.exit_code == 6
-    assert "--me-ada.rate" in (caught.value.hint or "")
-    state = load_checkpoint(checkpoints(tmp_path / "run/checkpoint")[-1])
-    assert (state.state["phase"], state.additions) == ("train", ())
-
-
-def test_more_images_than_the_memory_budget_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str(3 * N * 3 * 12 * 12 - 1))
-    with pytest.raises(ConfigError, match="the method adds"):
-        fit(tmp_path / "run")

@@ -16,7 +16,6 @@ from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.methods.base import Batch
 from peerdg.methods.metacnn import MetaCNN, Settings
-from peerdg.methods.registry import is_reconstruction, summary_of
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier
 from peerdg.models.ensemble import ensemble
@@ -212,14 +211,6 @@ def test_options_that_do_not_go_together_and_a_plain_network_are_refused():
         MetaCNN(tiny_classifier())
 
 
-def test_it_says_everywhere_that_it_is_a_reconstruction():
-    assert summary_of("metacnn").startswith("Reconstruction")
-    assert all(is_reconstruction("metacnn", data) for data in ("digits", "pacs", "own-data"))
-    page = Path(__file__).parents[2] / "docs/methods/metacnn.md"
-    assert "reconstruction from the paper's abstract" in page.read_text()
-    assert "reconstruction" in MetaCNN.__doc__
-
-
 @pytest.mark.parametrize("rule", ["clean", "trained"])
 def test_a_run_with_batch_statistics_an_average_and_bfloat16(rule, tmp_path):
     found = peerdg.fit(
@@ -270,13 +261,6 @@ def test_onnx_answers_like_torch_and_the_layer_matters(runs, tmp_path):
     weights = {k.replace("conv2.1.", "conv2."): v for k, v in model.state_dict().items()}
     plain.load_state_dict({k: v for k, v in weights.items() if not k.endswith("atoms")})
     assert not torch.allclose(answers(plain, images), answers(model, images), rtol=1e-2)
-
-
-@pytest.mark.parametrize("format", ["torch-export", "safetensors"])
-def test_other_exports_answer_like_it(runs, tmp_path, format):
-    """The command compares the written file with the model and fails if they differ."""
-    out = tmp_path / "out"
-    assert run(["export", str(runs[0]), "--format", format, "-o", str(out)], debug=False) == 0
 
 
 def test_runs_are_combined_with_their_dictionaries(runs, tmp_path):

@@ -16,7 +16,7 @@ from peerdg.methods.registry import (
     stored_settings,
 )
 from peerdg.options import option
-from peerdg.run.config import notes, resolve
+from peerdg.run.config import resolve
 from peerdg.run.time_budget import TimeBudget, schedule
 from tests.report.made import peer
 
@@ -55,10 +55,6 @@ def test_its_period_decides_evaluation_schedule_and_fluctuation(mirage):
     found = peer(method="mirage", mirage={"every": 3})
     assert (found.k, found.period) == (3, 3)
     assert settings_of("erm").period_option is None and settings_of("erm")().period == 1
-
-
-def test_its_notes_are_the_runs(mirage):
-    assert notes(resolve({"method": "mirage", "train": {"epochs": 7}})) == ["7 epochs of mirage."]
 
 
 def test_names_and_settings_of_stored_runs_are_read_with_care(mirage):

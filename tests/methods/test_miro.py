@@ -292,18 +292,6 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_the_deployed_network_is_stored_alone_and_exports(tmp_path):
-    done = run(tmp_path, "run")
-    plain = build_classifier("digits-cnn-half", classes=("a", "b", "c"))
-    assert stored(done).keys() == plain.state_dict().keys()
-    exported = peerdg.load_model(done.path).export(tmp_path / "m.pt2", format="torch-export")
-    program = torch.export.load(exported.path).module()
-    plain.load_state_dict(stored(done))
-    images = SOURCE.images[:2, :, :10, :10].repeat(1, 1, 4, 4)[..., :32, :32]
-    expected = plain.eval()(images)
-    torch.testing.assert_close(program(images), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_bfloat16_features_are_compared_in_float32():
     f, target = torch.randn(2, 4, 3).bfloat16()
     v = torch.full((1, 3), 0.1)

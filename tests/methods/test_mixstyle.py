@@ -1,17 +1,12 @@
 """MixStyle: its loss written out, where it acts, and that a deployed network does not have it."""
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import peerdg
-from peerdg.cli.main import run
-from peerdg.data.domain import Domain
-from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError
 from peerdg.methods.base import Batch
 from peerdg.methods.mixstyle import MixStyle, Settings
@@ -150,38 +145,3 @@ def test_both_rules_of_batch_statistics_and_averages_go_with_it(rule, tmp_path):
     images = tiny_domain().images
     with torch.no_grad():
         assert torch.equal(loaded(images), found.model.classifier(images))
-
-
-def test_an_exported_network_answers_like_the_one_without_layers(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    domain = Domain("source", ("a", "b", "c"), batch_of(12).images, torch.arange(12) % 3)
-    found = peerdg.fit(
-        Splits(domain, domain, {}), out=tmp_path / "run", method="mixstyle", crafted="off",
-        backbone="digits-cnn-half", pretrain={"epochs": 0}, train={"epochs": 1, "batch_size": 6},
-    )  # fmt: skip
-    assert "added_layers" not in json.loads((found.path / "model/model.json").read_text())
-    file = tmp_path / "model.onnx"
-    assert run(["export", str(found.path), "--format", "onnx", "-o", str(file)], debug=False) == 0
-    plain = digits()
-    plain.load_state_dict(found.model.classifier.state_dict())
-    images = np.random.default_rng(0).integers(0, 256, (5, 3, 32, 32), dtype=np.uint8)
-    answers = onnxruntime.InferenceSession(file).run(None, {"images": images})[0]
-    with torch.no_grad():
-        expected = plain.eval()(torch.from_numpy(images))
-    np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_compiled_encoder_mixes_as_one_that_is_not_compiled():
-    model = tiny_classifier()
-    method = MixStyle(model, Settings(), size=12).train()
-    batch = Batch(tiny_domain().images, tiny_domain().labels)
-
-    def losses() -> torch.Tensor:
-        with seeded(0, "test"), torch.no_grad():
-            return torch.stack([method.loss(batch)["loss"] for _ in range(6)])
-
-    expected = losses()
-    model.encoder.compile(backend="eager")
-    model(batch.images)  # compiled without the layers
-    torch.testing.assert_close(losses(), expected)
-    assert len(set(expected.tolist())) > 2

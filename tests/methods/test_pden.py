@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import re
 import signal
 from pathlib import Path
 
@@ -13,13 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import peerdg
-from peerdg.errors import PeerdgWarning, Stopped
+from peerdg.errors import Stopped
 from peerdg.methods.base import Batch
 from peerdg.methods.pden import PDEN, Settings, Views, capped_difference
 from peerdg.models.classifier import Classifier
 from peerdg.models.generators import DomainGenerator, ImageGenerator
-from peerdg.run.config import resolve
-from peerdg.run.presets import BUDGETS, preset
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
@@ -491,49 +488,3 @@ def test_records_name_the_domain_and_the_checkpoint_has_every_generator(tmp_path
     assert "method.finished.0.encode.0.weight" in stored
     model = load_file(out / "model/model.safetensors")
     assert not any("generator" in name or "projection" in name for name in model)
-
-
-@pytest.mark.parametrize(
-    ("epochs", "message"),
-    [(3, "3 epochs make 2 of the 3 domains of k = 2"), (8, "complete after 6 of 8 epochs")],
-)
-def test_a_run_of_another_length_than_its_domains_says_so(epochs: int, message: str, tmp_path):
-    assert Settings(domains=3, k=2).notes(6) == []
-    with pytest.warns(PeerdgWarning, match=message):
-        run = peerdg.fit(
-            tiny_splits(), out=tmp_path / "run", model=tiny_classifier(), method="pden",
-            pretrain={"epochs": 0}, train={"epochs": epochs, "batch_size": 8}, pden=SMALL,
-        )  # fmt: skip
-    records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
-    domains = [r["domain"] for r in records if r["kind"] == "epoch"]
-    assert domains == ([1, 1, 2] if epochs == 3 else [1, 1, 2, 2, 3, 3, 3, 3])
-
-
-@pytest.mark.parametrize(
-    "data",
-    ["digits", "digits-mini", "own-data", "own-photos", "pacs", "vlcs", "office-home", "terra"],
-)
-def test_presets_have_the_released_weights_and_the_epochs_that_their_domains_need(data: str):
-    for budget in BUDGETS:
-        tables = preset(data, budget)
-        own = Settings(**tables["pden"])
-        weights = (own.w_cls, own.w_div, own.w_cyc, own.w_info, own.delta)
-        assert weights == (1.0, 2.0, 20.0, 0.1, 0.5)
-        assert own.domains * own.k == tables["train"]["epochs"]
-        assert own.domains == 20 or budget != "paper"
-
-
-def test_the_card_names_the_released_schedule_whole():
-    card = Path(__file__).parents[2] / "docs/methods/pden.md"
-    (command,) = re.findall(r"`(--pretrain\.epochs 50[^`]*)`", card.read_text())
-    flags = command.split()
-    given: dict[str, dict[str, float]] = {}
-    for flag, value in zip(flags[::2], flags[1::2], strict=True):
-        section, _, option = flag.removeprefix("--").partition(".")
-        given.setdefault(section, {})[option.replace("-", "_")] = (
-            int(value) if value.isdigit() else float(value)
-        )
-    config = resolve({"benchmark": "digits", "method": "pden", **given})
-    settings = config.method_settings
-    assert (settings.domains, settings.k, config.train.epochs) == (20, 30, 600)
-    assert settings.notes(config.train.epochs) == []

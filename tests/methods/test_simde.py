@@ -2,10 +2,6 @@
 
 import copy
 import json
-import math
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +21,6 @@ from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
 from peerdg.train.step import Guard, train_step
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
-from tests.reliability.processes import environment
 
 PHASE = PhaseSettings(optimizer="sgd", lr=0.05, momentum=0.5)
 
@@ -339,33 +334,6 @@ def test_onnx_answers_like_torch(digits_run: Path, tmp_path: Path):
     with torch.no_grad():
         expected = peerdg.load_model(digits_run).classifier(torch.from_numpy(images))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_model_folder_is_used_without_the_method(digits_run: Path):
-    code = (
-        "import sys, peerdg, numpy as np; "
-        f"m = peerdg.load_model({str(digits_run / 'model')!r}); "
-        "m.predict(np.zeros((40, 40, 3), np.uint8)); "
-        "sys.exit('peerdg.methods.simde' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], env=environment()).returncode == 0
-
-
-def test_the_best_image_of_the_card_is_the_minimum_of_the_objective():
-    """CE - β·H for ten classes, where all wrong ones are equally likely."""
-    for beta, best in ((0.5, 0.68), (1.0, 0.48)):
-        found = min(
-            (-math.log(p) + beta * (p * math.log(p) + (1 - p) * math.log((1 - p) / 9)), p)
-            for p in (i / 1000 for i in range(101, 1000))
-        )
-        assert found[1] == pytest.approx(best, abs=0.01)
-
-
-def test_the_card_of_the_model_says_that_it_is_two_networks_of_one_run(digits_run: Path):
-    card = (digits_run / "model/MODEL_CARD.md").read_text()
-    assert "The output is the mean of the probabilities of 2 networks." in card
-    assert "| deployed | the ensemble of two networks that were trained together |" in card
-    assert re.search(r"\| seed +\|", card)
 
 
 def test_an_average_that_the_run_asks_for_is_deployed_in_its_place(tmp_path: Path):

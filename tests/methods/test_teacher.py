@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from peerdg.augment.policy import Policy
-from peerdg.errors import ConfigError, DataError, NumericalError
+from peerdg.errors import ConfigError, NumericalError
 from peerdg.long_work import interruptible
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
@@ -235,24 +235,8 @@ def test_with_a_mean_of_snapshots_it_is_peer_with_a_teacher():
     assert method.deployed is not method.teacher
 
 
-def test_the_policy_changes_every_k_epochs():
-    method = make(k=2)
-    policies = [method.start_epoch(epoch)["policy"] for epoch in range(4)]
-    assert policies[0] == policies[1] != policies[2] == policies[3]
-
-
 def test_without_its_regularizer_no_teacher_is_asked():
     method = started(wide(), regularizer="none")
     method.teacher.encoder.conv.weight.data.fill_(float("nan"))
     assert method.loss(BATCH)["loss"].isfinite()
     assert Settings(regularizer="none").is_baseline
-
-
-def test_only_a_teacher_from_elsewhere_makes_it_an_oracle():
-    assert Settings(model="runs/a").is_oracle
-    assert not Settings().is_oracle
-
-
-def test_clean_images_without_labels_say_so():
-    with pytest.raises(DataError, match="without labels"):
-        next(CleanImages(SOURCE.images).labelled())
