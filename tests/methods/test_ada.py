@@ -105,7 +105,7 @@ def test_perturbations_of_the_released_step_survive_8_bits():
     images, labels = splits.train.images[rows], splits.train.labels[rows]
     torch.manual_seed(0)
     model = peerdg.build_classifier("digits-cnn-half", classes=splits.train.classes)
-    ada = ADA(model, pool=TrainingPool(images, labels))
+    ada = ADA(model, Settings(), pool=TrainingPool(images, labels))
     optimizer = torch.optim.Adam(ada.parameters(), lr=1e-3)
     for _ in range(8):
         for part in torch.randperm(len(rows)).split(32):

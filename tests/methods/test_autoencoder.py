@@ -10,16 +10,17 @@ from torch import Tensor
 
 from peerdg.errors import NumericalError
 from peerdg.methods import m_ada as module
-from peerdg.methods.m_ada import WAETraining, train_autoencoder
+from peerdg.methods.m_ada import Settings, train_autoencoder
 from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
 from tests.methods.adversarial import N, tiny_pool
 
-TRAINING = {"epochs": 2, "lr": 1e-3, "batch_size": 8, "weight": 100.0, "shift": "sample"}
+TRAINING = {"epochs": 2, "lr": 1e-3, "batch": 8, "weight": 100.0, "shift": "sample"}
 
 
 def train(model: WassersteinAutoEncoder, rows: Tensor | None = None, **changes: object) -> float:
     rows = torch.arange(N) if rows is None else rows
-    training = WAETraining(**{**TRAINING, **changes})
+    options = {f"wae_{name}": value for name, value in {**TRAINING, **changes}.items()}
+    training = Settings(**options)
     return train_autoencoder(model, tiny_pool(), rows, training)
 
 
@@ -114,7 +115,7 @@ def test_only_the_given_images_are_learnt_from(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(module, "_step", noted)
     rows = torch.tensor([3, 8, 11, 20, 21])
-    train(WassersteinAutoEncoder(12), rows, epochs=3, batch_size=2)
+    train(WassersteinAutoEncoder(12), rows, epochs=3, batch=2)
     assert [len(part) for part in seen] == [2, 2, 1] * 3
     wanted = {tuple(i.flatten().tolist()) for i in tiny_pool().images[rows].float() / 255}
     for epoch in range(3):

@@ -222,7 +222,7 @@ def test_a_compiled_network_is_refused():
     model = tiny_classifier()
     model.encoder.compile(backend="eager")
     with pytest.raises(ConfigError, match="twice"):
-        MADA(model, pool=tiny_pool())
+        MADA(model, Settings(), pool=tiny_pool())
 
 
 def test_before_there_is_a_domain_it_learns_by_cross_entropy():
@@ -300,14 +300,13 @@ def test_each_auto_encoder_is_fresh_and_learns_the_newest_domain(monkeypatch: py
     rows: list[list[int]] = []
     models: list[WassersteinAutoEncoder] = []
 
-    def noted(model, pool, chosen, training):
+    def noted(model, pool, chosen, settings):
         rows.append(chosen.tolist())
         models.append(model)
-        assert training.epochs == 7 and training.weight == 5.0 and training.shift == "code"
         return 0.25
 
     monkeypatch.setattr(module, "train_autoencoder", noted)
-    method = make(wae_epochs=7, wae_weight=5.0, wae_shift="code")
+    method = make()
     for epoch in range(4):
         result = method.end_epoch(epoch)
         method.pool.change(result.new_images)

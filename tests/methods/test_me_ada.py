@@ -100,8 +100,6 @@ def test_training_is_by_cross_entropy_unless_entropy_is_asked_for():
 
 
 def test_its_defaults_are_those_of_the_released_code():
-    method = MEADA(tiny_classifier(), pool=tiny_pool())
-    assert method.settings == Settings()
     chosen = Settings()
     assert (chosen.k, chosen.eta, chosen.gamma, chosen.steps) == (3, 10.0, 1.0, 15)
     assert (chosen.perturb, chosen.clip, chosen.eta_min) == ("pool", "end", 0.0)

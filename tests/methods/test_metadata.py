@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
-from peerdg.methods.base import MethodSettings, components, parts_of
+from peerdg.methods.base import MethodSettings
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, Recipe, Reconstruction, reconstructed_on
 from peerdg.methods.registry import (
     METHODS,
@@ -35,9 +35,6 @@ class Settings(MethodSettings):
     def is_baseline(self):
         return self.critic == "none"
 
-    def notes(self, epochs):
-        return [f"{epochs} epochs of mirage."]
-
 
 @pytest.fixture
 def mirage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,13 +59,6 @@ def test_names_and_settings_of_stored_runs_are_read_with_care(mirage):
     assert stored_settings("mirage", {"every": 0}) is None  # refused today
     found = stored_settings("mirage", {"every": 2, "of another version": 1})
     assert found is not None and found.period == 2
-
-
-def test_a_component_has_the_options_that_name_it(mirage):
-    kind = settings_of("mirage")
-    assert components(kind) == ("critic",)
-    assert parts_of(kind, "critic") == {"critic", "beta"}
-    assert parts_of(kind, "every") == frozenset()
 
 
 def test_every_data_set_is_of_digits_or_of_photos_but_for_ones_own():

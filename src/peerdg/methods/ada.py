@@ -25,7 +25,7 @@ class Settings(AscentSettings):
     section = "ada"
 
 
-class ADA(PoolMethod[Settings]):
+class ADA(PoolMethod):
     """Train F on the source and on images of fictitious domains that F finds hard.
 
     Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
@@ -55,11 +55,10 @@ class ADA(PoolMethod[Settings]):
 
     Args:
         model: F.
-        settings: Every switch of the method.
         pool: What F learns from; the caller adds what `end_epoch` returns (`TrainingPool.change`).
     """
 
-    default_settings = Settings
+    settings: Settings
     divergence_hint = ", or the step of the ascent (--ada.rate)"
 
     def loss(self, batch: Batch) -> Loss:

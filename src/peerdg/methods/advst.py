@@ -74,10 +74,7 @@ class Settings(MethodSettings):
     period_option = "every"
     grows_pool = True
 
-    @property
-    def augments(self) -> bool:
-        """Only by the images that it makes itself."""
-        return False
+    augments = False
 
     def layers_for(self, features: int) -> int:
         """Layers of the projection, for a network with so many features."""
@@ -101,17 +98,8 @@ class Settings(MethodSettings):
         """Whether a domain is made after epoch `epoch`, counted from 0."""
         return (epoch + 1) % self.every == 0
 
-    def notes(self, epochs: int) -> list[str]:
-        """Whether no epoch learns from a made domain."""
-        if epochs == 0 or self.every < epochs:
-            return []
-        return [
-            f"The first domain is made after {self.every} epochs, and there are {epochs}: none is "
-            "learnt from. Raise --epochs, or lower --advst.every."
-        ]
 
-
-class AdvST(PoolMethod[Settings]):
+class AdvST(PoolMethod):
     """Learn from domains made by usual image operations whose parameters make images hard.
 
     Zheng et al., "AdvST: revisiting data augmentations for single domain generalization", AAAI
@@ -140,21 +128,14 @@ class AdvST(PoolMethod[Settings]):
 
     Args:
         model: F.
-        settings: Every switch of the method.
         pool: What F learns from; the caller adds and drops what `end_epoch` returns
             (`TrainingPool.change`).
     """
 
-    default_settings = Settings
+    settings: Settings
     divergence_hint = ", or the weight of the entropy (--advst.eta-min)"
 
-    def __init__(
-        self,
-        model: Classifier,
-        settings: Settings | None = None,
-        *,
-        pool: TrainingPool,
-    ) -> None:
+    def __init__(self, model: Classifier, settings: Settings, *, pool: TrainingPool) -> None:
         super().__init__(model, settings, pool=pool)
         self.projection = projection_head(
             model.feature_dim,
@@ -267,10 +248,9 @@ class AdvST(PoolMethod[Settings]):
         return self
 
     @property
-    def frozen(self) -> frozenset[str]:
-        """All, if statistics are frozen: weights were trained for these, and for no others."""
-        is_frozen = self.settings.frozen_statistics and has_batch_statistics(self.model)
-        return frozenset(self.evaluated_networks) if is_frozen else frozenset()
+    def frozen_statistics(self) -> bool:
+        """True with this option: weights were trained for these statistics, and for no others."""
+        return self.settings.frozen_statistics and has_batch_statistics(self.model)
 
     def _contrast(self, h: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> Tensor:
         if len(labels.unique()) == len(labels):

@@ -179,7 +179,7 @@ class CachedFeatures(nn.Module):
     def features(self, batch: Batch) -> Tensor:
         """Look up H(x) of a batch, or compute it if its rows are unknown."""
         if batch.index is None or self.clean is None or self.version is None:
-            return self(batch.images)
+            return self.forward(batch.images)
         self.has_rows = True
         if self.table is None:
             self.table = self._compute(self.clean)

@@ -1,9 +1,8 @@
 """Methods that make images: gradient ascent turns images into harder ones of the same meaning."""
 
-import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -24,46 +23,28 @@ BonusFor = Callable[[Float[Tensor, "n 3 h w"]], ExtraObjective | None]
 """The bonus of images that start from x, if there is one."""
 
 
-S = TypeVar("S", bound=MethodSettings)
-
-
-class PoolMethod(Method, Generic[S]):
+class PoolMethod(Method):
     """Train one network F; make images for its training pool in `end_epoch`.
 
     Args:
         model: F.
-        settings: Every switch of the method; by default `default_settings()`.
-        pool: The training images; the caller adds and drops what `end_epoch` returns
+        settings: The method's `Settings`.
+        pool: The training images. The caller adds and drops what `end_epoch` returns
             (`TrainingPool.change`).
     """
 
-    default_settings: ClassVar[type[MethodSettings]]
-
-    def __init__(
-        self,
-        model: Classifier,
-        settings: S | None = None,
-        *,
-        pool: TrainingPool,
-    ) -> None:
+    def __init__(self, model: Classifier, settings: Any, *, pool: TrainingPool) -> None:
         super().__init__()
-        self.model = model
-        self.settings = settings or self.default_settings()
-        self.pool = pool
+        self.model, self.settings, self.pool = model, settings, pool
 
     @classmethod
-    def build(cls, model: Classifier, settings: S, context: RunContext) -> Self:
+    def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
         """Build the method with the run's training pool."""
         return cls(model, settings, pool=context.pool)
 
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}
-
 
 @dataclass(frozen=True, kw_only=True)
-class AscentSettings(MethodSettings, abc.ABC):
+class AscentSettings(MethodSettings):
     """When images are made, and the steps that make them."""
 
     k: int = option(3, "how often images are made; Volpi et al.: 6", at_least=0, announced=True)
@@ -81,28 +62,13 @@ class AscentSettings(MethodSettings, abc.ABC):
 
     period_option = "every"
     grows_pool = True
+    augments = False
     section: ClassVar[str]
     """The section of these options, for messages."""
-
-    @property
-    def augments(self) -> bool:
-        """Only by the images that it makes itself."""
-        return False
 
     def makes_images(self, epoch: int) -> bool:
         """Whether images are made after epoch `epoch`, counted from 0."""
         return (epoch + 1) % self.every == 0 and (epoch + 1) // self.every <= self.k
-
-    def notes(self, epochs: int) -> list[str]:
-        """Whether images are made that no epoch learns from."""
-        if self.k * self.every < epochs:
-            return []
-        used = (epochs - 1) // self.every
-        return [
-            f"{epochs} epochs learn from {used} of the {self.k} times that images are made, every "
-            f"{self.every} epochs. Raise --epochs, or lower --{self.section}.k or "
-            f"--{self.section}.every."
-        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,8 +58,3 @@ class AugMixConsistency(Method):
         views = [batch.images, *augmented_views(batch, self.augment, 2)]
         _, logits = each_view(self.model, views, joint=True)
         return consistency_loss(logits, batch.labels, lam=self.lam, ce="ce_clean")
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}

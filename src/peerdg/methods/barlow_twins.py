@@ -29,7 +29,6 @@ class BarlowTwins(Method):
 
     Args:
         model: The network P.
-        settings: Every switch of the method.
         augment: G, re-drawn by `start_epoch`.
     """
 
@@ -69,8 +68,3 @@ class BarlowTwins(Method):
             return loss_terms(ce, ce_bar)
         regularizer = alignment_loss(self.settings, self.projection, h, h_bar)
         return loss_terms(ce, ce_bar, regularizer, w=self.settings.w)
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}

@@ -4,14 +4,14 @@ import abc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, cast
 
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from peerdg.augment.protocol import Augment
-from peerdg.averages.average_options import AverageSettings, SnapshotRule, make_average
+from peerdg.averages.average_options import AverageSettings, make_average
 from peerdg.averages.base import Average, ValidationLoss
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.methods.clean import CleanImages, as_bytes, as_view
@@ -69,8 +69,8 @@ class MethodSettings:
 
     @property
     def augments(self) -> bool:
-        """Whether the method trains on images augmented by the run's augmentation."""
-        return True
+        """Whether it trains on the run's augmented images: its option `augment`, if it has one."""
+        return bool(getattr(self, "augment", True))
 
     @property
     def is_baseline(self) -> bool:
@@ -125,22 +125,6 @@ class MethodSettings:
             raise ConfigError(f"average.last is {last}, but the option 'average' is off.")
         if self.averages_start and "reset_proxy" in given:
             raise ConfigError("The options include_init and reset_proxy exclude each other.")
-
-    def notes(self, epochs: int) -> list[str]:
-        """Say what is surprising about a legal choice, for a run of this many epochs."""
-        return []
-
-
-def parts_of(settings: type[MethodSettings] | MethodSettings, component: str) -> frozenset[str]:
-    """List the options of a component, with the one that chooses it."""
-    parts = {f.name for f in fields(settings) if f.metadata.get("part_of") == component}
-    return frozenset({component, *parts} if parts else ())
-
-
-def components(settings: type[MethodSettings] | MethodSettings) -> tuple[str, ...]:
-    """List the options that choose a component, and switch it off with the value `OFF`."""
-    named = (f.metadata.get("part_of") for f in fields(settings))
-    return tuple(dict.fromkeys(name for name in named if name is not None))
 
 
 @dataclass(frozen=True)
@@ -300,10 +284,6 @@ class RunContext:
     validation_loss: ValidationLoss | None
     load_model: Callable[[str], Classifier]
 
-    def snapshots_of(self, kind: str) -> SnapshotRule | None:
-        """Which snapshots the average `kind` is the mean of; None if it is none of snapshots."""
-        return self.average.snapshots_of(kind, k=self.period, epochs=self.epochs)
-
     def make_average(self, kind: str, model: Classifier) -> Average:
         """Make an average of one of the kinds of `--average`."""
         return make_average(
@@ -339,6 +319,8 @@ class Method(nn.Module, abc.ABC):
 
     divergence_hint: ClassVar[str] = ""
     """What else to try where the loss diverges, after "Lower the learning rate"."""
+
+    model: Classifier
 
     def __init__(self) -> None:
         super().__init__()
@@ -400,9 +382,12 @@ class Method(nn.Module, abc.ABC):
         return EpochResult()
 
     @property
-    @abc.abstractmethod
     def networks(self) -> dict[str, Classifier]:
-        """The method's networks to evaluate, by name; the trained one comes first."""
+        """The method's networks to evaluate, by name; the trained one comes first.
+
+        By default it is the attribute `model`.
+        """
+        return {"model": self.model}
 
     @property
     def trained(self) -> Classifier:
@@ -412,7 +397,7 @@ class Method(nn.Module, abc.ABC):
     @property
     def averages(self) -> dict[str, Average]:
         """All averages of the trained network, by their key in `evaluated_networks`."""
-        return {name: _as_average(module) for name, module in self.attached.items()}
+        return {name: cast(Average, module) for name, module in self.attached.items()}
 
     @property
     def evaluated_networks(self) -> dict[str, Classifier]:
@@ -421,28 +406,17 @@ class Method(nn.Module, abc.ABC):
         return {**self.networks, **averages}
 
     @property
-    def with_clean_statistics(self) -> frozenset[str]:
-        """The evaluated networks whose batch statistics are those of the clean images already."""
-        averages = self.averages.items()
-        return frozenset(name for name, average in averages if average.has_clean_statistics)
-
-    @property
-    def frozen(self) -> frozenset[str]:
-        """The keys of `evaluated_networks` that were trained with fixed batch statistics.
-
-        They are evaluated and stored with these, whatever the rule of the run.
-        """
-        return frozenset()
+    def frozen_statistics(self) -> bool:
+        """Whether batch statistics were fixed in training, so that evaluation keeps them."""
+        return False
 
     @property
     def needs_clean_statistics(self) -> dict[str, Classifier]:
-        """Observed networks that need other batch statistics to be evaluated with clean ones."""
-        done = self.with_clean_statistics | self.frozen
+        """The networks to recompute batch statistics of, to evaluate with those of clean images."""
+        if self.frozen_statistics:
+            return {}
+        done = {name for name, average in self.averages.items() if average.has_clean_statistics}
         return {name: model for name, model in self.evaluated_networks.items() if name not in done}
-
-    def statistics_of(self, name: str, rule: StatisticsRule) -> StatisticsRule | Literal["frozen"]:
-        """By which rule the observed network `name` is evaluated in a run with this rule."""
-        return "frozen" if name in self.frozen else rule
 
     @property
     def deployed_name(self) -> str:
@@ -509,18 +483,11 @@ class Method(nn.Module, abc.ABC):
         """
         records: dict[str, Any] = {}
         for name in self.attached:
-            found = self.averages[name].after_epoch(self.trained, epoch)
-            for value in found.values():  # one at most; under its own name
-                records[name] = value
+            for value in self.averages[name].after_epoch(self.trained, epoch).values():
+                records[name] = value  # there is at most one; it gets the name of the average
         return records
 
     def _has_learnt(self, average: Average) -> bool:
         """Whether the trained network has other weights than the average."""
         pairs = zip(self.trained.parameters(), average.model.parameters(), strict=True)
         return any(not torch.equal(ours, theirs) for ours, theirs in pairs)
-
-
-def _as_average(module: nn.Module) -> Average:
-    if not isinstance(module, Average):
-        raise TypeError(f"{type(module).__name__} is no Average.")
-    return module

@@ -14,15 +14,9 @@ from peerdg.models.classifier import Classifier
 class Settings(MethodSettings):
     """Cross-entropy on clean images; the baseline of every comparison."""
 
-    @property
-    def augments(self) -> bool:
-        """Nothing is augmented."""
-        return False
+    augments = False
 
-    @property
-    def is_baseline(self) -> bool:
-        """Cross-entropy is all there is."""
-        return True
+    is_baseline = True
 
 
 class ERM(Method):
@@ -46,8 +40,3 @@ class ERM(Method):
         batch = as_batch(batch, labels)
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
         return Loss(loss, ce_clean=loss)
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}

@@ -65,10 +65,7 @@ class Settings(MethodSettings):
 
     reconstruction = "on digits"
 
-    @property
-    def augments(self) -> bool:
-        """Its images come from the style module, not from the run's augmentation."""
-        return False
+    augments = False
 
     @property
     def adapts_before(self) -> Literal["pretrain", "train"]:
@@ -115,7 +112,6 @@ class L2D(Method):
 
     Args:
         model: The network with its bottleneck, see `adapt`.
-        settings: Every switch of the method.
         size: Side of the images; T's styles are maps of this size.
 
     Raises:
@@ -197,11 +193,6 @@ class L2D(Method):
             "mmd": distance.detach(),
             "mutual_information": information.detach(),
         }
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}
 
     def _mixed(self, styled: Tensor, x: Tensor) -> Tensor:
         """x̂ = m·norm(sigmoid(T(x))) + (1 - m)·x."""

@@ -70,7 +70,7 @@ class Settings(AscentSettings):
             )
 
 
-class MADA(PoolMethod[Settings]):
+class MADA(PoolMethod):
     """Make domains far from the source, and learn from the source what helps on them, too.
 
     Qiao et al., "Learning to learn single domain generalization", CVPR 2020,
@@ -103,7 +103,6 @@ class MADA(PoolMethod[Settings]):
 
     Args:
         model: F.
-        settings: Every switch of the method.
         pool: The source and the domains that were made; the caller adds what `end_epoch` returns
             (`TrainingPool.change`) and draws batches from the source.
 
@@ -111,16 +110,10 @@ class MADA(PoolMethod[Settings]):
         ConfigError: If the network is compiled, since that cannot be differentiated twice.
     """
 
-    default_settings = Settings
+    settings: Settings
     divergence_hint = ", or the inner step (--m-ada.meta-rate)"
 
-    def __init__(
-        self,
-        model: Classifier,
-        settings: Settings | None = None,
-        *,
-        pool: TrainingPool,
-    ) -> None:
+    def __init__(self, model: Classifier, settings: Settings, *, pool: TrainingPool) -> None:
         _refuse_compiled(model)
         super().__init__(model, settings, pool=pool)
 
@@ -139,43 +132,26 @@ class MADA(PoolMethod[Settings]):
         """Make a domain, if it is time to."""
         if not self.settings.makes_images(epoch):
             return EpochResult()
-        autoencoder = self._new_autoencoder()
-        # One loop around both kinds of work, so that its share is that of the whole.
-        for work in iterate(("auto-encoder", "ascent"), "making a domain"):
-            if work == "auto-encoder":
-                loss = self._train(autoencoder)
-            else:
-                make_extra_objective = partial(relaxation, autoencoder, beta=self.settings.beta)
-                ascent = Ascent(self.model, self.settings, make_extra_objective)
-                add, records = ascent.make(self.pool, self._rows())
-        return EpochResult({**records, "autoencoder_loss": loss}, new_images=add)
+        autoencoder, loss = self._train_autoencoder()
+        make_extra_objective = partial(relaxation, autoencoder, beta=self.settings.beta)
+        ascent = Ascent(self.model, self.settings, make_extra_objective)
+        new_images, records = ascent.make(self.pool, self._rows())
+        return EpochResult({**records, "autoencoder_loss": loss}, new_images=new_images)
 
-    def _new_autoencoder(self) -> WassersteinAutoEncoder:
-        side = self.pool.size or max(self.pool.images.shape[-2:])
-        side = self.settings.autoencoder_side(side)
-        made = WassersteinAutoEncoder(side, self.settings.autoencoder)
-        return made.to(self.pool.images.device)
-
-    def _train(self, autoencoder: WassersteinAutoEncoder) -> float:
-        """Train it on the newest domain; return its loss."""
+    def _train_autoencoder(self) -> tuple[WassersteinAutoEncoder, float]:
+        """Train an auto-encoder on the newest domain; return it with its loss."""
         settings, pool = self.settings, self.pool
+        side = settings.autoencoder_side(pool.size or max(pool.images.shape[-2:]))
+        autoencoder = WassersteinAutoEncoder(side, settings.autoencoder).to(pool.images.device)
         newest = len(pool.additions[-1]) if pool.additions else len(pool)
         rows = torch.arange(len(pool) - newest, len(pool), device=pool.images.device)
-        training = WAETraining(
-            epochs=settings.wae_epochs,
-            lr=settings.wae_lr,
-            batch_size=settings.wae_batch,
-            weight=settings.wae_weight,
-            shift=settings.wae_shift,
-        )
-        return train_autoencoder(autoencoder, pool, rows, training)
+        return autoencoder, train_autoencoder(autoencoder, pool, rows, settings)
 
     def _rows(self) -> Int64[Tensor, " n"]:
         """Which images become the next domain: a share of the source's, the rest from domains."""
         source, before = len(self.pool.images), len(self.pool.additions)
-        count = max(1, source // (before + 1))
-        if self.settings.domain_size == "source":
-            count = source
+        share = max(1, source // (before + 1))
+        count = source if self.settings.domain_size == "source" else share
         kept = count // (before + 1)
         rows = torch.cat(
             (torch.randperm(source)[:kept], self._drawn_from_domains(count - kept, None))
@@ -192,7 +168,7 @@ class MADA(PoolMethod[Settings]):
     def _made_images(
         self, count: int, generator: torch.Generator | None
     ) -> tuple[UInt8[Tensor, "n 3 h w"], Int64[Tensor, " n"]]:
-        """A batch from all domains, seen as images are in training."""
+        """Draw a batch from all domains, seen as images are in training."""
         rows = self._drawn_from_domains(count, generator).to(self.pool.images.device)
         return self.pool.view(rows, generator)
 
@@ -249,31 +225,11 @@ def _refuse_compiled(model: Classifier) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WAETraining:
-    """How an auto-encoder is trained.
-
-    Args:
-        epochs: Passes over the images.
-        lr: Learning rate of Adam, for the auto-encoder and for the critic.
-        batch_size: Images of a step.
-        weight: Of the critic's term.
-        shift: Of which log-density the critic's logit of a code is shifted: that of the prior's
-            sample beside it, or that of the code itself; a sample's logit always by its own.
-    """
-
-    epochs: int
-    lr: float
-    batch_size: int
-    weight: float
-    shift: Literal["sample", "code"]
-
-
 def train_autoencoder(
     model: WassersteinAutoEncoder,
     pool: TrainingPool,
     rows: Int64[Tensor, " n"],
-    training: WAETraining,
+    settings: Settings,
 ) -> float:
     """Train `model` on images of the pool, against a critic that is thrown away.
 
@@ -287,21 +243,23 @@ def train_autoencoder(
         NumericalError: If it is not finite after an epoch.
     """
     critic = LatentCritic(model.dim).to(rows.device)
-    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=training.lr, fused=True)
-    optimizers = critic_optimizer, torch.optim.Adam(model.parameters(), lr=training.lr, fused=True)
+    critic_optimizer, optimizer = (
+        torch.optim.Adam(each.parameters(), lr=settings.wae_lr, fused=True)
+        for each in (critic, model)
+    )
     mean = math.nan
-    for epoch in iterate(range(training.epochs), "training the auto-encoder"):
+    for epoch in iterate(range(settings.wae_epochs), "training the auto-encoder"):
         total = torch.zeros((), dtype=torch.float64, device=rows.device)
         order = rows[torch.randperm(len(rows)).to(rows.device)]
-        for part in iterate(order.split(training.batch_size), "a pass"):
+        for part in iterate(order.split(settings.wae_batch), "a pass"):
             images = model.thumbnails(pool.clean(part)[0])
-            total += _step(model, critic, images, optimizers, training)
+            total += _step(model, critic, images, (critic_optimizer, optimizer), settings)
         mean = float(total) / len(rows)
         if not math.isfinite(mean):
             raise NumericalError(
                 "The loss of the auto-encoder is not finite.",
                 hint="Lower its learning rate (--m-ada.wae-lr).",
-                details={"wae_epoch": epoch, "wae_lr": training.lr},
+                details={"wae_epoch": epoch, "wae_lr": settings.wae_lr},
             )
     return mean
 
@@ -311,7 +269,7 @@ def _step(
     critic: LatentCritic,
     images: Float[Tensor, "n 3 side side"],
     optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
-    training: WAETraining,
+    settings: Settings,
 ) -> Float[Tensor, ""]:
     """The critic learns, then the auto-encoder; returns the latter's loss."""
     critic_optimizer, optimizer = optimizers
@@ -319,12 +277,12 @@ def _step(
         logits, codes = model(images)
         samples = torch.randn(codes.shape).to(codes)  # of the prior, from the CPU's generator
         prior_shift = log_unit_gaussian(samples)
-        shift = prior_shift if training.shift == "sample" else log_unit_gaussian(codes)
+        shift = prior_shift if settings.wae_shift == "sample" else log_unit_gaussian(codes)
         of_samples, of_codes = critic(samples) + prior_shift, critic(codes.detach())
-        loss = critic_loss(of_samples, of_codes + shift.detach(), weight=training.weight)
+        loss = critic_loss(of_samples, of_codes + shift.detach(), weight=settings.wae_weight)
         _minimise(loss, critic_optimizer)
         judged = critic(codes) + shift
-        loss = autoencoder_loss(logits, images, judged, weight=training.weight)
+        loss = autoencoder_loss(logits, images, judged, weight=settings.wae_weight)
         _minimise(loss, optimizer)
     return loss.detach()
 

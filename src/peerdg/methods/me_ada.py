@@ -52,13 +52,11 @@ class MEADA(ADA):
 
     Args:
         model: F.
-        settings: Every switch of the method.
         pool: What F learns from; the caller adds what `end_epoch` returns (`TrainingPool.change`).
     """
 
-    default_settings = Settings
-    divergence_hint = ", or the step of the ascent (--me-ada.rate)"
     settings: Settings
+    divergence_hint = ", or the step of the ascent (--me-ada.rate)"
 
     def loss(self, batch: Batch) -> Loss:
         """CE - η_min · entropy, and both terms."""

@@ -67,10 +67,7 @@ class Settings(MethodSettings):
                 hint="Address fewer of them.",
             )
 
-    @property
-    def adapts_before(self) -> Literal["train"]:
-        """Pre-training is that of every method; the dictionary starts from its features."""
-        return "train"
+    adapts_before = "train"
 
 
 class MetaCNN(Method):
@@ -93,7 +90,6 @@ class MetaCNN(Method):
 
     Args:
         model: F with its layer, see `adapt`.
-        settings: Every switch of the method.
         augment: G.
 
     Raises:
@@ -202,11 +198,6 @@ class MetaCNN(Method):
         """
         self._require_finite()
         return EpochResult({"reseeded": self.dictionary.reseed(self.layer.atoms)})
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}
 
     @stage("dictionary")
     def _learn(self, sums: CodeSums) -> None:

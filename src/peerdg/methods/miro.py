@@ -94,7 +94,6 @@ class MIRO(Method):
 
     Args:
         model: F; a frozen copy of it becomes the oracle.
-        settings: Every switch of the method.
         size: Side of the images; the network is shown one to find its stages.
         augment: G, re-drawn by `start_epoch`; only for `views="both"`.
         oracle: F⁰, in place of the copy; the outputs of its layers must have the same shapes.
@@ -166,11 +165,6 @@ class MIRO(Method):
         if not self.settings.augments:
             return {}
         return {"policy": self.augment.redraw(epoch // self.settings.k)}
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}
 
     def train(self, mode: bool = True) -> "MIRO":
         """The oracle stays in eval mode: its features must not depend on the batch."""

@@ -31,10 +31,7 @@ class Settings(MethodSettings):
         None, "modules behind which styles are mixed, in place of the stages"
     )
 
-    @property
-    def augments(self) -> bool:
-        """Styles are mixed inside the network; the images are clean."""
-        return False
+    augments = False
 
 
 class MixStyle(ERM):

@@ -74,31 +74,12 @@ class Settings(MethodSettings):
     period_option = "k"
     reconstruction = "on photos"
 
-    @property
-    def augments(self) -> bool:
-        """Its images come from generators, not from the run's augmentation."""
-        return False
+    augments = False
 
     @property
     def learning_epochs(self) -> int:
         """Epochs of a domain in which its generator learns: half of them, as in the paper's run."""
         return (self.k + 1) // 2 if self.generator_epochs is None else self.generator_epochs
-
-    def notes(self, epochs: int) -> list[str]:
-        """Whether all domains are made, and epochs left over."""
-        planned = self.domains * self.k
-        if epochs < planned:
-            reached = -(-epochs // self.k)
-            return [
-                f"{epochs} epochs make {reached} of the {self.domains} domains of k = {self.k} "
-                "epochs each; lower --pden.k or --pden.domains, or raise --epochs."
-            ]
-        if epochs > planned:
-            return [
-                f"The {self.domains} domains of k = {self.k} epochs each are complete after "
-                f"{planned} of {epochs} epochs; the rest goes on with the last generator as it is."
-            ]
-        return []
 
 
 class PDEN(Method):
@@ -136,7 +117,6 @@ class PDEN(Method):
 
     Args:
         model: F.
-        settings: Every switch of the method.
     """
 
     divergence_hint = ", or the generator's (--pden.generator-lr)"
@@ -259,11 +239,6 @@ class PDEN(Method):
             "cycle": cycle.detach(),
             "adversarial_contrast": information.detach(),
         }
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}
 
     def _update_generator(
         self, views: "Views", z: list[Tensor], y: Tensor, update: OptimizerStep

@@ -23,10 +23,7 @@ class Settings(MethodSettings):
 
     period_option = "k"
 
-    @property
-    def is_baseline(self) -> bool:
-        """Cross-entropy is all there is, on both views."""
-        return True
+    is_baseline = True
 
 
 class AugmentedERM(Method):
@@ -65,8 +62,3 @@ class AugmentedERM(Method):
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Use the policy of period `epoch // k`."""
         return {"policy": self.augment.redraw(epoch // self.k)}
-
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}

@@ -88,11 +88,6 @@ class RandConvConsistency(Method):
         _, logits = each_view(self.model, self._views(batch), joint=False)
         return consistency_loss(logits, batch.labels, lam=self.lam, ce="ce_augmented")
 
-    @property
-    def networks(self) -> dict[str, Classifier]:
-        """The trained network."""
-        return {"model": self.model}
-
     def _views(self, batch: Batch) -> list[Tensor]:
         if self.settings.views == "independent":
             return augmented_views(batch, self.augment, VIEWS)

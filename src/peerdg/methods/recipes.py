@@ -163,20 +163,6 @@ class Combination:
             train["weight_decay"] = self.weight_decays[turn % len(self.weight_decays)]
         return {"method": self.member, **seeds, **({"train": train} if train else {})}
 
-    def commands(self, name: str, data: str, *, seed: int, lr: float) -> list[str]:
-        """What one types to make it, with `name` for its folders."""
-        folders = [f"runs/{name}-{seed}-{number}" for number in range(self.members)]
-        lines = []
-        for number, out in enumerate(folders):
-            options = self.options(number, seed=seed, lr=lr)
-            train = options.pop("train", {})
-            flags = [f"--{key} {value}" for key, value in options.items()]
-            flags += [f"--train.{key} {value:g}" for key, value in train.items()]
-            lines.append(f"peerdg train {data} {' '.join(flags)} --out {out}".replace("_", "-"))
-        outputs = "" if self.outputs is None else f" --outputs {self.outputs}"
-        made = f"runs/{name}-{seed}"
-        return [*lines, f"peerdg combine {' '.join(folders)} --rule {self.rule}{outputs} -o {made}"]
-
 
 COMBINATIONS = {
     "diwa": Combination(

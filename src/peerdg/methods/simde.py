@@ -44,10 +44,7 @@ class Settings(MethodSettings):
     reconstruction = "everywhere"
     deploys = "the ensemble of two networks that were trained together"
 
-    @property
-    def augments(self) -> bool:
-        """Its images come from generators, not from the run's augmentation."""
-        return False
+    augments = False
 
 
 class SimDE(Method):
@@ -75,7 +72,6 @@ class SimDE(Method):
 
     Args:
         model: F₁, as pre-trained.
-        settings: Every switch of the method.
     """
 
     divergence_hint = ", or the generators' (--simde.generator-lr)"

@@ -83,7 +83,6 @@ class Teacher(Method):
 
     Args:
         model: The student P.
-        settings: Every switch of the method.
         augment: G, re-drawn by `start_epoch`.
         teacher: T; its classes may be others, since only H_T is used.
         clean: All clean training images: a `CleanImages` with labels fits A, and if a `Batch` gives

@@ -200,7 +200,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
     method = _text(given, "method", RunConfig.method)
     if method in COMBINATIONS:
-        raise _needs_several_runs(method, layers)
+        raise _needs_several_runs(method)
     _require_plugin(layers, method)
     method_kind = settings_of(method)
     budget = _text(given, "budget", RunConfig.budget)
@@ -340,22 +340,18 @@ def _check_averages(average: AverageSettings, method: "MethodSettings") -> None:
         )
 
 
-def _needs_several_runs(name: str, layers: tuple[Mapping[str, Any], ...]) -> ConfigError:
+def _needs_several_runs(name: str) -> ConfigError:
     """Explain a method that consists of several runs."""
-    combination = COMBINATIONS[name]
-    config = resolve(*layers, {"method": combination.member})
-    data = config.root or config.benchmark
-    commands = combination.commands(name, data, seed=config.seed, lr=config.train.lr)
+    members = COMBINATIONS[name].members
     return ConfigError(
-        f"'{name}' is made of {combination.members} runs, which are combined.",
-        hint="Train them and combine them, with your other options in each line:\n  "
-        + "\n  ".join(commands),
+        f"'{name}' is made of {members} runs, which are combined.",
+        hint=f"peerdg bench --methods {name} trains and combines them.",
     )
 
 
 def notes(config: RunConfig) -> list[str]:
     """Write messages about a legal but surprising configuration."""
-    messages = list(config.method_settings.notes(config.train.epochs))
+    messages = []
     if config.oracle:
         messages.append(
             "An oracle: it learns from the targets that it is judged on. Records, tables and its "

@@ -202,7 +202,7 @@ def _training_record(
     if config.train_seed is not None:
         record["train_seed"] = config.train_seed
     if has_batch_statistics(method.evaluated_networks[method.deployed_name]):
-        rule = method.statistics_of(method.deployed_name, config.batch_statistics)
+        rule = "frozen" if method.frozen_statistics else config.batch_statistics
         record["batch_statistics"] = rule
     if run.manifest is not None and run.manifest.oracle:
         record["oracle"] = True

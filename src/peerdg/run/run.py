@@ -234,6 +234,7 @@ class Run(Hooks):
     @override
     def evaluate(self, state: TrainState) -> None:
         method, rule = state.method, self.config.batch_statistics
+        used = "frozen" if method.frozen_statistics else rule
         networks = method.evaluated_networks
         mode: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if rule == "clean":
@@ -245,7 +246,7 @@ class Run(Hooks):
                 self.inputs.domains,
                 copies={next(iter(method.networks)), *method.averages},
                 size=self.inputs.source.size,
-                batch_statistics={name: method.statistics_of(name, rule) for name in networks},
+                batch_statistics=dict.fromkeys(networks, used),
                 oracle=bool(self.inputs.fingerprints.get("oracle")),
             )
             state.evaluated = True
