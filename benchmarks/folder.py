@@ -12,10 +12,9 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.record import Found, Row
-from peerdg.data.decode import decode_image
+from peerdg.data.decode import cores, decode_image
 from peerdg.data.domain import Domain
 from peerdg.data.lists import find_images
-from peerdg.data.parallel import cores
 from peerdg.data.read import read_images
 
 CLASSES = 100
@@ -94,8 +93,8 @@ class Watch:
         self._before = _own_memory()
         self.growth = 0
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """As `peerdg.data.progress.Progress`."""
+    def __call__(self, done: int, total: int, stage: str) -> None:
+        """Take the progress of `read_images`."""
         self.times.setdefault(stage, []).append((done, time.perf_counter()))
         self.growth = max(self.growth, _own_memory() - self._before)
 

@@ -56,9 +56,8 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# The first release of each without a vulnerability that was published before this was written;
-# of h5py there is none yet (docs/dependencies.md).
-FIRST_SOUND = {"torch": "2.13", "pillow": "13", "filelock": "4.2.1", "h5py": "3.16",
+# The first release of each without a vulnerability that was published before this was written.
+FIRST_SOUND = {"torch": "2.13", "pillow": "13", "filelock": "4.2.1",
                "onnx": "1.23", "pyarrow": "23.0.1"}  # fmt: skip
 
 

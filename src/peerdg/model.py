@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from peerdg.data.decode import decode_image
+from peerdg.data.decode import decode_image, to_pixels
 from peerdg.data.domain import Domain
-from peerdg.data.read import to_pixels
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.evaluate.detail import WORST, DomainReport, Overlap, evaluate_in_detail

@@ -173,7 +173,7 @@ def test_a_data_set_by_name_may_be_mapped(tmp_path: Path):
 
 def test_training_on_a_data_set_by_name_has_no_map(tmp_path: Path, capfd):
     assert command(["train", "digits-mini", "--map", "0=zero"], debug=False) == 2
-    assert "--map is for folders and lists of your own" in capfd.readouterr().err
+    assert "own-data" in capfd.readouterr().err
 
 
 SHORT = {"method": "erm", "pretrain": {"epochs": 0}, "crafted": "off",

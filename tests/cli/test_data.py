@@ -37,7 +37,7 @@ def test_every_problem_of_a_folder_is_shown_with_its_remedy_and_code_5(photos, c
     assert "cat/bad.jpg: it is not an image in a known format" in shown.out
     assert "no images in the class horse" in shown.out
     assert "Add images, or remove the folder." in shown.out
-    assert "2 problems must be put right" in shown.err
+    assert "2 problems must be solved" in shown.err
 
 
 def test_images_in_two_folders_are_found_when_both_are_named(photos, tmp_path, capsys):
@@ -85,7 +85,7 @@ def test_verifying_decodes_for_the_training_that_follows(photos, monkeypatch):
     from peerdg.data.benchmarks import OwnDataSettings
 
     peerdg("data", "verify", photos)
-    monkeypatch.setattr(read, "decode", None)
+    monkeypatch.setattr(read, "decode_image", None)
     splits = own_data.load(OwnDataSettings(), root=photos)
     assert len(splits.train) + len(splits.validation) == 12
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.data.paths import image_files
+from peerdg.data.folder import image_files
 from tests.cli.stored_models import CLASSES, save_photos, save_small_model
 from tests.conftest import tiny_classifier, tiny_splits
 

@@ -5,13 +5,9 @@ waiting for a pipe or a device.
 """
 
 import bz2
-import gzip
 import json
 import os
 import socket
-import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -157,17 +153,6 @@ def as_parquet(**columns: object) -> Callable[[Path], Path]:
     return write
 
 
-def repeated_text(folder: Path) -> Path:
-    """1,500 rows of one text of a megabyte: 1.5 GB in a small file."""
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    label = pyarrow.DictionaryArray.from_arrays(np.zeros(1_500, np.int32), ["x" * 1_000_000])
-    table = pyarrow.table({"path": [f"{i}.png" for i in range(1_500)], "label": label})
-    parquet.write_table(table, folder / "list.parquet", compression="zstd")
-    return folder / "list.parquet"
-
-
 def pipe(name: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         os.mkfifo(folder / name)
@@ -219,7 +204,6 @@ LISTS: dict[str, Callable[[Path], Path]] = {
     ),
     "odd dates as labels": as_parquet(label=lambda pa: pa.array([2**31 - 1] * 6, pa.date32())),
     "bytes as paths": as_parquet(path=lambda pa: pa.array([b"\xff"] * 6)),
-    "text repeated to 1.5 GB": repeated_text,
 }
 
 
@@ -240,9 +224,6 @@ DIGITS: dict[str, Callable[[Path], object]] = {
     "libsvm position nan": lambda root: (root / "USPS" / "usps.t.bz2").write_bytes(
         bz2.compress(b"1 nan:0.5\n")
     ),
-    "libsvm bomb": lambda root: (root / "USPS" / "usps.t.bz2").write_bytes(
-        bz2.compress(b"1\n" * 500_000) * 100
-    ),
     "MATLAB text as labels": lambda root: savemat(root / MAT, {"X": IMAGES, "y": "x" * 20}),
     "MATLAB cells as labels": lambda root: savemat(
         root / MAT, {"X": IMAGES, "y": np.array([[1]] * 20, dtype=object)}
@@ -257,64 +238,12 @@ DIGITS: dict[str, Callable[[Path], object]] = {
     "MATLAB structure": lambda root: savemat(root / MAT, {"X": {"a": 1}, "y": cycle(20)}),
     "pipe for a file": lambda root: replace_by_pipe(root / MAT),
     "pipe for a compressed file": lambda root: replace_by_pipe(root / "USPS" / "usps.t.bz2"),
-    "idx bomb": lambda root: idx_bomb(root / "MNIST" / "train-images-idx3-ubyte.gz"),
 }
-
-
-HDF5: dict[str, dict[str, object]] = {
-    "text as labels": {"labels": ["1"] * 7},
-    "text as images": {"images": np.full((7, 227, 227, 3), b"1")},
-    "labels that are not numbers": {"labels": np.full(7, np.nan)},
-    "no labels": {"images": np.zeros((0, 227, 227, 3), np.uint8), "labels": np.zeros(0)},
-    "4 GB of zeros": {
-        "images": {"shape": (4_000, 227, 227, 3), "dtype": "f8", "chunks": True},
-        "labels": np.ones(4_000),
-    },
-    "long text as labels": {"labels": {"shape": (7,), "dtype": "S100000000"}},
-    "chunks of 3 GB": {
-        "images": {
-            "shape": (7, 227, 227, 3), "dtype": "u1", "chunks": (20_000, 227, 227, 3),
-            "maxshape": (None, 227, 227, 3), "compression": "gzip",
-        }
-    },
-}  # fmt: skip
-
-
-def write_hdf5(file: Path, **content: object) -> None:
-    h5py = pytest.importorskip("h5py")
-    plain = {"images": np.zeros((7, 227, 227, 3), np.uint8), "labels": np.arange(1, 8)}
-    with h5py.File(file, "w") as opened:
-        for name, values in {**plain, **content}.items():
-            if isinstance(values, dict):
-                opened.create_dataset(name, **values)
-            else:
-                opened[name] = values
-
-
-@pytest.mark.parametrize("kind", HDF5)
-def test_an_odd_hdf5_file_is_answered(kind, model, tmp_path, capsys):
-    for domain in ("photo", "sketch"):
-        for part in ("train", "val", "test"):
-            write_hdf5(tmp_path / f"{domain}_{part}.hdf5")
-    write_hdf5(tmp_path / "photo_train.hdf5", **HDF5[kind])
-    write_hdf5(tmp_path / "sketch_test.hdf5", **HDF5[kind])
-    root = ["--root", str(tmp_path)]
-    shown = answers(["data", "verify", "pacs", *root], capsys)
-    assert "damaged" in shown
-    release = ["--pacs.release", "hdf5", "--out", str(tmp_path / "run")]
-    assert "photo_train.hdf5" in answers(["train", "pacs", *root, *release, *SHORT], capsys)
 
 
 def replace_by_pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
-
-
-def idx_bomb(path: Path) -> None:
-    with gzip.open(path, "wb") as file:
-        file.write(struct.pack(">4I", 2051, 500_000, 28, 28))
-        for _ in range(500):
-            file.write(bytes(784 * 1_000))
 
 
 def answers(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -390,7 +319,7 @@ def test_images_whose_names_are_not_utf8_are_used_and_recorded(model, tmp_path, 
     assert run(["data", "verify", str(root)], debug=False) == 0
     assert run(["train", str(root), *SHORT, "--out", str(tmp_path / "run")], debug=False) == 0
     records = "".join(p.read_text("utf-8") for p in (tmp_path / "run").rglob("*.json"))
-    assert r"cat/\\xff.png" in records
+    assert r"cat/\\udcff.png" in records
     assert run(["resume", str(tmp_path / "run")], debug=False) == 0
     found = tmp_path / "found.csv"
     assert run(["predict", str(model), str(root), "-o", str(found)], debug=False) == 0
@@ -416,7 +345,7 @@ def test_predict_says_which_folder_it_could_not_read(model, tmp_path, capsys):
     root = photos(tmp_path / "photos")
     nest(root / "cat", 3_000)  # longer than a path may be
     try:
-        with pytest.warns(PeerdgWarning, match="is left out: File name too long") as caught:
+        with pytest.warns(PeerdgWarning, match="cannot be read") as caught:
             assert run(["predict", str(model), str(root)], debug=False) == 0
     finally:
         unnest(root / "cat")
@@ -477,62 +406,3 @@ def test_a_root_that_an_embedded_set_would_not_read_is_refused(model, tmp_path, 
         assert run([*command, *root], debug=False) == 2, command
         assert "reads no folder" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-# In a process of its own, whose memory no other test has used before.
-MEMORY = """
-import json, sys
-from pathlib import Path
-from peerdg.data.digits_formats import read_libsvm, read_mat
-from peerdg.data.pacs_hdf5 import read_hdf5
-from peerdg.data.lists import read_list
-from peerdg.errors import DataError
-READERS = {
-    "parquet": read_list,
-    "hdf5": read_hdf5,
-    "libsvm": lambda file: read_libsvm([file]),
-    "mat": lambda file: read_mat([file]),
-}
-found = {}
-for kind, file in json.loads(sys.argv[1]).items():
-    message = ""
-    try:
-        READERS[kind](Path(file))
-    except DataError as error:
-        message = error.message
-    status = Path("/proc/self/status").read_text()
-    found[kind] = message, int(status.split("VmHWM:")[1].split()[0])
-print(json.dumps(found))
-"""
-
-
-def compressed_mat(folder: Path) -> Path:
-    images = np.zeros((32, 32, 3, 100_000), np.uint8)
-    savemat(folder / "a.mat", {"X": images, "y": np.ones((100_000, 1))}, do_compression=True)
-    return folder / "a.mat"
-
-
-def bomb_hdf5(folder: Path) -> Path:
-    images = {"shape": (4_000, 227, 227, 3), "dtype": "u1", "chunks": True, "compression": "gzip"}
-    write_hdf5(folder / "a.hdf5", images=images, labels=np.ones(4_000))
-    return folder / "a.hdf5"
-
-
-def bomb_libsvm(folder: Path) -> Path:
-    (folder / "a.bz2").write_bytes(bz2.compress(b"1\n" * 500_000) * 100)
-    return folder / "a.bz2"
-
-
-BOMBS = {"parquet": repeated_text, "hdf5": bomb_hdf5, "libsvm": bomb_libsvm, "mat": compressed_mat}
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_small_files_that_claim_gigabytes_take_little_memory(tmp_path):
-    files = {kind: make(tmp_path) for kind, make in BOMBS.items()}
-    assert all(file.stat().st_size < 5_000_000 for file in files.values())
-    given = json.dumps({kind: str(file) for kind, file in files.items()})
-    command = [sys.executable, "-c", MEMORY, given]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    for kind, (message, kilobytes) in json.loads(result.stdout).items():
-        assert files[kind].name in message, kind
-        assert kilobytes < 700_000, kind  # torch alone takes half of it

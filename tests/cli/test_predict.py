@@ -15,8 +15,8 @@ from PIL import Image
 import peerdg
 from peerdg.cli.main import run
 from peerdg.data.benchmarks import OwnDataSettings
+from peerdg.data.folder import image_files
 from peerdg.data.own_data import read_targets
-from peerdg.data.paths import image_files
 from peerdg.errors import ConfigError
 from peerdg.evaluate.predictions import most_probable, predict_batch
 from peerdg.report.predictions import (

@@ -30,7 +30,6 @@ TYPOS = {
     "--train.batchsize": (["train", "digits-mini", "--train.batchsize", "8"],
                           "--train.batch-size?"),
     "--train.epoch": (["train", "digits-mini", "--train.epoch", "8"], "--train.epochs?"),
-    "--targets": (["train", "digits-mini", "--targets", "syn"], "--target?"),
     "--overwritte": (["train", "digits-mini", "--overwritte"], "--overwrite?"),
     "--checkpoint-minute": (["train", "digits-mini", "--checkpoint-minute", "1"],
                             "--checkpoint-minutes?"),

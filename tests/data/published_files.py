@@ -38,10 +38,11 @@ def numbers_of(domain) -> list[int]:
     return ((domain.images[:, 2].float().mean((1, 2)) - 5) / 10).round().long().tolist()
 
 
-def expect(monkeypatch, module, **counts) -> None:
-    """Let the module's set have these published numbers of images."""
-    published = {name: (counts.get(name, 0),) for name in module.LAYOUT.counts}
-    monkeypatch.setattr(module, "LAYOUT", replace(module.LAYOUT, counts=published))
+def expect(monkeypatch, module, name: str, count: int) -> None:
+    """Let each domain of a module's set have this published number of images."""
+    published = getattr(module, name)
+    counts = dict.fromkeys(published.counts, (count,))
+    monkeypatch.setattr(module, name, replace(published, counts=counts))
 
 
 def domainbed_split(count: int, seed: int, position: int) -> tuple[list[int], list[int]]:

@@ -1,13 +1,19 @@
 import io
+import json
 import tarfile
 import zipfile
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from peerdg.data.archive import Limits, check, extract
-from peerdg.errors import DamagedError
+from peerdg.cli.main import run
+from peerdg.data import pacs, published
+from peerdg.data.archive import extract, unpack
+from peerdg.data.benchmarks import benchmark
+from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
+from tests.data.published_files import colour_of, expect, write_domain, write_image
+from tests.data.test_pacs import ALL, small_counts, write_lists, write_pacs
+
+__all__ = ["small_counts"]  # an autouse fixture
 
 TREE = {
     "PACS/photo/dog/056_0001.jpg": bytes(range(256)) * 40,
@@ -24,22 +30,6 @@ def write_zip(path, tree, *, method=zipfile.ZIP_DEFLATED):
             file.writestr(name, content)
 
 
-def write_streamed_zip(path, tree):
-    """As to a pipe: sizes stand after the content, and the headers have none."""
-    buffer = io.BytesIO()
-    buffer.seekable = lambda: False
-    write_zip(buffer, tree)
-    path.write_bytes(buffer.getvalue())
-
-
-def write_large_zip(path, tree):
-    """With 64-bit sizes in the entries' own headers."""
-    with zipfile.ZipFile(path, "w") as file:
-        for name, content in tree.items():
-            with file.open(name, "w", force_zip64=True) as entry:
-                entry.write(content)
-
-
 def write_tar(path, tree, *, mode="w", format=tarfile.GNU_FORMAT, prefix=""):
     with tarfile.open(path, mode, format=format) as file:
         folder = tarfile.TarInfo(f"{prefix}PACS")
@@ -54,8 +44,6 @@ def write_tar(path, tree, *, mode="w", format=tarfile.GNU_FORMAT, prefix=""):
 WRITERS = {
     "zip": write_zip,
     "zip stored": lambda p, t: write_zip(p, t, method=zipfile.ZIP_STORED),
-    "zip streamed": write_streamed_zip,
-    "zip with 64-bit sizes": write_large_zip,
     "tar": write_tar,
     "tar pax": lambda p, t: write_tar(p, t, format=tarfile.PAX_FORMAT),
     "tar from a dot": lambda p, t: write_tar(p, t, prefix="./"),
@@ -74,99 +62,180 @@ def files_under(folder):
 def test_every_kind_gives_back_what_was_packed(kind, tmp_path):
     archive = tmp_path / "anything"  # the kind is found by content
     WRITERS[kind](archive, TREE)
-    assert extract(archive, tmp_path / "target") == len(TREE)
+    seen = []
+    extract(archive, tmp_path / "target", progress=lambda *state: seen.append(state[:2]))
     assert files_under(tmp_path / "target") == TREE
     assert {p.name for p in tmp_path.iterdir()} == {"anything", "target"}
-
-
-def test_old_tar_names_with_a_prefix_are_joined(tmp_path):
-    tree = {"folder/" * 20 + "name.jpg": b"x"}  # 148 characters: too long for the name field
-    write_tar(tmp_path / "a.tar", tree, format=tarfile.USTAR_FORMAT)
-    extract(tmp_path / "a.tar", tmp_path / "target")
-    assert files_under(tmp_path / "target") == tree
-
-
-NAMES = st.text("abcdé ._-", min_size=1, max_size=12).filter(lambda n: n.strip(". ") == n)
-TREES = st.dictionaries(
-    st.lists(NAMES, min_size=2, max_size=3).map("/".join), st.binary(max_size=3000), max_size=8
-)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(tree=TREES, kind=st.sampled_from(sorted(WRITERS)))
-def test_any_tree_of_files_comes_back_or_is_refused_for_a_shared_name(tree, kind, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tree")
-    WRITERS[kind](folder / "archive", tree)
-    if any(other.startswith(f"{name}/") for name in tree for other in tree):
-        with pytest.raises(DamagedError, match="a file and a folder"):
-            extract(folder / "archive", folder / "target")
-    else:
-        assert extract(folder / "archive", folder / "target") == len(tree)
-        assert files_under(folder / "target") == tree
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    kind=st.sampled_from(sorted(WRITERS)),
-    place=st.floats(0, 0.9999),
-    byte=st.integers(1, 255),
-)
-def test_a_changed_byte_is_found_or_changes_nothing_that_matters(
-    kind, place, byte, tmp_path_factory
-):
-    folder = tmp_path_factory.mktemp("changed")
-    archive = folder / "archive"
-    WRITERS[kind](archive, TREE)
-    data = bytearray(archive.read_bytes())
-    data[int(place * len(data))] ^= byte
-    archive.write_bytes(data)
-    try:
-        extract(archive, folder / "target")
-    except DamagedError:
-        assert {path.name for path in folder.iterdir()} == {"archive"}
-    else:
-        assert not any(".." in path.parts for path in (folder / "target").rglob("*"))
-        assert {path.name for path in folder.iterdir()} == {"archive", "target"}
-
-
-def test_progress_ends_at_the_total(tmp_path):
-    write_zip(tmp_path / "a.zip", TREE)
-    seen = []
-    extract(tmp_path / "a.zip", tmp_path / "target", progress=lambda *now: seen.append(now))
-    total = sum(map(len, TREE.values()))
-    assert seen[-1] == (total, total)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-
-
-def test_checking_counts_without_writing(tmp_path):
-    write_tar(tmp_path / "a.tar.gz", TREE, mode="w:gz")
-    contents = check(tmp_path / "a.tar.gz")
-    assert (contents.files, contents.bytes) == (len(TREE), sum(map(len, TREE.values())))
-    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
-
-
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [
-        (Limits(files=3), "more than 3 files|lists"),
-        (Limits(bytes=100), "larger than 100 bytes"),
-        (Limits(ratio=0.1, ratio_from=0), "0.1 times as large"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_each_limit_is_an_option(kind, limits, reason, tmp_path):
-    WRITERS[kind](tmp_path / "archive", TREE)
-    with pytest.raises(DamagedError, match=reason):
-        extract(tmp_path / "archive", tmp_path / "target", limits=limits)
-
-
-def test_an_empty_archive_gives_an_empty_folder(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w"):
-        pass
-    assert extract(tmp_path / "a.zip", tmp_path / "target") == 0
-    assert list((tmp_path / "target").iterdir()) == []
+    assert seen[-1][0] < seen[-1][1]
 
 
 def test_a_missing_archive_is_named(tmp_path):
     with pytest.raises(DamagedError, match=r"no archive .*a\.zip"):
         extract(tmp_path / "a.zip", tmp_path / "target")
+
+
+def zip_tree(folder, archive, *, top=""):
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                file.write(path, f"{top}{path.relative_to(folder).as_posix()}")
+    return archive
+
+
+def tar_tree(folder, archive, *, top):
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(folder, top)
+    return archive
+
+
+@pytest.mark.parametrize("top", ["kfold/", "", "my download/PACS (1)/"])
+def test_pacs_is_found_below_whatever_the_archive_puts_around_it(top, tmp_path):
+    archive = zip_tree(write_pacs(tmp_path / "made", lists=False), tmp_path / "PACS.zip", top=top)
+    root = tmp_path / "data" / "PACS"
+    placed = unpack(benchmark("pacs"), [archive], root)
+    assert sorted(path.name for path in placed) == sorted(ALL)
+    assert sorted(path.name for path in root.iterdir()) == sorted(ALL)
+    assert {r.status for r in pacs.PACS.verify(root) if r.split == "images"} == {"found"}
+
+
+def test_lists_go_where_the_loader_looks(tmp_path):
+    write_pacs(tmp_path / "made" / "images", lists=False)
+    write_lists(tmp_path / "made" / "splits")
+    single = tmp_path / "photo_train_kfold.txt"
+    (tmp_path / "made" / "splits" / single.name).rename(single)
+    archive = zip_tree(tmp_path / "made", tmp_path / "pacs.zip", top="pacs/")
+    root = tmp_path / "data"
+    unpack(benchmark("pacs"), [archive, single], root)
+    assert {r.status for r in pacs.PACS.verify(root)} == {"found"}
+    assert single.exists()  # copied, not moved
+
+
+def test_office_home_keeps_its_classes(tmp_path, monkeypatch):
+    expect(monkeypatch, published, "OFFICE_HOME", 65)
+    for domain, folder in (("art", "Art"), ("real_world", "Real World")):
+        write_domain(tmp_path / "made" / folder, domain, benchmark("office-home").classes, each=1)
+    (tmp_path / "made" / "ImageInfo.csv").write_text("x")
+    top = "OfficeHomeDataset_10072016/"
+    archive = zip_tree(tmp_path / "made", tmp_path / "OfficeHomeDataset_10072016.zip", top=top)
+    unpack(benchmark("office-home"), [archive], tmp_path / "data")
+    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["art", "real_world"]
+    found = {r.domain: r.status for r in published.OFFICE_HOME.verify(tmp_path / "data")}
+    assert found == {
+        "real_world": "found", "art": "found", "clipart": "missing", "product": "missing"
+    }  # fmt: skip
+
+
+def write_original_terra(folder):
+    """A flat folder of images and the labels that name locations, classes and much else."""
+    kinds = ["bird", "dog", "car"]
+    images, annotations = [], []
+    for number, (location, kind) in enumerate(
+        [("38", 0), ("38", 1), ("100", 1), ("100", 2), ("7", 0), ("46", 0), ("43", 1)]
+    ):
+        name = f"image-{number}.png"
+        write_image(folder / "eccv_18_all_images_sm" / name, colour_of("terra", kind, number))
+        images.append({"id": f"i{number}", "file_name": name, "location": location})
+        annotations.append({"image_id": f"i{number}", "category_id": kind})
+    annotations.append({"image_id": "i0", "category_id": 1})  # a bird and a dog
+    categories = [{"id": i, "name": name} for i, name in enumerate(kinds)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def original_terra(tmp_path, change=lambda labels: None):
+    labels = write_original_terra(tmp_path / "made")
+    change(labels)
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "caltech_images_20210113.json").write_text(json.dumps(labels))
+    return [
+        tar_tree(tmp_path / "made", tmp_path / "eccv_18_all_images_sm.tar.gz", top="."),
+        zip_tree(tmp_path / "labels", tmp_path / "caltech_camera_traps.json.zip"),
+    ]
+
+
+def test_the_original_camera_traps_are_sorted_by_location_and_class(tmp_path):
+    unpack(benchmark("terra"), original_terra(tmp_path), tmp_path / "data")
+    files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    assert sorted(path.relative_to(tmp_path / "data").as_posix() for path in files) == [
+        "location_100/dog/image-2.png",
+        "location_38/bird/image-0.png",
+        "location_38/dog/image-0.png",
+        "location_38/dog/image-1.png",
+        "location_43/dog/image-6.png",
+        "location_46/bird/image-5.png",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda labels: labels["images"][0].update(file_name="../../x.png"), "not a plain file"),
+        (lambda labels: labels["images"][0].update(file_name="none.png"), r"2 of 6 images"),
+        (lambda labels: labels["images"][0].pop("location"), "not in the camera trap format"),
+        (lambda labels: labels.pop("categories"), "not in the camera trap format"),
+    ],
+)
+def test_labels_that_lead_elsewhere_are_refused_and_leave_nothing(change, reason, tmp_path):
+    archives = original_terra(tmp_path, change)
+    with pytest.raises(DataError, match=reason):
+        unpack(benchmark("terra"), archives, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_nothing_that_is_there_is_replaced(tmp_path):
+    archive = zip_tree(write_pacs(tmp_path / "made", lists=False), tmp_path / "PACS.zip")
+    root = tmp_path / "data"
+    (root / "sketch").mkdir(parents=True)
+    (root / "sketch" / "mine.txt").write_text("mine")
+    with pytest.raises(OutputError, match="sketch exists already"):
+        unpack(benchmark("pacs"), [archive], root)
+    assert [path.name for path in root.rglob("*")] == ["sketch", "mine.txt"]
+
+
+def test_one_bad_archive_of_several_stops_all_before_anything_is_made(tmp_path):
+    good = zip_tree(write_pacs(tmp_path / "made", lists=False), tmp_path / "PACS.zip")
+    bad = tmp_path / "bad.zip"
+    bad.write_bytes(good.read_bytes()[:-50])
+    with pytest.raises(DamagedError, match=r"bad\.zip"):
+        unpack(benchmark("pacs"), [good, bad], tmp_path / "data")
+    again = zip_tree(tmp_path / "made", tmp_path / "again.zip")
+    with pytest.raises(DataError, match="as another archive has"):
+        unpack(benchmark("pacs"), [good, again], tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_archive_of_something_else_says_what_it_holds(tmp_path):
+    write_domain(tmp_path / "made" / "holiday", "x", ("beach",), each=1)
+    archive = zip_tree(tmp_path / "made", tmp_path / "a.zip")
+    for name in ("pacs", "office-home", "vlcs", "terra"):
+        with pytest.raises(DataError, match="no folder of"):
+            unpack(benchmark(name), [archive], tmp_path / "data")
+    with pytest.raises(ConfigError, match="digits is not made from archives"):
+        unpack(benchmark("digits"), [archive], tmp_path / "data")
+
+
+def test_the_command_unpacks_and_verifies(tmp_path, capsys):
+    write_pacs(tmp_path / "made", ("photo", "sketch"), lists=False)
+    archive = zip_tree(tmp_path / "made", tmp_path / "PACS.zip", top="kfold/")
+    root = tmp_path / "data"
+    assert run(["data", "prepare", "pacs", str(archive), "--root", str(root)], debug=False) == 0
+    said = capsys.readouterr().out
+    assert "photo images" in said
+    assert "cartoon: get it from https://" in said
+    assert run(["data", "prepare", "pacs", str(archive), "--root", str(root)], debug=False) == 4
+    assert run(["data", "prepare", "pacs", str(archive)], debug=False) == 2
+    archive.write_bytes(archive.read_bytes()[:100])
+    assert run(["data", "prepare", "pacs", str(archive), "--root", str(root)], debug=False) == 7
+
+
+def test_verify_ends_well_with_any_domain_and_with_code_5_with_none(tmp_path, capsys):
+    write_pacs(tmp_path / "PACS", ("sketch",))
+    assert run(["data", "verify", "pacs", "--root", str(tmp_path / "PACS")], debug=False) == 0
+    (tmp_path / "empty").mkdir()
+    assert run(["data", "verify", "pacs", "--root", str(tmp_path / "empty")], debug=False) == 5
+    assert "none of its domains is under" in capsys.readouterr().err
+
+
+def test_without_archives_everything_is_decoded_into_the_cache(tmp_path, capsys):
+    root = write_pacs(tmp_path / "PACS")
+    assert run(["data", "prepare", "pacs", "--root", str(root)], debug=False) == 0
+    assert "sketch: 35 images" in capsys.readouterr().out

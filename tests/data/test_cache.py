@@ -1,17 +1,17 @@
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from peerdg.data.cache import cache_folder, cached_domain
+from peerdg.data.cache import cache_entries, cache_folder, cached_domain, clear_cache
 from peerdg.data.domain import Domain
 
-KEY = {"name": "toy photo/1", "recipe": 1}
+NAME, KEY = "toy photo/1", ["recipe", 1]
 
 
 class Maker:
@@ -38,78 +38,36 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def entry(folder: Path) -> Path:
-    (path,) = folder.iterdir()
-    return path
-
-
 def test_the_second_call_reads_what_the_first_made(make, folder):
-    first, second = cached_domain(KEY, make), cached_domain(KEY, make)
+    first, second = cached_domain(NAME, KEY, make), cached_domain(NAME, KEY, make)
     assert make.calls == 1
     assert torch.equal(first.images, second.images)
     assert torch.equal(first.labels, second.labels)
     assert (first.name, first.classes, first.paths) == (second.name, second.classes, second.paths)
     assert first.fingerprint == second.fingerprint
-    assert entry(folder).name.startswith("toy-photo-1-")
+    assert len(list(folder.glob("toy-photo-1-*.npy"))) == 1
+    assert len(list(folder.iterdir())) == 2  # and its .json
 
 
 def test_another_key_is_another_entry(make, folder):
-    cached_domain(KEY, make)
-    cached_domain({**KEY, "recipe": 2}, make)
+    cached_domain(NAME, KEY, make)
+    cached_domain(NAME, ["recipe", 2], make)
     assert make.calls == 2
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder.glob("*.npy"))) == 2
 
 
-@pytest.mark.parametrize("position", [0.0, 0.3, 0.6, 0.99])
-def test_a_changed_byte_anywhere_makes_the_entry_again(make, folder, position):
-    good = cached_domain(KEY, make)
-    path = entry(folder)
-    content = bytearray(path.read_bytes())
-    content[int(position * len(content))] ^= 0x41
-    path.write_bytes(content)
-    again = cached_domain(KEY, make)
-    assert make.calls == 2
-    assert again.fingerprint == good.fingerprint
-    cached_domain(KEY, make)
-    assert make.calls == 2  # the entry was repaired
-
-
-@pytest.mark.parametrize("kept", [0, 5, 200, 900])
-def test_a_half_written_entry_is_made_again(make, folder, kept):
-    cached_domain(KEY, make)
-    path = entry(folder)
-    path.write_bytes(path.read_bytes()[:kept])
-    cached_domain(KEY, make)
-    assert make.calls == 2
-
-
-def test_a_foreign_file_is_not_used(make, folder):
-    cached_domain(KEY, make)
-    save_file({"images": torch.zeros(2)}, entry(folder))
-    cached_domain(KEY, make)
-    assert make.calls == 2
-
-
-def test_an_entry_of_another_key_is_not_used_under_a_wrong_name(make, folder):
-    cached_domain(KEY, make)
-    first = entry(folder)
-    content = first.read_bytes()
-    first.unlink()
-    cached_domain({**KEY, "recipe": 2}, make)
-    entry(folder).write_bytes(content)
-    cached_domain({**KEY, "recipe": 2}, make)
-    assert make.calls == 3
-
-
-def test_an_entry_that_is_a_folder_is_made_again(make, folder):
-    cached_domain(KEY, make)
-    path = entry(folder)
+@pytest.mark.parametrize("suffix", [".npy", ".json"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "foreign", "removed"])
+def test_a_damaged_entry_is_made_again(make, folder, suffix, damage):
+    good = cached_domain(NAME, KEY, make)
+    (path,) = folder.glob(f"*{suffix}")
+    content = path.read_bytes()
     path.unlink()
-    (path / "inside").mkdir(parents=True)
-    assert len(cached_domain(KEY, make)) == 6
-    assert path.is_file()
-    cached_domain(KEY, make)
-    assert make.calls == 2
+    if damage != "removed":
+        path.write_bytes({"empty": b"", "cut": content[:-9], "foreign": b"[1, 2]"}[damage])
+    assert cached_domain(NAME, KEY, make).fingerprint == good.fingerprint
+    cached_domain(NAME, KEY, make)
+    assert make.calls == 2  # the entry was repaired
 
 
 def test_an_unwritable_folder_means_making_it_each_time(make, tmp_path, monkeypatch):
@@ -117,7 +75,7 @@ def test_an_unwritable_folder_means_making_it_each_time(make, tmp_path, monkeypa
     monkeypatch.setenv("PEERDG_CACHE", str(tmp_path / "file" / "cache"))
     for _ in range(2):
         with pytest.warns(UserWarning, match="PEERDG_CACHE") as caught:
-            assert len(cached_domain(KEY, make)) == 6
+            assert len(cached_domain(NAME, KEY, make)) == 6
         assert len(caught) == 1
     assert make.calls == 2
 
@@ -130,19 +88,7 @@ def test_no_home_folder_means_making_it_each_time(make, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.warns(UserWarning, match="no home folder"):
-        assert len(cached_domain(KEY, make)) == 6
-
-
-def test_an_entry_that_is_truncated_later_does_not_harm_a_domain_in_use(make, folder):
-    cached_domain(KEY, make)
-    domain = cached_domain(KEY, make)
-    os.truncate(entry(folder), 10)
-    assert torch.equal(domain.images, make().images)
-
-
-def test_leaves_no_temporary_file_behind(make, folder):
-    cached_domain(KEY, make)
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+        assert len(cached_domain(NAME, KEY, make)) == 6
 
 
 def test_the_folder_follows_the_environment(monkeypatch):
@@ -164,7 +110,7 @@ from peerdg.data.domain import Domain
 def make():
     time.sleep(0.3)
     return Domain("d", ("a",), torch.ones(500, 3, 8, 8, dtype=torch.uint8), torch.zeros(500).long())
-print(cached_domain({"name": "d"}, make).fingerprint)
+print(cached_domain("d", [], make).fingerprint)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     processes = [
@@ -179,11 +125,46 @@ print(cached_domain({"name": "d"}, make).fingerprint)
     outputs = {process.communicate(timeout=60)[0] for process in processes}
     assert all(process.returncode == 0 for process in processes)
     assert len(outputs) == 1
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_a_good_cache_is_silent(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cached_domain(KEY, make)
-        cached_domain(KEY, make)
+        cached_domain(NAME, KEY, make)
+        cached_domain(NAME, KEY, make)
+
+
+@pytest.fixture
+def filled(folder, make):
+    for number, name in enumerate(("photo", "art painting", "photo")):
+        cached_domain(name, [number], make)
+    return folder
+
+
+def test_every_entry_is_listed_with_name_size_and_date(filled):
+    entries = cache_entries(filled)
+    assert sorted(entry.name for entry in entries) == ["art-painting", "photo", "photo"]
+    assert all(entry.size == sum(path.stat().st_size for path in entry.paths) for entry in entries)
+    assert all(abs(entry.written - time.time()) < 60 for entry in entries)
+    assert [e.written for e in entries] == sorted((e.written for e in entries), reverse=True)
+
+
+def test_entries_of_one_name_can_be_removed(filled):
+    assert clear_cache(filled, "photo") == 2
+    assert [entry.name for entry in cache_entries(filled)] == ["art-painting"]
+
+
+def test_clearing_removes_all_that_was_written_and_nothing_else(filled):
+    own = [filled / "thesis.txt", filled / "array.npy", filled / "index" / "notes.json"]
+    for file in own:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    (filled / ".tmp-photo-0123.npy").touch()
+    clear_cache(filled)
+    assert sorted(path for path in filled.rglob("*") if path.is_file()) == sorted(own)
+
+
+def test_an_empty_cache_has_nothing(folder):
+    assert cache_entries(folder) == []
+    assert clear_cache(folder) == 0

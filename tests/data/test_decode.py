@@ -1,16 +1,15 @@
 import os
-import struct
 import tracemalloc
-import zlib
+import warnings
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from peerdg.data.decode import IMAGE_FORMATS, UnusableImage, decode, decode_image
+from peerdg.data.decode import IMAGE_FORMATS, UnusableImage, cores, decode_image, in_parallel
 from peerdg.errors import DataError
 from tests.data.image_files import encode, picture
-from tests.data.odd_files import TABLE, frames, mpo
+from tests.data.odd_files import TABLE, frames
 
 COLOURS = np.array([[[250, 10, 20], [10, 250, 20]], [[10, 20, 250], [250, 250, 10]]], np.uint8)
 
@@ -97,12 +96,8 @@ def test_every_odd_file_comes_out_as_the_table_says(odd, tmp_path):
         assert np.array_equal(found, expected)
 
 
-def test_the_table_has_forty_kinds():
-    assert len({odd.kind for odd in TABLE}) == len(TABLE) >= 40
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("odd", [odd for odd in TABLE if "limit" in (odd.reason or "")])
+@pytest.mark.parametrize("odd", [odd for odd in TABLE if odd.reason == "pixels"])
 def test_a_bomb_is_refused_without_unpacking_it(odd, monkeypatch):
     content = odd.make()
     unpacked = []
@@ -118,21 +113,9 @@ def test_a_bomb_is_refused_without_unpacking_it(odd, monkeypatch):
 
 def test_the_limit_of_pixels_can_be_changed():
     content = encode(Image.new("L", (200, 100)))
-    assert decode_image(content, pixel_limit=20_000).size == (200, 100)
-    with pytest.raises(UnusableImage, match=r"200 x 100 pixels, more than the limit of 0\.019999"):
-        decode_image(content, pixel_limit=19_999)
-
-
-@pytest.mark.parametrize(
-    ("format", "options"), [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {})]
-)
-def test_further_frames_are_noticed(format, options):
-    assert decode(frames(format, **options)).several_frames
-    assert not decode(encode(picture(), format)).several_frames
-
-
-def test_the_preview_behind_a_photo_is_no_further_frame():
-    assert not decode(mpo()).several_frames
+    assert decode_image(content, max_pixels=20_000).size == (200, 100)
+    with pytest.raises(UnusableImage, match="200 x 100 pixels"):
+        decode_image(content, max_pixels=19_999)
 
 
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
@@ -157,13 +140,6 @@ def test_lays_transparency_on_white():
     assert half == pytest.approx([255, 127, 127], abs=1)
 
 
-def test_lays_a_transparent_palette_entry_on_white():
-    image = Image.new("P", (2, 1))
-    image.putpalette([0, 0, 0, 200, 0, 0])
-    image.putpixel((1, 0), 1)
-    assert pixels(encode(image, transparency=0)) == [[[255, 255, 255], [200, 0, 0]]]
-
-
 def test_reads_one_bit_palette_and_cmyk():
     assert pixels(encode(Image.new("1", (1, 1), 1))) == [[[255, 255, 255]]]
     assert pixels(encode(Image.fromarray(COLOURS).quantize(4)))[0][0] == [250, 10, 20]
@@ -178,36 +154,9 @@ def test_scales_16_bit_grey_instead_of_clipping_it(format):
     assert [pixel[0] for pixel in row] == [0, 1, 128, 255]
 
 
-def test_takes_the_first_frame_of_an_animation():
-    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
-    content = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert pixels(content)[0][0] == [255, 0, 0]
-
-
-def test_refuses_float_pixels():
-    with pytest.raises(DataError, match="floats") as caught:
-        decode_image(encode(Image.new("F", (2, 2)), "TIFF"))
-    assert "16-bit" in caught.value.hint
-
-
 def test_refuses_32_bit_values():
     with pytest.raises(DataError, match="from 0 to 70000"):
         decode_image(Image.fromarray(np.array([[0, 70_000]], np.int32)))
-
-
-@pytest.mark.parametrize("side", [7_072, 12_000, 60_000])
-def test_refuses_a_huge_image_by_its_header(tmp_path, side):
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    file = tmp_path / "bomb.png"
-    # There are no pixels to decode: only a refusal by the header can say "50 million".
-    file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b""))
-    with pytest.raises(DataError, match=r"bomb\.png.* 50 million"):
-        decode_image(file)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "TIFF", "BMP", "WEBP", "PPM"])
@@ -217,17 +166,6 @@ def test_names_a_truncated_file_and_the_reason(tmp_path, format):
     file = tmp_path / "cut.img"
     file.write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match=r"cut\.img"):
-        decode_image(file)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(b"", "empty"), (b"hello, world", "known format"), (b"\x89PNG\r\n\x1a\n", "cut")],
-)
-def test_names_an_empty_or_foreign_file_and_the_reason(tmp_path, content, reason):
-    file = tmp_path / "cut.png"
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=reason):
         decode_image(file)
 
 
@@ -244,3 +182,116 @@ def test_names_a_missing_file(tmp_path):
 def test_a_given_name_is_used_in_the_error():
     with pytest.raises(DataError, match=r"row 17 of list\.csv"):
         decode_image(b"", name="row 17 of list.csv")
+
+
+@pytest.mark.parametrize("format", ["DIB", "BMP"])
+def test_dib_files_are_decoded_like_bmp(format):
+    image = picture(3, (13, 7))
+    assert np.array_equal(np.asarray(decode_image(encode(image, format))), np.asarray(image))
+
+
+def test_parallel_results_keep_their_order_and_few_are_computed_ahead():
+    started = []
+
+    def task(number):
+        started.append(number)
+        return number
+
+    results = in_parallel(task, range(1000))
+    assert [next(results), next(results)] == [0, 1]
+    results.close()
+    assert len(started) <= 3 * cores() + 4
+
+
+PICTURE = picture(5, (48, 32))
+SEEDS = [
+    encode(PICTURE, "JPEG"),
+    encode(PICTURE, "JPEG", progressive=True),
+    encode(PICTURE, "PNG"),
+    encode(PICTURE.quantize(16), "PNG"),
+    encode(PICTURE, "WEBP"),
+    encode(PICTURE, "WEBP", lossless=True),
+    encode(PICTURE, "BMP"),
+    encode(PICTURE, "GIF"),
+    encode(PICTURE, "TIFF"),
+    encode(PICTURE, "TIFF", compression="tiff_lzw"),
+    encode(PICTURE, "TIFF", compression="tiff_adobe_deflate"),
+    encode(PICTURE, "TIFF", compression="jpeg"),
+    encode(PICTURE, "PPM"),
+    frames("GIF"),
+    frames("WEBP"),
+    frames("PNG"),
+    frames("TIFF"),
+]
+KINDS = ("flip", "byte", "cut", "zeros", "repeat", "swap", "splice", "length")
+
+
+def mutate(content: bytes, rng: np.random.Generator) -> bytes:
+    """One to three changes of the kinds that disks, networks and malice make."""
+    changed = bytearray(content)
+    for _ in range(rng.integers(1, 4)):
+        size = len(changed)
+        if size < 16:
+            break
+        # Half of all changes hit the header, where they matter most.
+        at = int(rng.integers(0, min(size, 200) if rng.random() < 0.5 else size))
+        end = at + int(rng.integers(1, 40))
+        kind = KINDS[rng.integers(len(KINDS))]
+        if kind == "flip":
+            changed[at] ^= 1 << int(rng.integers(8))
+        elif kind == "byte":
+            changed[at] = int(rng.choice([0, 1, 0x7F, 0x80, 0xFF]))
+        elif kind == "cut":
+            del changed[at:]
+        elif kind == "zeros":
+            changed[at:end] = bytes(end - at)
+        elif kind == "repeat":
+            changed[at:at] = changed[at:end]
+        elif kind == "swap":
+            changed[at:end] = changed[at:end][::-1]
+        elif kind == "splice":
+            other = SEEDS[rng.integers(len(SEEDS))]
+            changed[at:end] = other[at : at + 200]
+        elif kind == "length":
+            changed[at : at + 4] = rng.choice(
+                [b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\1"]
+            )
+    return bytes(changed)
+
+
+def is_image(number: int) -> bool:
+    """Whether mutation `number` is still an image."""
+    rng = np.random.default_rng(number)
+    content = mutate(SEEDS[number % len(SEEDS)], rng)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = decode_image(content)
+    except DataError as error:
+        assert error.message
+        return False
+    assert image.mode == "RGB"
+    assert image.width * image.height <= 50_000_000
+    np.asarray(image).sum()
+    return True
+
+
+def test_damaged_images_are_decoded_or_refused():
+    outcomes = [is_image(number) for number in range(2000)]
+    # Mutations that always or never matter would test nothing.
+    assert 0.1 < np.mean(outcomes) < 0.9
+
+
+def test_damaged_odd_files_are_decoded_or_refused():
+    rng = np.random.default_rng(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for odd in TABLE:
+            if "bomb" in odd.kind or "2,000" in odd.kind:
+                continue  # large to make
+            content = odd.make()
+            for _ in range(3):
+                try:
+                    decode_image(mutate(content, rng))
+                except DataError:
+                    continue

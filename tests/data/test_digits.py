@@ -1,9 +1,10 @@
 import bz2
 import gzip
 import importlib
+import io
 import os
+import re
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,8 @@ from PIL import Image
 from scipy.io import savemat
 
 import peerdg._vision  # noqa: F401  (torchvision's import beside a CPU-only torch)
-from peerdg.data import digits as full
+from peerdg.data import digits
 from peerdg.data.benchmarks import DigitsSettings, benchmark
-from peerdg.data.digits_formats import read_idx, read_libsvm, read_mat, read_png_folder
-from peerdg.data.digits_sets import DIGITS_SPLITS
 from peerdg.errors import ConfigError, DataError
 from tests.data.digit_files import (
     cycle,
@@ -51,11 +50,8 @@ def full_root(root):
     return root
 
 
-# Layouts and subsets
-
-
 def test_loads_all_domains_at_32_pixels_in_the_papers_order(full_root):
-    splits = full.load(SMALL, root=full_root)
+    splits = digits.load(SMALL, root=full_root)
     assert (len(splits.train), len(splits.validation)) == (40, 2000)
     sizes = {name: len(domain) for name, domain in splits.targets.items()}
     assert list(sizes.items()) == [("svhn", 20), ("mnist-m", 12), ("syn", 15), ("usps", 11)]
@@ -64,67 +60,42 @@ def test_loads_all_domains_at_32_pixels_in_the_papers_order(full_root):
         assert torch.equal(domain.labels, torch.arange(len(domain)) % 10), domain.name
 
 
-def test_works_with_the_source_alone(root):
-    assert full.load(SMALL, root=root).targets == {}
-
-
 def test_takes_the_targets_that_are_there(root):
     write_usps(root, 11)
-    assert list(full.load(SMALL, root=root).targets) == ["usps"]
-
-
-def test_takes_only_the_targets_that_were_asked_for(full_root):
-    splits = full.load(SMALL, root=full_root, targets=["usps", "svhn"])
-    assert list(splits.targets) == ["usps", "svhn"]
+    assert list(digits.load(SMALL, root=root).targets) == ["usps"]
 
 
 def test_a_target_that_was_asked_for_and_is_missing_says_where_to_get_it(root):
     with pytest.raises(DataError, match=r"no files of svhn \(test\)") as caught:
-        full.load(SMALL, root=root, targets=["svhn"])
+        digits.load(SMALL, root=root, targets=["svhn"])
     assert "housenumbers" in caught.value.hint
 
 
 def test_a_missing_source_says_where_to_get_it(tmp_path):
     with pytest.raises(DataError, match=r"no files of mnist \(train\)") as caught:
-        full.load(SMALL, root=tmp_path)
+        digits.load(SMALL, root=tmp_path)
     assert "MNIST/raw" in caught.value.hint
-
-
-def test_a_missing_root_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no data folder"):
-        full.load(SMALL, root=tmp_path / "none")
-    with pytest.raises(DataError, match="no folder was given"):
-        full.load(SMALL, root=None)
 
 
 @pytest.mark.parametrize("folder", ["MNIST/raw", "mnist", "Mnist/RAW", "raw", "."])
 @pytest.mark.parametrize("gz", [True, False])
 def test_finds_mnist_in_the_usual_places(tmp_path, folder, gz):
     write_mnist(tmp_path / folder, 2060, gz=gz)
-    assert len(full.load(SMALL, root=tmp_path).train) == 40
-
-
-@pytest.mark.parametrize("folder", ["SYN", "syn", "synthdigits", "Synth_Digits", "."])
-def test_finds_syn_in_the_usual_places(root, folder):
-    write_mat(root / folder / "synth_test_32x32.mat", 15)
-    assert list(full.load(SMALL, root=root).targets) == ["syn"]
+    assert len(digits.load(SMALL, root=tmp_path).train) == 40
 
 
 @pytest.mark.parametrize("folder", ["mnist_m", "MNIST-M", "mnistm"])
 def test_finds_mnist_m_in_the_usual_places(root, folder):
     write_mnist_m(root / folder, 5)
-    target = full.load(SMALL, root=root).targets["mnist-m"]
+    target = digits.load(SMALL, root=root).targets["mnist-m"]
     assert target.paths[1] == f"{folder}/mnist_m_test/00000001.png"
-
-
-# Formats
 
 
 def test_idx_files_give_their_pixels(tmp_path):
     images, labels = draw(7, 28, 28), cycle(7)
     (tmp_path / "i").write_bytes(idx_images(images))
     (tmp_path / "l.gz").write_bytes(gzip.compress(idx_labels(labels)))
-    read_images, read_labels = read_idx([tmp_path / "i", tmp_path / "l.gz"])
+    read_images, read_labels = digits._read_idx(tmp_path / "i", tmp_path / "l.gz")
     assert np.array_equal(read_images, images)
     assert np.array_equal(read_labels, labels)
 
@@ -135,41 +106,24 @@ def test_libsvm_values_become_the_bytes_of_torchvision(tmp_path):
     values[0, 0, :4] = [1, 0, 0.001, -1]
     file = tmp_path / "usps.t.bz2"
     file.write_bytes(bz2.compress(libsvm_text(values, cycle(40))))
-    images, labels = read_libsvm([file])
+    images, labels = digits._read_libsvm(file)
     reference = importlib.import_module("torchvision").datasets.USPS(tmp_path, train=False)
     assert np.array_equal(images, reference.data)
     assert labels.tolist() == reference.targets
     assert images[0, 0, :4].tolist() == [255, 127, 127, 0]
 
 
-def test_usps_cached_by_an_earlier_reader_is_not_used(root, monkeypatch):
-    write_usps(root, 11)
-    parts = [
-        replace(part, revision=1, read=_rounded_usps) if part.domain == "usps" else part
-        for part in DIGITS_SPLITS
-    ]
-    with monkeypatch.context() as earlier:
-        earlier.setattr(full, "DIGITS_SPLITS", tuple(parts))
-        before = full.load(SMALL, root=root).targets["usps"]
-    assert not torch.equal(before.images, full.load(SMALL, root=root).targets["usps"].images)
-
-
-def _rounded_usps(files):
-    images, labels = read_libsvm(files)
-    return images + (images < 255), labels
-
-
 def test_libsvm_positions_that_are_left_out_are_zero(tmp_path):
     file = tmp_path / "usps.t.bz2"
     file.write_bytes(bz2.compress(b"3 1:1 17:-1\n"))
-    images, labels = read_libsvm([file])
+    images, labels = digits._read_libsvm(file)
     assert labels.tolist() == [2]
     assert (images[0, 0, 0], images[0, 1, 0], images[0, 5, 5]) == (255, 0, 127)
 
 
 def test_mat_files_give_their_pixels_and_ten_means_zero(tmp_path):
     write_mat(tmp_path / "test_32x32.mat", 21)
-    images, labels = read_mat([tmp_path / "test_32x32.mat"])
+    images, labels = digits._read_mat(tmp_path / "test_32x32.mat")
     assert np.array_equal(images[4], draw(32, 32, 3, 21, seed=2)[..., 4])
     assert np.array_equal(labels, cycle(21))
 
@@ -178,7 +132,7 @@ def test_png_folders_give_the_pixels_in_the_order_of_the_list(tmp_path):
     write_mnist_m(tmp_path, 3)
     list_file = tmp_path / "mnist_m_test_labels.txt"
     list_file.write_text("00000002.png 7\n00000000.png 1\n00000001.png 4\n")
-    images, labels = read_png_folder([list_file, tmp_path / "mnist_m_test"])
+    images, labels = digits._read_png_folder(list_file, tmp_path / "mnist_m_test")
     assert np.array_equal(images[0], draw(32, 32, 3, seed=2))
     assert labels.tolist() == [7, 1, 4]
 
@@ -187,16 +141,13 @@ def test_scipy_is_asked_for_by_its_extra(tmp_path, monkeypatch):
     write_mat(tmp_path / "a.mat", 10)
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     with pytest.raises(ConfigError, match="scipy") as caught:
-        read_mat([tmp_path / "a.mat"])
+        digits._read_mat(tmp_path / "a.mat")
     assert caught.value.hint == "pip install 'peerdg[digits]'"
-
-
-# Switches
 
 
 def test_first_and_train_choose_the_training_images_and_validation_follows_them(root):
     images = draw(2060, 28, 28, seed=len("train"))
-    splits = full.load(DigitsSettings(first=5, train=20), root=root)
+    splits = digits.load(DigitsSettings(first=5, train=20), root=root)
 
     def resized(index):
         return np.asarray(Image.fromarray(images[index]).resize((32, 32), Image.Resampling.LANCZOS))
@@ -208,32 +159,32 @@ def test_first_and_train_choose_the_training_images_and_validation_follows_them(
 
 
 def test_validation_goes_on_at_the_beginning_and_never_meets_the_training_images(root):
-    splits = full.load(DigitsSettings(first=2010, train=50), root=root)
+    splits = digits.load(DigitsSettings(first=2010, train=50), root=root)
     train = {image.numpy().tobytes() for image in splits.train.images}
     assert len(splits.validation) == 2000
     assert train.isdisjoint(image.numpy().tobytes() for image in splits.validation.images)
 
 
 def test_too_many_training_images_are_refused(root):
-    with pytest.raises(ConfigError, match=r"5 to 2104 .* MNIST has 2060"):
-        full.load(DigitsSettings(first=5, train=2100), root=root)
+    with pytest.raises(ConfigError, match="MNIST has 2060"):
+        digits.load(DigitsSettings(first=5, train=2100), root=root)
 
 
 def test_no_room_for_validation_is_refused_with_a_way_out(root):
-    with pytest.raises(ConfigError, match="2000 left to validate on") as caught:
-        full.load(DigitsSettings(train=2060), root=root)
+    with pytest.raises(ConfigError, match="left to validate on") as caught:
+        digits.load(DigitsSettings(train=2060), root=root)
     assert "mnist-test" in caught.value.hint
 
 
 def test_mnist_test_can_be_the_validation_set(full_root):
     settings = DigitsSettings(train=2060, validation="mnist-test")
-    splits = full.load(settings, root=full_root)
+    splits = digits.load(settings, root=full_root)
     assert (len(splits.train), len(splits.validation)) == (2060, 30)
 
 
 def test_resize_changes_the_pixels_of_small_images_only(full_root):
-    lanczos = full.load(SMALL, root=full_root)
-    bilinear = full.load(DigitsSettings(train=40, resize="bilinear"), root=full_root)
+    lanczos = digits.load(SMALL, root=full_root)
+    bilinear = digits.load(DigitsSettings(train=40, resize="bilinear"), root=full_root)
     assert not torch.equal(lanczos.train.images, bilinear.train.images)
     for name, resized in {"usps": True, "svhn": False, "syn": False, "mnist-m": False}.items():
         a, b = lanczos.targets[name], bilinear.targets[name]
@@ -242,179 +193,44 @@ def test_resize_changes_the_pixels_of_small_images_only(full_root):
 
 def test_all_means_train_and_test_together(full_root):
     settings = DigitsSettings(train=40, svhn="all", usps="all")
-    targets = full.load(settings, root=full_root).targets
+    targets = digits.load(settings, root=full_root).targets
     assert (len(targets["svhn"]), len(targets["usps"])) == (45, 28)
-
-
-def test_all_without_the_train_file_is_an_error(root):
-    write_mat(root / "test_32x32.mat", 20)
-    with pytest.raises(DataError, match=r"svhn \(train\)"):
-        full.load(DigitsSettings(train=40, svhn="all"), root=root)
 
 
 def test_values_change_the_normalisation_and_not_the_images():
     info = benchmark("digits")
-    assert info.normalisation(DigitsSettings()) == ((0.0,) * 3, (1.0,) * 3)
-    assert info.normalisation(DigitsSettings(values="centred")) == ((0.5,) * 3, (0.5,) * 3)
-
-
-# Cache
+    assert info.normalization(DigitsSettings()) == ((0.0,) * 3, (1.0,) * 3)
+    assert info.normalization(DigitsSettings(values="centred")) == ((0.5,) * 3, (0.5,) * 3)
 
 
 def test_the_second_load_reads_no_source_file(full_root, monkeypatch):
-    first = full.load(SMALL, root=full_root)
+    first = digits.load(SMALL, root=full_root)
 
     def refuse(*_):
         raise AssertionError("read again")
 
     monkeypatch.setattr("peerdg.data.digits.Domain", refuse)
-    assert full.load(SMALL, root=full_root).fingerprint == first.fingerprint
+    assert digits.load(SMALL, root=full_root).fingerprint == first.fingerprint
 
 
 def test_a_replaced_file_is_read_again(root):
     write_usps(root, 11)
-    full.load(SMALL, root=root)
+    digits.load(SMALL, root=root)
     write_usps(root, 12)
-    assert len(full.load(SMALL, root=root).targets["usps"]) == 12
-
-
-def test_a_replaced_png_is_read_again(root):
-    write_mnist_m(root, 3)
-    before = full.load(SMALL, root=root).targets["mnist-m"]
-    file = root / "mnist_m_test" / "00000001.png"
-    Image.new("RGB", (32, 32)).save(file)
-    after = full.load(SMALL, root=root).targets["mnist-m"]
-    assert after.fingerprint != before.fingerprint
-
-
-# Damage
-
-
-def damage_idx(tmp_path, images=None, labels=None):
-    (tmp_path / "i").write_bytes(idx_images(draw(5, 28, 28)) if images is None else images)
-    (tmp_path / "l").write_bytes(idx_labels(cycle(5)) if labels is None else labels)
-    return [tmp_path / "i", tmp_path / "l"]
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        ({"images": b""}, "within its header"),
-        ({"images": idx_labels(cycle(5)) + bytes(20)}, "starts with 2049"),
-        ({"images": idx_images(draw(5, 28, 28))[:-1]}, "fewer bytes"),
-        ({"images": idx_images(draw(5, 28, 28)) + b"x"}, "more bytes"),
-        ({"images": idx_images(draw(5, 30, 30))}, r"\(30, 30\)"),
-        ({"images": b"\x00\x00\x08\x03" + b"\xff" * 12}, "4294967295 items"),
-        ({"labels": idx_labels(cycle(4))}, "5 images, but .* 4 labels"),
-        ({"labels": idx_labels(cycle(5) + 6)}, "from 6 to 10"),
-    ],
-)
-def test_a_damaged_idx_file_is_named_with_the_reason(tmp_path, damage, reason):
-    with pytest.raises(DataError, match=reason):
-        read_idx(damage_idx(tmp_path, **damage))
-
-
-def test_a_truncated_gz_file_is_named(tmp_path):
-    content = gzip.compress(idx_images(draw(5, 28, 28)))
-    (tmp_path / "i.gz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"i\.gz"):
-        read_idx([tmp_path / "i.gz", tmp_path / "l"])
-    (tmp_path / "i.gz").write_bytes(b"not gzip at all")
-    with pytest.raises(DataError, match=r"i\.gz"):
-        read_idx([tmp_path / "i.gz", tmp_path / "l"])
-
-
-USPS_LINE = libsvm_text(np.zeros((1, 16, 16)), np.array([3]))
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "usps"),
-        (b"plain text", "usps"),
-        (bz2.compress(USPS_LINE * 50)[:-9], "usps"),
-        (bz2.compress(b""), "usps"),
-        (bz2.compress(b"4 1:a\n"), "could not convert"),
-        (bz2.compress(b"4 300:1\n"), "count from 1 to 256"),
-        (bz2.compress(b"4 0:1\n"), "count from 1"),
-        (bz2.compress(b"4 1:7\n"), "reach 7"),
-        (bz2.compress(b"4 1:nan\n"), "reach nan"),
-        (bz2.compress(b"0 1:1\n"), "from 0 to 0"),
-        (bz2.compress(b"4 1:1\n\n"), "usps"),
-    ],
-)
-def test_a_damaged_libsvm_file_is_named_with_the_reason(tmp_path, content, reason):
-    file = tmp_path / "usps.t.bz2"
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=reason):
-        read_libsvm([file])
-
-
-@pytest.mark.parametrize(
-    ("variables", "reason"),
-    [
-        ({"X": draw(32, 32, 3, 5)}, "no variables X and y"),
-        ({"X": draw(32, 32, 3, 5).astype(float), "y": cycle(5)}, "X is double"),
-        ({"X": draw(5, 32, 32), "y": cycle(5)}, r"\(5, 32, 32\)"),
-        ({"X": draw(32, 32, 3, 5), "y": cycle(4)}, "5 images, but 4 labels"),
-        ({"X": draw(32, 32, 3, 5), "y": cycle(5) + 7}, "from 7 to 11"),
-    ],
-)
-def test_a_mat_file_with_other_content_is_named_with_the_reason(tmp_path, variables, reason):
-    savemat(tmp_path / "a.mat", variables)
-    with pytest.raises(DataError, match=reason):
-        read_mat([tmp_path / "a.mat"])
-
-
-@pytest.mark.parametrize("kept", [0, 50, 5000])
-def test_a_truncated_mat_file_is_named(tmp_path, kept):
-    write_mat(tmp_path / "a.mat", 10)
-    (tmp_path / "a.mat").write_bytes((tmp_path / "a.mat").read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"a\.mat"):
-        read_mat([tmp_path / "a.mat"])
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "empty"),
-        ("00000000.png 1\n", "3 PNG files, but .* 1 labels"),
-        ("00000000.png\n", "labels.txt"),
-        ("00000000.png one\n", "one"),
-        ("../secret.png 1\n", "not the name of a file"),
-        ("00000000.png 1\n00000001.png 2\n00000009.png 3\n", "00000009.png"),
-        ("00000000.png 1\n00000001.png 2\n00000002.png 10\n", "from 1 to 10"),
-    ],
-)
-def test_a_damaged_list_of_labels_is_named_with_the_reason(tmp_path, text, reason):
-    write_mnist_m(tmp_path, 3)
-    list_file = tmp_path / "labels.txt"
-    list_file.write_text(text)
-    with pytest.raises(DataError, match=reason):
-        read_png_folder([list_file, tmp_path / "mnist_m_test"])
-
-
-def test_images_of_different_sizes_are_refused(tmp_path):
-    write_mnist_m(tmp_path, 3)
-    Image.new("RGB", (9, 9)).save(tmp_path / "mnist_m_test" / "00000001.png")
-    with pytest.raises(DataError, match=r"00000001\.png.*\(9, 9\)"):
-        read_png_folder([tmp_path / "mnist_m_test_labels.txt", tmp_path / "mnist_m_test"])
+    assert len(digits.load(SMALL, root=root).targets["usps"]) == 12
 
 
 def test_a_damaged_target_is_an_error_even_if_nobody_asked_for_it(root):
     (root / "usps.t.bz2").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"usps\.t\.bz2"):
-        full.load(SMALL, root=root)
+        digits.load(SMALL, root=root)
 
 
 def test_half_a_set_is_an_error(root):
     write_mnist_m(root, 3)
     (root / "mnist_m_test_labels.txt").unlink()
     with pytest.raises(DataError, match=r"not mnist_m_test_labels\.txt"):
-        full.load(SMALL, root=root)
-
-
-# Pickles
+        digits.load(SMALL, root=root)
 
 
 class Bomb:
@@ -433,25 +249,17 @@ def pickled(root, monkeypatch):
 
 def test_a_pickle_is_never_opened(pickled):
     with pytest.raises(DataError, match="refused") as caught:
-        full.load(SMALL, root=pickled, targets=["mnist-m"])
+        digits.load(SMALL, root=pickled, targets=["mnist-m"])
     assert "PNG" in caught.value.hint
     with pytest.warns(UserWarning, match="refused"):
-        assert full.load(SMALL, root=pickled).targets == {}
-    (report,) = (r for r in full.verify(pickled) if r.domain == "mnist-m")
-    assert report.status == "refused"
+        assert digits.load(SMALL, root=pickled).targets == {}
+    (report,) = (r for r in digits.verify(pickled) if r.domain == "mnist-m")
+    assert report.status == "problem"
     assert not (pickled / "unpickled").exists()
 
 
-def test_beside_the_png_files_a_pickle_is_ignored(pickled):
-    write_mnist_m(pickled, 3)
-    assert list(full.load(SMALL, root=pickled).targets) == ["mnist-m"]
-
-
-# Reports
-
-
 def reports(root):
-    return {(report.domain, report.split): report for report in full.verify(root)}
+    return {(report.domain, report.split): report for report in digits.verify(root)}
 
 
 def test_the_report_names_what_is_missing_and_where_to_get_it(root):
@@ -460,45 +268,79 @@ def test_the_report_names_what_is_missing_and_where_to_get_it(root):
     missing = found["svhn", "test"]
     assert (missing.status, missing.count, missing.expected) == ("missing", None, 26_032)
     assert missing.obtain.startswith("http")
-    assert missing.licence
     assert found["svhn", "train"].optional and not missing.optional
 
 
 def test_the_report_counts_and_compares_with_the_published_sizes(root, monkeypatch):
     report = reports(root)["mnist", "train"]
-    assert (report.status, report.count) == ("unexpected", 2060)
+    assert (report.status, report.count) == ("problem", 2060)
     assert report.problems == ("2,060 images where 60,000 are published.",)
-    parts = [p for p in full.DIGITS_SPLITS if (p.domain, p.split) == ("mnist", "train")]
-    monkeypatch.setattr(
-        full, "DIGITS_SPLITS", [type(parts[0])(**{**vars(parts[0]), "expected": 2060})]
-    )
-    (report,) = full.verify(root)
+    parts = [p for p in digits.SPLITS if (p.domain, p.split) == ("mnist", "train")]
+    monkeypatch.setattr(digits, "SPLITS", [type(parts[0])(**{**vars(parts[0]), "expected": 2060})])
+    (report,) = digits.verify(root)
     assert (report.status, report.problems) == ("found", ())
-    assert len(report.checksum) == 16
 
 
 def test_the_report_tells_damage_from_absence(full_root):
     (full_root / "USPS" / "usps.t.bz2").write_bytes(b"damaged")
     (full_root / "mnist_m" / "mnist_m_test_labels.txt").unlink()
     found = reports(full_root)
-    assert found["usps", "test"].status == "damaged"
+    assert found["usps", "test"].status == "problem"
     assert "usps.t.bz2" in found["usps", "test"].problems[0]
-    assert found["mnist-m", "test"].status == "damaged"
+    assert found["mnist-m", "test"].status == "problem"
 
 
-def test_the_checksum_follows_the_content_and_not_the_compression(tmp_path):
-    write_mnist(tmp_path / "a", 20)
-    write_mnist(tmp_path / "b", 20, gz=False)
-    write_mnist(tmp_path / "c", 21)
-    a, b, c = (
-        next(r.checksum for r in full.verify(tmp_path / name) if r.checksum) for name in "abc"
-    )
-    assert a == b != c
+MNIST = ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/train-labels-idx1-ubyte")
+IMAGES, LABELS = idx_images(draw(5, 28, 28)), idx_labels(cycle(5))
+USPS_LINE = libsvm_text(np.zeros((1, 16, 16)), np.array([3]))
+M_NAMES = "mnist_m/mnist_m_test_labels.txt"
 
 
-def test_a_report_on_a_missing_root_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="no data folder"):
-        full.verify(tmp_path / "none")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="not a data folder"):
-        full.verify(tmp_path / "file")
+def mat(**variables) -> bytes:
+    buffer = io.BytesIO()
+    savemat(buffer, variables)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({MNIST[0]: b"", MNIST[1]: LABELS}, "images-idx3"),
+        ({MNIST[0]: IMAGES[:-1], MNIST[1]: LABELS}, "bytes follow"),
+        ({MNIST[0]: IMAGES + b"x", MNIST[1]: LABELS}, "bytes follow"),
+        ({MNIST[0]: idx_images(draw(5, 30, 30)), MNIST[1]: LABELS}, "30, 30"),
+        ({MNIST[0]: IMAGES, MNIST[1]: idx_labels(cycle(4))}, "5 images and 4 labels"),
+        ({MNIST[0]: IMAGES, MNIST[1]: idx_labels(cycle(5) + 6)}, "from 6 to 10"),
+        ({f"{MNIST[0]}.gz": gzip.compress(IMAGES)[:-20], MNIST[1]: LABELS}, "ended before"),
+        ({f"{MNIST[0]}.gz": b"not gzip at all", MNIST[1]: LABELS}, "gzip"),
+        ({"usps.t.bz2": b"plain text"}, "usps"),
+        ({"usps.t.bz2": bz2.compress(USPS_LINE * 50)[:-9]}, "usps"),
+        ({"usps.t.bz2": bz2.compress(b"")}, "usps"),
+        ({"usps.t.bz2": bz2.compress(b"4 1:a\n")}, "could not convert"),
+        ({"usps.t.bz2": bz2.compress(b"4 300:1\n")}, "out of bounds"),
+        ({"usps.t.bz2": bz2.compress(b"4 1:7\n")}, "between -1 and 1"),
+        ({"usps.t.bz2": bz2.compress(b"4 1:nan\n")}, "between -1 and 1"),
+        ({"usps.t.bz2": bz2.compress(b"0 1:1\n")}, "from -1 to -1"),
+        ({"test_32x32.mat": b""}, "32x32"),
+        ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5), y=cycle(5))[:5000]}, "32x32"),
+        ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5))}, "'y'"),
+        ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5).astype(float), y=cycle(5))}, "X is float64"),
+        ({"test_32x32.mat": mat(X=draw(5, 32, 32), y=cycle(5))}, r"\(5, 32, 32\)"),
+        ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5), y=cycle(4))}, "5 images and 4 labels"),
+        ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5), y=cycle(5) + 7)}, "from 0 to 11"),
+        ({M_NAMES: b""}, "labels.txt"),
+        ({M_NAMES: b"00000000.png\n"}, "labels.txt"),
+        ({M_NAMES: b"00000000.png one\n"}, "one"),
+        ({M_NAMES: b"../secret.png 1\n"}, "outside"),
+        ({M_NAMES: b"00000009.png 3\n"}, "00000009.png"),
+        ({M_NAMES: b"00000000.png 10\n"}, "from 10 to 10"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_reason(tmp_path, files, reason):
+    write_mnist_m(tmp_path / "mnist_m", 3)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (report,) = (r for r in digits.verify(tmp_path) if r.count is None and r.problems)
+    assert report.status == "problem"
+    assert re.search(reason, report.problems[0]), report.problems

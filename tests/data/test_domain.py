@@ -1,7 +1,11 @@
+import hashlib
+
+import numpy as np
 import pytest
 import torch
 
-from peerdg.data.domain import Domain
+from peerdg.data import domain as module
+from peerdg.data.domain import Domain, contact_sheet, digest
 from peerdg.data.splits import Splits
 from peerdg.errors import DataError
 
@@ -74,3 +78,58 @@ def test_splits_give_one_fingerprint_per_part():
         "train": domain.fingerprint,
         "target:sketch": domain.fingerprint,
     }
+
+
+def test_the_digest_is_that_of_the_digests_of_blocks(monkeypatch):
+    monkeypatch.setattr(module, "_HASH_BLOCK", 64)
+    data = np.arange(150, dtype=np.uint8)
+    parts = [hashlib.sha256(data[i : i + 64].tobytes()).digest() for i in (0, 64, 128)]
+    expected = hashlib.sha256(b"".join(parts)).hexdigest()
+    assert digest(data) == digest(data.reshape(2, 3, 25)) == expected
+
+
+def red_domain(name="toy", classes=("a", "b", "c"), side=4, labels=(0, 0, 1)):
+    images = torch.zeros(len(labels), 3, side, side, dtype=torch.uint8)
+    images[:, 0] = 200  # red
+    return Domain(name, classes, images, torch.tensor(labels))
+
+
+def count_red(sheet) -> int:
+    return int((np.asarray(sheet) == (200, 0, 0)).all(axis=2).sum())
+
+
+def test_shows_each_image_enlarged():
+    assert count_red(contact_sheet([red_domain()], per_class=2, cell=16)) == 3 * 16 * 16
+
+
+def test_shows_at_most_per_class_images_of_a_class():
+    assert count_red(contact_sheet([red_domain()], per_class=1, cell=16)) == 2 * 16 * 16
+
+
+def test_shrinks_large_images_to_the_cell():
+    assert count_red(contact_sheet([red_domain(side=64)], per_class=2, cell=16)) == 3 * 16 * 16
+
+
+def test_stacks_one_block_per_domain():
+    one = contact_sheet([red_domain()], per_class=2)
+    two = contact_sheet([red_domain(), red_domain("other")], per_class=2)
+    assert two.height == 2 * one.height
+    assert two.width == one.width
+
+
+def test_writes_the_name_of_each_domain():
+    first, second = (contact_sheet([red_domain(name)], per_class=1) for name in ("one", "two"))
+    assert np.any(np.asarray(first) != np.asarray(second))
+
+
+@pytest.mark.parametrize("name", ["a very long class name", "Grüße", "猫"])
+def test_any_class_name_fits(name):
+    sheet = contact_sheet([red_domain(classes=(name, "b", "c"))], per_class=1, cell=16)
+    assert sheet.width == 320
+
+
+def test_of_thousands_of_classes_the_first_hundred_are_shown():
+    labels = tuple(range(300))
+    domain = red_domain(classes=tuple(map(str, labels)), labels=labels)
+    sheet = contact_sheet([domain], per_class=1, cell=8)
+    assert count_red(sheet) == 100 * 8 * 8

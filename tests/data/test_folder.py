@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from peerdg.data.folder import list_folder
+from peerdg.data.folder import image_files, list_folder
 from peerdg.errors import DataError
 from tests.data.image_files import touch_tree
 
@@ -76,10 +76,10 @@ def test_stray_images_beside_classes_of_domains_make_the_layout_unclear(tmp_path
 def test_parts_of_a_data_set_are_not_taken_for_classes(tmp_path):
     touch_tree(tmp_path, *(f"sun/{s}/{c}/1.jpg" for s in ("train", "test") for c in "01"))
     touch_tree(tmp_path, *(f"voc/{s}/{c}/1.jpg" for s in ("train", "test") for c in "01"))
-    with pytest.raises(DataError, match="test, train: these are parts") as caught:
+    with pytest.raises(DataError, match="parts of a data set") as caught:
         scan(tmp_path)
     assert "sun/test" in caught.value.hint
-    assert scan(tmp_path / "sun").domains == ("test", "train")
+    assert list_folder(tmp_path / "sun").splits == ("train", "test")
 
 
 def test_hidden_and_system_files_are_passed_over_in_silence_and_others_are_listed(tmp_path):
@@ -124,9 +124,9 @@ def test_one_class_is_refused_for_training_only(tmp_path):
 
 def test_a_class_of_one_image_is_refused_for_training_only(tmp_path):
     touch_tree(tmp_path, *PETS, "horse/1.jpg")
-    with pytest.raises(DataError, match=r"has a class with one image only: horse") as caught:
+    with pytest.raises(DataError, match="one image only: horse") as caught:
         scan(tmp_path)
-    assert "remove the folder" in caught.value.hint
+    assert "remove the class" in caught.value.hint
     assert scan(tmp_path, training=False).classes == ("cat", "dog", "horse")
 
 
@@ -142,14 +142,6 @@ def test_a_folder_without_images_says_what_there_is(tmp_path):
     touch_tree(tmp_path, "cat/1.heic", "cat/2.heic", "dog/3.txt")
     with pytest.raises(DataError, match=r"no images .*2 x \.heic, 1 x \.txt"):
         scan(tmp_path)
-
-
-def test_a_missing_folder_and_a_file_are_named(tmp_path):
-    with pytest.raises(DataError, match="no folder"):
-        scan(tmp_path / "none")
-    (tmp_path / "a.txt").touch()
-    with pytest.raises(DataError, match="is a file"):
-        scan(tmp_path / "a.txt")
 
 
 def test_classes_that_differ_only_in_case_are_refused(tmp_path):
@@ -170,42 +162,8 @@ def test_a_name_that_is_not_utf8_is_read_and_can_be_recorded(tmp_path):
     for name in ("1.jpg", "2.jpg"):
         (tmp_path / os.fsdecode(b"caf\xe9") / name).touch()
     listing = scan(tmp_path)
-    assert listing.classes == ("caf\\xe9", "cat", "dog")
+    assert listing.classes == ("caf\\udce9", "cat", "dog")
     assert listing.items[0].path.exists()
-
-
-def test_a_link_out_of_the_tree_is_refused(tmp_path):
-    touch_tree(tmp_path, "secret.jpg", *(f"in/{file}" for file in PETS))
-    (tmp_path / "in/cat/link.jpg").symlink_to(tmp_path / "secret.jpg")
-    with pytest.raises(DataError, match=r"1 links lead out of .*cat/link\.jpg"):
-        scan(tmp_path / "in")
-
-
-def test_a_linked_folder_out_of_the_tree_is_refused(tmp_path):
-    touch_tree(tmp_path, "other/1.jpg", *(f"in/{file}" for file in PETS))
-    (tmp_path / "in/horse").symlink_to(tmp_path / "other")
-    with pytest.raises(DataError, match="lead out of"):
-        scan(tmp_path / "in")
-
-
-def test_a_link_inside_the_tree_is_an_image_like_any_other(tmp_path):
-    touch_tree(tmp_path, *PETS)
-    (tmp_path / "dog/3.jpg").symlink_to(tmp_path / "dog/1.jpeg")
-    assert "dog/3.jpg" in paths(scan(tmp_path))
-
-
-def test_links_to_nothing_and_in_a_circle_are_refused(tmp_path):
-    touch_tree(tmp_path, *PETS)
-    (tmp_path / "dog/round").symlink_to(tmp_path)
-    (tmp_path / "dog/gone.jpg").symlink_to(tmp_path / "dog/none.jpg")
-    with pytest.raises(DataError, match=r"2 links lead nowhere .*dog/gone\.jpg, dog/round"):
-        scan(tmp_path)
-
-
-def test_the_root_itself_may_be_a_link(tmp_path):
-    touch_tree(tmp_path / "real", *PETS)
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert len(scan(tmp_path / "link").items) == 4
 
 
 def test_all_problems_come_in_one_message(tmp_path):
@@ -222,31 +180,25 @@ def test_numbered_classes_are_in_the_order_of_their_numbers(tmp_path):
     assert listing.classes == ("0", "9", "10")
 
 
+def test_links_are_followed_but_not_in_a_circle(tmp_path):
+    touch_tree(tmp_path, "other/1.jpg", "other/2.jpg", *(f"in/{file}" for file in PETS))
+    (tmp_path / "in/horse").symlink_to(tmp_path / "other")
+    (tmp_path / "in/dog/3.jpg").symlink_to(tmp_path / "other/1.jpg")
+    (tmp_path / "in/dog/round").symlink_to(tmp_path / "in")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    expected = sorted([*PETS, "horse/1.jpg", "horse/2.jpg", "dog/3.jpg"])
+    assert paths(scan(tmp_path / "link")) == expected
+
+
 def test_the_order_does_not_depend_on_that_of_the_disk(tmp_path, monkeypatch):
-    touch_tree(tmp_path, *PETS, "Zebra/1.jpg", "Ähre/1.jpg")
+    touch_tree(tmp_path, *PETS, "Zebra/1.jpg", "Ähre/1.jpg", "cat/sub/3.jpg")
     expected = list_folder(tmp_path).items
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda place: reversed(list(real(place))))
     assert list_folder(tmp_path).items == expected
 
 
-def test_thousands_of_classes_are_read_without_a_look_at_each_file(tmp_path, monkeypatch):
-    for number in range(2000):
-        (tmp_path / f"{number:04}").mkdir()
-        for name in ("a.jpg", "b.jpg"):
-            (tmp_path / f"{number:04}" / name).touch()
-    touched = []
-
-    def noted(function):
-        def call(place, *arguments, **options):
-            touched.append(str(place))
-            return function(place, *arguments, **options)
-
-        return call
-
-    for name in ("open", "stat", "lstat"):
-        monkeypatch.setattr(os, name, noted(getattr(os, name)))
-    listing = scan(tmp_path)
-    monkeypatch.undo()
-    assert (len(listing.classes), len(listing.items)) == (2000, 4000)
-    assert not [place for place in touched if place.endswith(".jpg")]
+def test_image_files_come_in_the_order_of_a_folder_of_classes(tmp_path):
+    touch_tree(tmp_path, *PETS, "cover.jpg", "notes.txt", ".hidden/1.jpg", "cat/sub/3.jpg")
+    files = [path.relative_to(tmp_path).as_posix() for path in image_files(tmp_path)]
+    assert files == ["cover.jpg", "cat/1.jpg", "cat/2.PNG", "cat/sub/3.jpg", *PETS[2:]]

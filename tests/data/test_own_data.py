@@ -5,8 +5,11 @@ import torch
 
 from peerdg.data import own_data
 from peerdg.data.benchmarks import OwnDataSettings, benchmark
+from peerdg.data.domain import Domain
+from peerdg.data.own_data import check_folders, describe_duplicates, find_duplicates
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
-from tests.data.image_files import make_tree, write_picture
+from tests.conftest import tiny_domain
+from tests.data.image_files import encode, make_tree, picture, write_picture
 
 BY_CLASS = ("cat", "dog", "horse")
 
@@ -199,11 +202,122 @@ def test_targets_of_a_trained_model_follow_its_classes_and_size(sketches):
     assert torch.bincount(domain.labels).tolist() == [4, 0, 4, 4]
 
 
-def test_verify_reports_every_domain(both):
+def messages(report, severity=None) -> str:
+    return "\n".join(p.message for p in report.problems if severity in (None, p.severity))
+
+
+def test_a_sound_folder_has_no_problems(photos):
+    report = check_folders([photos])
+    assert report.problems == ()
+    assert {name: len(domain) for name, domain in report.parts.items()} == {"photos": 30}
+
+
+def test_every_bad_file_is_listed_with_its_reason_and_a_remedy(photos):
+    (photos / "cat/empty.png").write_bytes(b"")
+    (photos / "dog/text.jpg").write_text("hello")
+    (problem,) = check_folders([photos]).errors
+    assert "2 of 32 images of 'photos'" in problem.message
+    assert "cat/empty.png: the file is empty" in problem.message
+    assert "dog/text.jpg: it is not an image in a known format" in problem.message
+    assert "skip-bad-images" in problem.remedy
+
+
+def test_copies_are_named_by_what_they_spoil(photos, sketches):
+    shutil.copy(photos / "cat/0.png", photos / "dog/copy.png")
+    shutil.copy(photos / "cat/1.png", photos / "cat/copy.png")
+    (sketches / "dog/same.bmp").write_bytes(encode(picture(102), "BMP"))  # dog/2 in another format
+    text = messages(check_folders([photos, sketches]), "note")
+    assert "1 images are in two classes: photos: cat/0.png = photos: dog/copy.png" in text
+    assert "1 images are there twice: photos: cat/1.png = photos: cat/copy.png" in text
+    assert "1 images are in two parts: photos: dog/2.png = sketches: dog/same.bmp" in text
+
+
+def test_small_classes_and_ignored_files_are_noted(photos):
+    for index in range(2):
+        write_picture(photos / "fox" / f"{index}.png", 500 + index, (30, 20))
+    (photos / "cat/phone.heic").touch()
+    report = check_folders([photos])
+    text = messages(report, "note")
+    assert "1 classes of 'photos' have fewer than 5 images: fox (2)" in text
+    assert "1 files" in text
+    assert "cat/phone.heic" in text
+    assert report.errors == []
+
+
+def test_problems_of_the_tree_are_part_of_the_report(photos):
+    (photos / "zebra").mkdir()
+    write_picture(photos / "Dog/1.png", 700)
+    (photos / "dog/1.heic").touch()
+    report = check_folders([photos])
+    assert "no images in the class zebra" in messages(report, "training")
+    assert "one image only: Dog" in messages(report, "training")
+    assert "'Dog' and 'dog'" in messages(report, "error")
+    assert report.problems[-1].severity == "note"
+
+
+def test_a_folder_without_images_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="no images"):
+        check_folders([tmp_path])
+
+
+def test_each_domain_of_a_tree_is_a_part(both):
     (both / "photo/cat/bad.png").write_bytes(b"")
-    reports = own_data.verify(both)
-    assert [(r.domain, r.status, r.count) for r in reports] == [
-        ("photo", "damaged", 30),
-        ("sketch", "found", 12),
-    ]
-    assert reports[0].problems == ("photo/cat/bad.png: the file is empty.",)
+    report = check_folders([both])
+    assert report.counts == {"photo": 31, "sketch": 12}
+    assert {name: len(domain) for name, domain in report.parts.items()} == {
+        "photo": 30,
+        "sketch": 12,
+    }
+
+
+def make(name, images, labels=None, paths=None):
+    labels = torch.zeros(len(images), dtype=torch.int64) if labels is None else labels
+    return Domain(name, ("a", "b"), images, labels, paths)
+
+
+def random_images(count, seed=0, side=12):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
+
+
+def test_different_images_are_no_duplicates():
+    parts = {"train": tiny_domain(n=300), "target": tiny_domain(n=300, seed=1)}
+    assert find_duplicates(parts) == []
+
+
+def test_every_image_that_occurs_in_two_parts_is_found():
+    images, others = random_images(50), random_images(80, seed=1)
+    others[torch.arange(0, 50, 2) + 7] = images[::2]
+    found = find_duplicates({"train": make("x", images), "sketch": make("y", others)})
+    rows = [(d.first.part, d.first.path, d.second.part, d.second.path) for d in found]
+    assert sorted(rows) == sorted(
+        ("train", f"image {i}", "sketch", f"image {i + 7}") for i in range(0, 50, 2)
+    )
+
+
+def test_the_same_image_in_two_classes_of_one_part_is_found_with_both_names():
+    images = random_images(3)
+    images[2] = images[0]
+    domain = make("photo", images, torch.tensor([0, 0, 1]), ("a/1.png", "a/2.png", "b/1.png"))
+    (found,) = find_duplicates({"photo": domain})
+    assert (found.first.label, found.second.label) == ("a", "b")
+    assert str(found) == "photo: a/1.png = photo: b/1.png"
+
+
+def test_a_difference_of_one_value_anywhere_is_a_difference():
+    images = random_images(1).repeat(1 + 3 * 12 * 12, 1, 1, 1)
+    for position in range(3 * 12 * 12):
+        images[1 + position].view(-1)[position] ^= 1
+    assert find_duplicates({"x": make("x", images)}) == []
+
+
+def test_images_of_other_sizes_are_not_compared():
+    blank = torch.zeros(1, 3, 4, 4, dtype=torch.uint8), torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    assert find_duplicates({"x": make("x", blank[0]), "y": make("y", blank[1])}) == []
+
+
+def test_many_copies_are_each_paired_with_the_first():
+    found = find_duplicates({"x": make("x", torch.zeros(500, 3, 8, 8, dtype=torch.uint8))})
+    assert len(found) == 499
+    assert {d.first.path for d in found} == {"image 0"}
+    assert describe_duplicates(found).endswith("; and 494 more")

@@ -1,9 +1,7 @@
 import shutil
-import sys
+from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 
 from peerdg.data import pacs
 from peerdg.data.benchmarks import PacsSettings, benchmark
@@ -19,14 +17,13 @@ from tests.data.published_files import (
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 ALL = ("photo", "art_painting", "cartoon", "sketch")
-PUBLISHED, LISTED = pacs.LAYOUT.counts, pacs.LISTED
+PUBLISHED = pacs.PACS.counts
 EACH = 5  # images of each class and domain; the last one is for validation
 
 
 @pytest.fixture(autouse=True)
 def small_counts(monkeypatch):
-    expect(monkeypatch, pacs, **dict.fromkeys(ALL, 7 * EACH))
-    monkeypatch.setattr(pacs, "LISTED", dict.fromkeys(ALL, (7 * (EACH - 1), 7)))
+    expect(monkeypatch, pacs, "PACS", 7 * EACH)
 
 
 def write_lists(folder, domains=ALL, *, offset=1, prefix=""):
@@ -57,7 +54,6 @@ def load(root, targets=None, **switches):
 
 def test_the_published_numbers_add_up():
     assert sum(count for (count,) in PUBLISHED.values()) == 9991
-    assert {name: (sum(LISTED[name]),) for name in LISTED} == PUBLISHED
 
 
 def test_the_authors_lists_decide_training_validation_and_test(tmp_path):
@@ -84,7 +80,7 @@ def test_labels_that_contradict_the_folders_are_refused(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     file = tmp_path / "PACS_splits" / "photo_train_kfold.txt"
     file.write_text(file.read_text().replace("photo/horse/02.png 5", "photo/horse/02.png 6"))
-    with pytest.raises(DataError, match=r"'horse/02.png' the label 6, but .* from 1 .* is 5"):
+    with pytest.raises(DataError, match="'horse' is 6, not 4"):
         load(root)
 
 
@@ -92,8 +88,8 @@ def test_labels_that_contradict_the_folders_are_refused(tmp_path):
     ("line", "reason"),
     [
         ("photo/dog/00.png", "line 1: 'photo/dog/00.png' is not"),
-        ("photo/cat/00.png 1", "names a class 'cat'"),
-        ("photo/dog/00.png 3", "the label 3; it should be 0, or 1"),
+        ("photo/cat/00.png 1", "line 1: 'photo/cat/00.png 1' is not"),
+        ("photo/dog/00.png 3", "line 1: the label of 'dog' is 3"),
         ("", "is empty"),
     ],
 )
@@ -107,10 +103,7 @@ def test_a_broken_list_is_named(line, reason, tmp_path):
 @pytest.mark.parametrize(
     "spelling",
     [
-        str,
-        str.upper,
         lambda name: name.replace("_", " ").title(),
-        lambda name: name.replace("_", "-"),
         lambda name: name.replace("_", ""),
     ],
 )
@@ -119,8 +112,16 @@ def test_domain_folders_are_found_in_any_spelling(spelling, tmp_path):
     assert list(splits.targets) == ["art_painting", "cartoon", "sketch"]
 
 
-@pytest.mark.parametrize("above", ["", "PACS", "kfold", "pacs/images", "PACS/kfold"])
-@pytest.mark.parametrize("lists", ["splits", "PACS_splits", ""])
+@pytest.mark.parametrize(
+    ("above", "lists"),
+    [
+        ("", "splits"),
+        ("PACS", "PACS_splits"),
+        ("kfold", ""),
+        ("pacs/images", "splits"),
+        ("PACS/kfold", ""),
+    ],
+)
 def test_root_may_be_the_folder_that_archives_make(above, lists, tmp_path):
     write_pacs(tmp_path / above, ("photo", "sketch"), lists=False)
     write_lists((tmp_path / above).parent / lists if above else tmp_path / lists)
@@ -164,14 +165,14 @@ def test_any_domain_can_be_the_source(tmp_path):
     assert list(splits.targets) == ["photo", "art_painting", "cartoon"]
     chosen = load(tmp_path / "PACS", ["Art Painting", "PHOTO"], source="sketch")
     assert list(chosen.targets) == ["art_painting", "photo"]
-    with pytest.raises(ConfigError, match="no target domain 'sketch' beside its source"):
+    with pytest.raises(ConfigError, match="no target domain 'sketch'"):
         load(tmp_path / "PACS", ["sketch"], source="sketch")
 
 
 def test_it_works_with_the_targets_that_are_there(tmp_path):
     root = write_pacs(tmp_path / "PACS", ("photo", "sketch"))
     assert list(load(root).targets) == ["sketch"]
-    with pytest.raises(DataError, match="domain 'cartoon'; found: photo, sketch") as caught:
+    with pytest.raises(DataError, match="domain 'cartoon'") as caught:
         load(root, ["cartoon"])
     assert "https://" in caught.value.hint
 
@@ -189,7 +190,7 @@ def test_a_list_that_names_missing_files_says_which_and_how_many(tmp_path):
     (root / "photo" / "dog" / "01.png").unlink()
     with (
         pytest.warns(PeerdgWarning, match="33 images where 35"),
-        pytest.raises(DataError, match=r"names dog/00\.png and 1 more, of 28 files, which are not"),
+        pytest.raises(DataError, match=r"names 2 of 28 files .*dog/00\.png"),
     ):
         load(root)
 
@@ -212,7 +213,8 @@ def test_lists_that_share_files_are_refused(tmp_path):
 
 def test_dassls_dubious_sketch_is_dropped_only_on_request(tmp_path, monkeypatch):
     root = write_pacs(tmp_path / "PACS", ("photo", "sketch"))
-    expect(monkeypatch, pacs, photo=35, sketch=36)
+    counts = {**pacs.PACS.counts, "sketch": (36,)}
+    monkeypatch.setattr(pacs, "PACS", replace(pacs.PACS, counts=counts))
     write_image(root / "sketch" / "dog" / "n02103406_4068-1.png", (1, 2, 3))
     for name in ("sketch_train_kfold.txt", "sketch_test_kfold.txt"):
         with (tmp_path / "PACS_splits" / name).open("a") as file:
@@ -225,7 +227,7 @@ def test_dassls_dubious_sketch_is_dropped_only_on_request(tmp_path, monkeypatch)
 def test_an_unknown_class_folder_is_refused_with_the_nearest(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     (root / "photo" / "guitars").mkdir()
-    with pytest.raises(DataError, match="guitars is none of the 7 classes") as caught:
+    with pytest.raises(DataError, match="guitars is not a class") as caught:
         load(root)
     assert "'guitar'" in caught.value.hint
 
@@ -233,7 +235,7 @@ def test_an_unknown_class_folder_is_refused_with_the_nearest(tmp_path):
 def test_two_folders_for_one_domain_or_class_are_refused(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     (root / "photo" / "DOG").mkdir()
-    with pytest.raises(DataError, match="both stand for the class 'dog'"):
+    with pytest.raises(DataError, match="both stand for 'dog'"):
         load(root)
     (root / "photo" / "DOG").rmdir()
     (root / "Photo").mkdir()
@@ -247,18 +249,14 @@ def status_of(reports):
 
 def test_verify_says_exactly_what_is_there(tmp_path):
     root = write_pacs(tmp_path / "PACS", ("photo", "sketch"))
-    reports = pacs.verify(root)
+    reports = pacs.PACS.verify(root)
     assert status_of(reports) == {
         ("photo", "images"): ("found", 35, 35),
-        ("photo", "train list"): ("found", 28, 28),
-        ("photo", "crossval list"): ("found", 7, 7),
-        ("photo", "test list"): ("found", 35, 35),
+        ("photo", "lists"): ("found", 35, 35),
         ("art_painting", "images"): ("missing", None, 35),
         ("cartoon", "images"): ("missing", None, 35),
         ("sketch", "images"): ("found", 35, 35),
-        ("sketch", "train list"): ("found", 28, 28),
-        ("sketch", "crossval list"): ("found", 7, 7),
-        ("sketch", "test list"): ("found", 35, 35),
+        ("sketch", "lists"): ("found", 35, 35),
     }
     assert all("https://" in r.obtain for r in reports if r.status == "missing")
     assert all(not r.problems for r in reports)
@@ -274,95 +272,18 @@ def test_verify_reports_every_oddity_and_goes_on(tmp_path):
     (root / "cartoon" / "person").mkdir()
     shutil.rmtree(root / "sketch")
     (root / "sketch").mkdir()
-    found = {(r.domain, r.split): r for r in pacs.verify(root)}
-    assert found["photo", "images"].status == "damaged"
+    found = {(r.domain, r.split): r for r in pacs.PACS.verify(root)}
+    assert {r.status for r in found.values() if r.split == "images"} == {"problem"}
     assert "dog/00.png cannot be decoded" in found["photo", "images"].problems[0]
     art = found["art_painting", "images"]
-    assert (art.status, art.count) == ("unexpected", 36)
-    assert "1 file is not an image: " in art.problems[0]
-    assert art.problems[-1] == "36 images where 35 are published."
-    assert "99.png" in found["art_painting", "in no list"].problems[0]
-    cartoon = found["cartoon", "images"]
-    assert "the class 'person' is empty" in cartoon.problems[0]
-    assert "names person/00.png and 4 more" in found["cartoon", "test list"].problems[0]
-    assert found["sketch", "images"].status == "damaged"
-    assert found["sketch", "images"].problems[0].endswith("has no images.")
+    assert "files are not images" in art.problems[0]
+    assert (art.count, art.problems[-1]) == (36, "36 images where 35 are published.")
+    assert "the class 'person' has no images" in found["cartoon", "images"].problems[0]
+    assert "person/00.png" in found["cartoon", "lists"].problems[0]
+    assert found["sketch", "images"].problems[-1] == "0 images where 35 are published."
 
 
 def test_verify_of_an_empty_folder_misses_everything(tmp_path):
-    assert {r.status for r in pacs.verify(tmp_path)} == {"missing"}
+    assert {r.status for r in pacs.PACS.verify(tmp_path)} == {"missing"}
     with pytest.raises(DataError, match="no data folder"):
-        pacs.verify(tmp_path / "none")
-
-
-def write_hdf5(root, domains=ALL):
-    h5py = pytest.importorskip("h5py")
-    root.mkdir(parents=True, exist_ok=True)
-    parts = {"train": range(EACH - 1), "val": range(EACH - 1, EACH), "test": range(EACH)}
-    for domain in domains:
-        for part, numbers in parts.items():
-            labels = [label for label in range(7) for _ in numbers]
-            blue_green_red = np.zeros((len(labels), 227, 227, 3), np.uint8)
-            blue_green_red[..., 0] = np.array([10 * n + 5 for _ in range(7) for n in numbers])[
-                :, None, None
-            ]
-            blue_green_red[..., 1] = (20 * np.array(labels) + 5)[:, None, None]
-            with h5py.File(root / f"{domain}_{part}.hdf5", "w") as file:
-                file["images"], file["labels"] = blue_green_red, np.array(labels) + 1
-    return root
-
-
-def test_the_hdf5_release_is_turned_to_rgb_and_labels_from_zero(tmp_path):
-    splits = load(write_hdf5(tmp_path, ("photo", "sketch")), release="hdf5")
-    assert (len(splits.train), len(splits.validation), list(splits.targets)) == (28, 7, ["sketch"])
-    for domain in (splits.train, splits.validation, splits.targets["sketch"]):
-        assert domain.labels.tolist() == labels_by_colour(domain)
-        assert torch.all(domain.images[:, 0] == 0)  # red, the last channel in the file
-    assert set(numbers_of(splits.validation)) == {4}
-    random = load(tmp_path, release="hdf5", split="random", test="random")
-    assert (len(random.train), len(random.validation)) == (28, 7)
-    assert len(random.targets["sketch"]) == 28
-
-
-def test_verify_counts_the_hdf5_files(tmp_path):
-    reports = pacs.verify(write_hdf5(tmp_path, ("photo",)))
-    assert status_of(reports) == {
-        ("photo", "train.hdf5"): ("found", 28, 28),
-        ("photo", "val.hdf5"): ("found", 7, 7),
-        ("photo", "test.hdf5"): ("found", 35, 35),
-    }
-
-
-def test_a_damaged_or_foreign_hdf5_file_is_refused(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    root = write_hdf5(tmp_path / "files", ("photo",))
-    file = root / "photo_train.hdf5"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"photo_train\.hdf5 is damaged"):
-        load(root, release="hdf5")
-    for name, content, reason in (
-        ("labels", np.arange(28), "labels run from 0"),
-        ("labels", np.ones(3), "but 3 labels"),
-        ("images", np.zeros((28, 5, 5, 3), np.uint8), r"not \[n, 227, 227, 3\]"),
-        ("images", h5py.ExternalLink(str(tmp_path / "other.hdf5"), "images"), "of its own"),
-    ):
-        file.write_bytes(whole)
-        with h5py.File(file, "a") as opened:
-            del opened[name]
-            opened[name] = content
-        with pytest.raises(DataError, match=reason):
-            load(root, release="hdf5")
-
-
-def test_the_hdf5_release_has_no_names_to_drop_an_image_by(tmp_path):
-    with pytest.raises(ConfigError, match="no file names"):
-        load(tmp_path, release="hdf5", drop_dubious=True)
-
-
-def test_without_h5py_the_message_names_the_extra(tmp_path, monkeypatch):
-    root = write_hdf5(tmp_path, ("photo",))
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match="needs h5py") as caught:
-        load(root, release="hdf5")
-    assert caught.value.hint == "pip install 'peerdg[hdf5]'"
+        pacs.PACS.verify(tmp_path / "none")

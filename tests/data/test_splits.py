@@ -1,10 +1,17 @@
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerdg.data.splits import stratified
+from peerdg.data.folder import list_folder
+from peerdg.data.read import read_images
+from peerdg.data.splits import Splits, describe_changes, file_hashes, stratified
 from peerdg.errors import ConfigError
+from tests.conftest import tiny_domain
+from tests.data.image_files import make_tree, write_picture
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=200)
 
@@ -53,3 +60,44 @@ def test_images_added_to_one_class_leave_the_draw_of_the_classes_before_it_alone
 def test_refuses_a_share_that_leaves_nothing_to_learn(fraction):
     with pytest.raises(ConfigError, match="validation share"):
         stratified(torch.arange(4), fraction, 0)
+
+
+def splits_of(root):
+    listing = list_folder(root)
+    files = listing.files(listing.classes, name="photo")
+    domain = read_images(files, name="photo", classes=listing.classes, root=root)
+    return Splits(train=domain, validation=None, targets={"copy": domain})
+
+
+def test_nothing_changes_between_two_readings(tmp_path):
+    make_tree(tmp_path, "cat", "dog")
+    old = json.loads(json.dumps(file_hashes(splits_of(tmp_path))))
+    assert describe_changes(old, file_hashes(splits_of(tmp_path))) == []
+
+
+def test_added_removed_and_changed_files_are_named(tmp_path):
+    make_tree(tmp_path, "cat", "dog")
+    old = file_hashes(splits_of(tmp_path))
+    (tmp_path / "cat/0.png").unlink()
+    write_picture(tmp_path / "cat/new.png", 77)
+    write_picture(tmp_path / "dog/1.png", 78)
+    changes = describe_changes(old, file_hashes(splits_of(tmp_path)))
+    assert changes[3:] == [
+        "train: 1 added: cat/new.png",
+        "train: 1 removed: cat/0.png",
+        "train: 1 changed: dog/1.png",
+    ]
+    assert changes[0] == "target:copy: 1 added: cat/new.png"
+
+
+def test_many_changes_are_counted_and_ten_shown(tmp_path):
+    old = {"train": {f"{i:02}.png": "a" for i in range(30)}}
+    (line,) = describe_changes(old, {"train": {}})
+    assert line.startswith("train: 30 removed: 00.png, 01.png")
+    assert line.endswith("09.png and 20 more")
+
+
+def test_a_part_without_files_has_only_its_fingerprint():
+    domain = tiny_domain()
+    splits = Splits(train=domain, validation=replace(domain, name="v"), targets={})
+    assert file_hashes(splits) == {}

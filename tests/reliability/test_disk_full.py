@@ -143,7 +143,7 @@ def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path, writer: str)
 
 
 def test_a_single_file_that_does_not_fit_on_the_disk_is_an_output_error(tmp_path, capsys):
-    file = tmp_path / "photo_train.hdf5"
+    file = tmp_path / "photo_train_kfold.txt"
     file.write_bytes(bytes(300_000))
     command = ["data", "prepare", "pacs", str(file), "--root", str(tmp_path / "pacs")]
     with largest_file(100_000):

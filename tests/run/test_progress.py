@@ -191,7 +191,7 @@ def test_the_bar_of_reading_fits_on_one_line(monkeypatch: pytest.MonkeyPatch):
         shown = FakeTerminal(width=width, force_terminal=True)
         bar = ReadingBar(shown.progress.console)
         for done in (1, 123_456, 999_999):
-            bar("[red]decoding\x1b]0;x\x07 回転寿司の写真を集めた長い名前", done, 1_000_000)
+            bar(done, 1_000_000, "[red]decoding\x1b]0;x\x07 回転寿司の写真を集めた長い名前")
         bar.close()
         assert max(map(cell_len, shown.lines())) <= width
         assert all("/1000000" in line and "[red]" in line for line in shown.lines())

@@ -156,10 +156,10 @@ def test_as_a_cache_entry_it_is_made_again(
     tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PEERDG_CACHE", str(tmp_path / "cache"))
-    domain = cached_domain({"name": "a"}, tiny_domain)
+    domain = cached_domain("a", [], tiny_domain)
     for entry in (tmp_path / "cache").iterdir():
         entry.write_bytes(as_pickle(payloads(canary)["mknod"]))
-    assert cached_domain({"name": "a"}, tiny_domain).fingerprint == domain.fingerprint
+    assert cached_domain("a", [], tiny_domain).fingerprint == domain.fingerprint
     assert not canary.exists()
 
 

@@ -32,7 +32,7 @@ from rich.table import Column
 
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan
-from peerdg.data.parallel import cores
+from peerdg.data.decode import cores
 from peerdg.errors import PeerdgError, Stopped
 from peerdg.files import remove, writing
 from peerdg.methods.registry import loaded_plugin

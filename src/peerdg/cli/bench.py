@@ -6,7 +6,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.benches.plan import Plan, PlanFile, make_plan, read_plan_file
-from peerdg.cli.flags import DATA, PLUGIN, SEED_LIST, DataFlags, Options, all_given, whole_number
+from peerdg.cli.flags import (
+    DATA,
+    PLUGIN,
+    SEED_LIST,
+    Options,
+    given_options,
+    which_data,
+    whole_number,
+)
 from peerdg.cli.train import say
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.options import merge
@@ -30,7 +38,6 @@ def bench(
     train: Annotated[bool, Parameter(negative="--no-train")] = True,
     dry_run: bool = False,
     overwrite: bool = False,
-    common: DataFlags | None = None,
     options: Options = None,
 ) -> None:
     """Train several methods with several seeds on the same data, and compare them.
@@ -55,7 +62,8 @@ def bench(
 
     file = PlanFile() if plan is None else read_plan_file(plan)
     rows = file.methods if methods is None else [m.strip() for m in methods.split(",") if m.strip()]
-    given = merge(file.options, all_given(data, common or DataFlags(), options, file.options))
+    named = which_data(data) if data is not None else {}
+    given = merge(file.options, given_options(options), named)
     if "benchmark" not in given:
         raise ConfigError("No data is given.", hint="Name a benchmark or a folder of images first.")
     chosen = file.seeds if seeds is None else range(max(0, seeds))

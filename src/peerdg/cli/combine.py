@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from peerdg.models.names import Outputs, Rule
-from peerdg.terminal import console, error_console
+from peerdg.terminal import console
 
 
 def combine(
@@ -30,19 +30,10 @@ def combine(
             source's validation images, the best first. ensemble: mean of the outputs.
         outputs: What an ensemble averages; default: probabilities.
     """
-    from peerdg.data.progress import showing
     from peerdg.run.combine import combine as combine_runs
-    from peerdg.run.progress import ReadingBar
     from peerdg.terminal import Table
 
-    bar = ReadingBar(error_console)
-    try:
-        with showing(bar):
-            made = combine_runs(
-                runs, output, rule=rule, outputs=outputs, root=root, note=console.print
-            )
-    finally:
-        bar.close()
+    made = combine_runs(runs, output, rule=rule, outputs=outputs, root=root, note=console.print)
     accuracy = made["training"].get("accuracy", {})
     if accuracy:
         rows = [[name, f"{r['accuracy']:.2f}", f"{r['n']:,}"] for name, r in accuracy.items()]

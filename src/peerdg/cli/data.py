@@ -1,31 +1,35 @@
-"""`peerdg data`: list, show, verify and prepare data sets."""
+"""`peerdg data`: list, show, verify and prepare data sets, and clear the cache."""
 
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from peerdg.cli.folders import is_folder, read_folders, verify_folders
-from peerdg.data.benchmarks import BENCHMARKS, Benchmark, no_such_data
+from peerdg.data.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, benchmark, no_such_data
 from peerdg.errors import ConfigError, DataError
-from peerdg.terminal import console
+from peerdg.options import did_you_mean
+from peerdg.terminal import console, error_console
 
 if TYPE_CHECKING:
+    from peerdg.data.own_data import FolderReport
+    from peerdg.data.read import Progress
     from peerdg.data.splits import Splits
 
 Root = Annotated[Path | None, Parameter(help="folder with the data set's files")]
 
 
 def list_data() -> None:
-    """List the data sets with their domains, licence and origin."""
-    for data in BENCHMARKS.values():
-        if not data.listed:
-            continue
-        console.print(f"{data.name}: {data.title}", style="bold", markup=False)
-        console.print(f"  source   {data.source}", markup=False)
-        console.print(f"  targets  {', '.join(data.targets)}", markup=False)
-        console.print(f"  licence  {data.licence}", markup=False, soft_wrap=True)
-        console.print(f"  origin   {data.obtain}", markup=False, soft_wrap=True)
+    """List the data sets with their domains, license and origin."""
+    for name in PUBLISHED:
+        data = BENCHMARKS[name]
+        console.print(f"{name}: {data.title}", style="bold", markup=False)
+        _say(f"  source   {data.source}")
+        _say(f"  targets  {', '.join(data.targets)}")
+        _say(f"  license  {data.license}")
+        _say(f"  origin   {data.obtain}")
 
 
 def show_data(
@@ -41,28 +45,27 @@ def show_data(
         name: The data set, or a folder or list of your own images.
         output: The PNG file to write.
     """
-    from peerdg.data.sheet import contact_sheet
+    from peerdg.data.domain import contact_sheet
     from peerdg.files import replace_atomically
 
-    if is_folder(name):
-        domains = list(read_folders([Path(name)]).parts.values())
+    if _is_path(name):
+        domains = list(_read_folders([Path(name)]).parts.values())
     else:
-        splits = load_data(name, root)
+        splits = _load(name, root)
         domains = [splits.train, *splits.targets.values()]
     sheet = contact_sheet(domains)
     with replace_atomically(output) as temporary:
         sheet.save(temporary, format="PNG")
-    console.print(f"{len(domains)} domains in {output}", markup=False)
+    _say(f"{len(domains)} domains in {output}")
 
 
 def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
-    """Say for each domain what is there, what is missing, and where to get it.
+    """Report for each domain the images on disk, problems with them, and where to get them.
 
-    Of your own folders and lists every image is decoded once and compared with all others.
+    Images of your own folders and lists are decoded once and compared with all others.
 
-    Ends with code 5 if anything is damaged, or there is nothing to learn on: the source domain is
-    missing, or every domain where any can be the source. Other missing domains are reported, but
-    one can work with what one has.
+    Ends with code 5 if there is a problem, or nothing to learn on: the source domain is missing, or
+    every domain where any can be the source.
 
     Args:
         name: The data set, or a folder or list of your own images.
@@ -70,57 +73,149 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
     """
     from peerdg.terminal import Table
 
-    if is_folder(name):
-        verify_folders([Path(name), *folders])
+    if _is_path(name):
+        _verify_folders([Path(name), *folders])
         return
     if folders:
-        raise ConfigError(f"{name} is a data set; it cannot be verified together with folders.")
-
+        raise ConfigError(f"{name} is a data set. It cannot be verified together with folders.")
     data = _data_set(name, root)
     reports = data.verify(root)
     rows = [
-        [f"{r.domain} {r.split}", r.status, _number(r.count), _number(r.expected),
-         r.checksum or "-", "optional" if r.optional else ""]
+        [f"{r.domain} {r.split}", r.status, "-" if r.count is None else f"{r.count}",
+         f"{r.expected}", "optional" if r.optional else ""]
         for r in reports
     ]  # fmt: skip
-    columns = ["domain", "status", "images", "expected", "checksum", ""]
-    console.print(Table(columns, rows, is_text=True))
+    console.print(Table(["domain", "status", "images", "expected", ""], rows, is_text=True))
     for report in reports:
         for problem in report.problems:
-            console.print(f"{report.domain}: {problem}", markup=False, soft_wrap=True)
+            _say(f"{report.domain}: {problem}")
         if report.status == "missing" and not report.optional:
-            text = f"{report.domain}: get it from {report.obtain}"
-            console.print(text, markup=False, soft_wrap=True)
-    damaged = [r.domain for r in reports if r.status not in ("found", "missing")]
-    if damaged:
-        raise DataError(f"{name}: damaged or unexpected: {', '.join(damaged)}.")
-    missing = [r.domain for r in reports if r.status == "missing" and not r.optional]
+            _say(f"{report.domain}: get it from {report.obtain}")
+    if problems := [report.domain for report in reports if report.problems]:
+        raise DataError(f"{name}: problems with {', '.join(dict.fromkeys(problems))}.")
+    missing = [report.domain for report in reports if report.count is None and not report.optional]
     if hasattr(data.settings, "source"):  # any domain can be the source
-        if reports and all(r.status == "missing" for r in reports):
+        if all(report.count is None for report in reports):
             raise DataError(f"{name}: none of its domains is under {root}.")
     elif data.source in missing:
         raise DataError(f"{name}: the source domain '{data.source}' is missing.")
 
 
-def load_data(name: str, root: Path | None) -> "Splits":
-    """The set with its default switches."""
+def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
+    """Unpack a data set's archives, or decode it into the cache.
+
+    With archives: unpack them under --root and verify the result. Without: decode everything under
+    --root, so that the next training starts at once.
+
+    Args:
+        name: The data set.
+        archives: Downloaded zip and tar files. For pacs also kfold lists.
+    """
+    if archives:
+        from peerdg.data.archive import unpack
+
+        with _bar() as bar:
+            folder = _require_root(name, root)
+            for path in unpack(benchmark(name), archives, folder, progress=bar):
+                _say(f"{path}")
+        verify_data(name, root=root)
+        return
+    from peerdg.data.cache import cache_folder
+
+    splits = _load(name, root)
+    for domain in (splits.train, *splits.targets.values()):
+        _say(f"{domain.name}: {len(domain)} images")
+    _say(f"Ready in {cache_folder()}")
+
+
+def cache_data(
+    name: str | None = None,
+    /,
+    *,
+    clear: Annotated[bool, Parameter(help="remove the entries", negative=())] = False,
+) -> None:
+    """Show the cache of decoded images and shared pre-training, or clear it.
+
+    Cleared entries are decoded or trained again when they are needed.
+
+    Args:
+        name: Only entries of this name. `pretraining` is all shared pre-training.
+    """
+    from peerdg.data.cache import cache_entries, cache_folder, clear_cache
+    from peerdg.run.pretraining import FOLDER, clear_pretrainings, shared_pretrainings
+    from peerdg.terminal import Table
+
+    folder = cache_folder()
+    if folder is None:
+        raise ConfigError("There is no home folder.", hint="Set PEERDG_CACHE to a folder.")
+    entries = cache_entries(folder)
+    names = {entry.name for entry in entries}
+    trained = shared_pretrainings(folder) if name in (None, FOLDER) else []
+    if name is not None and name not in (FOLDER, *names):
+        hint = did_you_mean(name, names) if names else "The cache is empty."
+        raise ConfigError(f"The cache has no entry '{name}'.", hint=hint)
+    entries = [entry for entry in entries if name in (None, entry.name)]
+    size = _amount(sum(entry.size for entry in entries) + sum(each.size for each in trained))
+    if clear:
+        count = clear_cache(folder, name) + (clear_pretrainings(folder) if trained else 0)
+        _say(f"Removed {count} entries, {size}, from {folder}")
+        return
+    rows = [[entry.name, _amount(entry.size), _date(entry.written), ""] for entry in entries]
+    rows += [[FOLDER, _amount(each.size), _date(each.used), each.name] for each in trained]
+    console.print(Table(["name", "size", "date", ""], rows, is_text=True))
+    _say(f"{len(rows)} entries, {size}, in {folder}")
+
+
+def _is_path(name: str) -> bool:
+    return name not in BENCHMARKS and Path(name).expanduser().exists()
+
+
+def _verify_folders(paths: Sequence[Path]) -> None:
+    from peerdg.terminal import Table
+
+    report = _read_folders(paths)
+    rows = [
+        [name, f"{len(domain)}", f"{report.counts[name]}", f"{len(domain.classes)}"]
+        for name, domain in report.parts.items()
+    ]
+    console.print(Table(["images of", "usable", "files", "classes"], rows, is_text=True))
+    for problem in report.problems:
+        kind = "Note" if problem.severity == "note" else "Problem"
+        _say(f"{kind}: {problem.message}\n  {problem.remedy}")
+    if report.errors:
+        where = ", ".join(str(path) for path in paths)
+        raise DataError(f"{len(report.errors)} problems must be solved before training on {where}.")
+    _say("Everything can be decoded.")
+
+
+def _read_folders(paths: Sequence[Path]) -> "FolderReport":
+    from peerdg.data.own_data import check_folders
+
+    for path in paths:
+        if not path.expanduser().exists():
+            raise no_such_data(str(path))
+    with _bar() as bar:
+        return check_folders([path.expanduser() for path in paths], progress=bar)
+
+
+def _load(name: str, root: Path | None) -> "Splits":
+    """Load a set with its default switches."""
     data = _data_set(name, root)
-    return data.load(data.settings(), root=root)
+    with _bar() as bar:
+        return data.load(data.settings(), root=root, progress=bar)
 
 
 def _data_set(name: str, root: Path | None) -> Benchmark:
-    """The data set called `name`, with a folder where it needs one and none where it does not."""
-    if name not in BENCHMARKS:
+    if name not in PUBLISHED:
         raise no_such_data(name)
     data = BENCHMARKS[name]
     data.refuse_unused_root(root)
     if data.needs_root:
-        require_root(name, root)
+        _require_root(name, root)
     return data
 
 
-def require_root(name: str, root: Path | None) -> Path:
-    """The folder that the user gave, or an error that asks for it."""
+def _require_root(name: str, root: Path | None) -> Path:
     if root is None:
         raise ConfigError(
             f"{name} needs the folder with its files.", hint="Give it with --root DIR."
@@ -128,5 +223,24 @@ def require_root(name: str, root: Path | None) -> Path:
     return root
 
 
-def _number(count: int | None) -> str:
-    return "-" if count is None else f"{count}"
+@contextlib.contextmanager
+def _bar() -> "Iterator[Progress]":
+    from peerdg.run.progress import ReadingBar
+
+    with contextlib.closing(ReadingBar(error_console)) as bar:
+        yield bar
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _amount(size: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"

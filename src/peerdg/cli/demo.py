@@ -37,7 +37,7 @@ def demo(
         epochs: Epochs of the main phase, in place of the preset's.
         overwrite: Start again, whatever is in this folder of an earlier demo.
     """
-    from peerdg.data.parallel import cores  # these two import numpy
+    from peerdg.data.decode import cores  # these two import numpy
     from peerdg.report.page import OVERVIEW
 
     if seeds < 1:

@@ -1,5 +1,6 @@
 """`peerdg evaluate`: how good a trained model is on other images."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from peerdg.version import __version__
 
 if TYPE_CHECKING:
     from peerdg.data.domain import Domain
+    from peerdg.data.read import Progress
     from peerdg.evaluate.detail import DomainReport
     from peerdg.model import Model
 
@@ -67,7 +69,6 @@ def evaluate(
     for name in data:
         BENCHMARKS[which_data(name)["benchmark"]].refuse_unused_root(root)
     from peerdg.data.own_data import read_targets
-    from peerdg.data.progress import showing
     from peerdg.evaluate.detail import BINS
     from peerdg.files import write_json
     from peerdg.model import load_model
@@ -78,9 +79,8 @@ def evaluate(
     if report is not None:
         pyplot()  # refuse a missing library before the work, not after it
     model = load_model(run, device=device)
-    bar = ReadingBar(error_console)
-    with showing(bar):
-        domains, known = _named_domains(model, run, data, root, target, class_map)
+    with contextlib.closing(ReadingBar(error_console)) as bar:
+        domains, known = _named_domains(model, run, data, root, target, class_map, bar)
         if own:
             settings = OwnDataSettings(
                 size=model.stored_size,
@@ -88,11 +88,12 @@ def evaluate(
                 skip_bad_images=skip_bad_images,
                 class_map=class_map or None,
             )
-            read = read_targets(own, classes=model.classes, settings=settings, also_known=known)
+            read = read_targets(
+                own, classes=model.classes, settings=settings, also_known=known, progress=bar
+            )
             domains |= {f"own-{n}" if n in domains else n: domain for n, domain in read.items()}
         elif known:
             check_class_map(parse_class_map(class_map), theirs=known, ours=model.classes)
-    bar.close()
     domains = {name: replace(domain, name=name) for name, domain in domains.items()}
     details = [model.evaluate_in_detail(domain, worst=worst) for domain in domains.values()]
     _print(details)
@@ -120,6 +121,7 @@ def _named_domains(
     root: str | None,
     target: tuple[str, ...] | None,
     class_map: tuple[str, ...],
+    progress: "Progress",
 ) -> "tuple[dict[str, Domain], set[str]]":
     """Read the domains of the data sets that are named, or of the run's own data.
 
@@ -147,7 +149,7 @@ def _named_domains(
         if data and is_own:
             continue
         own = {OWN_DATA: {"class_map": list(class_map)}} if is_own and class_map else {}
-        splits = load_splits(resolve(started, merge(given, own)))
+        splits = load_splits(resolve(started, merge(given, own)), progress=progress)
         for name, domain in natural_domains(splits).items():
             renamed = {} if is_own else parse_class_map(class_map)  # own images: when read
             known.update(() if is_own else domain.classes)

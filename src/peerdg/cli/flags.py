@@ -1,7 +1,7 @@
 """Command-line flags of all options, and the config that they resolve to."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from collections.abc import Sequence
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -10,15 +10,17 @@ from typing import Annotated, Any, get_type_hints
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, no_such_data
-from peerdg.errors import ConfigError
 from peerdg.methods.recipes import RECIPES
 from peerdg.methods.registry import Plugin, loaded_plugin, method_names, plugin_of, settings_of
-from peerdg.options import merge, nearest, read_toml
+from peerdg.options import nearest, read_toml
 from peerdg.run.config import ALIASES, SECTIONS, RunConfig, resolve_given
 from peerdg.run.presets import Choices
 
+# Options that every help page has, and short names of some.
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
+SHORT = {"targets": "--target", "train.epochs": "--epochs", "own-data.class_map": "--map"}
 DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
+CONFIG = Parameter(help="TOML file with options; flags win over it", name=("--config", "-c"))
 PLUGIN = Parameter(help="Python file with a method of your own, which is executed")
 Options = Any  # of a command, where `options_for` takes its place when it is called
 
@@ -51,15 +53,13 @@ def options_for(command: str, arguments: Sequence[str]) -> Any:
         arguments: Arguments after it. With `--help`, there are only the common options and those
             of the chosen method and data set.
     """
-    names = [f.name for f in fields(RunConfig) if "help" in f.metadata]
-    left_out = {"benchmark", "targets"}
+    left_out = ["benchmark"]
     if command == "bench":
-        left_out |= {"method", "seed", "train_seed"}
-    sections = [*SECTIONS, *method_names(), *BENCHMARKS]
+        left_out += ["method", "seed", "train_seed"]
+    shown = None
     if "--help" in arguments or "-h" in arguments:
-        names = [name for name in names if name in COMMON]
-        sections = _chosen_sections(arguments)
-    return _make_options(tuple(n for n in names if n not in left_out), tuple(sections)) | None
+        shown = tuple(_chosen_sections(arguments))
+    return _make_options(method_names(), tuple(left_out), shown) | None
 
 
 def _chosen_sections(arguments: Sequence[str]) -> list[str]:
@@ -76,129 +76,81 @@ def _chosen_sections(arguments: Sequence[str]) -> list[str]:
 
 
 @cache
-def _make_options(names: tuple[str, ...], sections: tuple[str, ...]) -> type[Any]:
-    hints = get_type_hints(RunConfig)
-    common, rest = Group("Common options", sort_key=1), Group("Options: run", sort_key=5)
-    known = {f.name: f for f in fields(RunConfig)}
-    made: list[Any] = [
-        _flag(known[name], hints[name], common if name in COMMON else rest) for name in names
-    ]
-    for name in sections:
-        kind = SECTIONS.get(name) or (
-            settings_of(name) if name in method_names() else BENCHMARKS[name].settings
-        )
-        inner, group = get_type_hints(kind), Group(f"Options: {name}", sort_key=10)
-        if flags := [_flag(f, inner[f.name], group, show_default=True) for f in fields(kind)]:
-            section: Any = _make_dataclass(f"{name.title()}Flags", flags) | None
-            section = Annotated[section, Parameter(name=f"--{name}")]
-            made.append((name.replace("-", "_"), section, field(default=None)))
-    return Parameter(name="*")(_make_dataclass("Options", made))
+def _make_options(
+    methods: tuple[str, ...], left_out: tuple[str, ...], shown: tuple[str, ...] | None
+) -> Any:
+    sections: dict[str, Any] = {"": RunConfig, **SECTIONS}
+    sections |= {name: settings_of(name) for name in methods if shown is None or name in shown}
+    sections |= {name: data.settings for name, data in BENCHMARKS.items()}
+    made: list[Any] = []
+    for section, kind in sections.items():
+        hints, flags = get_type_hints(kind), []
+        for f in fields(kind):
+            name = f"{section}.{f.name}".lstrip(".")
+            is_common = name in COMMON or name in SHORT
+            if (
+                "help" in f.metadata
+                and name not in left_out
+                and (shown is None or is_common or section in shown)
+            ):
+                flags.append(_flag(f, hints[f.name], section, is_common=is_common))
+        if section and flags:
+            inner = Annotated[
+                _make_dataclass(section, flags) | None, Parameter(name=f"--{section}")
+            ]
+            made.append((section.replace("-", "_"), inner, field(default=None)))
+        else:
+            made += flags
+    return Parameter(name="*")(_make_dataclass("options", made))
 
 
 def _make_dataclass(name: str, flags: list[Any]) -> Any:
-    made = make_dataclass(name, flags, kw_only=True)
+    made = make_dataclass(f"{name.title()}Flags", flags, kw_only=True)
     made.__module__ = __name__  # "types" otherwise, which cyclopts takes for a builtin
     return made
 
 
-def _flag(f: Any, kind: Any, group: Group, *, show_default: bool = False) -> tuple[str, Any, Any]:
+def _flag(f: Any, kind: Any, section: str, *, is_common: bool) -> tuple[str, Any, Any]:
     """Make a dataclass field that becomes a flag, None unless given."""
     default = str(f.default).lower() if isinstance(f.default, bool) else f.default
-    shown = f" [{default}]" if show_default and default is not None else ""
     converter: Any = None
     if kind in (int, int | None):
         converter = whole_number
     elif kind in (tuple[int, ...], tuple[int, ...] | None):
         converter = whole_numbers
+    group = Group("Common options", sort_key=1)
+    if not is_common:
+        group = Group(f"Options: {section or 'run'}", sort_key=10 if section else 5)
     parameter = Parameter(
-        help=f.metadata["help"] + shown,
+        help=f.metadata["help"] + (f" [{default}]" if section and default is not None else ""),
         group=group,
         negative_bool=("no-",),
         converter=converter,
-        alias=f.metadata.get("formerly"),
+        alias=SHORT.get(f"{section}.{f.name}".lstrip("."), f.metadata.get("formerly")),
     )
     return f.name, Annotated[kind | None, parameter], field(default=None)
 
 
-@Parameter(name="*")
-@dataclass(kw_only=True)
-class DataFlags:
-    """Shorthands that commands that train share."""
-
-    epochs: Annotated[
-        int | None,
-        Parameter(
-            help="epochs of the main phase (short for --train.epochs)", converter=whole_number
-        ),
-    ] = None
-    target: Annotated[
-        tuple[str, ...] | None,
-        Parameter(help="target domain; repeat it for several"),
-    ] = None
-    class_map: Annotated[
-        tuple[str, ...] | None,
-        Parameter(
-            name="--map",
-            help="class that your targets call otherwise, e.g. Dog=dog; repeat it for several",
-        ),
-    ] = None
-
-
-@Parameter(name="*")
-@dataclass(kw_only=True)
-class CommonFlags(DataFlags):
-    """Shorthands of commands about one run."""
-
-    plugin: Annotated[Path | None, PLUGIN] = None
-    config: Annotated[
-        Path | None,
-        Parameter(help="TOML file with options; flags win over it", name=("--config", "-c")),
-    ] = None
-
-
 def resolve_flags(
-    data: str | None, common: CommonFlags, options: Any
+    data: str | None, options: Any, *, file: Path | None, plugin: Path | None
 ) -> tuple[RunConfig, Choices | None]:
     """Resolve the preset, then the config file, then the flags that were given.
 
     Args:
         data: Name of a data set, or a folder or list of images.
-        common: Shorthands.
-        options: All other flags.
+        options: Flags.
+        file: Config file.
+        plugin: Python file of a method.
 
     Returns:
         The config, and the choices that the images of a folder or list decided in it.
     """
-    file = read_toml(common.config) if common.config else {}
-    given = all_given(data, common, options, file)
-    if common.plugin is not None:  # as it is now, not as a config file says that it was
-        plugin = require_plugin(common.plugin)
-        file, given = {"method": plugin.name, **file}, {**given, "plugin": plugin.identity}
-    return resolve_given(given, file=file)
-
-
-def all_given(
-    data: str | None, common: DataFlags, options: Any, file: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Collect what was given on the command line, nested as in a config file.
-
-    The arguments are those of `resolve_flags`. The config `file` may name the data set, too.
-    """
-    given = given_options(options)
-    if data is not None:
-        given |= which_data(data)
-    if common.target:
-        given["targets"] = list(common.target)
-    if common.epochs is not None:
-        given.setdefault("train", {})["epochs"] = common.epochs
-    if common.class_map:
-        if (benchmark := merge(file or {}, given).get("benchmark")) != OWN_DATA:
-            raise ConfigError(
-                f"--map is for folders and lists of your own; the classes of "
-                f"{benchmark or RunConfig.benchmark} are fixed.",
-            )
-        given.setdefault(OWN_DATA, {})["class_map"] = list(common.class_map)
-    return given
+    tables = read_toml(file) if file else {}
+    given = given_options(options) | (which_data(data) if data is not None else {})
+    if plugin is not None:  # as it is now, not as a config file says that it was
+        loaded = require_plugin(plugin)
+        tables, given = {"method": loaded.name, **tables}, {**given, "plugin": loaded.identity}
+    return resolve_given(given, file=tables)
 
 
 def given_options(options: Any) -> dict[str, Any]:
@@ -246,7 +198,7 @@ def explained_choices(config: RunConfig, choices: Choices | None) -> list[str]:
 # What people type for options that have another name here.
 _ALIASES = {f"--{typed}": f"--{name}" for typed, name in ALIASES.items()} | {
     "--output": "--out", "--dir": "--out", "--dataset": "--root", "--data": "--root",
-    "--targets": "--target", "--force": "--overwrite",
+    "--force": "--overwrite",
 }  # fmt: skip
 
 

@@ -108,8 +108,7 @@ def make_app(arguments: list[str]) -> App:
             groups["data"] = App(name="data", help=summary, help_epilogue=epilogue)
             app.command(groups["data"])
             continue
-        module = command if command in ("prepare", "cache") else "data"
-        target = f"peerdg.cli.{module}:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
+        target = f"peerdg.cli.data:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
         if name in WITH_OPTIONS and arguments[:1] == [name]:
             _add_options(name, arguments[1:])
             epilogue += "\n\n`--help-all` lists the options of all methods, data sets and phases."

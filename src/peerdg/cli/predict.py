@@ -78,7 +78,7 @@ def predict(
             for prediction in model.predict_files(_files(images)):
                 writer.write(prediction)
                 if not quiet:
-                    bar("predicting", writer.rows, total)
+                    bar(writer.rows, total, "predicting")
         except KeyboardInterrupt as stop:
             place = "" if output is None else f" The rows are in {partial_path(output)}."
             message = f"Stopped after {writer.rows:,} of {total:,} images.{place}"
@@ -102,7 +102,7 @@ def _files(images: tuple[Path, ...]) -> Iterator[Path]:
     Raises:
         DataError: If a path does not exist, or a folder has no images.
     """
-    from peerdg.data.paths import image_files
+    from peerdg.data.folder import image_files
 
     for path in images:
         if path.is_dir():

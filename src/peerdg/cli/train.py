@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.cli.flags import (
+    CONFIG,
     DATA,
-    CommonFlags,
+    PLUGIN,
     Options,
     explained_choices,
     given_options,
@@ -35,7 +36,8 @@ def train(
     profile: bool = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
     minutes: float | None = None,
-    common: CommonFlags | None = None,
+    file: Annotated[Path | None, CONFIG] = None,
+    plugin: Annotated[Path | None, PLUGIN] = None,
     options: Options = None,
 ) -> None:
     """Train a method on one labelled domain; watch it on domains it never sees.
@@ -52,7 +54,7 @@ def train(
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
         raise ConfigError(f"{other} and --overwrite exclude each other.")
-    config, choices = resolve_flags(data, common or CommonFlags(), options)
+    config, choices = resolve_flags(data, options, file=file, plugin=plugin)
     for line in [] if quiet else explained_choices(config, choices):
         say(line)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
@@ -61,12 +63,7 @@ def train(
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
     if accept_new_data:
         existing = "renew"
-    chosen: dict[str, Any] = {}
-    if minutes is not None:
-        file = read_toml(common.config) if common and common.config else {}
-        epochs = common.epochs if common else None
-        train_options = {} if epochs is None else {"train": {"epochs": epochs}}
-        chosen = merge(file, given_options(options), train_options)
+    chosen = merge(read_toml(file) if file else {}, given_options(options))
     run_and_report(
         config, out, existing, quiet=quiet, profile=profile, minutes=minutes, options=chosen
     )

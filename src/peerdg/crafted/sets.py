@@ -68,8 +68,9 @@ def craft(images: Tensor, family: str, *, seed: int = 0) -> Tensor:
 
 def _crafted(validation: Domain, family: str, seed: int) -> Domain:
     name = CRAFTED + family
-    key = {"name": name, "of": validation.fingerprint, "seed": seed, "crafted": VERSION}
+    key = [name, validation.fingerprint, seed, VERSION]
     made = cached_domain(
+        name,
         key,
         lambda: replace(validation, name=name, images=craft(validation.images, family, seed=seed)),
     )

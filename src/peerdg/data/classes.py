@@ -1,7 +1,7 @@
-"""Class names: their order, matching them by name, and maps for targets that use other names.
+"""Class names: their order, matching by name, and maps for targets that use other names.
 
-A class map is kept as texts such as `Dog=dog` (their Dog is our dog), so that a config file, a
-flag and a record have the same form. Free of torch.
+A class map is stored as texts such as `Dog=dog` (their Dog is our dog), so that config files,
+flags and records have one form. Free of torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,13 +35,15 @@ def class_positions(
     extra = [label for label in renamed if label not in position]
     if extra:
         near = {label: nearest(label, classes) for label in extra[:5]}
-        guesses = ", ".join(f"'{label}' ({_guess(guess)})" for label, guess in near.items())
+        guesses = ", ".join(
+            f"'{label}' (did you mean '{guess}'?)" if guess else f"'{label}'"
+            for label, guess in near.items()
+        )
         example = next((f"{label}={guess}" for label, guess in near.items() if guess), "Dog=dog")
         raise DataError(
             f"Domain '{name}' has {len(extra)} of {len(own)} classes that the source does not "
             f"have: {guesses}.",
-            hint="Classes are matched by name: rename or remove these, or say what they are with "
-            f"--map {example}.",
+            hint=f"Rename or remove these, or map them with --map {example}.",
         )
     return [position[label] for label in renamed]
 
@@ -56,11 +58,10 @@ def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
         isinstance(name, str) for pair in mapping.items() for name in pair
     ):
         raise ConfigError(
-            "A class map gives for each name in the targets the name of a class.",
-            hint="For example class_map={'Dog': 'dog'}.",
+            "A class map must map names to names.", hint="For example class_map={'Dog': 'dog'}."
         )
     entries = [f"{theirs}={ours}" for theirs, ours in mapping.items()]
-    parse_class_map(entries)  # names that cannot be told apart are refused here
+    parse_class_map(entries)  # refuses names with "="
     return entries
 
 
@@ -75,8 +76,8 @@ def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
         theirs, _, ours = entry.partition("=")
         if not theirs or not ours or "=" in ours:
             raise ConfigError(
-                f"'{entry}' does not say which class is meant.",
-                hint="Write THEIRS=OURS, e.g. Dog=dog; names with '=' cannot be mapped.",
+                f"'{entry}' is not a pair of class names.",
+                hint="Write THEIRS=OURS, e.g. Dog=dog. Names with '=' cannot be mapped.",
             )
         if mapping.setdefault(theirs, ours) != ours:
             raise ConfigError(
@@ -105,10 +106,6 @@ def check_class_map(
             raise ConfigError(f"No target has the mapped class '{theirs_name}'.", hint=hint)
         if ours_name not in ours:
             raise ConfigError(
-                f"'{theirs_name}' is mapped to '{ours_name}', which is no class of the model.",
+                f"'{theirs_name}' is mapped to '{ours_name}', which is not a class of the model.",
                 hint=did_you_mean(ours_name, ours),
             )
-
-
-def _guess(name: str | None) -> str:
-    return "nothing similar in the source" if name is None else f"did you mean '{name}'?"

@@ -1,60 +1,85 @@
 """Digits: train on MNIST, test on SVHN, MNIST-M, SYN and USPS, from the published files.
 
 Any of the targets may be absent. Each point in which the literature differs is a switch of
-`DigitsSettings`; decoded and resized domains are cached per setting.
+`DigitsSettings`. Decoded and resized domains are cached per setting. No pickle is ever opened.
 """
 
+import bz2
+import gzip
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from peerdg.data.benchmarks import BENCHMARKS, DigitsSettings, DomainReport, inspect
-from peerdg.data.cache import cached_domain
-from peerdg.data.digits_formats import Digits, read_labels
-from peerdg.data.digits_sets import (
-    DIGITS_SPLITS,
-    DigitsSplit,
-    content_key,
-    refused_pickle,
+from peerdg.data.benchmarks import (
+    BENCHMARKS,
+    DigitsSettings,
+    DomainReport,
+    check_root,
+    find_entry,
 )
-from peerdg.data.disk import check_root
+from peerdg.data.cache import cached_domain
+from peerdg.data.decode import decode_image
 from peerdg.data.domain import Domain
+from peerdg.data.read import Progress
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, DataError
 
+Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]  # [n, h, w] or [n, h, w, 3], labels 0..9
+
 _HOLDOUT = 2000
+_READERS_REVISION = 3  # raise it when a reader gives other pixels
+_MAX_UNPACKED = 2**30
 _INFO = BENCHMARKS["digits"]
 _FILTERS = {"lanczos": Image.Resampling.LANCZOS, "bilinear": Image.Resampling.BILINEAR}
 
 
 def load(
-    settings: DigitsSettings, *, root: Path | None, targets: Sequence[str] | None = None
+    settings: DigitsSettings,
+    *,
+    root: Path | None,
+    targets: Sequence[str] | None = None,
+    progress: Progress | None = None,
 ) -> Splits:
-    """Load MNIST and those targets that were asked for.
+    """Load MNIST and the targets.
 
     Args:
         settings: The protocol's switches.
         root: The folder that holds the sets' folders.
-        targets: Target domains to load; None takes every one that is present, be it none at all.
+        targets: Target domains to load. None takes every one that is present.
+        progress: Not used.
 
     Raises:
-        DataError: If MNIST or a target that was asked for is missing, or a file is damaged.
+        DataError: If MNIST or a given target is missing, or a file is damaged.
         ConfigError: If MNIST has fewer images than the settings ask for.
     """
     root = check_root(root)
-    chosen = _present_targets(root) if targets is None else targets
-    # First, because it is small and finds settings that ask for too many images.
-    validation = _validation(root, settings)
+    if targets is None:
+        present = {part.domain for part in SPLITS if part.locate(root) is not None}
+        targets = [name for name in _INFO.targets if name in present]
+        if "mnist-m" not in present and (pickled := _refused_pickle(root)):
+            warnings.warn(f"{_refusal(pickled)} Continuing without mnist-m.", stacklevel=3)
+    stop = settings.first + settings.train
+    # The validation images come first, because they are few and show too large settings.
+    if settings.validation == "mnist-test":
+        validation = _domain("mnist", ["test"], root, settings)
+    else:
+        validation = _domain("mnist", ["train"], root, settings, range(stop, stop + _HOLDOUT))
+    whole = [
+        name for name, split in (("svhn", settings.svhn), ("usps", settings.usps)) if split == "all"
+    ]
     return Splits(
-        train=_domain("mnist", ["train"], root, settings, _training_images(settings)),
+        train=_domain("mnist", ["train"], root, settings, range(settings.first, stop)),
         validation=validation,
-        targets={name: _domain(name, _splits(name, settings), root, settings) for name in chosen},
+        targets={
+            name: _domain(name, ["train", "test"] if name in whole else ["test"], root, settings)
+            for name in targets
+        },
     )
 
 
@@ -64,57 +89,31 @@ def require_source(settings: DigitsSettings, root: Path | None) -> None:
 
 
 def verify(root: Path | None) -> list[DomainReport]:
-    """Report what is found of every set under `root`, at its published resolution."""
+    """Read every set under `root`, and compare its size with the published one."""
     root = check_root(root)
-    return [_report(part, root) for part in DIGITS_SPLITS]
+    return [_report(part, root) for part in SPLITS]
 
 
-def _report(part: DigitsSplit, root: Path) -> DomainReport:
-    about: dict[str, Any] = {
-        "domain": part.domain,
-        "split": part.split,
-        "expected": part.expected,
-        "obtain": part.obtain,
-        "licence": part.licence,
-        "optional": part.optional,
-    }
+def _report(part: "DigitsSplit", root: Path) -> DomainReport:
+    count, problems = None, []
     try:
-        files = part.locate(root)
+        if files := part.locate(root):
+            count = len(part.read(*files)[1])
+            if count != part.expected:
+                problems.append(f"{count:,} images where {part.expected:,} are published.")
+        elif part.domain == "mnist-m" and (pickled := _refused_pickle(root)):
+            problems.append(_refusal(pickled))
     except DataError as error:
-        return DomainReport(status="damaged", problems=(error.message,), **about)
-    if files is not None:
-        return inspect(lambda: part.read(files), **about)
-    if part.domain == "mnist-m" and (pickled := refused_pickle(root)):
-        return DomainReport(status="refused", problems=(_refusal(pickled),), **about)
-    return DomainReport(status="missing", **about)
-
-
-def _present_targets(root: Path) -> list[str]:
-    present = {part.domain for part in DIGITS_SPLITS if part.locate(root) is not None}
-    if "mnist-m" not in present and (pickled := refused_pickle(root)):
-        warnings.warn(f"{_refusal(pickled)} Going on without mnist-m.", stacklevel=3)
-    return [name for name in _INFO.targets if name in present]
-
-
-def _splits(name: str, settings: DigitsSettings) -> list[str]:
-    choice = {"svhn": settings.svhn, "usps": settings.usps}.get(name, "test")
-    return ["train", "test"] if choice == "all" else ["test"]
-
-
-def _validation(root: Path, settings: DigitsSettings) -> Domain:
-    if settings.validation == "mnist-test":
-        return _domain("mnist", ["test"], root, settings)
-    return _domain("mnist", ["train"], root, settings, _holdout_images(settings))
-
-
-def _training_images(settings: DigitsSettings) -> range:
-    return range(settings.first, settings.first + settings.train)
-
-
-def _holdout_images(settings: DigitsSettings) -> range:
-    """Choose the images after the training ones; `_pick` goes on at the first after the last."""
-    stop = settings.first + settings.train
-    return range(stop, stop + _HOLDOUT)
+        problems.append(error.message)
+    return DomainReport(
+        domain=part.domain,
+        split=part.split,
+        expected=part.expected,
+        count=count,
+        problems=tuple(problems),
+        obtain=f"{part.obtain} License: {part.license}.",
+        optional=part.optional,
+    )
 
 
 def _domain(
@@ -122,100 +121,78 @@ def _domain(
     splits: Sequence[str],
     root: Path,
     settings: DigitsSettings,
-    images: range | None = None,
+    rows: range | None = None,
 ) -> Domain:
-    """Load one domain, from the cache or from its files.
-
-    Args:
-        name: The domain.
-        splits: The parts it is made of, in this order.
-        root: Where to look.
-        settings: For the resize filter and for the messages.
-        images: Which images of the one split to take; all if None.
-    """
+    """Load the `splits` of one domain, or some `rows` of one split, from the cache or its files."""
     parts = [_locate(name, split, root) for split in splits]
 
     def make() -> Domain:
-        resized, labels = _decode(parts, settings, images)
-        return Domain(
-            name=name,
-            classes=_INFO.classes,
-            images=torch.from_numpy(resized).permute(0, 3, 1, 2).contiguous(),
-            labels=torch.from_numpy(labels),
-            paths=_paths(parts[0][1], root) if name == "mnist-m" else None,
-        )
+        contents = [part.read(*files) for part, files in parts]
+        images = [content[0] for content in contents]
+        labels = np.concatenate([content[1] for content in contents])
+        if rows is not None:
+            index = _pick(rows, len(labels), settings)
+            images, labels = [images[0][index]], labels[index]
+        resized = np.concatenate([_resize(part, settings.resize) for part in images])
+        paths = None
+        if name == "mnist-m":
+            list_file, folder = parts[0][1]
+            names = [line.split()[0] for line in list_file.read_text("utf-8").splitlines()]
+            paths = tuple((folder / each).relative_to(root).as_posix() for each in names)
+        pixels = torch.from_numpy(resized).permute(0, 3, 1, 2).contiguous()
+        return Domain(name, _INFO.classes, pixels, torch.from_numpy(labels), paths=paths)
 
-    key = {
-        "name": f"digits-{name}",
-        "files": [content_key(files) for _, files in parts],
-        "revisions": [part.revision for part, _ in parts],
-        "resize": settings.resize,
-        "images": repr(images),
-    }
-    return cached_domain(key, make)
-
-
-def _decode(
-    parts: Sequence[tuple[DigitsSplit, list[Path]]],
-    settings: DigitsSettings,
-    images: range | None,
-) -> Digits:
-    """Read, choose and resize the images [n, 32, 32, 3] of some splits, and their labels."""
-    contents = [part.read(files) for part, files in parts]
-    pixels = [content[0] for content in contents]
-    labels = np.concatenate([content[1] for content in contents])
-    if images is not None:
-        index = _pick(images, len(labels), settings)
-        pixels, labels = [pixels[0][index]], labels[index]
-    return np.concatenate([_resize(part, settings.resize) for part in pixels]), labels
+    stamps = [_stamp(file) for _, files in parts for file in files]
+    key = [_READERS_REVISION, stamps, settings.resize, repr(rows)]
+    return cached_domain(f"digits-{name}", key, make)
 
 
-def _locate(name: str, split: str, root: Path) -> tuple[DigitsSplit, list[Path]]:
-    part = next(part for part in DIGITS_SPLITS if (part.domain, part.split) == (name, split))
+def _stamp(path: Path) -> list[object]:
+    """Describe a file, or the files of a folder, by place, size and modification time."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    status = [file.stat() for file in files]
+    return [str(path.resolve()), [(each.st_size, each.st_mtime_ns) for each in status]]
+
+
+def _locate(name: str, split: str, root: Path) -> tuple["DigitsSplit", list[Path]]:
+    part = next(part for part in SPLITS if (part.domain, part.split) == (name, split))
     files = part.locate(root)
     if files is None:
-        pickled = refused_pickle(root) if name == "mnist-m" else None
+        pickled = _refused_pickle(root) if name == "mnist-m" else None
         reason = _refusal(pickled) if pickled else f"{root} has no files of {name} ({split})."
         raise DataError(reason, hint=f"Get them from {part.obtain}")
     return part, files
 
 
-def _pick(images: range, count: int, settings: DigitsSettings) -> NDArray[np.int64]:
-    """Choose the indices in `images`, modulo `count` where they are not for training."""
-    training = _training_images(settings)
-    if training.stop > count:
+def _pick(rows: range, count: int, settings: DigitsSettings) -> NDArray[np.int64]:
+    """Choose the indices `rows`. Validation continues at 0 after the last image."""
+    stop = settings.first + settings.train
+    if stop > count:
         raise ConfigError(
-            f"Training images {training.start} to {training.stop - 1} were asked for, "
-            f"but MNIST has {count}.",
-            hint="Lower data.first or data.train.",
+            f"MNIST has {count} images, but {settings.first} to {stop - 1} are to train on.",
+            hint="Lower --digits.first or --digits.train.",
         )
-    if images != training and len(training) + len(images) > count:
+    if rows.start == stop and settings.train + len(rows) > count:
         raise ConfigError(
-            f"{len(training)} of MNIST's {count} images are for training, so there are not "
-            f"{len(images)} left to validate on.",
-            hint="Set data.validation to mnist-test, or lower data.train.",
+            f"{settings.train} of MNIST's {count} images are for training, so {len(rows)} are not "
+            "left to validate on.",
+            hint="Set --digits.validation to mnist-test, or lower --digits.train.",
         )
-    return np.arange(images.start, images.stop) % count
+    return np.arange(rows.start, rows.stop) % count
 
 
 def _resize(images: NDArray[np.uint8], filter: str) -> NDArray[np.uint8]:
-    """Resize to [n, 32, 32, 3] by Pillow's filter on 8-bit values; repeat grey in three channels.
-
-    One image at a time, because this is the operation that the published protocols name.
-    """
+    """Resize to [n, 32, 32, 3] by Pillow's filter on 8-bit values, as the protocols name it."""
     side = _INFO.image_size
     if images.shape[1:3] != (side, side):
-        pictures = (
-            Image.fromarray(image).resize((side, side), _FILTERS[filter]) for image in images
-        )
+        pictures = (Image.fromarray(i).resize((side, side), _FILTERS[filter]) for i in images)
         images = np.stack([np.asarray(picture) for picture in pictures])
     return images if images.ndim == 4 else np.repeat(images[..., None], 3, axis=3)
 
 
-def _paths(files: Sequence[Path], root: Path) -> tuple[str, ...]:
-    """List where each PNG of MNIST-M is, relative to the root."""
-    list_file, folder = files
-    return tuple((folder / name).relative_to(root).as_posix() for name in read_labels(list_file)[0])
+def _refused_pickle(root: Path) -> Path | None:
+    """Find the pickled release of MNIST-M under `root`, which is never opened."""
+    return _find(root, _MNIST_M_FOLDERS, ("keras_mnistm.pkl.gz", "keras_mnistm.pkl"))
 
 
 def _refusal(pickled: Path) -> str:
@@ -223,3 +200,213 @@ def _refusal(pickled: Path) -> str:
         f"{pickled} is refused: opening a pickle runs whatever code is in it. "
         "MNIST-M is also published as a folder of PNG files."
     )
+
+
+def _read_idx(images_file: Path, labels_file: Path) -> Digits:
+    """Read MNIST's format: a file of images and a file of labels, both plain or gzip."""
+    images = _read_idx_file(images_file, 16).reshape(-1, 28, 28)
+    labels = _read_idx_file(labels_file, 8)
+    return images, labels.astype(np.int64)
+
+
+def _read_idx_file(path: Path, header: int) -> NDArray[np.uint8]:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        start, content = file.read(header), file.read(_MAX_UNPACKED)
+    sizes = np.frombuffer(start, ">u4")[1:]  # after the magic number
+    if sizes.tolist()[1:] != [28, 28][: len(sizes) - 1] or len(content) != sizes.prod():
+        raise ValueError(f"its header says {sizes.tolist()}, and {len(content)} bytes follow")
+    return np.frombuffer(content, np.uint8)
+
+
+def _read_libsvm(path: Path) -> Digits:
+    """Read USPS, libsvm text in bzip2: labels 1..10 for 0..9, values -1..1, 16 x 16.
+
+    The 8-bit values are those of `torchvision.datasets.USPS`: float32, fractions cut off.
+    """
+    with bz2.open(path) as file:
+        lines = file.read(_MAX_UNPACKED).splitlines()
+    labels = np.array([int(line.split(maxsplit=1)[0]) for line in lines])
+    values = np.zeros((len(lines), 256))
+    for row, line in enumerate(lines):
+        pairs = np.array([pair.split(b":") for pair in line.split()[1:]], dtype=np.float64)
+        values[row, pairs[:, 0].astype(np.int64) - 1] = pairs[:, 1]
+    if not np.abs(values).max() <= 1:
+        raise ValueError("its values are not between -1 and 1")
+    images = ((values.astype(np.float32) + 1) / 2 * 255).astype(np.uint8)
+    return images.reshape(-1, 16, 16), labels - 1
+
+
+def _read_mat(path: Path) -> Digits:
+    """Read SVHN's and SYN's format, MATLAB v5: `X` [32, 32, 3, n] and `y` [n, 1] with 10 for 0."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        hint = "pip install 'peerdg[digits]'"
+        raise ConfigError(f"Reading {path.name} needs scipy.", hint=hint) from error
+    content = loadmat(path, variable_names=["X", "y"])
+    images, labels = content["X"], content["y"].ravel().astype(np.int64)
+    if images.dtype != np.uint8 or images.shape[:3] != (32, 32, 3):
+        raise ValueError(f"X is {images.dtype} {images.shape}, not uint8 [32, 32, 3, n]")
+    return np.ascontiguousarray(images.transpose(3, 0, 1, 2)), np.where(labels == 10, 0, labels)
+
+
+def _read_png_folder(list_file: Path, folder: Path) -> Digits:
+    """Read MNIST-M's format: a text file of lines `name label` and a folder of these PNGs."""
+    lines = [line.split() for line in list_file.read_text("utf-8").splitlines()]
+    if any(Path(name).name != name for name, _ in lines):
+        raise ValueError("it names files outside the folder")
+    images = [np.asarray(decode_image(folder / name, max_pixels=256 * 256)) for name, _ in lines]
+    return np.stack(images), np.array([int(label) for _, label in lines])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsSplit:
+    """One split of one set.
+
+    Args:
+        domain: The domain it belongs to.
+        split: Its name within the set.
+        expected: Images in the published files.
+        files: For each file it consists of, the names it may have.
+        folders: Places under the root, in the order of the search.
+        reader: Decodes the files.
+        obtain: Origin of the files.
+        license: License of the data.
+        optional: Whether only a switch other than the default needs it.
+    """
+
+    domain: str
+    split: str
+    expected: int
+    files: tuple[tuple[str, ...], ...]
+    folders: tuple[str, ...]
+    reader: Callable[..., Digits]
+    obtain: str
+    license: str
+    optional: bool = False
+
+    def locate(self, root: Path) -> list[Path] | None:
+        """Find its files under `root`. None if none of them is there.
+
+        Raises:
+            DataError: If only some of them are there.
+        """
+        paths = [_find(root, self.folders, names) for names in self.files]
+        files = [path for path in paths if path is not None]
+        if files and len(files) < len(paths):
+            missing = self.files[paths.index(None)][0]
+            raise DataError(f"{files[0]} is there, but not {missing}.", hint=self.obtain)
+        return files or None
+
+    def read(self, *files: Path) -> Digits:
+        """Decode the files.
+
+        Raises:
+            DataError: If they are damaged or of another kind.
+        """
+        try:
+            images, labels = self.reader(*files)
+            if len(images) != len(labels) or not len(labels):
+                raise ValueError(f"it has {len(images)} images and {len(labels)} labels")
+            if labels.min() < 0 or labels.max() > 9:
+                raise ValueError(f"its labels run from {labels.min()} to {labels.max()}")
+        except (ConfigError, DataError):
+            raise
+        except Exception as error:  # scipy and the decompressors raise many types
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise DataError(f"{files[0]} is damaged or of another kind: {reason}.") from error
+        return images, labels
+
+
+def _find(root: Path, folders: Sequence[str], names: Sequence[str]) -> Path | None:
+    """Find the first of `names` in the first of `folders` under `root` that has one."""
+    for folder in folders:
+        places = [root]
+        for part in Path(folder).parts:
+            inner = find_entry(places, f"{part}/")
+            places = [] if inner is None else [inner]
+        for name in names:
+            if (path := find_entry(places, name)) is not None:
+                return path
+    return None
+
+
+def _mnist(split: str, prefix: str, expected: int, optional: bool) -> DigitsSplit:
+    kinds = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
+    return DigitsSplit(
+        domain="mnist",
+        split=split,
+        expected=expected,
+        files=tuple((kind, f"{kind}.gz") for kind in kinds),
+        folders=("MNIST/raw", "MNIST", "raw", ""),
+        reader=_read_idx,
+        obtain="https://ossci-datasets.s3.amazonaws.com/mnist/: put the idx files in MNIST/raw.",
+        license="CC BY-SA 3.0",
+        optional=optional,
+    )
+
+
+def _svhn(split: str, expected: int, optional: bool) -> DigitsSplit:
+    return DigitsSplit(
+        domain="svhn",
+        split=split,
+        expected=expected,
+        files=((f"{split}_32x32.mat",),),
+        folders=("SVHN", ""),
+        reader=_read_mat,
+        obtain=f"http://ufldl.stanford.edu/housenumbers/: put {split}_32x32.mat in SVHN.",
+        license="non-commercial use only",
+        optional=optional,
+    )
+
+
+def _usps(split: str, name: str, expected: int, optional: bool) -> DigitsSplit:
+    return DigitsSplit(
+        domain="usps",
+        split=split,
+        expected=expected,
+        files=((name,),),
+        folders=("USPS", ""),
+        reader=_read_libsvm,
+        obtain=(
+            "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps: "
+            f"put {name} in USPS."
+        ),
+        license="not stated",
+        optional=optional,
+    )
+
+
+_MNIST_M_FOLDERS = ("mnist_m", "")
+
+SPLITS = (
+    _mnist("train", "train", 60_000, optional=False),
+    _mnist("test", "t10k", 10_000, optional=True),
+    _svhn("test", 26_032, optional=False),
+    _svhn("train", 73_257, optional=True),
+    DigitsSplit(
+        domain="mnist-m",
+        split="test",
+        expected=9_001,
+        files=(("mnist_m_test_labels.txt",), ("mnist_m_test/",)),
+        folders=_MNIST_M_FOLDERS,
+        reader=_read_png_folder,
+        obtain=(
+            "http://yaroslav.ganin.net/ (the release of PNG files): put mnist_m_test and "
+            "mnist_m_test_labels.txt in mnist_m."
+        ),
+        license="not stated, made of MNIST and of photos for non-commercial research",
+    ),
+    DigitsSplit(
+        domain="syn",
+        split="test",
+        expected=9_553,
+        files=(("synth_test_32x32.mat",),),
+        folders=("SYN", "SynthDigits", ""),
+        reader=_read_mat,
+        obtain="http://yaroslav.ganin.net/ (SynthDigits): put synth_test_32x32.mat in SYN.",
+        license="not stated",
+    ),
+    _usps("test", "usps.t.bz2", 2_007, optional=False),
+    _usps("train", "usps.bz2", 7_291, optional=True),
+)

@@ -1,18 +1,27 @@
 """A domain: all of its images as one uint8 tensor, their labels and the class names."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from peerdg.data.classes import class_positions
-from peerdg.data.parallel import digest, item_hashes
+from peerdg.data.decode import cores
 from peerdg.errors import DataError
+from peerdg.terminal import visible
+
+_HASH_BLOCK = 2**24
+_GAP, _TITLE, _HEADER = 2, 30, 16  # pixels of a contact sheet
+_MAX_COLUMNS = 100  # a sheet of thousands of classes cannot be opened
 
 
 class BadImage(NamedTuple):
@@ -27,13 +36,13 @@ class Domain:
     """Images of one style with their labels, in memory or as a read-only map of a cache file.
 
     Args:
-        name: How tables and records call it, e.g. `"sketch"`.
-        classes: Class names; `labels` index into them.
+        name: The domain's name in tables and records, e.g. `"sketch"`.
+        classes: Class names that `labels` index into.
         images: RGB images of one size.
         labels: Class index of each image.
-        paths: Where each image came from, if it came from a file.
+        paths: Origin of each image, if it came from a file.
         hashes: SHA-256 of each of these files.
-        skipped: Files that were left out on the user's word, because they cannot be decoded.
+        skipped: Files that were left out because they cannot be decoded.
     """
 
     name: str
@@ -48,7 +57,7 @@ class Domain:
         images, labels = self.images, self.labels
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
             raise DataError(
-                f"Domain '{self.name}': images are {images.dtype} {tuple(images.shape)}; "
+                f"Domain '{self.name}': images are {images.dtype} {tuple(images.shape)}, "
                 "expected uint8 [N, 3, H, W].",
                 hint="Convert to RGB and to the range 0..255 before making a Domain.",
             )
@@ -57,7 +66,7 @@ class Domain:
         if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
             raise DataError(
                 f"Domain '{self.name}': labels are {labels.dtype} {tuple(labels.shape)} for "
-                f"{len(images)} images; expected int64 [{len(images)}]."
+                f"{len(images)} images, expected int64 [{len(images)}]."
             )
         if len(set(self.classes)) != len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
@@ -67,14 +76,13 @@ class Domain:
             raise DataError(
                 f"Domain '{self.name}': labels run from {low} to {high}, "
                 f"but there are {len(self.classes)} classes.",
-                hint="Labels count from 0; some published lists count from 1.",
+                hint="Labels count from 0. Some published lists count from 1.",
             )
-        if self.paths is not None and len(self.paths) != len(images):
-            raise DataError(f"Domain '{self.name}': {len(self.paths)} paths, {len(images)} images.")
-        if self.hashes is not None and len(self.hashes) != len(images):
-            raise DataError(
-                f"Domain '{self.name}': {len(self.hashes)} hashes, {len(images)} images."
-            )
+        for field, values in (("paths", self.paths), ("hashes", self.hashes)):
+            if values is not None and len(values) != len(images):
+                raise DataError(
+                    f"Domain '{self.name}': {len(values)} {field}, {len(images)} images."
+                )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -86,7 +94,7 @@ class Domain:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of what the domain contains: class names, labels and pixels, not its name."""
+        """SHA-256 of class names, labels and pixels. The domain's name does not matter."""
         whole = hashlib.sha256(repr((self.classes, tuple(self.images.shape))).encode())
         whole.update(self.labels.contiguous().numpy().data)
         whole.update(self.images_digest.encode())
@@ -94,21 +102,29 @@ class Domain:
 
     @cached_property
     def images_digest(self) -> str:
-        """SHA-256 of the pixels in blocks."""
-        return digest(self.images.contiguous().numpy().data)
+        """The `digest` of the pixels."""
+        return digest(self.images.contiguous().numpy())
 
     @cached_property
     def pixel_hashes(self) -> tuple[str, ...]:
-        """A hash of each image's pixels, 16 hex digits."""
-        return item_hashes(self.images.contiguous().numpy())
+        """A 64-bit hash of each image's pixels, as 16 hex digits."""
+        with ThreadPoolExecutor(cores()) as pool:
+            return tuple(pool.map(_pixel_hash, self.images.numpy()))
 
-    def subset(self, index: Tensor, *, name: str | None = None) -> "Domain":
-        """Take the images at `index`, in that order."""
+    def with_digest(self, known: str) -> "Domain":
+        """Set `images_digest`, because computing it reads every byte."""
+        self.__dict__["images_digest"] = known
+        return self
+
+    def subset(
+        self, index: Tensor, *, name: str | None = None, images: Tensor | None = None
+    ) -> "Domain":
+        """Take the images at `index`, in that order. `images` are these, if already selected."""
         rows = index.tolist()
         return replace(
             self,
             name=name or self.name,
-            images=self.images[index],
+            images=self.images[index] if images is None else images,
             labels=self.labels[index],
             paths=self.paths and tuple(self.paths[row] for row in rows),
             hashes=self.hashes and tuple(self.hashes[row] for row in rows),
@@ -119,12 +135,9 @@ class Domain:
     ) -> "Domain":
         """Relabel the images by the index into `classes`, matched by name.
 
-        Classes that this domain lacks are allowed; classes that `classes` lacks are not.
-
         Args:
-            classes: The class names to have.
-            class_map: For names that this domain has and `classes` calls otherwise, those names;
-                several may become one.
+            classes: The class names to use. They may include classes that this domain lacks.
+            class_map: From names of this domain to names in `classes`, where these differ.
 
         Raises:
             DataError: If this domain has a class that `classes` does not name.
@@ -133,6 +146,58 @@ class Domain:
             return self
         position = class_positions(self.classes, classes, name=self.name, class_map=class_map)
         other = replace(self, classes=classes, labels=torch.tensor(position)[self.labels])
-        if "images_digest" in self.__dict__:  # the pixels are the same, and may be many
-            other.__dict__["images_digest"] = self.images_digest
-        return other
+        return other.with_digest(self.images_digest) if "images_digest" in vars(self) else other
+
+
+def digest(images: NDArray[np.uint8]) -> str:
+    """Compute the SHA-256 of the SHA-256 of each 16 MB of a contiguous array, in parallel."""
+    data = images.data.cast("B") if images.size else memoryview(b"")
+    blocks = [data[start : start + _HASH_BLOCK] for start in range(0, len(data), _HASH_BLOCK)]
+    with ThreadPoolExecutor(cores()) as pool:
+        parts = pool.map(lambda block: hashlib.sha256(block).digest(), blocks)
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def _pixel_hash(image: NDArray[np.uint8]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8).hexdigest()
+
+
+def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 64) -> Image.Image:
+    """Draw a block per domain and a column per class, with the first `per_class` images of each.
+
+    At most 100 classes are shown.
+
+    Args:
+        domains: Domains from top to bottom.
+        per_class: Rows of each block.
+        cell: Side of each image on the sheet. Small images are enlarged without smoothing.
+    """
+    step = cell + _GAP
+    block = _TITLE + _HEADER + per_class * step + _GAP
+    columns = min(max(len(domain.classes) for domain in domains), _MAX_COLUMNS)
+    sheet = Image.new("RGB", (max(columns * step + _GAP, 320), block * len(domains)), "white")
+    draw = ImageDraw.Draw(sheet)
+    large, small = ImageFont.load_default(18), ImageFont.load_default(11)
+    for top, domain in zip(range(0, sheet.height, block), domains, strict=True):
+        shown = f", {columns} of {len(domain.classes):,} classes"
+        more = shown if len(domain.classes) > _MAX_COLUMNS else ""
+        title = f"{visible(domain.name)} ({len(domain):,} images{more})"
+        draw.text((_GAP, top + 6), title, fill="black", font=large)
+        for column, name in enumerate(domain.classes[:_MAX_COLUMNS]):
+            left, name = _GAP + column * step, visible(name)
+            while name and draw.textlength(name, font=small) > cell:
+                name = name[:-1]
+            draw.text((left, top + _TITLE), name, fill="black", font=small)
+            members = (domain.labels == column).nonzero().flatten()[:per_class].tolist()
+            for row, index in enumerate(members):
+                below = top + _TITLE + _HEADER + row * step
+                sheet.paste(tile(domain, index, cell), (left, below))
+    return sheet
+
+
+def tile(domain: Domain, index: int, cell: int) -> Image.Image:
+    """Draw one image of a domain as a square of side `cell`."""
+    image = Image.fromarray(domain.images[index].permute(1, 2, 0).contiguous().numpy())
+    enlarged = max(image.size) <= cell
+    resample = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+    return image.resize((cell, cell), resample)

@@ -1,44 +1,54 @@
-"""Load a user's own images for a run: one folder or list to train on, others to test on.
+"""Load and check a user's own images: one folder or list to train on, others to test on.
 
-Which images are held out is drawn once, from its own seed, so that runs with different seeds
-learn from the same images and share one cache entry.
+The held-out images are drawn from their own seed, so that runs with different seeds learn from
+the same images and share one cache entry.
 """
 
+import hashlib
 import statistics
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from PIL import Image
+import numpy as np
+import torch
 
 from peerdg.data import is_target
-from peerdg.data.benchmarks import DomainReport, OwnDataSettings
-from peerdg.data.check import check_folders, describe_duplicates, find_duplicates
+from peerdg.data.benchmarks import OwnDataSettings
 from peerdg.data.classes import check_class_map, parse_class_map
-from peerdg.data.decode import IMAGE_FORMATS
+from peerdg.data.decode import UnusableImage, open_header, read_content
 from peerdg.data.domain import Domain
-from peerdg.data.folder import FolderLayout, Listing
+from peerdg.data.folder import FolderLayout, Listing, Problem, examples
 from peerdg.data.lists import find_images
-from peerdg.data.read import read_images
+from peerdg.data.read import SKIP_HINT, Progress, describe_bad, read_images
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
-from peerdg.files import open_regular
 from peerdg.options import did_you_mean, nearest
 
-_LOOKED_AT = 50  # files whose header `glance` reads
+_HEADERS_READ = 50  # by `glance`
+_PROBES = 64  # values of each image. Only where they agree are all pixels compared.
+_SMALL_CLASS = 5
+_PAIRS_SHOWN = 5
 
 
 def load(
-    settings: OwnDataSettings, *, root: Path | None, targets: Sequence[str] | None = None
+    settings: OwnDataSettings,
+    *,
+    root: Path | None,
+    targets: Sequence[str] | None = None,
+    progress: Progress | None = None,
 ) -> Splits:
     """Load the images under `root` to train on, some of them held out, and the targets.
 
     Args:
         settings: How to read them.
         root: A folder (`class/*.jpg` or `domain/class/*.jpg`) or a list of images.
-        targets: Folders, lists, or names of other domains of `root`; None takes all other domains
+        targets: Folders, lists, or names of other domains of `root`. None takes all other domains
             of `root` and, if there is one, its test split.
+        progress: Receives progress.
 
     Raises:
         ConfigError: If the source domain is not given, or a target is not known.
@@ -47,22 +57,30 @@ def load(
     if root is None:
         raise ConfigError(
             "This run was trained on domains given from Python.",
-            hint="Go on with it from Python: peerdg.fit(splits, out=..., existing='resume').",
+            hint="Continue it from Python: peerdg.fit(splits, out=..., existing='resume').",
         )
     listing = find_images(root, layout=settings.layout)
-    source = _source_of(listing, settings, root)
-    others = _others(listing, source)
+    source = _source(listing, settings, root)
+    others = {name: listing.part(domain=name) for name in listing.domains}
+    others = {name: part for name, part in others.items() if name not in source.domains}
+    if "test" in source.splits:
+        others["test"] = source.part(split="test")
     chosen = others if targets is None else _targets(targets, others, settings.layout)
     classes = source.require(training=True).classes
-    class_map = parse_class_map(settings.class_map)
-    check_class_map(class_map, theirs=_class_names(chosen), ours=classes)
-    for name, part in chosen.items():  # a wrong class is found before anything is decoded
-        part.require(training=False).files(classes, name=name, class_map=class_map)
-    train, validation = _train_and_validation(source, settings, classes)
-    own = replace(settings, size=train.image_size[0])
-    loaded = {name: _read(part, own, classes, name, class_map) for name, part in chosen.items()}
+    class_map = _class_map(settings, chosen, classes)
+    train, validation = _train_and_validation(source, settings, classes, progress)
+    settings = replace(settings, size=train.image_size[0])
+    read = partial(_read, settings=settings, classes=classes, progress=progress)
+    loaded = {name: read(part, name=name, class_map=class_map) for name, part in chosen.items()}
     splits = Splits(train=train, validation=validation, targets=loaded)
-    _warn_of_duplicates(splits)
+    crossing = [pair for pair in find_duplicates(splits.parts) if pair.crosses_parts]
+    if crossing:
+        warnings.warn(
+            f"{len(crossing):,} images are in two parts of the data: "
+            f"{describe_duplicates(crossing)}. Accuracy on them says nothing about unseen images.",
+            PeerdgWarning,
+            stacklevel=3,
+        )
     return splits
 
 
@@ -72,33 +90,25 @@ def read_targets(
     classes: Sequence[str],
     settings: OwnDataSettings,
     also_known: Collection[str] = (),
+    progress: Progress | None = None,
 ) -> dict[str, Domain]:
-    """Read folders and lists to test a model on that was trained elsewhere.
+    """Read folders and lists to test a trained model on.
 
     Args:
-        paths: The folders and lists; one with several domains gives several.
+        paths: Folders and lists. One with several domains gives several.
         classes: The model's class names.
-        settings: `size` should be the model's; layout, skip_bad_images, megapixels and class_map
-            count too.
+        settings: How to read them. `size` should be the model's.
         also_known: Class names of other data that the class map is for.
+        progress: Receives progress.
 
     Raises:
         ConfigError: If the class map has an unknown class name.
         DataError: If they have a class that the model does not know, or cannot be read.
     """
-    found = _targets(paths, {}, settings.layout)
-    class_map = parse_class_map(settings.class_map)
-    check_class_map(class_map, theirs=_class_names(found) | {*also_known}, ours=classes)
-    for name, part in found.items():
-        part.require(training=False).files(classes, name=name, class_map=class_map)
-    return {
-        name: _read(part, settings, tuple(classes), name, class_map) for name, part in found.items()
-    }
-
-
-def verify(root: Path | None) -> list[DomainReport]:
-    """Report on each domain under `root`: what is there and what is wrong."""
-    return [] if root is None else check_folders([root]).domains()
+    parts = _targets(paths, {}, settings.layout)
+    class_map = _class_map(settings, parts, classes, also_known)
+    read = partial(_read, settings=settings, classes=tuple(classes), progress=progress)
+    return {name: read(part, name=name, class_map=class_map) for name, part in parts.items()}
 
 
 def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
@@ -111,97 +121,243 @@ def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
         DataError: If there are no images, or they cannot be used as they are.
     """
     listing = find_images(root, layout=settings.layout)
-    source = _source_of(listing, settings, root).require(training=True)
+    source = _source(listing, settings, root).require(training=True)
     paths = [item.path for item in source.items if item.split in (None, "train")]
     held_out = settings.validation_folder is None and "validation" not in source.splits
     images = round(len(paths) * (1 - settings.validation_fraction)) if held_out else len(paths)
-    step = max(1, len(paths) // _LOOKED_AT)
-    sides = [side for path in paths[::step] if (side := _shorter_side(path)) is not None]
+    sides = []
+    for path in paths[:: max(1, len(paths) // _HEADERS_READ)]:
+        try:
+            with open_header(read_content(path), "") as image:
+                sides.append(min(image.size))
+        except UnusableImage:  # decoding reports it
+            continue
     return max(1, images), round(statistics.median(sides)) if sides else 224
 
 
-def _source_of(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
+@dataclass(frozen=True)
+class FolderReport:
+    """The images of some folders.
+
+    Args:
+        parts: The images of each domain or split that could be decoded.
+        counts: Number of files of each of them.
+        problems: All problems, errors first.
+    """
+
+    parts: dict[str, Domain]
+    counts: dict[str, int]
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> list[Problem]:
+        """Problems that must be solved before training."""
+        return [problem for problem in self.problems if problem.severity != "note"]
+
+
+def check_folders(paths: Sequence[Path], *, progress: Progress | None = None) -> FolderReport:
+    """Decode all images of some folders or lists, and compare them with each other.
+
+    Raises:
+        DataError: If a path has no images, or their class is not given.
+    """
+    parts: dict[str, Domain] = {}
+    counts: dict[str, int] = {}
+    problems: list[Problem] = []
+    for path in paths:
+        listing = find_images(path)
+        problems += listing.problems
+        if listing.ignored:
+            message = f"{len(listing.ignored):,} files of {path} are ignored"
+            remedy = "Save them as JPEG or PNG if they are images."
+            problems.append(Problem("note", f"{message}: {examples(listing.ignored)}.", remedy))
+        inside = {name: listing.part(domain=name) for name in listing.domains}
+        inside |= {split: listing.part(split=split) for split in listing.splits}
+        for name, part in (inside or {path.name: listing}).items():
+            key = f"{path.name}/{name}" if inside and len(paths) > 1 else name
+            counts[key] = len(part.items)
+            settings = OwnDataSettings(skip_bad_images=True)
+            parts[key] = _read(part, name=key, settings=settings, progress=progress)
+    for name, domain in parts.items():
+        if domain.skipped:
+            message = describe_bad(domain.skipped, count=counts[name], name=name)
+            problems.append(Problem("error", message, SKIP_HINT))
+        members = torch.bincount(domain.labels, minlength=len(domain.classes)).tolist()
+        small = [
+            f"{label} ({count})"
+            for label, count in zip(domain.classes, members, strict=True)
+            if 1 < count < _SMALL_CLASS or count == 0
+        ]
+        if small:
+            message = f"{len(small)} classes of '{name}' have fewer than {_SMALL_CLASS} images"
+            remedy = "Add images if you can."
+            problems.append(Problem("note", f"{message}: {examples(small)}.", remedy))
+    problems += _duplicate_problems(find_duplicates(parts))
+    problems.sort(key=lambda problem: problem.severity == "note")
+    return FolderReport(parts, counts, tuple(problems))
+
+
+class Occurrence(NamedTuple):
+    """The part of the data that an image belongs to, its path there, and its class."""
+
+    part: str
+    path: str
+    label: str
+
+
+class Duplicate(NamedTuple):
+    """Two occurrences of one image."""
+
+    first: Occurrence
+    second: Occurrence
+
+    @property
+    def crosses_parts(self) -> bool:
+        """Whether the image is in two parts of the data."""
+        return self.first.part != self.second.part
+
+    def __str__(self) -> str:
+        return " = ".join(f"{place.part}: {place.path}" for place in self)
+
+
+def find_duplicates(parts: Mapping[str, Domain]) -> list[Duplicate]:
+    """Pair every image whose decoded pixels occurred before with the first occurrence."""
+    groups: dict[tuple[tuple[int, ...], bytes], list[tuple[str, int]]] = {}
+    for part, domain in parts.items():
+        flat = domain.images.numpy().reshape(len(domain), -1)
+        positions = np.linspace(0, flat.shape[1] - 1, min(_PROBES, flat.shape[1])).astype(np.int64)
+        for row, probe in enumerate(flat[:, positions]):
+            groups.setdefault((domain.images.shape[1:], probe.tobytes()), []).append((part, row))
+    duplicates = []
+    for alike in groups.values():
+        first: dict[bytes, Occurrence] = {}
+        for part, row in alike if len(alike) > 1 else ():
+            domain = parts[part]
+            path = f"image {row}" if domain.paths is None else domain.paths[row]
+            here = Occurrence(part, path, domain.classes[int(domain.labels[row])])
+            pixels = hashlib.sha256(domain.images[row].contiguous().numpy().data).digest()
+            if pixels in first:
+                duplicates.append(Duplicate(first[pixels], here))
+            first.setdefault(pixels, here)
+    return duplicates
+
+
+def describe_duplicates(duplicates: Sequence[Duplicate]) -> str:
+    """Name the first pairs and count the rest, for a message."""
+    more = len(duplicates) - _PAIRS_SHOWN
+    shown = "; ".join(map(str, duplicates[:_PAIRS_SHOWN]))
+    return shown + (f"; and {more:,} more" if more > 0 else "")
+
+
+def _duplicate_problems(duplicates: Sequence[Duplicate]) -> list[Problem]:
+    contradictory = [d for d in duplicates if d.first.label != d.second.label]
+    others = [d for d in duplicates if d.first.label == d.second.label]
+    crossing = [d for d in others if d.crosses_parts]
+    within = [d for d in others if not d.crosses_parts]
+    kinds = (
+        (contradictory, "images are in two classes", "Keep each in the class it belongs to."),
+        (crossing, "images are in two parts", "Remove them from one, or accuracy is flattered."),
+        (within, "images are there twice", "Remove the copies, which may land in validation."),
+    )
+    return [
+        Problem("note", f"{len(pairs):,} {what}: {describe_duplicates(pairs)}.", remedy)
+        for pairs, what, remedy in kinds
+        if pairs
+    ]
+
+
+def _source(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
     """Choose the images of the domain to train on."""
     domains = listing.domains
     if settings.domain is None:
         if len(domains) > 1:
             raise ConfigError(
                 f"{root} has {len(domains)} domains: {', '.join(domains)}.",
-                hint=f"Say which one to learn on, e.g. --own-data.domain {domains[0]}.",
+                hint=f"Choose the one to learn on, e.g. --own-data.domain {domains[0]}.",
             )
         return listing
     by_name = {domain.casefold(): domain for domain in domains}
     if settings.domain.casefold() not in by_name:
-        there = did_you_mean(settings.domain, domains) if domains else "It has no domains."
-        raise ConfigError(f"{root} has no domain '{settings.domain}'.", hint=there)
+        hint = did_you_mean(settings.domain, domains) if domains else "It has no domains."
+        raise ConfigError(f"{root} has no domain '{settings.domain}'.", hint=hint)
     return listing.part(domain=by_name[settings.domain.casefold()])
-
-
-def _others(listing: Listing, source: Listing) -> dict[str, Listing]:
-    """List what else of the same folder or list a model can be tested on."""
-    others = {
-        name: listing.part(domain=name) for name in listing.domains if name not in source.domains
-    }
-    if "test" in source.splits:
-        others["test"] = source.part(split="test")
-    return others
 
 
 def _targets(
     targets: Sequence[str], others: Mapping[str, Listing], layout: FolderLayout
 ) -> dict[str, Listing]:
-    found: dict[str, Listing] = {}
+    """List the targets, which are names of `others` or paths, by a name for each."""
+    parts: dict[str, Listing] = {}
     by_name = {name.casefold(): name for name in others}
     for target in targets:
         path = Path(target).expanduser()
         if target.casefold() in by_name:
             name = by_name[target.casefold()]
-            found[name] = others[name]
-        elif not path.exists():
-            text = f"The target '{target}' is neither there nor a domain."
+            parts[name] = others[name]
+            continue
+        if not path.exists():
+            message = f"The target '{target}' is neither a path nor a domain."
             if guess := nearest(target, list(others)):
-                raise ConfigError(text, hint=f"Did you mean '{guess}'?")
+                raise ConfigError(message, hint=f"Did you mean '{guess}'?")
             known = f" Domains: {', '.join(others)}." if others else ""
-            raise DataError(text, hint=f"Give a folder or a list.{known}")
-        else:
-            listing = find_images(path, layout=layout)
-            parts = {name: listing.part(domain=name) for name in listing.domains}
-            for name, part in (parts or {_stem(path): listing}).items():
-                found[_free_name(name, path, found)] = part
-    return found
+            raise DataError(message, hint=f"Give a folder or a list.{known}")
+        listing = find_images(path, layout=layout)
+        domains = {name: listing.part(domain=name) for name in listing.domains}
+        for name, part in (domains or {_stem(path): listing}).items():
+            parents = [
+                f"{folder.name}-{name}" for folder in (path.resolve(), path.resolve().parent)
+            ]
+            numbered = [f"{name}-{number}" for number in range(2, len(parts) + 3)]
+            free = (each for each in (name, *parents, *numbered) if each not in parts)
+            parts[next(filter(is_target, free))] = part
+    return parts
+
+
+def _class_map(
+    settings: OwnDataSettings,
+    parts: Mapping[str, Listing],
+    classes: Sequence[str],
+    also_known: Collection[str] = (),
+) -> dict[str, str]:
+    """Read the class map. Find a wrong class before anything is decoded."""
+    class_map = parse_class_map(settings.class_map)
+    theirs = {label for part in parts.values() for label in part.classes}
+    check_class_map(class_map, theirs=theirs | {*also_known}, ours=classes)
+    for name, part in parts.items():
+        part.require(training=False).files(classes, name=name, class_map=class_map)
+    return class_map
 
 
 def _train_and_validation(
-    source: Listing, settings: OwnDataSettings, classes: tuple[str, ...]
+    source: Listing,
+    settings: OwnDataSettings,
+    classes: tuple[str, ...],
+    progress: Progress | None,
 ) -> tuple[Domain, Domain | None]:
     name = source.domains[0] if source.domains else _stem(source.root)
-    learn, validate = source, None
-    if source.splits:
-        items = tuple(item for item in source.items if item.split in (None, "train"))
-        learn = replace(source, items=items)
-        if "validation" in source.splits:
-            validate = source.part(split="validation")
+    validate = source.part(split="validation") if "validation" in source.splits else None
+    learn = tuple(item for item in source.items if item.split in (None, "train"))
     if settings.validation_folder is not None:
         validate = find_images(Path(settings.validation_folder), layout=settings.layout)
         validate = validate.require(training=False)
-    whole = _read(learn, settings, classes, name)
-    if validate is not None:
-        own = replace(settings, size=whole.image_size[0])
-        return whole, _read(validate, own, classes, f"{name}-validation")
-    return hold_out(whole, settings.validation_fraction, settings.split_seed)
-
-
-def _class_names(parts: Mapping[str, Listing]) -> set[str]:
-    return {label for part in parts.values() for label in part.classes}
+    read = partial(_read, classes=classes, progress=progress)
+    whole = read(replace(source, items=learn), name=name, settings=settings)
+    if validate is None:
+        return hold_out(whole, settings.validation_fraction, settings.split_seed)
+    settings = replace(settings, size=whole.image_size[0])
+    return whole, read(validate, name=f"{name}-validation", settings=settings)
 
 
 def _read(
     part: Listing,
-    settings: OwnDataSettings,
-    classes: tuple[str, ...],
+    *,
     name: str,
+    settings: OwnDataSettings,
+    classes: tuple[str, ...] | None = None,
     class_map: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> Domain:
+    classes = part.classes if classes is None else classes
     return read_images(
         part.files(classes, name=name, class_map=class_map),
         name=name,
@@ -209,45 +365,10 @@ def _read(
         size=settings.size,
         root=part.root,
         skip_bad=settings.skip_bad_images,
-        pixel_limit=int(settings.megapixels * 1e6),
+        max_pixels=int(settings.megapixels * 1e6),
+        progress=progress,
     )
 
 
 def _stem(path: Path) -> str:
     return path.resolve().stem or "images"
-
-
-def _free_name(name: str, path: Path, taken: Mapping[str, Listing]) -> str:
-    """Find a name that no other target has and that records do not use for something else."""
-    candidates = [name, f"{path.resolve().name}-{name}", f"{path.resolve().parent.name}-{name}"]
-    candidates += [f"{name}-{number}" for number in range(2, len(taken) + 3)]
-    return next(c for c in candidates if c not in taken and is_target(c))
-
-
-def _warn_of_duplicates(splits: Splits) -> None:
-    """Warn of images that are in two parts, by their decoded pixels."""
-    parts = {"train": splits.train}
-    if splits.validation is not None:
-        parts["validation"] = splits.validation
-    for name, domain in splits.targets.items():
-        parts[f"target {name}" if name in parts else name] = domain
-    crossing = [d for d in find_duplicates(parts) if d.first.part != d.second.part]
-    if crossing:
-        warnings.warn(
-            f"{len(crossing):,} images are in two parts of the data: "
-            f"{describe_duplicates(crossing)}. Accuracy on them says nothing about unseen images.",
-            PeerdgWarning,
-            stacklevel=3,
-        )
-
-
-def _shorter_side(path: Path) -> int | None:
-    """Read the header; None for a file that decoding will complain about."""
-    try:
-        with (
-            open_regular(path, follow_links=True) as file,
-            Image.open(file, formats=IMAGE_FORMATS) as image,
-        ):
-            return min(image.size)
-    except Exception:  # Pillow raises many types on damaged files
-        return None

@@ -1,4 +1,4 @@
-"""The parts of the data of one run, how validation is held out, and what changed between runs."""
+"""The parts of the data of one run: train, validation and targets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,14 +25,13 @@ FileHashes = dict[str, dict[str, str]]
 
 @dataclass(frozen=True, init=False)
 class Splits:
-    """What one run needs of a data set: images to train on, to validate on and to test on.
+    """Images to train on, to validate on and to test on.
 
     Args:
-        train: The images to learn from: a `Domain`, or anything that `peerdg.as_domain` takes,
-            such as `(images, labels)`.
-        validation: Labelled images of the same kind; or the share of each class of `train` to hold
-            out for validation; None for no validation.
-        targets: Labelled images of other domains, by name.
+        train: A `Domain`, or anything that `peerdg.as_domain` takes, such as `(images, labels)`.
+        validation: Labeled images of the same kind, or the share of each class of `train` to hold
+            out, or None.
+        targets: Labeled images of other domains, by name.
     """
 
     train: Domain
@@ -62,7 +61,7 @@ class Splits:
     def _check(self) -> None:
         if reserved := [name for name in self.targets if not is_target(name)]:
             raise DataError(
-                f"A target is called '{reserved[0]}', which records call the source's own images.",
+                f"A target is called '{reserved[0]}', which records call the source's images.",
                 hint="Give the target another name.",
             )
         for domain in (self.train, self.validation, *self.targets.values()):
@@ -75,7 +74,7 @@ class Splits:
         if len(present) < 2:
             raise DataError(
                 f"Domain '{self.train.name}' has images of one class only "
-                f"('{self.train.classes[int(present)]}'); a classifier needs at least two."
+                f"('{self.train.classes[int(present)]}'). A classifier needs at least two."
             )
 
     @property
@@ -93,7 +92,7 @@ class Splits:
 
 
 def with_targets(splits: Splits) -> Splits:
-    """The same parts, with the images of all targets among those to learn from: for an oracle.
+    """Add the images of all targets to the training images, for an oracle.
 
     Raises:
         ConfigError: If there are no targets.
@@ -117,7 +116,7 @@ def with_targets(splits: Splits) -> Splits:
 
 
 def hold_out(domain: Domain, fraction: float, seed: int = 0) -> tuple[Domain, Domain | None]:
-    """Split `fraction` of each class off; the second part is None if it is empty."""
+    """Split off `fraction` of each class. The second part is None if it is empty."""
     kept, held_out = stratified(domain.labels, fraction, seed)
     if len(held_out) == 0:
         return domain, None
@@ -130,9 +129,8 @@ def stratified(
 ) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " v"]]:
     """Draw rows for training and rows for validation, both in ascending order.
 
-    Validation gets `fraction` of all rows, and of each class as nearly that share as whole images
-    allow: the classes with the largest remainders get one more. Every class keeps at least one
-    training image, so a class of one image is not validated.
+    Each class gives `fraction` of its rows, rounded by largest remainder, and keeps at least one
+    for training.
 
     Args:
         labels: Class index of each row.
@@ -140,7 +138,7 @@ def stratified(
         seed: The same seed gives the same rows.
     """
     if not 0 <= fraction < 1:
-        raise ConfigError(f"A validation share of {fraction} was given; it must be in [0, 1).")
+        raise ConfigError(f"The validation share is {fraction}. It must be in [0, 1).")
     generator = generator_for(seed, "split")
     members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
     shuffled = [rows[torch.randperm(len(rows), generator=generator)] for rows in members]
@@ -153,7 +151,7 @@ def stratified(
 
 
 def _shares(sizes: list[int], fraction: float) -> list[int]:
-    """Count how many of each class to hold out: round down, then add by largest remainder."""
+    """Count the rows of each class to hold out: round down, then add by largest remainder."""
     exact = [fraction * size for size in sizes]
     counts = [min(int(share), size - 1) for share, size in zip(exact, sizes, strict=True)]
     missing = round(sum(exact)) - sum(counts)
@@ -165,10 +163,7 @@ def _shares(sizes: list[int], fraction: float) -> list[int]:
 
 
 def file_hashes(splits: Splits) -> FileHashes:
-    """Hash the files behind each part, as plain values for the run's records.
-
-    Parts that do not come from files are left out; their fingerprint is all there is.
-    """
+    """Collect the file hashes of each part that comes from files, for the run's records."""
     return {
         name: dict(zip(domain.paths, (h[:HASH_DIGITS] for h in domain.hashes), strict=True))
         for name, domain in splits.parts.items()
@@ -177,27 +172,26 @@ def file_hashes(splits: Splits) -> FileHashes:
 
 
 def describe_changes(old: Mapping[str, Mapping[str, str]], new: FileHashes) -> list[str]:
-    """Describe each kind of change of each part in a line: how many files, and the first ten.
+    """Describe the changes of each part, by kind, with the first ten files.
 
     Args:
-        old: What `file_hashes` returned when the run was started.
-        new: What it returns now.
+        old: Result of `file_hashes` when the run was started.
+        new: Result of `file_hashes` now.
     """
     lines = []
     for part in sorted({*old, *new}):
         before, after = old.get(part, {}), new.get(part, {})
         kinds = {
-            "added": sorted(after.keys() - before.keys()),
-            "removed": sorted(before.keys() - after.keys()),
-            "changed": sorted(p for p in before.keys() & after.keys() if before[p] != after[p]),
+            "added": after.keys() - before.keys(),
+            "removed": before.keys() - after.keys(),
+            "changed": {path for path in before.keys() & after if before[path] != after[path]},
         }
         for kind, paths in kinds.items():
             if paths:
-                more = (
-                    f" and {len(paths) - _CHANGES_SHOWN:,} more"
-                    if len(paths) > _CHANGES_SHOWN
-                    else ""
+                shown = ", ".join(sorted(paths)[:_CHANGES_SHOWN])
+                more = len(paths) - _CHANGES_SHOWN
+                lines.append(
+                    f"{part}: {len(paths):,} {kind}: {shown}"
+                    + (f" and {more:,} more" if more > 0 else "")
                 )
-                shown = ", ".join(paths[:_CHANGES_SHOWN])
-                lines.append(f"{part}: {len(paths):,} {kind}: {shown}{more}")
     return lines

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerdg.augment.view import resize
-from peerdg.data.decode import PIXEL_LIMIT, UnusableImage, decode_image
-from peerdg.data.parallel import in_parallel
-from peerdg.data.read import to_pixels
+from peerdg.data.decode import MAX_PIXELS, UnusableImage, decode_image, in_parallel, to_pixels
 from peerdg.errors import DamagedError, NumericalError, is_out_of_memory
 from peerdg.models.classifier import Classifier, images_per_pass
 
@@ -96,7 +94,7 @@ def predict_files(
     *,
     size: int,
     stored_size: int,
-    pixel_limit: int = PIXEL_LIMIT,
+    max_pixels: int = MAX_PIXELS,
 ) -> Iterator[FilePrediction]:
     """Predict any number of files, in their order, with memory for a few batches.
 
@@ -107,9 +105,9 @@ def predict_files(
         paths: Image files, read lazily.
         size: Side of the network's input.
         stored_size: Side of the squares that files are decoded to.
-        pixel_limit: Files with more pixels are not decoded.
+        max_pixels: Files with more pixels are not decoded.
     """
-    task = partial(_decode_group, side=stored_size, pixel_limit=pixel_limit)
+    task = partial(_decode_group, side=stored_size, max_pixels=max_pixels)
     held = images_in_memory(stored_size)
     batch = min(images_per_pass(size), held)
     waiting: list[_Decoded] = []
@@ -142,11 +140,11 @@ def _groups(paths: Iterable[Path], size: int) -> Iterator[list[Path]]:
         yield group
 
 
-def _decode_group(paths: list[Path], *, side: int, pixel_limit: int) -> list[_Decoded]:
+def _decode_group(paths: list[Path], *, side: int, max_pixels: int) -> list[_Decoded]:
     decoded = []
     for path in paths:
         try:
-            image = decode_image(path, pixel_limit=pixel_limit)
+            image = decode_image(path, max_pixels=max_pixels)
         except UnusableImage as error:
             decoded.append(_Decoded(path, None, error.reason))
         else:

@@ -6,8 +6,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from peerdg.data import VALIDATION
-from peerdg.data.domain import Domain
-from peerdg.data.sheet import tile
+from peerdg.data.domain import Domain, tile
 from peerdg.evaluate.detail import BINS, DomainReport, Mistake
 from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically

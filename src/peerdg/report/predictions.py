@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TextIO
 
-from peerdg.data.paths import shown_path
+from peerdg.data.read import shown_path
 from peerdg.errors import ConfigError
 from peerdg.evaluate.predictions import FilePrediction, most_probable
 from peerdg.files import require_replaceable, writing

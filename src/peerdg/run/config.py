@@ -403,9 +403,10 @@ def _check_keys(
         is_method = key in method_names()
         if key not in sections and (is_method or key in BENCHMARKS):
             kind, used = ("method", method) if is_method else ("data set", data)
+            change = f", or use --method {key}" if is_method else ""
             raise ConfigError(
                 f"Options of the {kind} '{key}' are given, but the {kind} is '{used}'.",
-                hint=f"Remove the section [{key}]" + (f", or use --method {key}." * is_method),
+                hint=f"Remove the section [{key}]{change}.",
             )
         if key in sections and not isinstance(value, Mapping):
             raise ConfigError(f"'{key}' is a section with options, not a value.")

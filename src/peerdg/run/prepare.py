@@ -14,11 +14,10 @@ from peerdg.augment.view import resize
 from peerdg.crafted import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains
 from peerdg.data import VALIDATION
-from peerdg.data.benchmarks import benchmark
+from peerdg.data.benchmarks import benchmark, check_root
 from peerdg.data.classes import check_class_map, parse_class_map
-from peerdg.data.disk import check_root
 from peerdg.data.domain import Domain
-from peerdg.data.progress import ReadProgress, showing
+from peerdg.data.read import Progress
 from peerdg.data.splits import Splits, with_targets
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import evaluate_domain
@@ -74,7 +73,7 @@ def load_inputs(
     splits: Splits | None = None,
     model: nn.Module | None = None,
     note: Callable[[str], None] = lambda text: None,
-    reading: ReadProgress = lambda label, done, total: None,
+    reading: Progress | None = None,
 ) -> Inputs:
     """Load data and network, and check that they fit together.
 
@@ -92,9 +91,8 @@ def load_inputs(
         benchmark(config.benchmark).require_source(config.data, data_root(config))
     if model is None:
         weights_file(config.backbone, config.weights)  # Report missing weights before any work.
-    with showing(reading):
-        splits = splits or load_splits(config, class_order(model))
-        domains = evaluation_domains(config, splits)
+    splits = splits or load_splits(config, class_order(model), reading)
+    domains = evaluation_domains(config, splits)
     for sentence in _describe(config, splits):
         note(sentence)
     # Before anything changes the network.
@@ -124,10 +122,15 @@ def class_order(model: nn.Module | None) -> tuple[str, ...] | None:
     return model.classes if isinstance(model, Classifier) else None
 
 
-def load_splits(config: RunConfig, classes: tuple[str, ...] | None = None) -> Splits:
+def load_splits(
+    config: RunConfig,
+    classes: tuple[str, ...] | None = None,
+    progress: Progress | None = None,
+) -> Splits:
     """Load the configured data, with labels in the order of `classes` (default: the source's)."""
     data, root = benchmark(config.benchmark), data_root(config)
-    splits = match_classes(data.load(config.data, root=root, targets=config.targets), classes)
+    splits = data.load(config.data, root=root, targets=config.targets, progress=progress)
+    splits = match_classes(splits, classes)
     return with_targets(splits) if config.oracle else splits
 
 
@@ -216,7 +219,7 @@ def make_network(
     if model is None:
         with seeded(config.seed, "init", "model"):
             return build_model(config, classes, note=note)
-    mean, std = benchmark(config.benchmark).normalisation(config.data)
+    mean, std = benchmark(config.benchmark).normalization(config.data)
     if not any(mean):  # Values 0..1 as they are: worth a warning if the network was trained.
         return as_classifier(model, classes=classes, mean=None, std=None, image_size=size)
     return as_classifier(model, classes=classes, mean=mean, std=std, image_size=size)
@@ -235,7 +238,7 @@ def build_model(
     check_backbone(config.backbone, config.weights)
     mean, std = None, None  # Pretrained weights expect the normalization of their backbone.
     if not has_normalisation(config.backbone):
-        mean, std = benchmark(config.benchmark).normalisation(config.data)
+        mean, std = benchmark(config.benchmark).normalization(config.data)
     model = build_classifier(config.backbone, classes=classes, mean=mean, std=std)
     report = initialise(model, config.backbone, config.weights)
     if report.unused:  # perhaps the weights of a larger relative of the network

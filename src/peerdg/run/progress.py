@@ -38,7 +38,7 @@ class ProgressDisplay:
     def note(self, text: str) -> None:
         """Receive a message for the user."""
 
-    def reading(self, label: str, done: int, total: int) -> None:
+    def reading(self, done: int, total: int, label: str) -> None:
         """Receive how many of the files are read."""
 
     def start_run(self, phases: Sequence[tuple[Phase, int]], *, evaluation_steps: float) -> None:
@@ -104,8 +104,8 @@ class ConsoleProgress(ProgressDisplay):
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     @override
-    def reading(self, label: str, done: int, total: int) -> None:
-        self._reading(label, done, total)
+    def reading(self, done: int, total: int, label: str) -> None:
+        self._reading(done, total, label)
 
     @override
     def start_run(self, phases: Sequence[tuple[Phase, int]], *, evaluation_steps: float) -> None:
@@ -195,7 +195,7 @@ class ConsoleProgress(ProgressDisplay):
 
 
 class ReadingBar:
-    """A bar for reading files: called with a label, the number done and the total.
+    """A bar for reading files: called with the number done, the total and a label.
 
     Args:
         console: Where to show it. Without a terminal, long reading prints one line at its end.
@@ -208,7 +208,7 @@ class ReadingBar:
         self._began = 0.0
         self._bar: Progress | None = None
 
-    def __call__(self, label: str, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, label: str) -> None:
         """Show that `done` of `total` are read."""
         if (label, total) != (self._label, self._total):
             self.close()

@@ -25,22 +25,15 @@ def test_an_unknown_target_gives_the_nearest_one(tmp_path):
     assert caught.value.hint == "Did you mean 'svhn'?"
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_default_normalisation_is_the_benchmarks_own(name):
-    info = benchmark(name)
-    assert info.normalisation(info.settings()) == (info.mean, info.std)
-
-
 def test_loads_through_the_registry():
     splits = benchmark("digits-mini").load(DigitsMiniSettings(train=10), root=None, targets=["uci"])
     assert (len(splits.train), list(splits.targets)) == (10, ["uci"])
 
 
 @pytest.mark.parametrize("name", [name for name, info in BENCHMARKS.items() if info.needs_root])
-@pytest.mark.parametrize("release", ["tree", "hdf5"])
-def test_an_existing_folder_without_the_source_is_refused_as_by_loading(name, release, tmp_path):
+def test_an_existing_folder_without_the_source_is_refused_as_by_loading(name, tmp_path):
     info = benchmark(name)
-    settings = info.settings(release=release) if name == "pacs" else info.settings()
+    settings = info.settings()
     (tmp_path / "holiday").mkdir()
     with pytest.raises(DataError) as first:
         info.require_source(settings, tmp_path)
