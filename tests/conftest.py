@@ -22,7 +22,7 @@ def cache(session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One cache for the whole session, so that digits-mini is made once; never the user's own."""
     monkeypatch.setenv("PEERDG_CACHE", str(session_cache))
     # Each test trains for itself, so that none depends on which ran before.
-    monkeypatch.setenv("PEERDG_PRETRAINING_BUDGET", "0")
+    monkeypatch.setenv("PEERDG_SHARE_PRETRAINING", "0")
     return session_cache
 
 

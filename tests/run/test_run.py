@@ -125,17 +125,6 @@ def test_a_phase_that_learns_or_is_very_short_is_not_warned_of(tmp_path: Path):
     learn(tmp_path / "one epoch", "pretrain", lr=1e-12, steps=MIN_STEPS_TO_LEARN, epochs=1)
 
 
-def test_a_shared_pretraining_that_learnt_nothing_is_warned_of_in_every_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PEERDG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PEERDG_PRETRAINING_BUDGET")
-    for run in ("first", "second"):
-        with pytest.warns(PeerdgWarning, match="Pre-training has learned nothing"):
-            learn(tmp_path / run, "pretrain", lr=1e-12)
-    assert "shared_pretraining" in (tmp_path / "second/events.jsonl").read_text()
-
-
 OPTIONS = {"pretrain": {"epochs": 0}, "train": {"epochs": 2, "batch_size": 8}, "peer": {"k": 1}}
 
 

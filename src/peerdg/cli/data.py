@@ -155,13 +155,17 @@ def cache_data(
         hint = did_you_mean(name, names) if names else "The cache is empty."
         raise ConfigError(f"The cache has no entry '{name}'.", hint=hint)
     entries = [entry for entry in entries if name in (None, entry.name)]
-    size = _amount(sum(entry.size for entry in entries) + sum(each.size for each in trained))
+    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in trained]
+    size = _amount(sum(entry.size for entry in entries) + sum(sizes))
     if clear:
         count = clear_cache(folder, name) + (clear_pretrainings(folder) if trained else 0)
         _say(f"Removed {count} entries, {size}, from {folder}")
         return
     rows = [[entry.name, _amount(entry.size), _date(entry.written), ""] for entry in entries]
-    rows += [[FOLDER, _amount(each.size), _date(each.used), each.name] for each in trained]
+    rows += [
+        [FOLDER, _amount(each), _date(path.stat().st_mtime), path.name]
+        for path, each in zip(trained, sizes, strict=True)
+    ]
     console.print(Table(["name", "size", "date", ""], rows, is_text=True))
     _say(f"{len(rows)} entries, {size}, in {folder}")
 

@@ -35,7 +35,7 @@ from peerdg.run.prepare import (
     normalize_splits,
     phases_of,
 )
-from peerdg.run.pretraining import pretrain, record_start, shared_pretraining
+from peerdg.run.pretraining import pretrain, shared_entry
 from peerdg.run.progress import ProgressDisplay
 from peerdg.run.records import NOTHING_LEARNT
 from peerdg.run.time_budget import TimeBudget, fit_to_time, schedule
@@ -190,25 +190,19 @@ class Run(Hooks):
         return method
 
     def _pretrain(self, phase: Phase, method: Method, seed: int) -> None:
-        """Pre-train, or take the result of an equal pre-training."""
-        network, resumes = self.inputs.network, self.checkpointer.resumes
-        shared = shared_pretraining(self.config, phase, network, self.inputs.source, self.folder)
+        """Pre-train, or take the result of an equal pre-training.
+
+        A resumed pre-training is not shared: another version may have begun it.
+        """
 
         def train() -> None:
             run_phase(phase, method, self.inputs.source, seed=seed, hooks=self)
 
-        if shared is None:
-            record_start(self.folder, shared, resumes=resumes)
+        network, source = self.inputs.network, self.inputs.source
+        entry = shared_entry(self.config, phase, network, source, self.folder)
+        if self.checkpointer.resumes or entry is None:
             train()
-        elif pretrain(
-            train,
-            shared,
-            network,
-            self.folder,
-            resumes=resumes,
-            note=self.progress.note,
-            stop=self.stop,
-        ):
+        elif pretrain(train, entry, network, self.folder, note=self.progress.note, stop=self.stop):
             self.progress.note("Pre-training is taken from an equal run (--no-share-pretraining).")
 
     @override
