@@ -12,6 +12,7 @@ from peerdg.errors import DataError
 from peerdg.evaluate.fluctuation import accuracy_series
 from peerdg.report.runs import RunResult
 from peerdg.run.progress import ConsoleProgress
+from peerdg.train.settings import Phase, PhaseSettings
 from tests.conftest import tiny_domain
 
 
@@ -50,7 +51,9 @@ def test_a_target_must_not_take_a_crafted_name():
 def test_progress_shows_one_mean_for_all_crafted_domains():
     text = io.StringIO()
     progress = ConsoleProgress(Console(file=text, width=200))
-    progress.start_phase("train", epochs=1, steps=1, done=0)
+    phase = Phase("train", PhaseSettings(epochs=1), 1)
+    progress.start_run([(phase, 1)], evaluation_steps=1.0)
+    progress.start_phase("train", epoch=0, step=0)
     progress.evaluated(1, RECORDS)
     assert "validation 90.0  art 70.0  crafted 40.0" in text.getvalue()
     assert "blur" not in text.getvalue()

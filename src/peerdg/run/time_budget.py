@@ -169,11 +169,13 @@ def _with_epochs(
     if config.average.k is not None and "average.k" not in fixed:
         changed["average"] = replace(config.average, k=min(config.average.k, period))
     if "evaluate_every" not in fixed:
+        usual = period
+        if option is None:
+            usual = min(config.evaluate_every, max(1, epochs // MIN_PERIODS))
         steps = epochs * steps_per_epoch(config.train, images)
         available = EVALUATION_SHARE * (steps * costs.step["train"] + costs.period)
-        evaluations = max(2, int(available / max(costs.evaluation, 1e-9)) - 1)  # one is at epoch 0
-        periods = max(1, epochs // period)
-        changed["evaluate_every"] = period * -(-periods // evaluations)
+        count = max(2, int(available / max(costs.evaluation, 1e-9)) - 1)  # one is at epoch 0
+        changed["evaluate_every"] = usual * -(-(epochs // usual) // count)
     return replace(config, **changed)
 
 
@@ -254,7 +256,7 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
 def _time_steps(
     phase: Phase, config: RunConfig, method: Method, source: Source, seconds: float
 ) -> tuple[float, float]:
-    """Return the mean seconds of a step and of the start of a period."""
+    """Return the mean seconds of a step, and the seconds of the slowest start of a period."""
     state = TrainState(phase.name, method, make_optimizers(method, phase.settings))
     for optimizer in state.optimizers.values():  # so that it cannot diverge
         for group in optimizer.param_groups:
@@ -277,30 +279,31 @@ def _time_steps(
         starts.append(_timed(start_period, source.device))
         steps.append(_timed(take_step, source.device))
     # The first step chooses kernels and allocates memory.
-    return sum(steps[1:]) / len(steps[1:]), sum(starts) / len(starts)
+    return sum(steps[1:]) / len(steps[1:]), max(starts)
 
 
 def _time_epoch_end(method: Method, epoch: int, seconds: float) -> float:
     """Return the seconds of the end of an epoch. Of long work, only the first items are done."""
-    began, device = time.perf_counter(), next(method.parameters()).device
-
-    class Enough(Exception):
-        pass
-
-    expected = 0.0
+    began = time.perf_counter()
 
     def stop_if_long(label: str, share: float) -> None:
-        nonlocal expected
         spent = time.perf_counter() - began
         if spent > seconds and share > 0:
-            expected = spent / share
-            raise Enough
+            raise _Enough(spent / share)
 
     try:
         with interruptible(stop_if_long):
-            return _timed(lambda: method.end_epoch(epoch), device)
-    except Enough:
-        return expected
+            return _timed(lambda: method.end_epoch(epoch), next(method.parameters()).device)
+    except _Enough as enough:
+        return enough.expected
+
+
+class _Enough(Exception):
+    """Long work was tried for long enough."""
+
+    def __init__(self, expected: float) -> None:
+        super().__init__()
+        self.expected = expected  # seconds of all of it
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:

@@ -120,13 +120,8 @@ class TrainState:
         self.average_records = metadata["average_records"]
 
     def check_position(self, *, epochs: int, steps: int) -> None:
-        """Refuse a position that a phase with so many epochs of so many steps does not have.
-
-        `step == steps` is allowed: a stop can come before an epoch was concluded.
-
-        Raises:
-            DamagedError: If the position does not exist.
-        """
+        """Raise `DamagedError` if the phase does not have this position."""
+        # `step == steps` is one: a stop can come before the epoch is concluded.
         if self.epoch > epochs or self.step > steps or (self.epoch == epochs and self.step):
             raise DamagedError(
                 f"The checkpoint is from epoch {self.epoch}, step {self.step}; this run has "
