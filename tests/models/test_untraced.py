@@ -2,11 +2,11 @@ import sys
 
 import torch
 
-from peerdg.models.meta_features import untraced
+from peerdg.models.meta_features import disable_compile
 from tests.reliability.processes import run as run_process
 
 
-@untraced
+@disable_compile
 def doubled(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
     return 2 * x, torch.compiler.is_compiling()
 

@@ -18,7 +18,7 @@ from peerdg.files import sha256
 from peerdg.model import load_model
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import images_per_pass
-from peerdg.models.names import LARGEST_SIDE
+from peerdg.models.names import MAX_SIDE
 from peerdg.models.stored import checksum, load_stored, save_model
 from peerdg.models.weights import initialise, load_weights
 from tests.cli.stored_models import save_photos, save_small_model
@@ -53,7 +53,7 @@ def test_an_unknown_backbone_is_named(tmp_path: Path):
 
 def test_the_pixels_of_a_pass_are_bounded():
     """Sides up to 256 have the sizes that published numbers were computed with."""
-    for side in range(1, LARGEST_SIDE + 1):
+    for side in range(1, MAX_SIDE + 1):
         images = images_per_pass(side)
         if side <= 256:
             assert images == (256 if side <= 64 else 32)

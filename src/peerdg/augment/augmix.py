@@ -12,7 +12,7 @@ from peerdg.augment import geometry as geo
 from peerdg.augment import operations as op
 from peerdg.augment.protocol import Augment, augmentation, require_batch
 
-DEEPEST = 3  # operations of a chain whose depth is drawn
+MAX_DEPTH = 3  # operations of a chain whose depth is drawn
 WEAKEST, LEVELS = 0.1, 10  # a level is drawn from U(0.1, severity), out of 10
 
 Strength = Callable[[Float64[Tensor, " n"], int, int], Float64[Tensor, " n"]]
@@ -103,7 +103,7 @@ class AugMix(Augment):
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> "Drawn":
         """All that is random about a batch of this size."""
-        depth = self.depth or DEEPEST
+        depth = self.depth or MAX_DEPTH
         chains, links = (batch, self.chains), (batch, self.chains, depth)
 
         def uniform(shape: tuple[int, ...]) -> Tensor:

@@ -20,7 +20,7 @@ Matrix = Callable[[Float64[Tensor, " b"], int, int], Float64[Tensor, "b 2 3"]]
 CUTOUT_COLOR = (125, 123, 114)
 """Grey-brown, the mean color of ImageNet; the published cutout paints with it."""
 
-_LARGEST_FLOAT32_INTEGER = 2**24
+_MAX_FLOAT32_INTEGER = 2**24
 
 
 class Warp:
@@ -63,7 +63,7 @@ def sources(
     Raises:
         ValueError: With more pixels than float32 has consecutive integers (4096 x 4096).
     """
-    if height * width >= _LARGEST_FLOAT32_INTEGER:
+    if height * width >= _MAX_FLOAT32_INTEGER:
         raise ValueError(f"Images of {height} x {width} pixels are too large to be warped.")
     grid = sampling_grid(matrices.float(), height, width)
     count, device = len(matrices), matrices.device

@@ -101,6 +101,8 @@ def require_batch(images: Any, *, of: tuple[torch.dtype, ...] = (torch.uint8,)) 
     Raises:
         DataError: If so.
     """
+    if not isinstance(images, Tensor):
+        raise DataError(f"An augmentation takes a tensor, not {type(images).__name__}.")
     if images.dtype not in of or images.ndim != 4 or images.shape[1] != 3:
         raise DataError(
             f"An augmentation takes a uint8 batch of shape [B, 3, H, W], "

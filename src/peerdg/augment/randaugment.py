@@ -5,7 +5,7 @@ NeurIPS 2020, https://arxiv.org/abs/1909.13719. `table` lists the operations and
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64, UInt8
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from peerdg.augment.batched import TABLES, Scale, make_plan
 from peerdg.augment.operations import scratch
-from peerdg.errors import ConfigError, DataError
+from peerdg.augment.protocol import require_batch
+from peerdg.errors import ConfigError
 from peerdg.options import did_you_mean
 
 
@@ -115,7 +116,7 @@ class RandAugment:
             DataError: If one is not a uint8 batch of 3 channels.
         """
         for images in batches:
-            _check(images)
+            require_batch(images)
         sizes = [len(images) for images in batches]
         drawn = [self._draw(*pair) for pair in zip(sizes, generators, strict=True)]
         draws = [
@@ -173,14 +174,3 @@ def _layout(images: Tensor) -> torch.memory_format:
     if channels_last and not images.is_contiguous():
         return torch.channels_last
     return torch.contiguous_format
-
-
-def _check(images: Any) -> None:
-    if not isinstance(images, Tensor):
-        raise DataError(f"RandAugment takes a tensor, not {type(images).__name__}.")
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise DataError(
-            f"RandAugment takes a uint8 batch of shape [B, 3, H, W], "
-            f"not {images.dtype} of shape {list(images.shape)}.",
-            hint="Augment before the conversion to float; repeat a grey channel three times.",
-        )

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Float64, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from peerdg.errors import ConfigError, DataError
+from peerdg.augment.protocol import require_batch
 
 ATTEMPTS = 10  # of torchvision, before the central crop is taken
 
@@ -37,9 +37,6 @@ class RandomView:
         crop: Smallest and largest part of the image's area; None takes the whole image.
         flip: Probability of a horizontal flip.
         ratio: Smallest and largest width over height of a crop.
-
-    Raises:
-        ConfigError: If an argument is out of its range.
     """
 
     def __init__(
@@ -50,20 +47,6 @@ class RandomView:
         flip: float,
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
     ) -> None:
-        if size < 1:
-            raise ConfigError(f"The image size is {size}; it must be at least 1.")
-        if crop is not None and not 0 < crop[0] <= crop[1] <= 1:
-            raise ConfigError(
-                f"The crop is {crop[0]} to {crop[1]} of the area; it must lie between 0 and 1.",
-                hint="Give the smallest part first, e.g. 0.8 1.0.",
-            )
-        if not 0 < ratio[0] <= ratio[1]:
-            raise ConfigError(
-                f"The aspect ratio of a crop is {ratio[0]} to {ratio[1]}; it must be positive.",
-                hint="Give the smallest ratio first, e.g. 0.75 1.33.",
-            )
-        if not 0 <= flip <= 1:
-            raise ConfigError(f"The probability of a flip is {flip}; it must be from 0 to 1.")
         self.size = size
         self.crop = crop
         self.flip = flip
@@ -85,7 +68,7 @@ class RandomView:
         Raises:
             DataError: If `images` is not a uint8 batch of 3 channels.
         """
-        _check(images)
+        require_batch(images)
         height, width = images.shape[-2:]
         boxes, flipped = self.draw(len(images), height, width, generator)
         if self.crop is None and (height, width) == (self.size, self.size):
@@ -134,7 +117,7 @@ class RandomView:
 
 def resize(images: UInt8[Tensor, "b 3 h w"], size: int) -> UInt8[Tensor, "b 3 size size"]:
     """The evaluation transform: whole images, squashed to `size` x `size`."""
-    _check(images)
+    require_batch(images)
     if images.shape[-2:] == (size, size):
         return images
     height, width = images.shape[-2:]
@@ -170,16 +153,7 @@ def _flip(images: UInt8[Tensor, "b 3 h w"], chosen: Bool[Tensor, " b"]) -> UInt8
     return torch.where(chosen.to(images.device).view(-1, 1, 1, 1), images.flip(3), images)
 
 
-def _check(images: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise DataError(
-            f"Base transforms take a uint8 batch of shape [B, 3, H, W], "
-            f"not {images.dtype} of shape {list(images.shape)}.",
-            hint="Crop and resize before the conversion to float.",
-        )
-
-
-LARGEST_PRECISION = 22  # of Pillow's fixed-point weights, in bits
+MAX_PRECISION = 22  # of Pillow's fixed-point weights, in bits
 CACHED_VALUES = 200_000  # pixels that are processed at a time on a CPU
 
 
@@ -272,7 +246,7 @@ def _fixed_point(weight: Float64[Tensor, "b size taps"]) -> Float64[Tensor, "b s
     With such weights a sum over pixels is exact in float32 in whatever order it is added, so the
     result is the same on every device and for every way to split a batch.
     """
-    bits = torch.arange(1, LARGEST_PRECISION + 1, device="cpu")
+    bits = torch.arange(1, MAX_PRECISION + 1, device="cpu")
     largest = weight.amax(dim=(1, 2)).unsqueeze(1)
     fits = (0.5 + largest * 2.0**bits).floor() < 2**15
     one = (2.0 ** fits.sum(dim=1)).view(-1, 1, 1)

@@ -264,10 +264,10 @@ def images_per_pass(side: int) -> int:
     """
     if side <= 64:
         return 256
-    return max(1, min(32, _MOST_PIXELS // side**2))
+    return max(1, min(32, _MAX_PIXELS // side**2))
 
 
-_MOST_PIXELS = 32 * 256**2  # of all images of a pass, as the network sees them
+_MAX_PIXELS = 32 * 256**2  # of all images of a pass, as the network sees them
 
 
 SIZES = (32, 224, 64, 128, 28, 96, 256, 299, 384)  # tried when the image size is not given

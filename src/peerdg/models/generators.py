@@ -218,7 +218,7 @@ def _same(inputs: int, outputs: int) -> nn.Conv2d:
 DROPOUT = 0.2  # of the color branch
 NOISE = 0.01
 _Convolution = tuple[Tensor, Tensor]  # weight and bias
-_SMALLEST_SUM = 0.1  # of the random branch weights, which are divided by it
+_MIN_SUM = 0.1  # of the random branch weights, which are divided by it
 
 
 class StyleComplement(nn.Module):
@@ -264,8 +264,8 @@ class StyleComplement(nn.Module):
         convolutions = _random_convolutions(self.kernels, generator, like=x)
         weights = _normal((len(self.kernels) + 1,), generator, like=x)
         total = weights.sum()
-        smallest = torch.full_like(total, _SMALLEST_SUM).copysign(total)
-        weights = weights / torch.where(total.abs() < _SMALLEST_SUM, smallest, total)
+        smallest = torch.full_like(total, _MIN_SUM).copysign(total)
+        weights = weights / torch.where(total.abs() < _MIN_SUM, smallest, total)
         kept = _uniform(x.shape, generator, like=x) >= DROPOUT
         branches = self._branches(x, convolutions, generator, mask=kept / (1 - DROPOUT))
         return torch.einsum("n,nbchw->bchw", weights, branches)

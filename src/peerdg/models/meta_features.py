@@ -18,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def untraced(function: Callable[P, R]) -> Callable[P, R]:
+def disable_compile(function: Callable[P, R]) -> Callable[P, R]:
     """`torch.compiler.disable`, which imports the compiler, only where something is compiled."""
 
     @functools.wraps(function)
@@ -204,7 +204,7 @@ class MetaFeatures(nn.Module):
             composed: Tensor = self._composed(wide)
         return composed.to(x.dtype).view(f.shape).movedim(-1, self.channel)
 
-    @untraced  # its loop is over any number of chunks
+    @disable_compile  # its loop is over any number of chunks
     def _composed(self, f: Features) -> Features:
         if not (torch.is_grad_enabled() and f.requires_grad):
             return self.compose(f)[0]

@@ -12,7 +12,7 @@ from peerdg.options import did_you_mean
 
 Channels = tuple[float, float, float]
 
-LARGEST_SIDE = 2048  # pixels; one image that is larger would take gigabytes in a network
+MAX_SIDE = 2048  # pixels; one image that is larger would take gigabytes in a network
 MEAN_LIMITS = {"at_least": -1e3, "at_most": 1e3}  # of images on the scale 0..1
 STD_LIMITS = {"at_least": 1e-3, "at_most": 1e3}
 OWN = "own"  # a network that the user brought

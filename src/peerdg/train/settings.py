@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from peerdg.errors import ConfigError
-from peerdg.models.names import LARGEST_SIDE
+from peerdg.models.names import MAX_SIDE
 from peerdg.options import option, validate
 
 
@@ -74,7 +74,7 @@ class TransformSettings:
         None,
         "side of the images the network sees; default: as stored",
         at_least=8,
-        at_most=LARGEST_SIDE,
+        at_most=MAX_SIDE,
     )
     crop: tuple[float, float] | None = option(
         None,
