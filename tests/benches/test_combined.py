@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import peerdg
-from peerdg.benches.bench import collect
 from peerdg.benches.execute import _combinations
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import make_plan
+from peerdg.benches.rows import collect_rows
 from peerdg.methods.recipes import COMBINATIONS, Combination
 from peerdg.report.compare import by_variant
 from peerdg.report.page import compose_page
@@ -60,7 +60,7 @@ def made(bench, tmp_path: Path, monkeypatch):
 
 def test_a_combination_has_the_accuracy_of_the_mean_of_its_runs(made, tmp_path: Path):
     found, folder = made
-    groups = collect(found, folder)
+    groups = collect_rows(found, folder)
     (pair,) = groups["pair"]
     first, second = (peerdg.load_model(folder.run_folder(run)) for run in found.groups[1].runs(0))
     ours, theirs = first.classifier.state_dict(), second.classifier.state_dict()
@@ -72,7 +72,7 @@ def test_a_combination_has_the_accuracy_of_the_mean_of_its_runs(made, tmp_path: 
 
 def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(made, tmp_path: Path):
     found, folder = made
-    groups = collect(found, folder)
+    groups = collect_rows(found, folder)
     (pair,), (alone,) = groups["pair"], groups["randaugment"]
     assert pair.method == "pair" and pair.variant != alone.variant
     assert pair.combined_from == ("pair-0-0", "pair-0-1")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from peerdg.benches.plan import make_plan, read_plan_file
-from peerdg.benches.records import RecordedRows
-from peerdg.benches.views import views
+from peerdg.benches.rows import RecordedRows, views
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import RECIPES, Recipe
@@ -148,16 +147,17 @@ def test_a_variant_has_the_options_of_all_and_its_own_over_them(tmp_path: Path):
 
 @pytest.mark.parametrize("study", sorted(RESULTS.glob("*/plan.toml")), ids=lambda p: p.parent.name)
 def test_the_records_of_a_study_are_those_of_its_plan_today(
-    study: Path, monkeypatch: pytest.MonkeyPatch
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A preset that changes must not change a published study: its plan states the old value."""
     found = read_plan_file(study)
     runs = load_runs(study.parent)
-    # The files of weights are not part of the project.
-    digest = runs[0].weights_sha256
-    monkeypatch.setattr("peerdg.benches.records._hash_of_weights", lambda *_: digest)
-    weights = {run.config["weights"] for run in runs} - {"none"}
-    options = {**found.options, **({"weights": weights.pop()} if weights else {})}
+    options = dict(found.options)
+    for name in {r.config["weights"] for r in runs} - {"none"}:
+        # The files of weights are not part of the project.
+        (tmp_path / name).touch()
+        options["weights"] = str(tmp_path / name)
+        monkeypatch.setattr("peerdg.benches.rows.sha256", lambda _: runs[0].weights_sha256)
     plan = make_plan(options, methods=found.methods, seeds=found.seeds)
     assert found.reference in plan.methods
     # A window of P-ENS has no run of its own.

@@ -12,14 +12,13 @@ from rich.console import Console
 from peerdg.benches.execute import train_runs
 from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan, Study
-from peerdg.benches.records import RecordedRows
-from peerdg.benches.views import combined_view, views
+from peerdg.benches.rows import RecordedRows, collect_rows
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.evaluate.statistics import scipy_stats
 from peerdg.options import did_you_mean
 from peerdg.report.figures import pyplot
 from peerdg.report.page import write_report
-from peerdg.report.runs import DEPENDS_ON_LENGTH, RECORDS, RunResult, as_of, read_run
+from peerdg.report.runs import DEPENDS_ON_LENGTH, RECORDS, RunResult
 from peerdg.report.table import ReportTable, make_table
 from peerdg.terminal import Table
 
@@ -138,7 +137,7 @@ def _conclude(
     study: Study,
 ) -> Bench:
     """Read everything that is complete, and write the report."""
-    by_method = collect(plan, bench)
+    by_method = collect_rows(plan, bench)
     runs = [run for group in by_method.values() for run in group]
     after = "" if bench.until is None else f" after epoch {bench.until}"
     if not runs and not failures:
@@ -193,28 +192,3 @@ def _taken(runs: Sequence[RunResult]) -> list[str]:
         f"Taken from the records of another bench ({text}): time and memory are those of where "
         "it was trained."
     ]
-
-
-def collect(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
-    """Collect the complete runs and combinations of each method, in the order of the methods."""
-    recorded = bench.recorded or RecordedRows()
-    results: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
-    pairs = list(product(plan.seeds, plan.groups))
-    trained = [bench.has_trained(group, seed) for seed, group in pairs]
-    is_whole = recorded.files == 1 and not any(trained)  # one earlier bench as it was
-    for (seed, group), is_here in zip(pairs, trained, strict=True):
-        if not is_here:
-            rows = recorded.of(group, seed)
-        else:
-            members = [read_run(bench.run_folder(run)) for run in group.runs(seed)]
-            if group.combination is None:
-                rows = views(group.runs(seed)[0], members[0])
-            else:
-                folder = bench.combined_folder(group, seed)
-                rows = {group.name: combined_view(group, seed, folder, members)}
-            if bench.until is not None:
-                rows = {method: as_of(row, bench.until) for method, row in rows.items()}
-        for method, row in rows.items():
-            is_taken = row.is_taken or not (is_here or is_whole)
-            results[method].append(replace(row, row=method, is_taken=is_taken))
-    return results

@@ -25,7 +25,7 @@ from peerdg.run.config import refuse_difference, resolve
 from peerdg.run.folder import LOCK, OWNER, FolderLock, RunFolder, read_run_config
 
 if TYPE_CHECKING:  # it needs numpy, and the help of a command does not
-    from peerdg.benches.records import RecordedRows
+    from peerdg.benches.rows import RecordedRows
 
 _OURS = (f"bench{LOCK}", f"bench{OWNER}", TEMPORARY)
 _TAIL_BYTES = 4096  # the last lines of a record file
@@ -137,7 +137,7 @@ class BenchFolder:
 
     def is_done(self, run: PlannedRun) -> bool:
         """Whether a run is complete, here or in the records of an earlier bench."""
-        recorded = self.recorded is not None and self.recorded.covers(run)
+        recorded = self.recorded is not None and self.recorded.has(run.group, run.bench_seed)
         return recorded or self.is_trained(run)
 
     def is_trained(self, run: PlannedRun) -> bool:

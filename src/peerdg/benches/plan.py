@@ -31,7 +31,6 @@ _VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes par
 _VARIANT_EXAMPLE = f'Write [{VARIANT}.NAME], then method = "...", then its own options.'
 _SAME_FOR_ALL = {"recipe": "--methods", "seed": "--seeds", "train_seed": "--seeds"}
 
-
 Term = str | tuple[str, str]  # a row, or the difference of two
 Pair = tuple[Term, Term]  # a row or difference, and the one it is compared with
 Questions = Mapping[str, Sequence[Pair]]
@@ -104,11 +103,13 @@ class PlannedRun:
         name: Name of its folder.
         config: All its options.
         group: The methods whose rows come from it.
+        bench_seed: Seed of the rows. Runs of a combination may have other ones.
     """
 
     name: str
     config: RunConfig
     group: "SharedRun"
+    bench_seed: int
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class SharedRun:
     def runs(self, seed: int) -> tuple[PlannedRun, ...]:
         """List the runs with this seed: one, or those of a combination."""
         if self.combination is None:
-            return (PlannedRun(self.result(seed), replace(self.config, seed=seed), self),)
+            return (PlannedRun(self.result(seed), replace(self.config, seed=seed), self, seed),)
         runs = []
         for number in range(self.combination.members):
             options = self.combination.options(number, seed=seed, lr=self.config.train.lr)
@@ -171,7 +172,7 @@ class SharedRun:
                 train_seed=options.get("train_seed"),
                 train=replace(self.config.train, **options.get("train", {})),
             )
-            runs.append(PlannedRun(f"{self.result(seed)}-{number}", config, self))
+            runs.append(PlannedRun(f"{self.result(seed)}-{number}", config, self, seed))
         return tuple(runs)
 
 
