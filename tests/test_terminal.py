@@ -14,9 +14,7 @@ from peerdg.terminal import (
     Table,
     Terminal,
     VisibleRows,
-    abridge,
     one_line,
-    visible,
     visible_message,
 )
 
@@ -79,14 +77,6 @@ def test_rows_for_a_terminal_stay_rows():
     text = io.StringIO()
     VisibleRows(text).write('"a\nb\x1b[1m",1\n')
     assert text.getvalue() == '"a\\nb\\x1b[1m",1\n'
-
-
-@given(st.text(max_size=60), st.integers(3, 40))
-def test_an_abridged_name_fits(text: str, cells: int):
-    name = visible(text)
-    short = abridge(name, cells)
-    assert cell_len(short) <= cells
-    assert name.startswith(short.removesuffix("…"))
 
 
 FINAL = Table(

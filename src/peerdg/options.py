@@ -169,9 +169,9 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            below = result.get(key)
-            both = isinstance(below, Mapping) and isinstance(value, Mapping)
-            result[key] = merge(below, value) if both else value
+            if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+                value = merge(result[key], value)
+            result[key] = value
     return result
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 from rich.protocol import is_renderable
 from rich.segment import Segment
@@ -58,11 +58,6 @@ def storable(text: str) -> str:
 def one_line(error: BaseException) -> str:
     """Join a library's error message into one line without its full stop."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-
-
-def abridge(text: str, cells: int) -> str:
-    """Cut `text` to at most `cells` cells."""
-    return text if cell_len(text) <= cells else f"{set_cell_size(text, cells - 1).rstrip()}…"
 
 
 def markdown_text(text: str) -> str:
@@ -191,8 +186,3 @@ def is_live(console: Console) -> bool:
     if console.is_jupyter:
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal
-
-
-def spreadsheet_text(cell: str) -> str:
-    """Return the cell: to be removed with its callers."""
-    return cell

@@ -110,8 +110,8 @@ def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:
     made = run_bench(plan, out, console=error_console, **options)
     console.print(made.table.table())
     for note in (*made.table.notes(), *made.table.cautions):
-        console.print(note, markup=False, soft_wrap=True)
-    console.print(f"Report: {made.page}", markup=False, soft_wrap=True)
+        console.print(note)
+    console.print(f"Report: {made.page}")
     if made.failures:
         reasons = [f"{name}: {failure}" for name, failure in made.failures.items()]
         raise PeerdgError(

@@ -25,7 +25,7 @@ def list_data() -> None:
     """List the data sets with their domains, license and origin."""
     for name in PUBLISHED:
         data = BENCHMARKS[name]
-        console.print(f"{name}: {data.title}", style="bold", markup=False)
+        console.print(f"{name}: {data.title}", style="bold")
         _say(f"  source   {data.source}")
         _say(f"  targets  {', '.join(data.targets)}")
         _say(f"  license  {data.license}")
@@ -236,7 +236,7 @@ def _bar() -> "Iterator[Progress]":
 
 
 def _say(text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(text)
 
 
 def _date(seconds: float) -> str:

@@ -57,4 +57,4 @@ def demo(
         overwrite=overwrite or is_complete,
         title="peerdg demo: digits-mini",
     )
-    console.print(f"Plots:  {out / OVERVIEW}", markup=False, soft_wrap=True)
+    console.print(f"Plots:  {out / OVERVIEW}")

@@ -37,7 +37,7 @@ def export(
     done = load_model(run).export(output, format=format, overwrite=overwrite)
     size = done.path.stat().st_size / 1e6
     for path in done.files:
-        console.print(f"{path}", markup=False, soft_wrap=True)
+        console.print(f"{path}")
     console.print(
         f"{SUFFIXES[format]} of {size:.1f} MB; its logits differ from the original's by "
         f"{done.difference:.1e} at most.",

@@ -95,10 +95,8 @@ def _make_options(
             ):
                 flags.append(_flag(f, hints[f.name], section, is_common=is_common))
         if section and flags:
-            inner = Annotated[
-                _make_dataclass(section, flags) | None, Parameter(name=f"--{section}")
-            ]
-            made.append((section.replace("-", "_"), inner, field(default=None)))
+            kind = Parameter(name=f"--{section}")(_make_dataclass(section, flags))
+            made.append((section.replace("-", "_"), kind | None, field(default=None)))
         else:
             made += flags
     return Parameter(name="*")(_make_dataclass("options", made))

@@ -27,17 +27,16 @@ def methods(name: str | None = None, /, *, plugin: Annotated[Path | None, PLUGIN
         return
     if name in RECIPES:
         recipe = RECIPES[name]
-        console.print(f"{name}: {recipe.summary}", markup=False)
+        console.print(f"{name}: {recipe.summary}")
         more = f"options: peerdg methods {recipe.method}"
-        console.print(f"Short for {recipe.flags}; {more}", markup=False)
+        console.print(f"Short for {recipe.flags}; {more}")
         return
     if name in COMBINATIONS:
         made = COMBINATIONS[name]
-        console.print(f"{name}: {made.summary}", markup=False)
+        console.print(f"{name}: {made.summary}")
         console.print(
             f"Made of {made.members} runs of {made.member}; for the commands: "
             f"peerdg train DATA --method {name}",
-            markup=False,
         )
         return
     options = fields(settings_of(name))
@@ -45,6 +44,6 @@ def methods(name: str | None = None, /, *, plugin: Annotated[Path | None, PLUGIN
         [f"--{name}.{f.name}".replace("_", "-"), str(f.default), f.metadata["help"]]
         for f in options
     ]
-    console.print(f"{name}: {summary_of(name)}", markup=False)
+    console.print(f"{name}: {summary_of(name)}")
     if rows:
         console.print(Table(["option", "default", "meaning"], rows, is_text=True))

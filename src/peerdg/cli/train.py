@@ -71,7 +71,7 @@ def train(
 
 def say(text: str) -> None:
     """Print a line on standard error, next to the progress."""
-    error_console.print(text, markup=False, highlight=False, soft_wrap=True)
+    error_console.print(text)
 
 
 def run_and_report(
@@ -87,7 +87,7 @@ def run_and_report(
 ) -> None:
     """Train into `out`, then print the accuracies and how to use the model."""
     if existing == "resume" and RunFolder(out).done:
-        error_console.print(f"{out} is already complete.", markup=False)
+        error_console.print(f"{out} is already complete.")
     start_run(
         config,
         out,
@@ -105,4 +105,4 @@ def run_and_report(
     console.print(final_table(trained))
     if profile:
         console.print(profile_table(trained))
-    console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE", markup=False)
+    console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE")
