@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageCms, PngImagePlugin
+from PIL import Image, ImageCms
 
 from tests.data.image_files import encode, picture
 
@@ -128,9 +128,8 @@ def broken_exif() -> bytes:
 
 def text_chunk_bomb(kind: bytes) -> bytes:
     packed = zlib.compress(bytes(200 * 2**20), 9)  # 200 MB of text in 200 kB
-    middle = b"\0\1\0\0\0" if kind == b"iTXt" else b"\0\0"
     rows = b"".join(b"\0" + row.tobytes() for row in np.asarray(PICTURE))
-    return png(40, 30, chunk(kind, b"name" + middle + packed), data=rows)
+    return png(40, 30, chunk(kind, b"name\0\0" + packed), data=rows)
 
 
 def profile() -> bytes:
@@ -151,13 +150,6 @@ def wrong_checksum(kind: bytes) -> bytes:
 
 def tiff(image: Image.Image, **options) -> bytes:
     return encode(image, "TIFF", **options)
-
-
-def png_with_text() -> bytes:
-    text = PngImagePlugin.PngInfo()
-    for number in range(500):
-        text.add_text(f"key{number}", "value" * 20)
-    return encode(PICTURE, pnginfo=text)
 
 
 DEEP = np.asarray(PICTURE).astype(np.uint16) * 257
@@ -199,7 +191,6 @@ TABLE = [
     Odd("60,000 x 1", lambda: encode(Image.new("L", (60_000, 1))), "on a side"),
     Odd("1 x 60,000", lambda: encode(Image.new("1", (1, 60_000))), "on a side"),
     Odd("zTXt bomb", lambda: text_chunk_bomb(b"zTXt"), "too large"),
-    Odd("iTXt bomb", lambda: text_chunk_bomb(b"iTXt"), "too large"),
     Odd("iCCP bomb", lambda: text_chunk_bomb(b"iCCP"), "too large"),
     # Other kinds of pixels
     Odd("32-bit float", lambda: tiff(GREY.convert("F")), "floats"),
@@ -229,7 +220,6 @@ TABLE = [
     Odd("animated WebP", lambda: frames("WEBP", lossless=True), expected=PICTURE, tolerance=0),
     Odd("animated PNG", lambda: frames("PNG"), expected=PICTURE, tolerance=0),
     Odd("TIFF of several pages", lambda: frames("TIFF"), expected=PICTURE, tolerance=0),
-    Odd("2,000 frames", lambda: frames("GIF", 2000), expected=PICTURE),
     Odd("second frame damaged", lambda: frames("GIF")[:-30], expected=PICTURE),
     Odd("JPEG with junk behind", lambda: encode(PICTURE, "JPEG", quality=95) + NOISE * 20,
         expected=PICTURE, suffix=".jpg"),
@@ -239,7 +229,6 @@ TABLE = [
     Odd("MPO", mpo, expected=PICTURE, suffix=".jpg"),
     Odd("broken EXIF", broken_exif, expected=PICTURE, suffix=".jpg"),
     Odd("PNG, wrong checksum of the end", lambda: wrong_checksum(b"IEND"), expected=PICTURE),
-    Odd("500 text chunks", png_with_text, expected=PICTURE, tolerance=0),
     Odd("interlaced GIF", lambda: encode(PICTURE.quantize(256), "GIF", interlace=True),
         expected=PICTURE),
     Odd("PPM as text", lambda: b"P3 1 1 255 255 0 0", expected=RED, tolerance=0),

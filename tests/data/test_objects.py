@@ -91,30 +91,15 @@ def test_class_names_come_from_the_dataset(data):
     assert as_domain(data).classes == ("ant", "bee", "cow")
 
 
-def test_without_names_classes_are_numbers():
-    assert as_domain((PIXELS, LABELS)).classes == ("0", "1", "2")
-
-
 def test_numbers_that_do_not_occur_are_no_classes():
     domain = as_domain((PIXELS, [7, 10, 7, 2**40, 10, 7]))
     assert domain.classes == ("7", "10", str(2**40))
     assert domain.labels.tolist() == [0, 1, 0, 2, 1, 0]
 
 
-def test_names_without_a_list_of_classes_are_sorted():
-    domain = as_domain((PIXELS, ["cow", "ant", "cow", "bee", "ant", "cow"]))
-    assert domain.classes == ("ant", "bee", "cow")
-    assert domain.labels.tolist() == [2, 0, 2, 1, 0, 2]
-
-
 def test_a_label_beyond_the_given_classes_is_refused():
     with pytest.raises(DataError, match="labels run from 0 to 2, but there are 2 classes"):
         as_domain((PIXELS, LABELS), classes=("ant", "bee"))
-
-
-def test_two_items_in_a_list_are_two_images():
-    domain = as_domain([(PICTURES[0], 0), (PICTURES[1], 1)])
-    assert torch.equal(domain.images, PIXELS[:2])
 
 
 def test_files_named_by_a_dataset_are_read(tmp_path):

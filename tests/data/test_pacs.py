@@ -52,10 +52,6 @@ def load(root, targets=None, **switches):
     return benchmark("pacs").load(PacsSettings(**switches), root=root, targets=targets)
 
 
-def test_the_published_numbers_add_up():
-    assert sum(count for (count,) in PUBLISHED.values()) == 9991
-
-
 def test_the_authors_lists_decide_training_validation_and_test(tmp_path):
     splits = load(write_pacs(tmp_path / "PACS"))
     assert splits.train.name == "photo"
@@ -98,18 +94,6 @@ def test_a_broken_list_is_named(line, reason, tmp_path):
     (tmp_path / "PACS_splits" / "photo_train_kfold.txt").write_text(line)
     with pytest.raises(DataError, match=reason):
         load(root)
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        lambda name: name.replace("_", " ").title(),
-        lambda name: name.replace("_", ""),
-    ],
-)
-def test_domain_folders_are_found_in_any_spelling(spelling, tmp_path):
-    splits = load(write_pacs(tmp_path / "PACS", spelling=spelling))
-    assert list(splits.targets) == ["art_painting", "cartoon", "sketch"]
 
 
 @pytest.mark.parametrize(
@@ -177,13 +161,6 @@ def test_it_works_with_the_targets_that_are_there(tmp_path):
     assert "https://" in caught.value.hint
 
 
-def test_a_missing_source_is_an_error_that_says_where_to_get_it(tmp_path):
-    root = write_pacs(tmp_path / "PACS", ("sketch",))
-    with pytest.raises(DataError, match="no folder of pacs's domain 'photo'") as caught:
-        load(root)
-    assert "Get it from https://" in caught.value.hint
-
-
 def test_a_list_that_names_missing_files_says_which_and_how_many(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     (root / "photo" / "dog" / "00.png").unlink()
@@ -193,14 +170,6 @@ def test_a_list_that_names_missing_files_says_which_and_how_many(tmp_path):
         pytest.raises(DataError, match=r"names 2 of 28 files .*dog/00\.png"),
     ):
         load(root)
-
-
-def test_a_damaged_image_is_named_with_where_to_get_it_again(tmp_path):
-    root = write_pacs(tmp_path / "PACS", ("photo", "sketch"))
-    (root / "sketch" / "dog" / "02.png").write_bytes(b"\x89PNG cut short")
-    with pytest.raises(DataError, match=r"1 of 35 images of 'sketch'.*\n.*02\.png") as caught:
-        load(root)
-    assert "Get the files again from https://" in caught.value.hint
 
 
 def test_lists_that_share_files_are_refused(tmp_path):
@@ -281,9 +250,3 @@ def test_verify_reports_every_oddity_and_goes_on(tmp_path):
     assert "the class 'person' has no images" in found["cartoon", "images"].problems[0]
     assert "person/00.png" in found["cartoon", "lists"].problems[0]
     assert found["sketch", "images"].problems[-1] == "0 images where 35 are published."
-
-
-def test_verify_of_an_empty_folder_misses_everything(tmp_path):
-    assert {r.status for r in pacs.PACS.verify(tmp_path)} == {"missing"}
-    with pytest.raises(DataError, match="no data folder"):
-        pacs.PACS.verify(tmp_path / "none")

@@ -177,17 +177,6 @@ def test_bad_images_only_are_an_error_even_if_they_may_be_skipped(tmp_path, fold
     assert entries(folder) == []
 
 
-def test_no_files_are_an_error():
-    with pytest.raises(DataError, match="no images"):
-        read_images([], name="x", classes=("a",))
-
-
-def test_a_missing_file_is_a_bad_image(root):
-    files = [*files_of(root), ImageFile(root / "none.png", 0)]
-    with pytest.raises(DataError, match=r"none\.png: No such file"):
-        read_images(files, name="x", classes=CLASSES, root=root)
-
-
 def test_progress_counts_all_files(root):
     seen = []
     read(root, progress=lambda *state: seen.append(state))

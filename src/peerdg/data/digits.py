@@ -6,10 +6,9 @@ Any of the targets may be absent. Each point in which the literature differs is 
 
 import bz2
 import gzip
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,8 +61,6 @@ def load(
     if targets is None:
         present = {part.domain for part in SPLITS if part.locate(root) is not None}
         targets = [name for name in _INFO.targets if name in present]
-        if "mnist-m" not in present and (pickled := _refused_pickle(root)):
-            warnings.warn(f"{_refusal(pickled)} Continuing without mnist-m.", stacklevel=3)
     stop = settings.first + settings.train
     # The validation images come first, because they are few and show too large settings.
     if settings.validation == "mnist-test":
@@ -101,8 +98,6 @@ def _report(part: "DigitsSplit", root: Path) -> DomainReport:
             count = len(part.read(*files)[1])
             if count != part.expected:
                 problems.append(f"{count:,} images where {part.expected:,} are published.")
-        elif part.domain == "mnist-m" and (pickled := _refused_pickle(root)):
-            problems.append(_refusal(pickled))
     except DataError as error:
         problems.append(error.message)
     return DomainReport(
@@ -111,7 +106,7 @@ def _report(part: "DigitsSplit", root: Path) -> DomainReport:
         expected=part.expected,
         count=count,
         problems=tuple(problems),
-        obtain=f"{part.obtain} License: {part.license}.",
+        obtain=f"{SETS[part.domain].obtain} License: {SETS[part.domain].license}.",
         optional=part.optional,
     )
 
@@ -158,9 +153,8 @@ def _locate(name: str, split: str, root: Path) -> tuple["DigitsSplit", list[Path
     part = next(part for part in SPLITS if (part.domain, part.split) == (name, split))
     files = part.locate(root)
     if files is None:
-        pickled = _refused_pickle(root) if name == "mnist-m" else None
-        reason = _refusal(pickled) if pickled else f"{root} has no files of {name} ({split})."
-        raise DataError(reason, hint=f"Get them from {part.obtain}")
+        message = f"{root} has no files of {name} ({split})."
+        raise DataError(message, hint=f"Get them from {SETS[name].obtain}")
     return part, files
 
 
@@ -188,18 +182,6 @@ def _resize(images: NDArray[np.uint8], filter: str) -> NDArray[np.uint8]:
         pictures = (Image.fromarray(i).resize((side, side), _FILTERS[filter]) for i in images)
         images = np.stack([np.asarray(picture) for picture in pictures])
     return images if images.ndim == 4 else np.repeat(images[..., None], 3, axis=3)
-
-
-def _refused_pickle(root: Path) -> Path | None:
-    """Find the pickled release of MNIST-M under `root`, which is never opened."""
-    return _find(root, _MNIST_M_FOLDERS, ("keras_mnistm.pkl.gz", "keras_mnistm.pkl"))
-
-
-def _refusal(pickled: Path) -> str:
-    return (
-        f"{pickled} is refused: opening a pickle runs whatever code is in it. "
-        "MNIST-M is also published as a folder of PNG files."
-    )
 
 
 def _read_idx(images_file: Path, labels_file: Path) -> Digits:
@@ -259,30 +241,61 @@ def _read_png_folder(list_file: Path, folder: Path) -> Digits:
     return np.stack(images), np.array([int(label) for _, label in lines])
 
 
-@dataclass(frozen=True, kw_only=True)
-class DigitsSplit:
-    """One split of one set.
+class DigitsSet(NamedTuple):
+    """One set: places under the root, reader, origin and license."""
 
-    Args:
-        domain: The domain it belongs to.
-        split: Its name within the set.
-        expected: Images in the published files.
-        files: For each file it consists of, the names it may have.
-        folders: Places under the root, in the order of the search.
-        reader: Decodes the files.
-        obtain: Origin of the files.
-        license: License of the data.
-        optional: Whether only a switch other than the default needs it.
+    folders: tuple[str, ...]
+    reader: Callable[..., Digits]
+    obtain: str
+    license: str
+
+
+SETS = {
+    "mnist": DigitsSet(
+        ("MNIST/raw", "MNIST", "raw", ""),
+        _read_idx,
+        "https://ossci-datasets.s3.amazonaws.com/mnist/: put the idx files in MNIST/raw.",
+        "CC BY-SA 3.0",
+    ),
+    "svhn": DigitsSet(
+        ("SVHN", ""),
+        _read_mat,
+        "http://ufldl.stanford.edu/housenumbers/: put the 32x32.mat files in SVHN.",
+        "non-commercial use only",
+    ),
+    "mnist-m": DigitsSet(
+        ("mnist_m", ""),
+        _read_png_folder,
+        "http://yaroslav.ganin.net/ (the release of PNG files, not the pickle): put mnist_m_test "
+        "and mnist_m_test_labels.txt in mnist_m.",
+        "not stated, made of MNIST and of photos for non-commercial research",
+    ),
+    "syn": DigitsSet(
+        ("SYN", "SynthDigits", ""),
+        _read_mat,
+        "http://yaroslav.ganin.net/ (SynthDigits): put synth_test_32x32.mat in SYN.",
+        "not stated",
+    ),
+    "usps": DigitsSet(
+        ("USPS", ""),
+        _read_libsvm,
+        "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps: put the bz2 "
+        "files in USPS.",
+        "not stated",
+    ),
+}
+
+
+class DigitsSplit(NamedTuple):
+    """One split of one set: its published size and the names that each of its files may have.
+
+    An optional split is needed only by a switch other than the default.
     """
 
     domain: str
     split: str
     expected: int
     files: tuple[tuple[str, ...], ...]
-    folders: tuple[str, ...]
-    reader: Callable[..., Digits]
-    obtain: str
-    license: str
     optional: bool = False
 
     def locate(self, root: Path) -> list[Path] | None:
@@ -291,11 +304,13 @@ class DigitsSplit:
         Raises:
             DataError: If only some of them are there.
         """
-        paths = [_find(root, self.folders, names) for names in self.files]
+        paths = [_find(root, SETS[self.domain].folders, names) for names in self.files]
         files = [path for path in paths if path is not None]
         if files and len(files) < len(paths):
             missing = self.files[paths.index(None)][0]
-            raise DataError(f"{files[0]} is there, but not {missing}.", hint=self.obtain)
+            raise DataError(
+                f"{files[0]} is there, but not {missing}.", hint=SETS[self.domain].obtain
+            )
         return files or None
 
     def read(self, *files: Path) -> Digits:
@@ -305,7 +320,7 @@ class DigitsSplit:
             DataError: If they are damaged or of another kind.
         """
         try:
-            images, labels = self.reader(*files)
+            images, labels = SETS[self.domain].reader(*files)
             if len(images) != len(labels) or not len(labels):
                 raise ValueError(f"it has {len(images)} images and {len(labels)} labels")
             if labels.min() < 0 or labels.max() > 9:
@@ -331,82 +346,18 @@ def _find(root: Path, folders: Sequence[str], names: Sequence[str]) -> Path | No
     return None
 
 
-def _mnist(split: str, prefix: str, expected: int, optional: bool) -> DigitsSplit:
+def _idx(prefix: str) -> tuple[tuple[str, ...], ...]:
     kinds = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
-    return DigitsSplit(
-        domain="mnist",
-        split=split,
-        expected=expected,
-        files=tuple((kind, f"{kind}.gz") for kind in kinds),
-        folders=("MNIST/raw", "MNIST", "raw", ""),
-        reader=_read_idx,
-        obtain="https://ossci-datasets.s3.amazonaws.com/mnist/: put the idx files in MNIST/raw.",
-        license="CC BY-SA 3.0",
-        optional=optional,
-    )
+    return tuple((kind, f"{kind}.gz") for kind in kinds)
 
-
-def _svhn(split: str, expected: int, optional: bool) -> DigitsSplit:
-    return DigitsSplit(
-        domain="svhn",
-        split=split,
-        expected=expected,
-        files=((f"{split}_32x32.mat",),),
-        folders=("SVHN", ""),
-        reader=_read_mat,
-        obtain=f"http://ufldl.stanford.edu/housenumbers/: put {split}_32x32.mat in SVHN.",
-        license="non-commercial use only",
-        optional=optional,
-    )
-
-
-def _usps(split: str, name: str, expected: int, optional: bool) -> DigitsSplit:
-    return DigitsSplit(
-        domain="usps",
-        split=split,
-        expected=expected,
-        files=((name,),),
-        folders=("USPS", ""),
-        reader=_read_libsvm,
-        obtain=(
-            "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps: "
-            f"put {name} in USPS."
-        ),
-        license="not stated",
-        optional=optional,
-    )
-
-
-_MNIST_M_FOLDERS = ("mnist_m", "")
 
 SPLITS = (
-    _mnist("train", "train", 60_000, optional=False),
-    _mnist("test", "t10k", 10_000, optional=True),
-    _svhn("test", 26_032, optional=False),
-    _svhn("train", 73_257, optional=True),
-    DigitsSplit(
-        domain="mnist-m",
-        split="test",
-        expected=9_001,
-        files=(("mnist_m_test_labels.txt",), ("mnist_m_test/",)),
-        folders=_MNIST_M_FOLDERS,
-        reader=_read_png_folder,
-        obtain=(
-            "http://yaroslav.ganin.net/ (the release of PNG files): put mnist_m_test and "
-            "mnist_m_test_labels.txt in mnist_m."
-        ),
-        license="not stated, made of MNIST and of photos for non-commercial research",
-    ),
-    DigitsSplit(
-        domain="syn",
-        split="test",
-        expected=9_553,
-        files=(("synth_test_32x32.mat",),),
-        folders=("SYN", "SynthDigits", ""),
-        reader=_read_mat,
-        obtain="http://yaroslav.ganin.net/ (SynthDigits): put synth_test_32x32.mat in SYN.",
-        license="not stated",
-    ),
-    _usps("test", "usps.t.bz2", 2_007, optional=False),
-    _usps("train", "usps.bz2", 7_291, optional=True),
+    DigitsSplit("mnist", "train", 60_000, _idx("train")),
+    DigitsSplit("mnist", "test", 10_000, _idx("t10k"), optional=True),
+    DigitsSplit("svhn", "test", 26_032, (("test_32x32.mat",),)),
+    DigitsSplit("svhn", "train", 73_257, (("train_32x32.mat",),), optional=True),
+    DigitsSplit("mnist-m", "test", 9_001, (("mnist_m_test_labels.txt",), ("mnist_m_test/",))),
+    DigitsSplit("syn", "test", 9_553, (("synth_test_32x32.mat",),)),
+    DigitsSplit("usps", "test", 2_007, (("usps.t.bz2",),)),
+    DigitsSplit("usps", "train", 7_291, (("usps.bz2",),), optional=True),
 )

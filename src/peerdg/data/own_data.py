@@ -250,19 +250,18 @@ def describe_duplicates(duplicates: Sequence[Duplicate]) -> str:
 
 
 def _duplicate_problems(duplicates: Sequence[Duplicate]) -> list[Problem]:
-    contradictory = [d for d in duplicates if d.first.label != d.second.label]
-    others = [d for d in duplicates if d.first.label == d.second.label]
-    crossing = [d for d in others if d.crosses_parts]
-    within = [d for d in others if not d.crosses_parts]
-    kinds = (
-        (contradictory, "images are in two classes", "Keep each in the class it belongs to."),
-        (crossing, "images are in two parts", "Remove them from one, or accuracy is flattered."),
-        (within, "images are there twice", "Remove the copies, which may land in validation."),
-    )
+    kinds: dict[tuple[str, str], list[Duplicate]] = {}
+    for pair in duplicates:
+        if pair.first.label != pair.second.label:
+            kind = "images are in two classes", "Keep each in the class it belongs to."
+        elif pair.crosses_parts:
+            kind = "images are in two parts", "Remove them from one, or accuracy is flattered."
+        else:
+            kind = "images are there twice", "Remove the copies, which may land in validation."
+        kinds.setdefault(kind, []).append(pair)
     return [
         Problem("note", f"{len(pairs):,} {what}: {describe_duplicates(pairs)}.", remedy)
-        for pairs, what, remedy in kinds
-        if pairs
+        for (what, remedy), pairs in kinds.items()
     ]
 
 
