@@ -9,7 +9,6 @@ import shutil
 import sys
 import uuid
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def refuse_links(folder: Path) -> None:
                 )
 
 
-def sha256(path: Path, *, follow_links: bool = True) -> str:
+def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -170,34 +169,3 @@ def _remedy(error: OSError) -> str:
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
         return "A file and a folder share this name. Choose another one with --out."
     return "Choose another output folder with --out."
-
-
-# The readers of data still use these.
-
-
-class NotRegularError(OSError):
-    """A pipe, device or folder where only a regular file is read."""
-
-
-def open_regular(path: Path, *, follow_links: bool = True) -> BufferedReader:
-    """Open a regular file for reading.
-
-    Raises:
-        NotRegularError: If it is anything else, such as a pipe that would never answer.
-    """
-    if path.exists() and not path.is_file():
-        raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
-    return path.open("rb")
-
-
-def read_text(path: Path, *, limit: int | None = None, follow_links: bool = True) -> str:
-    """Return the UTF-8 text of a regular file.
-
-    Raises:
-        ValueError: If it has more than `limit` bytes or is not UTF-8.
-        OSError: If it cannot be opened.
-    """
-    with open_regular(path) as file:
-        if limit is not None and os.fstat(file.fileno()).st_size > limit:
-            raise ValueError(f"{path} has more than {limit:,} bytes")
-        return file.read().decode("utf-8")

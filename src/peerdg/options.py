@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from peerdg.errors import ConfigError
-from peerdg.files import read_text
 
 T = TypeVar("T")
 MAX_FILE = 256 * 1024  # bytes of a config file
@@ -212,7 +211,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: If it cannot be read, with the line that is wrong.
     """
     try:
-        return tomllib.loads(read_text(path, limit=MAX_FILE, follow_links=True))
+        if path.stat().st_size > MAX_FILE:
+            raise ValueError(f"it has more than {MAX_FILE:,} bytes")
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"There is no config file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:

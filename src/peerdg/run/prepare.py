@@ -341,7 +341,7 @@ def _fingerprints(config: RunConfig, model: nn.Module | None) -> dict[str, Any]:
         return {"network": structure, "network_weights": values}
     if model is not None or not is_weights_file(config.weights):
         return {}
-    return {"weights_sha256": sha256(Path(config.weights), follow_links=True)}
+    return {"weights_sha256": sha256(Path(config.weights))}
 
 
 def _describe(config: RunConfig, splits: Splits) -> list[str]:
