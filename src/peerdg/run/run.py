@@ -256,7 +256,7 @@ class Run(Hooks):
             if self.config.keep_snapshots:
                 self._store_snapshot(state)
             self._store_model(state, records)
-        self.progress.evaluated(state.epoch, records)
+            self.progress.evaluated(state.epoch, records)
 
     @property
     @override
