@@ -135,4 +135,5 @@ def eager(encoder: nn.Module) -> AbstractContextManager[object]:
     """Inside the block, run a compiled encoder as it would run without compilation."""
     if encoder._compiled_call_impl is None:  # the compiler takes a second and a half to import
         return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -203,8 +203,10 @@ def trace_forward(model: Classifier, size: int) -> dict[str, ModuleTrace]:
     def note(name: str, inputs: tuple[object, ...], output: object) -> None:
         first = inputs[0] if inputs else None
         given = tuple(first.shape) if isinstance(first, Tensor) else ()
-        is_map = isinstance(output, Tensor) and output.ndim in (2, 3, 4)
-        ended.append((name, ModuleTrace(given, tuple(output.shape)) if is_map else None))
+        trace = None
+        if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
+            trace = ModuleTrace(given, tuple(output.shape))
+        ended.append((name, trace))
 
     with ExitStack() as stack, eager(model.encoder), in_eval_mode(model):
         for name, module in modules_of(model.encoder).items():
