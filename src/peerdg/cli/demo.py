@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import make_plan
 from peerdg.cli.bench import bench_and_report
 from peerdg.cli.flags import SEED_LIST, whole_number
@@ -37,7 +36,8 @@ def demo(
         epochs: Epochs of the main phase, in place of the preset's.
         overwrite: Start again, whatever is in this folder of an earlier demo.
     """
-    from peerdg.data.decode import cores  # these two import numpy
+    from peerdg.benches.folder import BenchFolder  # these import torch or numpy
+    from peerdg.data.decode import cores
     from peerdg.report.page import OVERVIEW
 
     if seeds < 1:
