@@ -18,11 +18,11 @@ from benchmarks.contenders import (
 )
 from benchmarks.measure import Rounds, rounds
 from benchmarks.record import Found, Row, milliseconds, ratio
-from peerdg.train.source import PIXELS
+from peerdg.train.source import PIXELS_AHEAD
 
 IMAGES, BATCH, SIDE, K, SGEMM = 10_000, 128, 32, 10, 2048
 STEPS = IMAGES // BATCH
-AHEAD = PIXELS // (BATCH * SIDE**2)  # steps that are augmented at once
+AHEAD = PIXELS_AHEAD // (BATCH * SIDE**2)  # steps that are augmented at once
 BLOCK = 2 * AHEAD
 
 

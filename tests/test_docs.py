@@ -35,13 +35,13 @@ def reaches_the_network(source: str) -> bool:
     return bool(names & calls or imported & {"requests", "httpx", "aiohttp", "socket"})
 
 
-def test_only_initial_weights_are_downloaded_as_the_security_page_says():
+def test_only_initial_weights_are_downloaded():
     found = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
         if reaches_the_network(path.read_text())
     }
-    assert found <= {"models/download.py", "models/timm_models.py", "run/folder.py"}
+    assert found <= {"models/weights.py", "run/folder.py"}
     assert "gethostname" in (SOURCE / "run/folder.py").read_text()  # all it takes from socket
     photos = {n for n in PRESETS if preset(n, "quick").get("weights") == "imagenet"}
     assert photos == {"pacs", "office-home", "vlcs", "terra", "own-photos"}

@@ -268,7 +268,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     ),
     "bad default": (PLUGIN.replace("option(0.1,", "option(7.0,"), "must be at most 1"),
     "no build": (PLUGIN.replace("def build", "def built"), "does not define build"),
-    "no networks": (PLUGIN.replace("def networks", "def nets"), "does not define networks"),
     "no loss": (PLUGIN.replace("def loss", "def lost"), "does not define loss"),
     "not text": ("\udcff\udcfe\n", "not valid Python"),
 }

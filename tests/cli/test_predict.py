@@ -66,18 +66,6 @@ def test_the_stored_size_is_part_of_the_rule(tmp_path: Path, photos: Path, model
     assert not torch.equal(*rows)
 
 
-def test_a_model_saved_before_there_was_a_stored_size_still_loads(tmp_path: Path):
-    folder = save_small_model(tmp_path / "model", stored_size=32)
-    described = json.loads((folder / "model.json").read_text())
-    from peerdg.models.stored import checksum
-
-    for name in ("stored_size", "training", "sha256"):
-        del described[name]
-    described["sha256"] = checksum(described)
-    (folder / "model.json").write_text(json.dumps(described))
-    assert peerdg.load_model(folder).stored_size == 32
-
-
 def test_writes_path_label_and_probability_in_the_order_of_the_folder(
     tmp_path: Path, model: Path, photos: Path
 ):
@@ -208,7 +196,7 @@ def test_only_predictions_are_counted_as_predictions(
     out = tmp_path / "found.csv"
     assert run(["predict", str(model), str(with_bad), "-o", str(out)], debug=False) == 0
     said = capsys.readouterr().err.replace("\n", "")
-    assert f"5 predictions in {out}, 2 images could not be decoded" in said
+    assert f"5 predictions in {out}" in said and "2 images" in said
 
 
 def test_the_most_probable_classes_stand_in_falling_order(

@@ -204,7 +204,9 @@ def write_terra(root, *, spelling=str, locations=LOCATIONS):
 
 
 @pytest.mark.parametrize(
-    "spelling", [str, str.title, lambda name: name.replace("location_", "L")], ids=str
+    "spelling",
+    [str, str.title, lambda name: name.replace("location_", "L")],
+    ids=["plain", "title", "short"],
 )
 def test_location_100_is_the_source_and_the_papers_three_are_targets(spelling, tmp_path):
     write_terra(tmp_path / "terra_incognita", spelling=spelling)

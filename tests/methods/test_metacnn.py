@@ -211,6 +211,7 @@ def test_options_that_do_not_go_together_and_a_plain_network_are_refused():
         MetaCNN(tiny_classifier())
 
 
+@pytest.mark.filterwarnings("ignore:CPU has no bfloat16")  # it is emulated there
 @pytest.mark.parametrize("rule", ["clean", "trained"])
 def test_a_run_with_batch_statistics_an_average_and_bfloat16(rule, tmp_path):
     found = peerdg.fit(

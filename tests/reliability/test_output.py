@@ -8,7 +8,6 @@ from peerdg.errors import OutputError
 from peerdg.run.checkpoint import remove_leftovers
 from peerdg.run.config import resolve
 from peerdg.run.folder import Existing, RunFolder
-from tests.reliability.processes import peerdg, run, without
 
 NAMES = {
     "spaces": "my first run",
@@ -56,14 +55,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(refu
     # Not even root can create a file there, so the test is honest for every user.
     refused(Path("/proc/peerdg/run"))
     refused(Path("/sys/kernel"))
-
-
-def test_a_refusal_does_not_wait_for_torch(tmp_path: Path):
-    out = Path("/proc/peerdg/run")
-    nowhere = without("torch", tmp_path, PEERDG_CACHE="/proc/none")
-    result = run(peerdg("train", "digits-mini", f"--out={out}"), env=nowhere)
-    assert result.returncode == 4, result.stderr
-    assert_refusal(result.stderr, out)
 
 
 def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -277,7 +277,7 @@ BAD_LINES = {
 
 @pytest.mark.parametrize(
     ("file", "content"),
-    [("config.toml", "method = "), ("config.toml", "method = 5"), ("done.json", "[]"),
+    [("config.toml", "method = "), ("config.toml", "method = 5"),
      ("events.jsonl", "{}\n"), *(("metrics.jsonl", f"{line}\n") for line in BAD_LINES.values())],
 )  # fmt: skip
 def test_one_bad_run_does_not_hide_the_others(

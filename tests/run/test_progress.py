@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from peerdg.report.result import RunResult
 from rich.cells import cell_len
 from rich.console import Console
 
 import peerdg
 from peerdg.crafted import FAMILIES
+from peerdg.report.runs import RunResult
 from peerdg.run.progress import (
     EVALUATING,
     ConsoleProgress,
@@ -207,7 +207,7 @@ def test_the_crafted_mean_is_over_the_families_of_the_final_tables():
     record = {"kind": "evaluation", "phase": "train", "epoch": 1, "model": "model"}
     accuracy = {f"crafted:{name}": 7.0 * n for n, name in enumerate(FAMILIES)}
     records = [{**record, "domain": d, "accuracy": a} for d, a in accuracy.items()]
-    final = RunResult(Path("run"), {}, "done", records, []).crafted_mean("model")
+    final = RunResult(path=Path("run"), config={}, evaluations=records).crafted_mean("model")
     assert summarize(accuracy) == [("crafted", pytest.approx(final))]
 
 

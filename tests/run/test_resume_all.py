@@ -31,8 +31,9 @@ VARIANTS = [
 
 
 def options(method: str, settings: dict) -> dict:
-    own = TINY.get(method, {})
-    own |= {name: value for name, value in settings.items() if name not in ("transform", "G")}
+    own = TINY.get(method, {}) | {
+        name: value for name, value in settings.items() if name not in ("transform", "G")
+    }
     return {
         "method": method,
         "pretrain": {"epochs": 1, "batch_size": 8},

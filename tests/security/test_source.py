@@ -71,9 +71,12 @@ def _text(value: ast.expr) -> str:
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_no_file_of_the_package_can_execute_data(path: Path):
-    assert dangers(path.read_text("utf-8")) == []
+def test_no_file_of_the_package_can_execute_data():
+    found = {str(path.relative_to(SOURCE)): dangers(path.read_text("utf-8")) for path in FILES}
+    # A plugin is code that the user names.
+    plugin = found.pop("methods/registry.py")
+    assert [line.partition(": ")[2] for line in plugin] == ["exec()", "compile()"]
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_the_whole_package_is_scanned():
@@ -133,4 +136,4 @@ def test_torch_load_is_used_in_one_place_only():
             for node in ast.walk(ast.parse(path.read_text("utf-8")))
         )
     ]
-    assert users == ["models/stored.py"]
+    assert users == ["models/weights.py"]
