@@ -196,7 +196,7 @@ def test_only_predictions_are_counted_as_predictions(
     out = tmp_path / "found.csv"
     assert run(["predict", str(model), str(with_bad), "-o", str(out)], debug=False) == 0
     said = capsys.readouterr().err.replace("\n", "")
-    assert f"5 predictions in {out}" in said and "2 images" in said
+    assert f"5 predictions in {out}" in said and "2 of 7 images" in said
 
 
 def test_the_most_probable_classes_stand_in_falling_order(
