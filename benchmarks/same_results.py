@@ -245,8 +245,8 @@ def configs(net: Net) -> Facts:
 import hashlib, json
 try:
     from peerdg.run.config import resolve
-except ImportError:
-    from peerdg.run.config import resolve
+except ImportError:  # its name in older versions
+    from peerdg.run.settings import resolve
 result = {}
 for data in ("digits-mini", "digits", "pacs", "office-home", "vlcs", "terra"):
     for budget in ("quick", "standard", "paper"):
