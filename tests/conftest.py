@@ -11,6 +11,15 @@ from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.models.classifier import Classifier
 
+RUNS = {"run", "reliability", "benches", "cli", "export", "mutants", "report"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of folders that train runs or start processes, for `make test-fast`."""
+    for item in items:
+        if RUNS & set(item.path.relative_to(Path(__file__).parent).parts):
+            item.add_marker("runs")
+
 
 @pytest.fixture(scope="session")
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
