@@ -18,8 +18,13 @@ from torch import nn
 from peerdg.data.decode import decode_image, to_pixels
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
-from peerdg.evaluate.accuracy import evaluate_domain
-from peerdg.evaluate.detail import WORST, DomainReport, Overlap, evaluate_in_detail
+from peerdg.evaluate.accuracy import (
+    WORST,
+    DomainReport,
+    Overlap,
+    evaluate_domain,
+    evaluate_in_detail,
+)
 from peerdg.evaluate.predictions import (
     FilePrediction,
     Predictions,

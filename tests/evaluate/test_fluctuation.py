@@ -1,3 +1,4 @@
+from dataclasses import astuple
 from itertools import pairwise
 
 import pytest
@@ -10,10 +11,7 @@ series = st.lists(st.floats(0, 100), min_size=1, max_size=40)
 
 
 def test_a_constant_series_does_not_fluctuate():
-    f = fluctuation([42.0] * 12)
-    assert (f.var, f.std, f.range, f.max_drawdown, f.mean_abs_step, f.detrended_var, f.gap) == (
-        0,
-    ) * 7
+    assert set(astuple(fluctuation([42.0] * 12))) == {0}
 
 
 def test_a_square_wave_of_amplitude_a_has_variance_a_squared():
@@ -43,7 +41,6 @@ def test_statistics_agree_with_plain_python(values):
     f = fluctuation(values)
     mean = sum(values) / len(values)
     assert f.var == pytest.approx(sum((a - mean) ** 2 for a in values) / len(values), abs=1e-8)
-    assert f.std == pytest.approx(f.var**0.5, abs=1e-8)
     steps = [abs(b - a) for a, b in pairwise(values)]
     assert f.mean_abs_step == pytest.approx(sum(steps) / max(1, len(steps)), abs=1e-8)
     falls = [max(values[: t + 1]) - a for t, a in enumerate(values)]
@@ -66,11 +63,6 @@ def test_detrending_subtracts_the_mean_of_five_and_of_fewer_at_the_ends():
     mean = sum(rest) / 7
     expected = sum((r - mean) ** 2 for r in rest) / 7
     assert fluctuation(values).detrended_var == pytest.approx(expected)
-
-
-def test_an_empty_series_is_refused():
-    with pytest.raises(ValueError, match="empty"):
-        fluctuation([])
 
 
 def evaluation(epoch, accuracy, *, model="task", domain="svhn"):

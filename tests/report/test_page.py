@@ -17,7 +17,7 @@ from markdown_it.token import Token
 from peerdg.benches.plan import Published, Study
 from peerdg.data.domain import Domain
 from peerdg.errors import ConfigError, DamagedError
-from peerdg.evaluate.detail import evaluate_in_detail
+from peerdg.evaluate.accuracy import evaluate_in_detail
 from peerdg.evaluate.statistics import accuracy_text
 from peerdg.report.compare import by_variant
 from peerdg.report.evaluation import class_table, summary_table, write_evaluation

@@ -20,7 +20,7 @@ from peerdg.version import __version__
 if TYPE_CHECKING:
     from peerdg.data.domain import Domain
     from peerdg.data.read import Progress
-    from peerdg.evaluate.detail import DomainReport
+    from peerdg.evaluate.accuracy import DomainReport
     from peerdg.model import Model
 
 _DATA = "folders or lists of labelled images, or a data set by name; default: the run's own data"
@@ -69,7 +69,7 @@ def evaluate(
     for name in data:
         BENCHMARKS[which_data(name)["benchmark"]].refuse_unused_root(root)
     from peerdg.data.own_data import read_targets
-    from peerdg.evaluate.detail import BINS
+    from peerdg.evaluate.accuracy import BINS
     from peerdg.files import write_json
     from peerdg.model import load_model
     from peerdg.report.evaluation import write_evaluation

@@ -1,4 +1,1 @@
-"""How well a model does, how much that changed during training, what one would have chosen.
-
-Results are plain records.
-"""
+"""How well a model does, how much that changes during training, and what a rule selects."""

@@ -1,24 +1,27 @@
-"""Accuracy on whole domains, in large batches."""
+"""Results of models on whole domains: accuracy and loss, or in detail by class and image."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from peerdg.augment.view import resize
 from peerdg.data.domain import Domain
+from peerdg.evaluate.predictions import predict_batch
+from peerdg.evaluate.statistics import wilson
 from peerdg.long_work import iterate
 from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass, in_eval_mode
 
+BINS = 15  # of the calibration error, as Guo et al. have it
+WORST = 12  # mistakes that a report lists
+
 
 def evaluate_domain(
-    model: Classifier,
-    domain: Domain,
-    *,
-    size: int | None = None,
+    model: Classifier, domain: Domain, *, size: int | None = None
 ) -> dict[str, Any]:
     """Measure images, right predictions, accuracy in percent and mean cross-entropy on a domain.
 
@@ -69,10 +72,7 @@ def evaluate_models(
 
 @torch.inference_mode()
 def _evaluate_together(
-    models: Sequence[Classifier],
-    domain: Domain,
-    *,
-    size: int | None,
+    models: Sequence[Classifier], domain: Domain, *, size: int | None
 ) -> list[dict[str, Any]]:
     """Evaluate several models on a domain whose images are read and resized once."""
     size = size or domain.image_size[0]
@@ -109,9 +109,215 @@ def _evaluated_as(models: Mapping[str, Classifier], copies: Collection[str]) -> 
 
 
 def _have_equal_weights(first: Classifier, second: Classifier) -> bool:
-    """Whether all parameters and buffers are equal."""
-    ours = dict(chain(first.named_parameters(), first.named_buffers()))
-    theirs = dict(chain(second.named_parameters(), second.named_buffers()))
+    ours, theirs = first.state_dict(), second.state_dict()
     return ours.keys() == theirs.keys() and all(
         torch.equal(value, theirs[name]) for name, value in ours.items()
     )
+
+
+# In detail.
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Count the images of a domain that a run already knows."""
+
+    trained: int  # images that it was trained on
+    validated: int  # images that it was validated on but not trained on
+    n: int  # all images of the domain
+
+    def __str__(self) -> str:
+        """Format as a sentence, empty if the run knows none of the images."""
+        if self.trained:
+            rest = f", {self.validated:,} used for validation" if self.validated else ""
+            return (
+                f"{self.trained:,} of {self.n:,} images were trained on{rest}. This does not "
+                "measure generalization."
+            )
+        if self.validated:
+            return f"{self.validated:,} of {self.n:,} images were used for the run's validation."
+        return ""
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """Results of one class of the model."""
+
+    name: str
+    n: int  # images of this class
+    correct: int  # how many of them are recognized
+    predicted: int  # images of any class that are predicted to be of this one
+    confused_with: str | None  # the wrong class that its images are most often predicted to be of
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy in percent, None if the domain has no image of this class."""
+        return 100 * self.correct / self.n if self.n else None
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An image with a wrong prediction."""
+
+    row: int  # position in the domain
+    path: str | None  # image file, if it came from one
+    true: str
+    predicted: str
+    probability: float  # of the predicted class
+    true_probability: float  # of the true class
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Expected calibration error from 0 to 1, with its bins.
+
+    A bin has the images whose confidence lies in `(low, high]`, the first one also those at 0:
+    their number `n`, and mean `confidence` and `accuracy`, which are None without images.
+    """
+
+    error: float
+    bins: list[dict[str, float | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class DomainReport:
+    """A model's results on one domain."""
+
+    domain: str
+    loss: float  # mean cross-entropy
+    classes: tuple[ClassResult, ...]  # each class of the model, also those without images
+    confusion: Tensor  # number of images by true class (rows) and predicted class (columns)
+    calibration: Calibration
+    worst: tuple[Mistake, ...]  # wrong predictions with the highest probability, sorted
+    skipped: int = 0  # files that cannot be decoded
+    overlap: Overlap | None = None  # images that the run knows, None if that is not known
+
+    @property
+    def n(self) -> int:
+        return int(self.confusion.sum())
+
+    @property
+    def correct(self) -> int:
+        return int(self.confusion.trace())
+
+    @property
+    def accuracy(self) -> float:
+        """Right predictions in percent of all images."""
+        return 100 * self.correct / self.n
+
+    @property
+    def class_accuracy(self) -> float:
+        """Mean accuracy in percent over the classes that have images."""
+        known = [result.accuracy for result in self.classes if result.accuracy is not None]
+        return sum(known) / len(known)
+
+    @property
+    def missing(self) -> list[str]:
+        """Classes of the model that the domain has no image of."""
+        return [result.name for result in self.classes if not result.n]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to values that JSON can hold."""
+        return {
+            "domain": self.domain,
+            "n": self.n,
+            "correct": self.correct,
+            "accuracy": self.accuracy,
+            "interval_95": list(wilson(self.correct, self.n)),
+            "mean_class_accuracy": self.class_accuracy,
+            "loss": self.loss,
+            "calibration": asdict(self.calibration),
+            "classes": [{**asdict(c), "accuracy": c.accuracy} for c in self.classes],
+            "missing": self.missing,
+            "confusion": self.confusion.tolist(),
+            "worst": [asdict(mistake) for mistake in self.worst],
+            "skipped": self.skipped,
+            "trained_on": None if self.overlap is None else self.overlap.trained,
+            "validated_on": None if self.overlap is None else self.overlap.validated,
+        }
+
+
+def evaluate_in_detail(
+    model: Classifier, domain: Domain, *, size: int | None = None, worst: int = WORST
+) -> DomainReport:
+    """Evaluate a model on a domain by class, confusion, calibration and image.
+
+    Args:
+        model: Classifier. Its mode is restored.
+        domain: Images with labels in the model's class order.
+        size: Side to which images are resized. None leaves them as they are.
+        worst: Number of mistakes to list.
+    """
+    size = size or domain.image_size[0]
+    labels = domain.labels.cpu()
+    chunks = domain.images.split(images_per_pass(size))
+    with in_eval_mode(model):
+        parts = [predict_batch(model, images, size=size) for images in chunks]
+    predicted, probabilities, log_probabilities = map(torch.cat, zip(*parts, strict=True))
+    confidence = probabilities.gather(1, predicted[:, None])[:, 0]
+    # From log-probabilities: a probability may be rounded to 0.
+    log_true = log_probabilities.gather(1, labels[:, None])[:, 0]
+    n = len(model.classes)
+    confusion = torch.bincount(labels * n + predicted, minlength=n * n).view(n, n)
+    wrong = (predicted != labels).nonzero().flatten()
+    # Stable: ties keep the order of the images, on every machine.
+    order = torch.argsort(confidence[wrong], descending=True, stable=True)[:worst]
+    return DomainReport(
+        domain=domain.name,
+        loss=float(-log_true.double().mean()),
+        classes=class_results(model.classes, confusion),
+        confusion=confusion,
+        calibration=calibration(confidence, predicted == labels),
+        worst=tuple(
+            Mistake(
+                row=row,
+                path=domain.paths[row] if domain.paths else None,
+                true=model.classes[int(labels[row])],
+                predicted=model.classes[int(predicted[row])],
+                probability=float(confidence[row]),
+                true_probability=float(log_true[row].exp()),
+            )
+            for row in wrong[order].tolist()
+        ),
+        skipped=len(domain.skipped),
+    )
+
+
+def class_results(names: Sequence[str], confusion: Tensor) -> tuple[ClassResult, ...]:
+    """Read the results of each class from a confusion matrix."""
+    results = []
+    for index, name in enumerate(names):
+        row = confusion[index].clone()
+        n, correct = int(row.sum()), int(row[index])
+        row[index] = 0
+        other = names[int(row.argmax())] if row.any() else None
+        results.append(ClassResult(name, n, correct, int(confusion[:, index].sum()), other))
+    return tuple(results)
+
+
+def calibration(confidence: Tensor, correct: Tensor, *, bins: int = BINS) -> Calibration:
+    """Compute the expected calibration error with bins of equal width.
+
+    The mean over images of |accuracy - confidence| of the bin the image lies in: Eq. (3) of Guo et
+    al., "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599.
+
+    Args:
+        confidence: Probability of the predicted class, `[n]`.
+        correct: Whether the prediction is right, `[n]`.
+        bins: Number of bins M.
+    """
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    confidence = confidence.double()
+    # Bin m holds ((m - 1) / M, m / M]. A confidence of 0 goes to the first one.
+    place = torch.bucketize(confidence, edges[1:-1])
+    count = torch.bincount(place, minlength=bins)
+    sure = torch.bincount(place, weights=confidence, minlength=bins)
+    right = torch.bincount(place, weights=correct.double(), minlength=bins)
+    error = float((right - sure).abs().sum() / len(confidence))  # |B_m| / n * |acc - conf|
+    table = []
+    for m, n in enumerate(count.tolist()):
+        ends = {"low": float(edges[m]), "high": float(edges[m + 1]), "n": n}
+        mean_confidence = float(sure[m]) / n if n else None
+        accuracy = float(right[m]) / n if n else None
+        table.append({**ends, "confidence": mean_confidence, "accuracy": accuracy})
+    return Calibration(error, table)

@@ -24,7 +24,6 @@ class Fluctuation:
     """Statistics of one accuracy series a_1..a_T, in percent (var: percent squared)."""
 
     var: float  # population variance, mean (a - ā)²
-    std: float
     range: float  # max - min
     max_drawdown: float  # largest fall below the maximum so far
     mean_abs_step: float  # mean |a_t - a_{t-1}|
@@ -33,17 +32,10 @@ class Fluctuation:
 
 
 def fluctuation(accuracy: Sequence[float]) -> Fluctuation:
-    """Compute the statistics of an accuracy series.
-
-    Raises:
-        ValueError: If the series is empty.
-    """
+    """Compute the statistics of an accuracy series."""
     a = np.asarray(accuracy, dtype=np.float64)
-    if a.size == 0:
-        raise ValueError("The accuracy series is empty.")
     return Fluctuation(
         var=float(a.var()),
-        std=float(a.std()),
         range=float(np.ptp(a)),
         max_drawdown=float((np.maximum.accumulate(a) - a).max()),
         mean_abs_step=float(np.abs(np.diff(a)).mean()) if a.size > 1 else 0.0,

@@ -8,9 +8,9 @@ size, as in every evaluation.
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerdg.augment.view import resize
-from peerdg.data.decode import MAX_PIXELS, UnusableImage, decode_image, in_parallel, to_pixels
-from peerdg.errors import DamagedError, NumericalError, is_out_of_memory
+from peerdg.data.decode import UnusableImage, decode_image, in_parallel, to_pixels
+from peerdg.errors import NumericalError
 from peerdg.models.classifier import Classifier, images_per_pass
 
 _GROUP = 16  # files that one thread decodes before it asks for more
 _MAX_STORED_PIXELS = 256 * 256**2  # decoded squares that wait for one pass: 50 MB
-_MAX_WAITING = 4  # passes: with more bad files than this, rows are written before a pass is full
+
+T = TypeVar("T")
+_Decoded = tuple[Path, NDArray[np.uint8] | str]  # pixels, or why there are none
 
 
 class Predictions(NamedTuple):
@@ -63,18 +65,9 @@ def predict_batch(model: Classifier, images: Tensor, *, size: int) -> Prediction
     """Predict a uint8 batch `[n, 3, h, w]`, resized to `size`.
 
     Raises:
-        DamagedError: If the network does not take images of this size.
         NumericalError: If the network's output for an image is NaN or infinite.
     """
-    try:
-        logits = model(resize(images.to(model.head.weight.device), size))
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            raise
-        raise DamagedError(
-            f"The network cannot compute anything from images of {size} x {size} pixels: {error}.",
-            hint="This is the size that its model.json gives. Copy the model again.",
-        ) from error
+    logits = model(resize(images.to(model.head.weight.device), size))
     if not logits.isfinite().all():
         raise not_finite()
     return Predictions(logits.argmax(1).cpu(), logits.softmax(1).cpu(), logits.log_softmax(1).cpu())
@@ -89,12 +82,7 @@ def not_finite() -> NumericalError:
 
 
 def predict_files(
-    model: Classifier,
-    paths: Iterable[Path],
-    *,
-    size: int,
-    stored_size: int,
-    max_pixels: int = MAX_PIXELS,
+    model: Classifier, paths: Iterable[Path], *, size: int, stored_size: int
 ) -> Iterator[FilePrediction]:
     """Predict any number of files, in their order, with memory for a few batches.
 
@@ -105,28 +93,13 @@ def predict_files(
         paths: Image files, read lazily.
         size: Side of the network's input.
         stored_size: Side of the squares that files are decoded to.
-        max_pixels: Files with more pixels are not decoded.
     """
-    task = partial(_decode_group, side=stored_size, max_pixels=max_pixels)
-    held = images_in_memory(stored_size)
-    batch = min(images_per_pass(size), held)
-    waiting: list[_Decoded] = []
-    good = 0
-    with closing(in_parallel(task, _groups(paths, min(_GROUP, held)))) as groups:
-        for group in groups:
-            for decoded in group:
-                waiting.append(decoded)
-                good += decoded.pixels is not None
-                if good == batch or len(waiting) == _MAX_WAITING * batch:
-                    yield from _predict(model, waiting, size)
-                    waiting, good = [], 0
-    yield from _predict(model, waiting, size)
-
-
-class _Decoded(NamedTuple):
-    path: Path
-    pixels: NDArray[np.uint8] | None
-    error: str | None = None
+    batch = min(images_per_pass(size), images_in_memory(stored_size))
+    task = partial(_decode_group, side=stored_size)
+    with closing(in_parallel(task, _groups(paths, min(_GROUP, batch)))) as groups:
+        for decoded in _groups(chain.from_iterable(groups), batch):
+            yield from _predict(model, decoded, size)
+            decoded.clear()  # frees memory before the next batch is collected
 
 
 def images_in_memory(stored_size: int) -> int:
@@ -134,33 +107,31 @@ def images_in_memory(stored_size: int) -> int:
     return max(1, _MAX_STORED_PIXELS // stored_size**2)
 
 
-def _groups(paths: Iterable[Path], size: int) -> Iterator[list[Path]]:
-    left = iter(paths)
+def _groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    left = iter(items)
     while group := list(islice(left, size)):
         yield group
 
 
-def _decode_group(paths: list[Path], *, side: int, max_pixels: int) -> list[_Decoded]:
-    decoded = []
+def _decode_group(paths: list[Path], *, side: int) -> list[_Decoded]:
+    decoded: list[_Decoded] = []
     for path in paths:
         try:
-            image = decode_image(path, max_pixels=max_pixels)
+            decoded.append((path, to_pixels(decode_image(path), side)))
         except UnusableImage as error:
-            decoded.append(_Decoded(path, None, error.reason))
-        else:
-            decoded.append(_Decoded(path, to_pixels(image, side)))
+            decoded.append((path, error.reason))
     return decoded
 
 
 def _predict(model: Classifier, decoded: list[_Decoded], size: int) -> Iterator[FilePrediction]:
-    pixels = [item.pixels for item in decoded if item.pixels is not None]
+    pixels = [image for _, image in decoded if not isinstance(image, str)]
     rows: Iterator[tuple[int, Tensor]] = iter(())
     if pixels:
         predictions = predict_batch(model, torch.from_numpy(np.stack(pixels)), size=size)
         rows = zip(predictions.labels.tolist(), predictions.probabilities, strict=True)
-    for item in decoded:
-        if item.pixels is None:
-            yield FilePrediction(item.path, error=item.error)
+    for path, image in decoded:
+        if isinstance(image, str):
+            yield FilePrediction(path, error=image)
         else:
             label, row = next(rows)
-            yield FilePrediction(item.path, model.classes[label], float(row[label]), row)
+            yield FilePrediction(path, model.classes[label], float(row[label]), row)

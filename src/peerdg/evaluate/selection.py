@@ -32,7 +32,6 @@ class Choice:
 
     epoch: int
     score: float | None  # None for `last`
-    domains: tuple[str, ...]  # whose mean accuracy is the score
     target: float | None  # mean target accuracy of the epoch, None without targets
     regret: float | None = None  # the oracle's target accuracy minus this one's
 
@@ -45,11 +44,7 @@ class Trajectory:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], *, model: str) -> "Trajectory":
-        """Build from the records of a run. All but evaluations of `model` are skipped.
-
-        Raises:
-            ConfigError: If the model was never evaluated.
-        """
+        """Build from the evaluations of `model` among the records of a run."""
         accuracy: dict[int, dict[str, float]] = {}
         for record in records:
             if record.get("kind") == "evaluation" and record["model"] == model:
@@ -65,7 +60,6 @@ class Trajectory:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Domains without validation images."""
         return tuple(filter(is_target, self.domains))
 
     def scored_by(self, rule: Rule) -> tuple[str, ...]:
@@ -95,9 +89,6 @@ def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Ch
     Args:
         records: The run's records, of which the evaluations are read.
         model: Observed model to choose an epoch of, usually the deployed one.
-
-    Raises:
-        ConfigError: If the model was never evaluated.
     """
     run = Trajectory.from_records(records, model=model)
     choices: dict[Rule, Choice] = {}
@@ -112,7 +103,7 @@ def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Ch
             chosen = middle_of_best(scores)
             epoch, score = epochs[chosen], scores[chosen]
         target = run.mean(epoch, run.targets) if run.targets else None
-        choices[rule] = Choice(epoch, score, domains, target)
+        choices[rule] = Choice(epoch, score, target)
     best = choices["oracle"].target if "oracle" in choices else None
     return {
         rule: choice
@@ -128,8 +119,7 @@ class VariantChoice:
 
     variant: str
     scores: dict[str, float]  # of each setting
-    targets: dict[str, float]  # mean target accuracy of each setting, empty without targets
-    regret: float | None  # the best setting's target accuracy minus the chosen one's
+    regret: float | None = None  # the best setting's target accuracy minus the chosen one's
 
 
 def select_variant(
@@ -142,21 +132,14 @@ def select_variant(
         rule: Rule that scores a setting.
 
     Raises:
-        ConfigError: If there is nothing to choose from, or runs lack the evaluations of the rule,
-            or were scored on different domains.
+        ConfigError: If runs lack the evaluations of the rule, or were scored on different domains.
     """
     runs = [run for group in variants.values() for run in group]
-    if rule == "last" or not all(variants.values()) or not runs:
-        raise ConfigError(
-            f"There is nothing by which the rule '{rule}' could choose between settings.",
-            hint="Give at least one run of each setting, and a rule that has a score.",
-        )
     evaluated = {(run.scored_by(rule), run.targets) for run in runs}
-    domains, targets = next(iter(evaluated))
-    if len(evaluated) > 1 or not domains or not all(run.candidates(domains) for run in runs):
-        these = " or ".join(", ".join(scored + own) or "nothing" for scored, own in evaluated)
+    domains, targets = next(iter(evaluated), ((), ()))
+    if len(evaluated) != 1 or not domains or not all(variants.values()):
         raise ConfigError(
-            f"The rule '{rule}' needs the same evaluations in all runs. These have {these}.",
+            f"The rule '{rule}' needs a run of each setting, all with the evaluations it scores.",
             hint="Train all of them with the same validation images, families and targets.",
         )
 
@@ -167,9 +150,9 @@ def select_variant(
     scores = {name: over_seeds(group, domains) for name, group in variants.items()}
     chosen = list(variants)[middle_of_best(list(scores.values()))]
     if not targets:
-        return VariantChoice(chosen, scores, {}, None)
+        return VariantChoice(chosen, scores)
     reached = {name: over_seeds(group, targets) for name, group in variants.items()}
-    return VariantChoice(chosen, scores, reached, max(reached.values()) - reached[chosen])
+    return VariantChoice(chosen, scores, max(reached.values()) - reached[chosen])
 
 
 def middle_of_best(scores: Sequence[float]) -> int:

@@ -1,5 +1,6 @@
 """Intervals of accuracies and of paired differences, as numbers and as text."""
 
+import importlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,6 @@ def wilson(correct: float, n: int) -> tuple[float, float]:
     Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", Journal of the
     American Statistical Association 22, 1927. It stays inside 0 to 100 and is not empty at
     either end.
-
-    Args:
-        correct: Right predictions.
-        n: Images, at least one.
     """
     p, z2 = correct / n, _Z**2
     center = (p + z2 / (2 * n)) / (1 + z2 / n)
@@ -39,13 +36,7 @@ def wilson(correct: float, n: int) -> tuple[float, float]:
 def accuracy_text(accuracy: float, n: int | None, *, digits: int = 1, with_n: bool = True) -> str:
     """Format as `78.6 (64-89, n=42)`, with the 95 % interval for fewer than 100 images.
 
-    The interval is rounded outwards to whole percent.
-
-    Args:
-        accuracy: Accuracy in percent.
-        n: Number of images, None if it is not known.
-        digits: Digits after the point with enough images.
-        with_n: Whether to show the number of images.
+    The interval is rounded outwards to whole percent. None stands for an unknown number of images.
     """
     if n is None or n >= FEW or n < 1:
         return f"{accuracy:.{digits}f}"
@@ -116,9 +107,6 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
     Args:
         a: A number for each seed.
         b: The numbers it is compared with, for each seed.
-
-    Raises:
-        ConfigError: If scipy is not installed.
     """
     seeds = sorted(a.keys() & b.keys())
     if not seeds:
@@ -163,15 +151,18 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def scipy_stats() -> Any:
-    """Import `scipy.stats`.
+    """Import `scipy.stats`, which is part of the extra `compare`."""
+    return import_extra("scipy.stats", "compare")
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Import a module that comes with an extra of the package.
 
     Raises:
-        ConfigError: If scipy is not installed.
+        ConfigError: If it is not installed.
     """
     try:
-        from scipy import stats
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
-            "Intervals need scipy.", hint="Install it with: pip install 'peerdg[compare]'"
-        ) from error
-    return stats
+        hint = f"Install it with: pip install 'peerdg[{extra}]'"
+        raise ConfigError(f"This needs {module.partition('.')[0]}.", hint=hint) from error

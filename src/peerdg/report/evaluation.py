@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from peerdg.data import VALIDATION
 from peerdg.data.domain import Domain, tile
-from peerdg.evaluate.detail import BINS, DomainReport, Mistake
+from peerdg.evaluate.accuracy import BINS, DomainReport, Mistake
 from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically
 from peerdg.report.figures import pyplot, save_figure

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from peerdg.errors import ConfigError
-from peerdg.evaluate.statistics import Difference
+from peerdg.evaluate.statistics import Difference, import_extra
 from peerdg.files import replace_atomically
 from peerdg.report.compare import FLUCTUATION, RATIOS, Answer, Groups
 from peerdg.report.runs import RunResult
@@ -284,18 +283,6 @@ def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
 
 
 def pyplot() -> Any:
-    """Import matplotlib's pyplot for drawing into files.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError(
-            "Plots need matplotlib.", hint="Install it with: pip install 'peerdg[plots]'"
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plot
-
-    return plot
+    """Import matplotlib's pyplot for drawing into files."""
+    import_extra("matplotlib", "plots").use("Agg")
+    return import_extra("matplotlib.pyplot", "plots")

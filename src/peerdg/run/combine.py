@@ -19,8 +19,7 @@ from peerdg.averages.base import blend
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError, OutputError, PeerdgError, PeerdgWarning
-from peerdg.evaluate.accuracy import evaluate_domain, evaluate_models
-from peerdg.evaluate.detail import evaluate_in_detail
+from peerdg.evaluate.accuracy import evaluate_domain, evaluate_in_detail, evaluate_models
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.models.ensemble import ensemble
 from peerdg.models.names import Outputs, Rule

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from peerdg.data.domain import Domain
     from peerdg.data.splits import Splits
-    from peerdg.evaluate.detail import Overlap
+    from peerdg.evaluate.accuracy import Overlap
     from peerdg.run.folder import RunFolder
 
 FORMAT = 1
@@ -293,7 +293,7 @@ class KnownImages:
 
     def count(self, domain: "Domain") -> "Overlap":
         """Count the images of `domain` among them."""
-        from peerdg.evaluate.detail import Overlap
+        from peerdg.evaluate.accuracy import Overlap
 
         trained = [pixels in self.train for pixels in domain.pixel_hashes]
         validated = [pixels in self.validation for pixels in domain.pixel_hashes]

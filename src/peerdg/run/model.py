@@ -16,7 +16,7 @@ from torch import Tensor
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.data.splits import Splits
 from peerdg.errors import DataError, PeerdgWarning
-from peerdg.evaluate.detail import BINS, DomainReport, evaluate_in_detail
+from peerdg.evaluate.accuracy import BINS, DomainReport, evaluate_in_detail
 from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import reading, replace_atomically, sha256, write_json
 from peerdg.methods.base import Method
