@@ -8,7 +8,6 @@ from torch import Tensor
 
 from peerdg._vision import transforms
 from peerdg.augment.augmix import LINKS, AugMix, Drawn
-from peerdg.errors import DataError
 
 TORCHVISION = transforms.RandAugment()
 SIDE = 24
@@ -112,30 +111,7 @@ def test_levels_go_up_to_the_severity_and_depths_from_one_to_three():
     assert abs(drawn.sign.double().mean()) < 0.02
 
 
-def test_a_single_chain_has_all_the_weight():
-    assert (AugMix(chains=1).draw(100, seeded(0)).w == 1).all()
-
-
-def test_batches_are_mixed_together_as_they_are_alone():
-    batches = [IMAGES[:3], IMAGES[3:]]
-    together = AugMix().augment_batches(batches, [seeded(1), seeded(2)])
-    alone = [AugMix()(batch, seeded(seed)) for batch, seed in zip(batches, (1, 2), strict=True)]
-    assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
-    assert AugMix().augment_batches([], []) == []
-
-
 def test_translations_follow_the_size_of_the_image():
     share = torch.tensor([1.0], dtype=torch.float64)
     moves = {link.name: link.strength(share, 30, 60).item() for link in LINKS if link.signed}
     assert (moves["TranslateX"], moves["TranslateY"]) == (20, 10)
-
-
-def test_the_images_are_not_changed():
-    before = IMAGES.clone()
-    AugMix(severity=10)(IMAGES, seeded(0))
-    assert torch.equal(IMAGES, before)
-
-
-def test_what_is_no_batch_of_images_is_refused():
-    with pytest.raises(DataError, match="uint8 batch"):
-        AugMix()(IMAGES.float())

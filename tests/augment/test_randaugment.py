@@ -1,4 +1,3 @@
-import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 from peerdg._vision import transforms
 from peerdg.augment import operations
 from peerdg.augment.randaugment import TABLES, RandAugment, Scale
-from peerdg.errors import ConfigError, DataError
+from peerdg.errors import ConfigError
 
 SETS = sorted(TABLES)
 
@@ -24,7 +23,7 @@ def batch(count=32, height=16, width=16):
 
 
 def strengths(operations, **changes):
-    values = {"magnitude": 9, "bins": 31, "height": 32, "width": 32, "absolute_pixels": False}
+    values = {"magnitude": 9, "height": 32, "width": 32, "absolute_pixels": False}
     scale = Scale(**{**values, **changes})
     return {row.name: row.strength(scale) for row in TABLES[operations]}
 
@@ -34,12 +33,11 @@ def test_the_table_is_torchvisions_at_every_magnitude():
     assert {row.name: row.signed for row in TABLES["torchvision"]} == {
         name: signed for name, (_, signed) in space.items()
     }
-    for bins in (31, 10):
-        for magnitude in range(bins):
-            ours = strengths("torchvision", magnitude=magnitude, bins=bins, height=28, width=45)
-            for name, (grid, _) in space.items():
-                values = grid(bins, 28, 45)
-                assert ours[name] == (0.0 if values is None else float(values[magnitude])), name
+    for magnitude in range(31):
+        ours = strengths("torchvision", magnitude=magnitude, height=28, width=45)
+        for name, (grid, _) in space.items():
+            values = grid(31, 28, 45)
+            assert ours[name] == (0.0 if values is None else float(values[magnitude])), name
 
 
 def test_the_sdg_table_has_the_published_strengths():
@@ -67,21 +65,21 @@ def test_lengths_in_pixels_follow_the_side_unless_told_otherwise():
 def one_by_one(augment, images, generator):
     """The same draws, applied to each image alone, one operation after the other."""
     table = TABLES[augment.operations]
-    scale = Scale(augment.magnitude, augment.bins, *images.shape[-2:], augment.absolute_pixels)
+    scale = Scale(augment.magnitude, *images.shape[-2:], augment.absolute_pixels)
     draws = augment._draw(len(images), generator)
     results = images.clone()
-    for drawn in draws:
+    for operation, flipped, centre in zip(*draws, strict=True):
         for k in range(len(images)):
-            row = table[int(drawn.operation[k])]
-            sign = -1 if row.signed and drawn.flipped[k] else 1
+            row = table[int(operation[k])]
+            sign = -1 if row.signed and flipped[k] else 1
             strength = torch.tensor([sign * row.strength(scale)], dtype=torch.float64)
-            extra = [drawn.centre[k : k + 1]] if row.placed else []
+            extra = [centre[k : k + 1]] if row.placed else []
             results[k : k + 1] = row.function(results[k : k + 1], strength, *extra)
     return results
 
 
 @pytest.mark.parametrize("name", SETS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     size=st.sampled_from([(3, 3), (16, 16), (9, 14)]),
@@ -146,35 +144,15 @@ def test_two_threads_do_not_disturb_each_other(monkeypatch):
 @pytest.mark.parametrize("name", SETS)
 def test_operations_are_drawn_uniformly_and_signs_evenly(name):
     rounds, size, count = 4, 5000, len(TABLES[name])
-    drawn = RandAugment(rounds, operations=name)._draw(size, seeded())
-    for round in drawn:
+    operations, flips, _ = RandAugment(rounds, operations=name)._draw(size, seeded())
+    for operation, flipped in zip(operations, flips, strict=True):
         expected = size / count
-        counts = torch.bincount(round.operation, minlength=count)
+        counts = torch.bincount(operation, minlength=count)
         statistic = ((counts - expected) ** 2 / expected).sum()
         assert statistic < 40  # beyond 99.9 % of chi-square with 15 degrees of freedom
-        assert abs(round.flipped.double().mean() - 0.5) < 4 * 0.5 / size**0.5
-    first, second = drawn[0].operation, drawn[1].operation
-    repeated = (first == second).double().mean()
+        assert abs(flipped.double().mean() - 0.5) < 4 * 0.5 / size**0.5
+    repeated = (operations[0] == operations[1]).double().mean()
     assert abs(repeated - 1 / count) < 4 * (1 / count / size) ** 0.5  # with replacement
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_the_same_seed_gives_the_same_images_and_another_seed_others(name):
-    augment = RandAugment(operations=name)
-    first = augment(batch(), seeded(1))
-    assert torch.equal(augment(batch(), seeded(1)), first)
-    assert not torch.equal(augment(batch(), seeded(2)), first)
-
-
-def test_without_a_generator_the_global_one_is_used():
-    augment = RandAugment()
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        first = augment(batch())
-        second = augment(batch())
-        torch.manual_seed(4)
-        assert torch.equal(augment(batch()), first)
-    assert not torch.equal(first, second)
 
 
 def test_the_number_of_draws_does_not_depend_on_what_was_drawn():
@@ -196,35 +174,12 @@ def test_channels_last_gives_the_same_values_in_its_own_layout(name):
     assert augment(batch(), seeded()).is_contiguous()
 
 
-def test_a_slice_of_larger_images_is_taken_too():
-    images = batch(8, 20, 20)[:, :, 2:18, 1:17]
-    augment = RandAugment()
-    assert torch.equal(augment(images, seeded()), augment(images.contiguous(), seeded()))
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_leaves_its_argument_as_it_is(name):
-    images = batch()
-    before = images.clone()
-    RandAugment(3, 20, operations=name)(images, seeded())
-    assert torch.equal(images, before)
-
-
 def test_the_result_can_be_trained_on():
     result = RandAugment()(batch(), seeded())
     assert not result.is_inference()
     weight = torch.ones(3, 1, 1, requires_grad=True)
     (result * weight).sum().backward()
     assert weight.grad is not None
-
-
-def test_no_operations_change_nothing():
-    images = batch()
-    assert torch.equal(RandAugment(0)(images, seeded()), images)
-
-
-def test_an_empty_batch_stays_empty():
-    assert RandAugment()(batch(0), seeded()).shape == (0, 3, 16, 16)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -238,39 +193,14 @@ def test_runs_on_another_device_without_looking_at_the_images(name):
     )
 
 
-def test_a_copy_gives_the_same_images():
-    augment = RandAugment(3, 12, operations="sdg", absolute_pixels=True)
-    twin = copy.deepcopy(augment)
-    assert repr(twin) == repr(augment)
-    assert torch.equal(twin(batch(), seeded()), augment(batch(), seeded()))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_ops": -1}, "num_ops is -1"),
         ({"magnitude": 31}, "from 0 to 30"),
-        ({"magnitude": -1}, "from 0 to 30"),
-        ({"magnitude": 10, "bins": 10}, "from 0 to 9"),
-        ({"bins": 1, "magnitude": 0}, "bins is 1"),
         ({"operations": "sgd"}, "Did you mean 'sdg'"),
     ],
 )
 def test_refuses_settings_out_of_range(arguments, message):
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message):
         RandAugment(**arguments)
-    assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "images",
-    [
-        torch.zeros(4, 3, 8, 8),
-        torch.zeros(3, 8, 8, dtype=torch.uint8),
-        torch.zeros(4, 1, 8, 8, dtype=torch.uint8),
-        [[0]],
-    ],
-)
-def test_refuses_what_is_not_a_uint8_batch_of_colour_images(images):
-    with pytest.raises(DataError, match="takes a"):
-        RandAugment()(images)

@@ -94,7 +94,7 @@ def test_lengths_are_uniform_and_so_are_chains_of_a_length():
 
 
 @given(seed=st.integers(0, 2**32), images=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_drawn_parameters_lie_in_their_ranges_and_each_image_has_its_own(seed: int, images: int):
     chain = CHAINS.draw(images, generator=torch.Generator().manual_seed(seed))
     for each, parameters, drawn in zip(
@@ -112,7 +112,7 @@ def test_drawn_parameters_lie_in_their_ranges_and_each_image_has_its_own(seed: i
     height=st.integers(1, 12),
     width=st.integers(1, 12),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_whatever_the_parameters_a_chain_respects_ranges_and_images_stay_images(
     seed: int, far: float, height: int, width: int
 ):

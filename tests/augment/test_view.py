@@ -37,7 +37,7 @@ def images_and_boxes(draw: st.DrawFn) -> tuple[torch.Tensor, Boxes]:
     return photos(len(rows), height, width, draw(st.integers(0, 100))), boxes(*rows)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(images_and_boxes(), st.integers(2, 40))
 def test_a_crop_is_torchvisions_to_one_level(drawn, size):
     images, where = drawn

@@ -101,29 +101,18 @@ class AugmentSettings:
                 object.__setattr__(self, f.name, kinds.get(self.kind))
             elif self.kind not in kinds:
                 kind = next(iter(kinds))
-                raise ConfigError(
-                    f"augment.{f.name} belongs to the augmentation '{kind}', but the augmentation "
-                    f"is '{self.kind}'.",
-                    hint=f"Leave it out, or choose --augment.kind {kind}.",
-                )
-        if self.policy != "fixed" and not (self.num_ops is None and self.magnitude is None):
-            raise ConfigError(
-                "augment.num_ops and augment.magnitude belong to the fixed policy, but the policy "
-                f"is '{self.policy}'.",
-                hint="Add --augment.policy fixed, or leave them out.",
-            )
+                raise _misplaced(f.name, "kind", kind, self.kind)
+        for name in ("num_ops", "magnitude"):
+            if self.policy != "fixed" and getattr(self, name) is not None:
+                raise _misplaced(name, "policy", "fixed", self.policy)
         if self.variant == "mix" and self.identity is not None:
-            raise ConfigError(
-                "augment.identity belongs to the variant 'img', but the variant is 'mix'.",
-                hint="Leave it out, or choose --augment.variant img.",
-            )
+            raise _misplaced("identity", "variant", "img", "mix")
         for name in ("kernels", "generator_kernels"):
             if getattr(self, name) == ():
                 raise ConfigError(f"augment.{name} is empty.", hint="Name at least one size.")
         if even := [size for size in self.kernels or () if size % 2 == 0]:
             raise ConfigError(
-                f"augment.kernels has the even size {even[0]}; it would shift the image by half a "
-                "pixel.",
+                f"augment.kernels has the even size {even[0]}, which would shift images.",
                 hint="Use odd sizes, e.g. --augment.kernels 1,3,5,7.",
             )
 
@@ -135,6 +124,13 @@ class AugmentSettings:
                 f"is too large for images of {side} x {side}.",
                 hint="Use smaller ones; --augment.generator-kernels 3,5 suits images of 32 pixels.",
             )
+
+
+def _misplaced(name: str, option: str, needed: str, chosen: str | None) -> ConfigError:
+    return ConfigError(
+        f"augment.{name} belongs to the {option} '{needed}', but the {option} is '{chosen}'.",
+        hint=f"Leave it out, or choose --augment.{option} {needed}.",
+    )
 
 
 _OPTIONS = fields(AugmentSettings)[1:]
@@ -167,11 +163,11 @@ def make_augment(settings: AugmentSettings, *, seed: int, size: int) -> "Augment
     from peerdg.augment.randconv import ProRandConv, RandConv
 
     settings.check_images(size)
-    options: dict[str, Any] = {name: getattr(settings, name) for name in DEFAULTS[settings.kind]}
+    options: dict[str, Any] = {
+        name.removeprefix("generator_"): getattr(settings, name) for name in DEFAULTS[settings.kind]
+    }
     match settings.kind:
         case "randaugment":
-            options["num_ops"] = 2 if settings.num_ops is None else settings.num_ops
-            options["magnitude"] = 9 if settings.magnitude is None else settings.magnitude
             return Policy.named(options.pop("policy"), **options, seed=seed)
         case "randconv":
             return RandConv(**options)
@@ -180,15 +176,6 @@ def make_augment(settings: AugmentSettings, *, seed: int, size: int) -> "Augment
         case "augmix":
             return AugMix(**options)
         case "l2d-generator":
-            return StyleGenerator(
-                size,
-                kernels=options["generator_kernels"],
-                shift_std=options["generator_shift"],
-                mix=options["generator_mix"],
-                draws=options["generator_draws"],
-                seed=seed,
-            )
+            return StyleGenerator(size, **options, seed=seed)
         case "pden-generator":
-            return NoiseGenerator(
-                width=options["generator_width"], mix=options["generator_mix"], seed=seed
-            )
+            return NoiseGenerator(**options, seed=seed)

@@ -5,27 +5,28 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float64, Int64, UInt8
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from peerdg.augment import geometry as geo
 from peerdg.augment import operations as op
-from peerdg.augment.protocol import Augment, augmentation, require_batch
+from peerdg.augment.operations import Strength
+from peerdg.augment.protocol import Augment, FloatImages, Images, augmentation, require_batch
 
 MAX_DEPTH = 3  # operations of a chain whose depth is drawn
 WEAKEST, LEVELS = 0.1, 10  # a level is drawn from U(0.1, severity), out of 10
 
-Strength = Callable[[Float64[Tensor, " n"], int, int], Float64[Tensor, " n"]]
-"""From the share of the strongest level, height and width to the strength of an operation."""
-
 
 @dataclass(frozen=True)
 class Link:
-    """One operation that a chain may draw, see `peerdg.augment.operations` for its strength."""
+    """One operation that a chain may draw, see `peerdg.augment.operations` for its strength.
+
+    `strength` is a function of the share of the strongest level, height and width.
+    """
 
     name: str
     function: Callable[..., Tensor]
-    strength: Strength = lambda share, height, width: share
+    strength: Callable[[Strength, int, int], Strength] = lambda s, h, w: s
     signed: bool = False
 
 
@@ -34,23 +35,13 @@ class Link:
 LINKS = (
     Link("AutoContrast", op.autocontrast),
     Link("Equalize", op.equalize),
-    Link("Posterize", op.posterize, lambda share, height, width: 4 - (4 * share).trunc()),
-    Link("Rotate", geo.rotate, lambda share, height, width: (30 * share).trunc(), signed=True),
-    Link("Solarize", op.solarize, lambda share, height, width: (256 - (256 * share).trunc()) / 255),
-    Link("ShearX", geo.shear_x, lambda share, height, width: 0.3 * share, signed=True),
-    Link("ShearY", geo.shear_y, lambda share, height, width: 0.3 * share, signed=True),
-    Link(
-        "TranslateX",
-        geo.translate_x,
-        lambda share, height, width: (width / 3 * share).trunc(),
-        signed=True,
-    ),
-    Link(
-        "TranslateY",
-        geo.translate_y,
-        lambda share, height, width: (height / 3 * share).trunc(),
-        signed=True,
-    ),
+    Link("Posterize", op.posterize, lambda s, h, w: 4 - (4 * s).trunc()),
+    Link("Rotate", geo.rotate, lambda s, h, w: (30 * s).trunc(), signed=True),
+    Link("Solarize", op.solarize, lambda s, h, w: (256 - (256 * s).trunc()) / 255),
+    Link("ShearX", geo.shear_x, lambda s, h, w: 0.3 * s, signed=True),
+    Link("ShearY", geo.shear_y, lambda s, h, w: 0.3 * s, signed=True),
+    Link("TranslateX", geo.translate_x, lambda s, h, w: (w / 3 * s).trunc(), signed=True),
+    Link("TranslateY", geo.translate_y, lambda s, h, w: (h / 3 * s).trunc(), signed=True),
 )
 
 
@@ -77,29 +68,20 @@ class AugMix(Augment):
         self.chains = chains
         self.depth = depth
 
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "b 3 h w"]:
+    def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
         """Mix each image with chains of its own."""
         return self.augment_batches([images], [generator])[0]
 
     def augment_batches(
-        self,
-        batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
-        generators: Iterable[torch.Generator | None],
+        self, batches: Sequence[Images], generators: Iterable[torch.Generator | None]
     ) -> list[Tensor]:
-        """Mix several batches in one go, each as a call with its own generator would."""
+        """Mix several batches together, each as a call with its own generator would."""
         for images in batches:
             require_batch(images)
         sizes = [len(images) for images in batches]
         drawn = [self.draw(*pair) for pair in zip(sizes, generators, strict=True)]
-        if not batches:
-            return []
-        mixed = self.apply(
-            torch.cat(list(batches)),
-            Drawn(*(torch.cat(parts) for parts in zip(*drawn, strict=True))),
-        )
-        return list(mixed.split(sizes))
+        together = Drawn(*(torch.cat(parts) for parts in zip(*drawn, strict=True)))
+        return list(self.apply(torch.cat(list(batches)), together).split(sizes))
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> "Drawn":
         """All that is random about a batch of this size."""
@@ -124,7 +106,7 @@ class AugMix(Augment):
         )
 
     @augmentation
-    def apply(self, images: UInt8[Tensor, "b 3 h w"], drawn: "Drawn") -> Float[Tensor, "b 3 h w"]:
+    def apply(self, images: Images, drawn: "Drawn") -> FloatImages:
         """(1 - m)·x + m·Σ_i w_i·chain_i(x) for what each image drew."""
         height, width = images.shape[-2:]
         work = images.repeat_interleave(self.chains, dim=0)  # chain i of image n at n·chains + i

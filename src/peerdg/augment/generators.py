@@ -1,53 +1,51 @@
-"""Untrained generator networks as augmentations, initialised anew in every period.
-
-Another network takes a class of its own that inherits from `Generator`, a kind in `settings.py` and
-a case in `factory.py`.
-"""
+"""Untrained generator networks as augmentations, initialized again in every period."""
 
 import abc
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, UInt8
-from torch import Tensor, nn
+from torch import nn
 
-from peerdg.augment.protocol import Augment, augmentation, centred, require_batch, unit
+from peerdg.augment.protocol import (
+    Augment,
+    FloatImages,
+    Images,
+    augmentation,
+    centred,
+    require_batch,
+    unit,
+)
 from peerdg.errors import DataError
 from peerdg.models.generators import ImageGenerator, StyleComplement
 from peerdg.rng import seeded
 
-Network = TypeVar("Network", bound=nn.Module)
 
-
-class Generator(Augment, abc.ABC, Generic[Network]):
+class Generator(Augment, abc.ABC):
     """G is a network with random weights that stay for a period and are not learnt.
 
-    PEER re-initialises its augmentation every k epochs; with a generator in place of RandAugment
-    the weights of the network are what is drawn again. They are a function of the seed and the
-    period, and no part of the method's state.
-
-    Args:
-        seed: The seed of the run.
+    PEER re-initializes its augmentation every k epochs; with a generator in place of RandAugment
+    the weights of the network are what is drawn again. They are a function of the seed of the run
+    and the period, and no part of the method's state.
     """
 
-    network: Network
+    network: nn.Module
 
     def __init__(self, *, seed: int = 0) -> None:
         self.seed = seed
         self.redraw(0)
 
     def redraw(self, period: int) -> dict[str, Any]:
-        """Initialise the network of a period, to be used from now on."""
+        """Initialize the network of a period, to be used from now on."""
         with seeded(self.seed, "generator", period):
             self.network = self.make().requires_grad_(False).eval()
         return {"generator": period}
 
     @abc.abstractmethod
-    def make(self) -> Network:
-        """A new network, initialised by torch's global generator."""
+    def make(self) -> nn.Module:
+        """Make a network, initialized by torch's global generator."""
 
 
-class StyleGenerator(Generator[StyleComplement]):
+class StyleGenerator(Generator):
     """The style-complement module of L2D as an augmentation: m·sigmoid(T(x)) + (1 - m)·x.
 
     See `StyleComplement`; the mixture is that of Wang et al., "Learning to diversify", ICCV 2021,
@@ -57,7 +55,7 @@ class StyleGenerator(Generator[StyleComplement]):
     Args:
         size: Side of the images; the styles are maps of this size.
         kernels: κ of each spatial branch.
-        shift_std: Standard deviation of the shifts.
+        shift: Standard deviation of the shifts.
         mix: m, the share of the restyled image.
         draws: `"period"` keeps convolutions and styles for a period, branches averaged;
             `"batch"` keeps the styles only: convolutions, weights of the branches and dropout
@@ -65,42 +63,36 @@ class StyleGenerator(Generator[StyleComplement]):
         seed: The seed of the run.
     """
 
+    network: StyleComplement
+
     def __init__(
         self,
         size: int,
         *,
         kernels: tuple[int, ...] = (5, 9, 13, 17),
-        shift_std: float = 0.1,
+        shift: float = 0.1,
         mix: float = 0.6,
         draws: Literal["period", "batch"] = "period",
         seed: int = 0,
     ) -> None:
         self.size = size
         self.kernels = kernels
-        self.shift_std = shift_std
+        self.shift = shift
         self.mix = mix
         self.draws = draws
         super().__init__(seed=seed)
 
     def make(self) -> StyleComplement:
-        """T with new convolutions and styles."""
-        return StyleComplement(self.size, kernels=self.kernels, shift_std=self.shift_std)
+        return StyleComplement(self.size, kernels=self.kernels, shift_std=self.shift)
 
     @augmentation
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "b 3 h w"]:
-        """Restyle a batch.
-
-        Raises:
-            DataError: If it is no uint8 batch of images of this size.
-        """
+    def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
+        """Restyle a batch of images of this size."""
         require_batch(images)
         if images.shape[-2:] != (self.size, self.size):
             raise DataError(
                 f"This generator was made for images of {self.size} x {self.size} pixels, "
                 f"not {images.shape[-2]} x {images.shape[-1]}.",
-                hint="Its styles are maps of one size; resize the images, or make another one.",
             )
         network = self.network.to(images.device)
         x = centred(images)
@@ -108,7 +100,7 @@ class StyleGenerator(Generator[StyleComplement]):
         return torch.lerp(unit(images), styled.sigmoid(), self.mix)
 
 
-class NoiseGenerator(Generator[ImageGenerator]):
+class NoiseGenerator(Generator):
     """The generator of PDEN as an augmentation: m·G(x, n) + (1 - m)·x, noise n for each image.
 
     See `ImageGenerator`; Li et al., "Progressive domain expansion network", CVPR 2021,
@@ -121,19 +113,18 @@ class NoiseGenerator(Generator[ImageGenerator]):
         seed: The seed of the run.
     """
 
+    network: ImageGenerator
+
     def __init__(self, *, width: int = 16, mix: float = 1.0, seed: int = 0) -> None:
         self.width = width
         self.mix = mix
         super().__init__(seed=seed)
 
     def make(self) -> ImageGenerator:
-        """G with new weights."""
         return ImageGenerator(self.width)
 
     @augmentation
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "b 3 h w"]:
+    def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
         """Generate an image from each of a batch."""
         require_batch(images)
         x = unit(images)

@@ -8,18 +8,14 @@ index, and moving the pixels is a single `gather` for the whole batch.
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, UInt8
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
-from peerdg.augment.operations import portions
+from peerdg.augment.operations import Strength, portions
+from peerdg.augment.protocol import Images
 
-Matrix = Callable[[Float64[Tensor, " b"], int, int], Float64[Tensor, "b 2 3"]]
-"""From (strength, height, width) to the map from output to source coordinates, centre (0, 0)."""
-
-CUTOUT_COLOR = (125, 123, 114)
-"""Grey-brown, the mean color of ImageNet; the published cutout paints with it."""
-
+CUTOUT_COLOR = (125, 123, 114)  # the mean color of ImageNet, as in the published cutout
 _MAX_FLOAT32_INTEGER = 2**24
 
 
@@ -29,26 +25,19 @@ class Warp:
     Equal, bit for bit, to torchvision's `affine` or `rotate` on each image alone.
 
     Args:
-        matrix: The map from output to source coordinates for each strength.
+        matrix: From (strength, height, width) to the map from output to source coordinates,
+            [b, 2, 3], with the center at (0, 0).
     """
 
-    def __init__(self, matrix: Matrix) -> None:
+    def __init__(self, matrix: Callable[[Strength, int, int], Float64[Tensor, "b 2 3"]]) -> None:
         self.matrix = matrix
-        self.__doc__ = matrix.__doc__
 
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], strength: Float64[Tensor, " b"]
-    ) -> UInt8[Tensor, "b 3 h w"]:
-        """Warp each image with its own strength."""
+    def __call__(self, images: Images, strength: Strength) -> Images:
         height, width = images.shape[-2:]
         own = sources(self.matrix(strength, height, width), height, width)
         numbers = torch.arange(len(images), device=images.device)
-        return move_pixels(
-            images.contiguous(),
-            own,
-            numbers,
-            torch.empty(images.shape, dtype=torch.uint8, device=images.device),
-        )
+        images = images.contiguous()
+        return move_pixels(images, own, numbers, torch.empty_like(images))
 
 
 def sources(
@@ -97,11 +86,11 @@ def _centred(size: int, like: Tensor) -> Float[Tensor, " size"]:
 
 
 def move_pixels(
-    images: UInt8[Tensor, "b 3 h w"],
+    images: Images,
     sources: Int64[Tensor, "k pixels"],
     numbers: Int64[Tensor, " b"],
-    out: UInt8[Tensor, "b 3 h w"],
-) -> UInt8[Tensor, "b 3 h w"]:
+    out: Images,
+) -> Images:
     """Fill each image from its own pixels: image i uses row `numbers[i]` of `sources`."""
     for pixels, number, moved in portions(images.flatten(2), numbers, out.flatten(2)):
         # Pixel number 0 is the black one that stands for everything outside the image.
@@ -134,11 +123,11 @@ def row_starts(
 
 
 def move_rows(
-    images: UInt8[Tensor, "b 3 h w"],
+    images: Images,
     starts: Int64[Tensor, "k h"],
     numbers: Int64[Tensor, " b"],
-    out: UInt8[Tensor, "b 3 h w"],
-) -> UInt8[Tensor, "b 3 h w"]:
+    out: Images,
+) -> Images:
     """Fill each image from its own rows: image i uses row `numbers[i]` of `starts`."""
     height, width = images.shape[-2:]
     for own, number, moved in portions(images, numbers, out):
@@ -206,11 +195,7 @@ translate_y = Warp(_translate_y)
 rotate = Warp(_rotate)
 
 
-def cutout(
-    images: UInt8[Tensor, "b 3 h w"],
-    strength: Float64[Tensor, " b"],
-    centres: Float64[Tensor, "b 2"],
-) -> UInt8[Tensor, "b 3 h w"]:
+def cutout(images: Images, strength: Strength, centres: Float64[Tensor, "b 2"]) -> Images:
     """Cover a square of side `strength` pixels with grey-brown.
 
     As in the published code, a square that would begin left of or above the image is moved

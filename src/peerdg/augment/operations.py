@@ -10,39 +10,24 @@ float32 late.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float32, Float64, Int16, Int64, UInt8
 from torch import Tensor
 
-PORTION = 2**19
-"""Values that are processed at a time; see `portions`."""
+from peerdg.augment.protocol import Images
 
-LARGE = 3 * 2**19
-"""Bytes from which on memory is kept; see `scratch`."""
-
+PORTION = 2**19  # values that are processed at a time, see `portions`
+LARGE = 3 * 2**19  # bytes from which on memory is kept, see `scratch`
 # torchvision's weights of green and blue (Rec. 601), as float32 holds them.
 _GREEN, _BLUE = 0.5870000123977661, 0.11400000005960464
 
 _kept = threading.local()
 
 
-class Weights(NamedTuple):
-    """Of an image and of what is mixed into it, rounded to float32 where torchvision does."""
-
-    image: Float32[Tensor, "b 1 1 1"]
-    other: Float64[Tensor, "b 1 1 1"]
-
-    @classmethod
-    def of(cls, strength: Float64[Tensor, " b"]) -> "Weights":
-        """`1 + strength` and `-strength`."""
-        factor = (1.0 + strength).view(-1, 1, 1, 1)
-        return cls(factor.float(), (1.0 - factor).float().double())
-
-    def part(self, images: slice) -> "Weights":
-        """The weights of some of the images."""
-        return Weights(self.image[images], self.other[images])
+Strength = Float64[Tensor, " b"]
+Weights = tuple[Float32[Tensor, "b 1 1 1"], Float64[Tensor, "b 1 1 1"]]
+"""Weights of an image and of what is mixed into it, rounded to float32 where torchvision does."""
 
 
 def portions(images: Tensor, *others: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -81,7 +66,7 @@ def convert(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return scratch(name, tensor, dtype).copy_(tensor)
 
 
-def grey(images: UInt8[Tensor, "b 3 h w"]) -> Float32[Tensor, "b h w"]:
+def grey(images: Images) -> Float32[Tensor, "b h w"]:
     """Luma in whole numbers, in torchvision's order of operations (see `multiply_add`)."""
     red, green, blue = images.unbind(dim=1)
     luma = red.mul(0.2989)
@@ -115,35 +100,22 @@ def to_bytes(values: Float32[Tensor, "*shape"]) -> Int16[Tensor, "*shape"]:
     return convert(values.clamp_(0, 255), torch.int16, "short")
 
 
-Table = Callable[[UInt8[Tensor, "b 3 h w"]], Float32[Tensor, "b 3 256"]]
-"""From images to the new values with their fractions."""
-
-FixedTable = Callable[[Float64[Tensor, " b"]], UInt8[Tensor, "b 1 256"]]
-"""From strength to the new values, whatever the image."""
-
-Direct = Callable[[UInt8[Tensor, "b 3 h w"], Float64[Tensor, "b 1 1 1"], Tensor], object]
-"""From (images, strength, where to put the result) to the result."""
-
-
 class Curve:
     """An operation that replaces each pixel value by another, depending on the whole image.
 
     Equal, bit for bit, to torchvision's function of the same name on each image alone.
 
     Args:
-        table: The new value of each of the 256 values.
+        table: From images to the new value, with its fraction, of each of the 256 values of each
+            channel: [b, 3, 256].
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Callable[[Images], Float32[Tensor, "b 3 256"]]) -> None:
         self.table = table
-        self.__doc__ = table.__doc__
 
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], strength: Float64[Tensor, " b"]
-    ) -> UInt8[Tensor, "b 3 h w"]:
-        """Apply each image's own table; any strength."""
-        table = to_uint8_table(self.table(images))
+    def __call__(self, images: Images, strength: Strength) -> Images:
         pixels = images.flatten(2)
+        table = to_uint8_table(self.table(images))
         return look_up(table, pixels, torch.empty_like(pixels)).view(images.shape)
 
 
@@ -151,30 +123,26 @@ class FixedCurve:
     """A curve that depends on the strength only, so that it can be made ahead of the images.
 
     Args:
-        table: The new value of each of the 256 values.
-        direct: The same as arithmetic on the pixels. It takes several steps, and a step takes a
-            tenth of the time of looking the pixels up; so it is meant for large images.
+        table: From strength to the new value of each of the 256 values: [b, 1, 256].
+        direct: The same as arithmetic on the pixels, from (images, strength, where to put the
+            result). It takes several steps, and a step takes a tenth of the time of looking the
+            pixels up; so it is meant for large images.
     """
 
-    def __init__(self, table: FixedTable, direct: Direct) -> None:
+    def __init__(
+        self,
+        table: Callable[[Strength], UInt8[Tensor, "b 1 256"]],
+        direct: Callable[[Images, Float64[Tensor, "b 1 1 1"], Images], object],
+    ) -> None:
         self.table = table
         self.direct = direct
-        self.__doc__ = table.__doc__
 
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], strength: Float64[Tensor, " b"]
-    ) -> UInt8[Tensor, "b 3 h w"]:
-        """Apply the table of each image's strength."""
+    def __call__(self, images: Images, strength: Strength) -> Images:
         pixels = images.flatten(2)
         return look_up(self.table(strength), pixels, torch.empty_like(pixels)).view(images.shape)
 
-    def apply_directly(
-        self,
-        images: UInt8[Tensor, "b 3 h w"],
-        strength: Float64[Tensor, " b"],
-        out: UInt8[Tensor, "b 3 h w"],
-    ) -> UInt8[Tensor, "b 3 h w"]:
-        """The same without a table."""
+    def apply_directly(self, images: Images, strength: Strength, out: Images) -> Images:
+        """Do the same without a table."""
         for own, strong, changed in portions(images, strength.view(-1, 1, 1, 1), out):
             self.direct(own, strong, changed)
         return out
@@ -306,58 +274,50 @@ autocontrast = Curve(_autocontrast)
 equalize = Curve(_equalize)
 
 
-Other = Callable[[UInt8[Tensor, "b 3 h w"], Float32[Tensor, "b h w"]], Float32[Tensor, "b _ _ _"]]
-"""From (images, their luma) to what is mixed in, in any shape that broadcasts."""
-
-
 class Blend:
     """An operation that moves each image away from a duller version of itself.
 
     Equal, bit for bit, to torchvision's function of the same name on each image alone.
 
     Args:
-        other: Makes the duller version.
-        of_luma: Whether it is made of the luma; if not, it is not given one.
+        other: From (images, their luma [b, h, w]) to the duller version, in any shape that
+            broadcasts.
+        of_luma: Whether it is made of the luma. If not, it is not given one.
         as_difference: Whether `other` makes the difference to the image instead, which is added:
             the weight of the image itself is then 1.
     """
 
-    def __init__(self, other: Other, *, of_luma: bool = True, as_difference: bool = False) -> None:
+    def __init__(
+        self,
+        other: Callable[[Images, Tensor], Tensor],
+        *,
+        of_luma: bool = True,
+        as_difference: bool = False,
+    ) -> None:
         self.other = other
         self.of_luma = of_luma
         self.as_difference = as_difference
-        self.__doc__ = other.__doc__
 
-    def weights(self, strength: Float64[Tensor, " b"]) -> Weights:
-        """Of the images and of what is mixed in."""
-        image, other = Weights.of(strength)
-        return Weights(torch.ones_like(image) if self.as_difference else image, other)
+    def weights(self, strength: Strength) -> Weights:
+        """`1 + strength` for the images and `-strength` for what is mixed in."""
+        factor = (1.0 + strength).view(-1, 1, 1, 1)
+        image = torch.ones_like(factor) if self.as_difference else factor
+        return image.float(), (1.0 - factor).float().double()
 
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], strength: Float64[Tensor, " b"]
-    ) -> UInt8[Tensor, "b 3 h w"]:
-        """Blend each image with its own strength."""
+    def __call__(self, images: Images, strength: Strength) -> Images:
         images = images.contiguous()
         return self.apply(images, self.weights(strength), torch.empty_like(images))
 
-    def apply(
-        self,
-        images: UInt8[Tensor, "b 3 h w"],
-        weights: Weights,
-        out: UInt8[Tensor, "b 3 h w"],
-    ) -> UInt8[Tensor, "b 3 h w"]:
+    def apply(self, images: Images, weights: Weights, out: Images) -> Images:
         """Blend contiguous images with weights that are known already."""
         for pixels, image, other, mixed in portions(images, *weights, out):
-            mix([(self, slice(None))], pixels, Weights(image, other), mixed)
+            mix([(self, slice(None))], pixels, (image, other), mixed)
         return out
 
 
 def mix(
-    blends: Sequence[tuple[Blend, slice]],
-    images: UInt8[Tensor, "b 3 h w"],
-    weights: Weights,
-    out: UInt8[Tensor, "b 3 h w"],
-) -> UInt8[Tensor, "b 3 h w"]:
+    blends: Sequence[tuple[Blend, slice]], images: Images, weights: Weights, out: Images
+) -> Images:
     """Apply each operation to its slice of contiguous images; those made of the luma come first."""
     lit = [part for blend, part in blends if blend.of_luma]
     luma = grey(images[: lit[-1].stop]) if lit else images
@@ -368,8 +328,8 @@ def mix(
         other = scratch("other", images, torch.float64)
         for (_, part), own in zip(blends, others, strict=True):
             other[part] = own
-    base = convert(images, torch.float32, "base").mul_(weights.image)
-    return out.copy_(to_bytes(multiply_add(base, other, weights.other)))
+    base = convert(images, torch.float32, "base").mul_(weights[0])
+    return out.copy_(to_bytes(multiply_add(base, other, weights[1])))
 
 
 def _mean_grey(images: Tensor, luma: Tensor) -> Tensor:
@@ -390,7 +350,7 @@ def _smoothing(images: Tensor, luma: Tensor) -> Tensor:
     return _smooth(images).sub_(images).mul_(_inside(height, width, images.device))
 
 
-def _smooth(images: UInt8[Tensor, "b 3 h w"]) -> Float32[Tensor, "b 3 h w"]:
+def _smooth(images: Images) -> Float32[Tensor, "b 3 h w"]:
     """Each value averaged with its neighbours, in whole numbers; the border is undefined."""
     width = images.shape[-1]
     # The neighbours are added on the flat buffer, across rows and images: contiguous, so fast,
@@ -413,10 +373,8 @@ def _inside(height: int, width: int, device: torch.device) -> Float32[Tensor, "h
     return mask
 
 
-def identity(
-    images: UInt8[Tensor, "b 3 h w"], strength: Float64[Tensor, " b"]
-) -> UInt8[Tensor, "b 3 h w"]:
-    """The images themselves."""
+def identity(images: Images, strength: Strength) -> Images:
+    """Return the images themselves."""
     return images
 
 

@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from peerdg.errors import DataError
 from peerdg.stages import stage
+
+Images = UInt8[Tensor, "b 3 h w"]
+FloatImages = Float[Tensor, "b 3 h w"]
 
 
 class Augment(Protocol):
@@ -20,7 +23,7 @@ class Augment(Protocol):
     for several epochs is drawn by `redraw` from the seed that the augmentation was made with. So
     nothing has to be saved to resume.
 
-    Inherit from it for the defaults; a class of your own with these three methods will do, too.
+    Inherit from it for the defaults. A class of your own with these three methods works, too.
     """
 
     def redraw(self, period: int) -> dict[str, Any]:
@@ -31,10 +34,8 @@ class Augment(Protocol):
         """
         return {}
 
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
-    ) -> Tensor:
-        """A view of each image; the argument stays as it is.
+    def __call__(self, images: Images, generator: torch.Generator | None = None) -> Tensor:
+        """Make a view of each image; the argument stays as it is.
 
         Args:
             images: A uint8 batch on any device.
@@ -43,11 +44,9 @@ class Augment(Protocol):
         ...
 
     def augment_batches(
-        self,
-        batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
-        generators: Iterable[torch.Generator | None],
+        self, batches: Sequence[Images], generators: Iterable[torch.Generator | None]
     ) -> list[Tensor]:
-        """Views of several batches, each as a call with its own generator would make it.
+        """Make views of several batches, each as a call with its own generator would make it.
 
         Batches that share a generator draw from it one after the other. Only worth an
         implementation where it saves time; by default each batch is a call.
@@ -80,32 +79,28 @@ def augmentation(call: Call[Self, Rest]) -> Call[Self, Rest]:
     return augmented
 
 
-def unit(images: UInt8[Tensor, "*shape"] | Tensor) -> Tensor:
-    """uint8 images as float32 with 1.0 for white; floating-point images stay as they are."""
+def unit(images: Tensor) -> Tensor:
+    """Return uint8 images as float32 with 1.0 for white; floating-point ones as they are."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images
 
 
-def centred(images: Tensor) -> Float32[Tensor, "b 3 h w"]:
-    """Images in [-1, 1], as networks see them that are given a mean and a scale of 0.5."""
+def centred(images: Tensor) -> FloatImages:
+    """Return images in [-1, 1], as networks see them that are given a mean and a scale of 0.5."""
     return unit(images) * 2 - 1
 
 
-def uncentred(images: Tensor) -> Float32[Tensor, "b 3 h w"]:
-    """The inverse of `centred`: 1.0 is white."""
+def uncentred(images: Tensor) -> FloatImages:
+    """Invert `centred`: 1.0 is white."""
     return images.add(1).div_(2)
 
 
 def require_batch(images: Any, *, of: tuple[torch.dtype, ...] = (torch.uint8,)) -> None:
-    """Refuse what is no batch of color images of one of these types.
-
-    Raises:
-        DataError: If so.
-    """
+    """Refuse what is not a batch of color images of one of these types with a DataError."""
     if not isinstance(images, Tensor):
         raise DataError(f"An augmentation takes a tensor, not {type(images).__name__}.")
     if images.dtype not in of or images.ndim != 4 or images.shape[1] != 3:
         raise DataError(
             f"An augmentation takes a uint8 batch of shape [B, 3, H, W], "
             f"not {images.dtype} of shape {list(images.shape)}.",
-            hint="Augment before the conversion to float; repeat a grey channel three times.",
+            hint="Augment before the conversion to float; repeat a gray channel three times.",
         )

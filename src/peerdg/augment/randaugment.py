@@ -1,21 +1,33 @@
 """RandAugment on a whole batch: every image draws its own operations.
 
 Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
-NeurIPS 2020, https://arxiv.org/abs/1909.13719. `table` lists the operations and ranges.
+NeurIPS 2020, https://arxiv.org/abs/1909.13719. `TABLES` lists the operations and ranges.
+
+At 32 x 32 pixels the time goes into the number of calls, not into pixels. So the operations of a
+kind share their steps: one `gather` for all warps, one look-up for all curves. Whatever depends
+on the strength and the size of the images only is made once. For large images the pixels count,
+and what can be done without `gather` takes a path of its own.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
-from peerdg.augment.batched import TABLES, Scale, make_plan
-from peerdg.augment.operations import scratch
-from peerdg.augment.protocol import require_batch
+from peerdg.augment import geometry as geo
+from peerdg.augment import operations as op
+from peerdg.augment.geometry import Warp, move_pixels, move_rows, row_starts, sources
+from peerdg.augment.operations import Blend, Curve, FixedCurve, Weights, scratch
+from peerdg.augment.protocol import Images, require_batch
 from peerdg.errors import ConfigError
 from peerdg.options import did_you_mean
+
+LAST = 30  # largest magnitude
+LARGE_IMAGE = 64 * 64  # pixels from which on an image is large
 
 
 class RandAugment:
@@ -24,8 +36,8 @@ class RandAugment:
     For every image, `num_ops` times, one operation is drawn uniformly with replacement, and its
     sign is flipped with probability 1/2 if it has one. Images that drew the same operation are
     processed together, on the device they are on. Each operation equals torchvision's v2 function
-    on the single image bit for bit, where torchvision has it (`pixels.multiply_add` describes the
-    values that torchvision itself rounds in two ways).
+    on the single image bit for bit, where torchvision has it (`operations.multiply_add` describes
+    the values that torchvision itself rounds in two ways).
 
     Example:
         >>> augment = RandAugment(num_ops=2, magnitude=9)
@@ -33,13 +45,12 @@ class RandAugment:
 
     Args:
         num_ops: Operations per image; 0 changes nothing.
-        magnitude: Their common strength, from 0 to `bins - 1`.
+        magnitude: Their common strength, from 0 to 30.
         operations: `"torchvision"`, the 14 operations of `torchvision.transforms.RandAugment`; or
             `"sdg"`, the 16 of the code bases on single-source domain generalization (from UDA),
             with Invert, SolarizeAdd and Cutout and without Identity. Note that the strength of
             the latter does not always grow with the magnitude: Solarize and Posterize are
             strongest at small magnitudes, and the enhancement factor is neutral at 15 of 30.
-        bins: Number of magnitudes.
         absolute_pixels: Only for `"sdg"`, whose Translate (up to 100 pixels) and Cutout (up to 40)
             are meant for images of 224 pixels. By default these lengths are scaled by the side
             of the image over 224, which is our assumption. True takes them literally, as
@@ -55,21 +66,12 @@ class RandAugment:
         magnitude: int = 9,
         *,
         operations: str = "torchvision",
-        bins: int = 31,
         absolute_pixels: bool = False,
     ) -> None:
         if num_ops < 0:
-            raise ConfigError(
-                f"num_ops is {num_ops}; it must be at least 0.",
-                hint="Give the number of operations per image; 0 switches them off.",
-            )
-        if bins < 2:
-            raise ConfigError(f"bins is {bins}; it must be at least 2.", hint="The usual is 31.")
-        if not 0 <= magnitude < bins:
-            raise ConfigError(
-                f"magnitude is {magnitude}; it must be from 0 to {bins - 1}.",
-                hint=f"The magnitudes of {bins} bins are numbered from 0.",
-            )
+            raise ConfigError(f"num_ops is {num_ops}; it must be at least 0.")
+        if not 0 <= magnitude <= LAST:
+            raise ConfigError(f"magnitude is {magnitude}; it must be from 0 to {LAST}.")
         if operations not in TABLES:
             raise ConfigError(
                 f"Unknown set of operations '{operations}'.", hint=did_you_mean(operations, TABLES)
@@ -77,19 +79,15 @@ class RandAugment:
         self.num_ops = num_ops
         self.magnitude = magnitude
         self.operations = operations
-        self.bins = bins
         self.absolute_pixels = absolute_pixels
 
     def __repr__(self) -> str:
         return (
             f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, "
-            f"operations={self.operations!r}, bins={self.bins}, "
-            f"absolute_pixels={self.absolute_pixels})"
+            f"operations={self.operations!r}, absolute_pixels={self.absolute_pixels})"
         )
 
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
-    ) -> UInt8[Tensor, "b 3 h w"]:
+    def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
         """Augment a batch; the argument stays as it is.
 
         Args:
@@ -104,73 +102,282 @@ class RandAugment:
         return self.augment_batches([images], [generator])[0]
 
     def augment_batches(
-        self,
-        batches: Sequence[UInt8[Tensor, "_ 3 h w"]],
-        generators: Iterable[torch.Generator | None],
-    ) -> list[UInt8[Tensor, "_ 3 h w"]]:
-        """Augment several batches in one go, each as a call with its own generator would.
+        self, batches: Sequence[Images], generators: Iterable[torch.Generator | None]
+    ) -> list[Images]:
+        """Augment several batches together, each as a call with its own generator would.
 
         For small images this takes less time: it goes into the number of calls, not into pixels.
-
-        Raises:
-            DataError: If one is not a uint8 batch of 3 channels.
         """
         for images in batches:
             require_batch(images)
         sizes = [len(images) for images in batches]
         drawn = [self._draw(*pair) for pair in zip(sizes, generators, strict=True)]
-        draws = [
-            _Drawn(*(torch.cat(field) for field in zip(*parts, strict=True)))
-            for parts in zip(*drawn, strict=True)
-        ]
+        draws = [torch.cat(parts, dim=1) for parts in zip(*drawn, strict=True)]
         images = torch.cat(list(batches)) if len(batches) > 1 else batches[0]
-        return self._apply(images, draws, sizes)
-
-    def _apply(
-        self, images: UInt8[Tensor, "b 3 h w"], draws: "list[_Drawn]", sizes: list[int]
-    ) -> list[UInt8[Tensor, "_ 3 h w"]]:
-        """Each image by what it drew, round after round, in parts of these sizes."""
-        batch, _, height, width = images.shape
-        if not draws or images.numel() == 0:
+        if self.num_ops == 0 or images.numel() == 0:
             return list(images.split(sizes))
-        scale = Scale(self.magnitude, self.bins, height, width, self.absolute_pixels)
+        height, width = images.shape[-2:]
+        scale = Scale(self.magnitude, height, width, self.absolute_pixels)
         # Hundreds of short calls: without autograd's bookkeeping they take a sixth less time.
         with torch.inference_mode():
             plan = make_plan(self.operations, scale, images.device)
             work = images.contiguous()
-            position = everyone = torch.arange(batch, device="cpu")  # of each image in `work`
-            for drawn in draws:
+            # The position of each image in `work`.
+            position = everyone = torch.arange(len(images), device="cpu")
+            for operation, flipped, centre in zip(*draws, strict=True):
                 # Sort the images by operation: what is processed together is then one slice.
-                number = plan.numbers(drawn.operation, drawn.flipped)
-                number, order = number.sort(stable=True)
+                row, order = plan.rows(operation, flipped).sort(stable=True)
                 now = position.index_select(0, order).to(images.device)
                 ordered = torch.index_select(work, 0, now, out=scratch("ordered", work, work.dtype))
-                work = plan.apply(ordered, number, drawn.centre.index_select(0, order))
+                work = plan.apply(ordered, row, centre.index_select(0, order))
                 position = torch.empty_like(order).scatter_(0, order, everyone)
         # Out here, so that the results are ordinary tensors again, with memory of their own.
         parts = position.to(images.device).split(sizes)
-        layout = _layout(images)
+        layout = torch.contiguous_format
+        if images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous():
+            layout = torch.channels_last
         return [work.index_select(0, part).contiguous(memory_format=layout) for part in parts]
 
-    def _draw(self, batch: int, generator: torch.Generator | None) -> "list[_Drawn]":
-        """What each image of a batch draws, for each round."""
+    def _draw(
+        self, batch: int, generator: torch.Generator | None
+    ) -> tuple[Int64[Tensor, "ops b"], Int64[Tensor, "ops b"], Float64[Tensor, "ops b 2"]]:
+        """Draw operation, sign and place of each image of a batch for each round, on the CPU."""
         shape, count = (self.num_ops, batch), len(TABLES[self.operations])
         operation = torch.randint(count, shape, generator=generator, device="cpu")
         flipped = torch.randint(2, shape, generator=generator, device="cpu")
         centre = torch.rand((*shape, 2), generator=generator, device="cpu", dtype=torch.float64)
-        return list(map(_Drawn, operation, flipped, centre))
+        return operation, flipped, centre
 
 
-class _Drawn(NamedTuple):
-    """What each image drew in one round, on the CPU."""
+@dataclass(frozen=True)
+class Scale:
+    """How strong an operation is: a magnitude out of 30, for images of one size."""
 
-    operation: Int64[Tensor, " b"]
-    flipped: Int64[Tensor, " b"]
-    centre: Float64[Tensor, "b 2"]
+    magnitude: int
+    height: int
+    width: int
+    absolute_pixels: bool
+
+    def linear(self, weakest: float, strongest: float) -> float:
+        """Return a value of torchvision's grid of strengths, in float32 as there."""
+        return float(torch.linspace(weakest, strongest, LAST + 1, device="cpu")[self.magnitude])
+
+    def part(self, strongest: float) -> float:
+        """Return `strongest * magnitude / 30`."""
+        return strongest * self.magnitude / LAST
+
+    def pixels(self, strongest: float, side: int) -> float:
+        """Return a length meant for an image of 224 pixels, for an image of `side` pixels."""
+        return self.part(strongest) * (1.0 if self.absolute_pixels else side / 224)
 
 
-def _layout(images: Tensor) -> torch.memory_format:
-    channels_last = images.is_contiguous(memory_format=torch.channels_last)
-    if channels_last and not images.is_contiguous():
-        return torch.channels_last
-    return torch.contiguous_format
+@dataclass(frozen=True)
+class Operation:
+    """One row of a table: what an operation is called, does, and how strong it is."""
+
+    name: str
+    function: Any  # from (images, strength) to images; of one of `KINDS`, or a plain function
+    strength: Callable[[Scale], float] = lambda scale: 0.0
+    signed: bool = False
+    placed: bool = False  # takes a random place in the image, too
+
+
+TABLES: dict[str, tuple[Operation, ...]] = {
+    "torchvision": (
+        Operation("ShearX", geo.shear_x, lambda s: s.linear(0.0, 0.3), signed=True),
+        Operation("ShearY", geo.shear_y, lambda s: s.linear(0.0, 0.3), signed=True),
+        Operation(
+            "TranslateX", geo.translate_x, lambda s: s.linear(0, 150 / 331 * s.width), signed=True
+        ),
+        Operation(
+            "TranslateY", geo.translate_y, lambda s: s.linear(0, 150 / 331 * s.height), signed=True
+        ),
+        Operation("Rotate", geo.rotate, lambda s: s.linear(0.0, 30.0), signed=True),
+        Operation("Brightness", op.brightness, lambda s: s.linear(0.0, 0.9), signed=True),
+        Operation("Posterize", op.posterize, lambda s: 8 - round(s.magnitude / (LAST / 4))),
+        Operation("Solarize", op.solarize, lambda s: s.linear(1.0, 0.0)),
+        Operation("Contrast", op.contrast, lambda s: s.linear(0.0, 0.9), signed=True),
+        Operation("AutoContrast", op.autocontrast),
+        Operation("Equalize", op.equalize),
+        Operation("Identity", op.identity),
+        Operation("Color", op.color, lambda s: s.linear(0.0, 0.9), signed=True),
+        Operation("Sharpness", op.sharpness, lambda s: s.linear(0.0, 0.9), signed=True),
+    ),
+    # The factors are 0.1 + 1.8 m/30 and the thresholds 256 m/30, written as strengths. Scaling the
+    # lengths of Translate and Cutout to the image is our assumption (`absolute_pixels=False`).
+    "sdg": (
+        Operation("ShearX", geo.shear_x, lambda s: s.part(0.3), signed=True),
+        Operation("ShearY", geo.shear_y, lambda s: s.part(0.3), signed=True),
+        Operation("TranslateX", geo.translate_x, lambda s: s.pixels(100, s.width), signed=True),
+        Operation("TranslateY", geo.translate_y, lambda s: s.pixels(100, s.height), signed=True),
+        Operation("Rotate", geo.rotate, lambda s: s.part(30), signed=True),
+        Operation("Brightness", op.brightness, lambda s: s.part(1.8) - 0.9),
+        Operation("Posterize", op.posterize, lambda s: max(1, 4 * s.magnitude // LAST)),
+        Operation("Solarize", op.solarize, lambda s: s.part(256) / 255),
+        Operation("SolarizeAdd", op.solarize_add, lambda s: s.part(110)),
+        Operation("Invert", op.invert),
+        Operation("Contrast", op.contrast, lambda s: s.part(1.8) - 0.9),
+        Operation("AutoContrast", op.autocontrast),
+        Operation("Equalize", op.equalize),
+        Operation("Color", op.color, lambda s: s.part(1.8) - 0.9),
+        Operation("Sharpness", op.sharpness, lambda s: s.part(1.8) - 0.9),
+        Operation(
+            "Cutout", geo.cutout, lambda s: s.pixels(40, min(s.height, s.width)), placed=True
+        ),
+    ),
+}
+
+KINDS = (Warp, FixedCurve, Curve, Blend)
+"""The kinds of operations that are processed together, in the order of a plan; others follow."""
+
+Slices = list[tuple[Operation, slice]]
+"""Operations, and for each the slice of the sorted batch that drew it."""
+
+
+class BatchPlan(NamedTuple):
+    """What depends on the strength and the size of the images only.
+
+    Operations are sorted by kind here. Row 2k of a tensor is the k-th operation, row 2k + 1 the
+    same with the sign flipped. Warps come first, then fixed curves; for a warp, `curve` is empty.
+    """
+
+    operations: tuple[Operation, ...]
+    rank: Int64[Tensor, " operations"]  # from the place in the table to the place here
+    strength: Float64[Tensor, " rows"]
+    weights: Weights  # of all rows, for those that blend
+    source: Int64[Tensor, "warps pixels"]
+    starts: Int64[Tensor, "warps h"]
+    large: bool  # what counts is pixels, not calls
+    shifts: int  # so many operations only shift rows, and are done so; they are the first
+    curve: UInt8[Tensor, "warps_and_fixed_curves 1 256"]
+
+    def rows(self, operation: Int64[Tensor, " b"], flipped: Int64[Tensor, " b"]) -> Tensor:
+        """Return the row of each image's operation, given by its place in the table."""
+        return self.rank.index_select(0, operation).mul_(2).add_(flipped)
+
+    def apply(
+        self, images: Images, rows: Int64[Tensor, " b"], centres: Float64[Tensor, "b 2"]
+    ) -> Images:
+        """Do one round, for images sorted by row; rows and centres are on the CPU.
+
+        The result may be overwritten by the next call.
+        """
+        result = scratch("result", images, torch.uint8)
+        row = rows.to(images.device)
+        warps, fixed_curves, curves, blends, others = self._slices(rows)
+        self._apply_warps(warps, images, row, result)
+        self._apply_curves(fixed_curves, curves, images, row, result)
+        if blends:
+            self._apply_blends(blends, images, row, result)
+        for operation, part in others:
+            strength = self.strength.index_select(0, row[part])
+            extra = [centres[part].to(images.device)] if operation.placed else []
+            result[part] = operation.function(images[part], strength, *extra)
+        return result
+
+    def _slices(self, rows: Int64[Tensor, " b"]) -> list[Slices]:
+        """For each kind, where the images of its operations lie, if they were drawn at all."""
+        counts = torch.bincount(rows, minlength=2 * len(self.operations)).tolist()
+        slices: list[Slices] = [[] for _ in (*KINDS, "others")]
+        stop = 0
+        for place, operation in enumerate(self.operations):
+            start, stop = stop, stop + counts[2 * place] + counts[2 * place + 1]
+            if start < stop:
+                slices[_kind(operation)].append((operation, slice(start, stop)))
+        return slices
+
+    def _apply_warps(self, slices: Slices, images: Tensor, row: Tensor, out: Tensor) -> None:
+        shifting = self.operations[: self.shifts]
+        if shifted := [each for each in slices if each[0] in shifting]:
+            span = _span(shifted)
+            move_rows(images[span], self.starts, row[span], out[span])
+        if moved := slices[len(shifted) :]:
+            span = _span(moved)
+            move_pixels(images[span], self.source, row[span], out[span])
+
+    def _apply_curves(
+        self, fixed: Slices, measured: Slices, images: Tensor, row: Tensor, out: Tensor
+    ) -> None:
+        if self.large:
+            for operation, part in fixed:
+                strength = self.strength.index_select(0, row[part])
+                operation.function.apply_directly(images[part], strength, out[part])
+            fixed = []
+        tables = []
+        if fixed:
+            tables.append(self.curve.index_select(0, row[_span(fixed)]).expand(-1, 3, -1))
+        if measured:
+            values = [operation.function.table(images[part]) for operation, part in measured]
+            tables.append(op.to_uint8_table(torch.cat(values)))
+        if tables:
+            span = _span(fixed + measured)
+            op.look_up(torch.cat(tables), images[span].flatten(2), out[span].flatten(2))
+
+    def _apply_blends(self, slices: Slices, images: Tensor, row: Tensor, out: Tensor) -> None:
+        span = _span(slices)
+        images, row, out = images[span], row[span], out[span]
+        image, other = (weight.index_select(0, row) for weight in self.weights)
+        blends = [
+            (operation.function, slice(part.start - span.start, part.stop - span.start))
+            for operation, part in slices
+        ]
+        if not self.large:
+            op.mix(blends, images, (image, other), out)
+            return
+        for blend, part in blends:
+            blend.apply(images[part], (image[part], other[part]), out[part])
+
+
+# A run has one size of images and one magnitude at a time; a second one is for validation.
+@lru_cache(maxsize=4)
+def make_plan(operations: str, scale: Scale, device: torch.device) -> BatchPlan:
+    """Make the plan for one set of operations, for images of one size on one device."""
+    size = scale.height, scale.width
+    large = scale.height * scale.width >= LARGE_IMAGE
+
+    def both(operation: Operation) -> Tensor:
+        strength = operation.strength(scale)
+        signs = (strength, -strength if operation.signed else strength)
+        return torch.tensor(signs, dtype=torch.float64, device="cpu")
+
+    def shifts_rows(operation: Operation) -> bool:
+        """Whether an operation, with either sign, moves whole rows only."""
+        if not isinstance(operation.function, Warp):
+            return False
+        source = sources(operation.function.matrix(both(operation), *size), *size)
+        return bool(row_starts(source, *size)[1].all())
+
+    def order(operation: Operation) -> tuple[int, bool]:
+        return _kind(operation), large and not shifts_rows(operation)
+
+    table = TABLES[operations]
+    places = sorted(range(len(table)), key=lambda place: order(table[place]))
+    rows = tuple(table[place] for place in places)
+    strengths = [(row.function, both(row)) for row in rows]
+    matrices = [f.matrix(s, *size) for f, s in strengths if isinstance(f, Warp)]
+    curves = [torch.zeros(2 * len(matrices), 1, 256, dtype=torch.uint8, device="cpu")]
+    curves += [f.table(s) for f, s in strengths if isinstance(f, FixedCurve)]
+    # Rows of other kinds have weights, too, which nobody reads.
+    weights = [(f if isinstance(f, Blend) else op.color).weights(s) for f, s in strengths]
+    image, other = (torch.cat(parts).to(device) for parts in zip(*weights, strict=True))
+    source = sources(torch.cat(matrices), *size)
+    return BatchPlan(
+        operations=rows,
+        rank=torch.tensor(places, device="cpu").argsort(),
+        strength=torch.cat([values for _, values in strengths]).to(device),
+        weights=(image, other),
+        source=source.to(device),
+        starts=row_starts(source, *size)[0].to(device),
+        large=large,
+        shifts=sum(order(row) == (KINDS.index(Warp), False) for row in rows) if large else 0,
+        curve=torch.cat(curves).to(device),
+    )
+
+
+def _kind(operation: Operation) -> int:
+    kind = type(operation.function)
+    return KINDS.index(kind) if kind in KINDS else len(KINDS)
+
+
+def _span(slices: Slices) -> slice:
+    return slice(slices[0][1].start, slices[-1][1].stop)

@@ -5,12 +5,18 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Float32, Int32, UInt8
+from jaxtyping import Float, Float32, Int32
 from torch import Tensor
 
-from peerdg.augment.protocol import Augment, augmentation, centred, require_batch, uncentred
-
-IDENTITY = 0.5  # of the released code
+from peerdg.augment.protocol import (
+    Augment,
+    FloatImages,
+    Images,
+    augmentation,
+    centred,
+    require_batch,
+    uncentred,
+)
 
 
 class RandConv(Augment):
@@ -31,7 +37,7 @@ class RandConv(Augment):
     Args:
         variant: Which of both.
         kernels: Sizes that κ is drawn from; odd.
-        identity: Of `"img"`; default 0.5.
+        identity: Share of unchanged batches of `"img"`; default 0.5, as in the released code.
     """
 
     def __init__(
@@ -43,37 +49,27 @@ class RandConv(Augment):
     ) -> None:
         self.variant = variant
         self.kernels = kernels
-        self.identity = IDENTITY if identity is None else identity
+        self.identity = 0.5 if identity is None else identity
 
     @augmentation
     def __call__(
-        self,
-        images: UInt8[Tensor, "b 3 h w"] | Float[Tensor, "b 3 h w"],
-        generator: torch.Generator | None = None,
-    ) -> UInt8[Tensor, "b 3 h w"] | Float[Tensor, "b 3 h w"]:
-        """One convolution for the whole batch.
-
-        Args:
-            images: A uint8 batch, or what a convolution made of one.
-            generator: A generator on the CPU; None is torch's global one.
-        """
+        self, images: Images | FloatImages, generator: torch.Generator | None = None
+    ) -> Images | FloatImages:
+        """Convolve a whole batch, uint8 or what a convolution made of one, with one kernel."""
         require_batch(images, of=(torch.uint8, torch.float32))
         # One number: whether the batch stays as it is, or α.
         drawn = float(torch.rand((), generator=generator, device="cpu", dtype=torch.float64))
         if self.variant == "img" and drawn < self.identity:
             return images
         x = centred(images)
-        convolved = self._convolved(x, generator)
-        if self.variant == "mix":
-            convolved = torch.lerp(x, convolved, drawn)
-        return uncentred(convolved)
-
-    def _convolved(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         number = torch.randint(len(self.kernels), (), generator=generator, device="cpu")
         kappa = self.kernels[int(number)]
         weight = torch.randn((3, 3, kappa, kappa), generator=generator, device="cpu")
         weight = weight / (3 * kappa**2) ** 0.5
-        return F.conv2d(x, weight.to(x.device), padding=kappa // 2)
+        convolved = F.conv2d(x, weight.to(x.device), padding=kappa // 2)
+        if self.variant == "mix":
+            convolved = torch.lerp(x, convolved, drawn)
+        return uncentred(convolved)
 
 
 EPSILON = 1e-4  # lower end of the drawn standard deviations
@@ -112,9 +108,7 @@ class ProRandConv(Augment):
         self.affine = affine
 
     @augmentation
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "b 3 h w"]:
+    def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
         """One block for the whole batch."""
         require_batch(images)
         height, width = images.shape[-2:]
@@ -184,10 +178,7 @@ def deformable_convolution(
     Eq. 2, with offsets Δ that all images share; values between pixels are interpolated bilinearly.
     Where the offsets lead is then the same for all images, and one look-up serves them together.
 
-    Args:
-        x: Images.
-        weight: Of each output and input channel at each tap.
-        taps: `sampled_pixels(Δ)`.
+    `taps` is `sampled_pixels(Δ)`.
     """
     pixels, _, batch = x.shape
     kernel = weight.permute(0, 2, 3, 1).reshape(3, 27)  # output channel; tap and input channel

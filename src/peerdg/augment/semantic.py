@@ -25,8 +25,7 @@ Numbers = Float[Tensor, "b n"]
 T = TypeVar("T")
 
 HOLES = 8
-HOLE_SHARE = 0.2
-"""Side of a hole over the side of the image; the released code has 16 pixels, a fifth of 84."""
+HOLE_SHARE = 0.2  # side of a hole over that of the image; the released code has 16 of 84 pixels
 LUMA = (0.2989, 0.587, 0.114)
 
 
@@ -54,10 +53,11 @@ class Transformation:
     only_first: bool = False
 
     def __call__(self, images: Images, parameters: Numbers, drawn: Numbers) -> Images:
-        """Transform images; parameters count as the nearest in range, and so do pixels."""
+        # Parameters count as the nearest in range, and so do pixels.
         return self.apply(images, parameters.clamp(self.low, self.high), drawn).clamp(0, 1)
 
 
+@dataclass(frozen=True)
 class Chain:
     """Transformations one after the other, with parameters of its own for each image.
 
@@ -67,15 +67,9 @@ class Chain:
         drawn: For each of them, `[b, its random numbers]`.
     """
 
-    def __init__(
-        self,
-        transformations: Sequence[Transformation],
-        parameters: Sequence[Numbers],
-        drawn: Sequence[Numbers],
-    ) -> None:
-        self.transformations = tuple(transformations)
-        self.parameters = tuple(parameters)
-        self.drawn = tuple(drawn)
+    transformations: Sequence[Transformation]
+    parameters: Sequence[Numbers]
+    drawn: Sequence[Numbers]
 
     @classmethod
     def draw(
@@ -102,10 +96,9 @@ class Chain:
 
     def __call__(self, images: Images) -> Images:
         """Transform as many images as there are rows of parameters."""
-        for each, parameters, drawn in zip(
-            self.transformations, self.parameters, self.drawn, strict=True
-        ):
-            images = each(images, parameters, drawn)
+        steps = zip(self.transformations, self.parameters, self.drawn, strict=True)
+        for transformation, parameters, drawn in steps:
+            images = transformation(images, parameters, drawn)
         return images
 
 
@@ -118,10 +111,14 @@ class Chains:
     """
 
     def __init__(self, transformations: Sequence[Transformation], longest: int = 3) -> None:
-        self.by_length = tuple(
-            tuple(chain for chain in permutations(transformations, length) if _is_allowed(chain))
+        self.by_length = [
+            [
+                chain
+                for chain in permutations(transformations, length)
+                if not any(each.only_first for each in chain[1:])
+            ]
             for length in range(1, longest + 1)
-        )
+        ]
 
     def draw(
         self,
@@ -161,16 +158,9 @@ def semantic_transformations(
         Transformation("equalize", _equalize),
         Transformation("posterize", _posterize, drawn=1),
         Transformation(
-            "cutout",
-            partial(_cut_out, hole_pixels=hole_pixels),
-            parameters=3,
-            drawn=2 * HOLES,
+            "cutout", partial(_cut_out, hole_pixels=hole_pixels), parameters=3, drawn=2 * HOLES
         ),
     )
-
-
-def _is_allowed(chain: Sequence[Transformation]) -> bool:
-    return not any(each.only_first for each in chain[1:])
 
 
 def _choice(options: Sequence[T], generator: torch.Generator | None) -> T:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Float64, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from peerdg.augment.protocol import require_batch
+from peerdg.augment.protocol import Images, require_batch
 
 ATTEMPTS = 10  # of torchvision, before the central crop is taken
 
@@ -55,10 +55,8 @@ class RandomView:
     def __repr__(self) -> str:
         return f"RandomView({self.size}, crop={self.crop}, flip={self.flip}, ratio={self.ratio})"
 
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator | None = None
-    ) -> UInt8[Tensor, "b 3 size size"]:
-        """A view of each image; the argument stays as it is.
+    def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
+        """Make a view of each image; the argument stays as it is.
 
         Args:
             images: A uint8 batch on any device.
@@ -72,7 +70,8 @@ class RandomView:
         height, width = images.shape[-2:]
         boxes, flipped = self.draw(len(images), height, width, generator)
         if self.crop is None and (height, width) == (self.size, self.size):
-            return _flip(images, flipped)
+            chosen = flipped.to(images.device).view(-1, 1, 1, 1)
+            return torch.where(chosen, images.flip(3), images)
         return resized_crop(images, boxes, self.size, flipped=flipped)
 
     def draw(
@@ -86,8 +85,17 @@ class RandomView:
         flipped = drawn[:, 0] < self.flip
         if self.crop is None:
             return _whole(batch, height, width), flipped
+        # The first attempt that fits into the image counts; its sides are 0 if there is none.
         area, ratio = drawn[:, 3:].chunk(2, dim=1)
-        box_height, box_width = self._box_sizes(area, ratio, height, width)
+        area = (height * width) * _between(self.crop, area)
+        ratio = torch.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), ratio))
+        heights = torch.sqrt(area / ratio).round().long()
+        widths = torch.sqrt(area * ratio).round().long()
+        fits = (0 < heights) & (heights <= height) & (0 < widths) & (widths <= width)
+        first = fits.long().argmax(dim=1, keepdim=True)
+        box_height, box_width = (
+            (sides * fits).gather(1, first).squeeze(1) for sides in (heights, widths)
+        )
         # A box of the central crop is centred by construction; all others lie anywhere.
         central = box_height == 0
         fallback_height, fallback_width = _central(height, width, self.ratio)
@@ -97,26 +105,9 @@ class RandomView:
         left = _box_start(width - box_width, drawn[:, 2], central)
         return Boxes(top, left, box_height, box_width), flipped
 
-    def _box_sizes(
-        self, area: Float64[Tensor, "b 10"], ratio: Float64[Tensor, "b 10"], height: int, width: int
-    ) -> tuple[Int64[Tensor, " b"], Int64[Tensor, " b"]]:
-        """Height and width of the first attempt that fits into the image; 0 where none does."""
-        assert self.crop is not None  # noqa: S101  (narrows the type; the caller asked)
-        area = (height * width) * _between(self.crop, area)
-        ratio = torch.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), ratio))
-        heights = torch.sqrt(area / ratio).round().long()
-        widths = torch.sqrt(area * ratio).round().long()
-        fits = (0 < heights) & (heights <= height) & (0 < widths) & (widths <= width)
-        first = fits.long().argmax(dim=1, keepdim=True)
-        found = fits.gather(1, first)
-        return (
-            (heights.gather(1, first) * found).squeeze(1),
-            (widths.gather(1, first) * found).squeeze(1),
-        )
 
-
-def resize(images: UInt8[Tensor, "b 3 h w"], size: int) -> UInt8[Tensor, "b 3 size size"]:
-    """The evaluation transform: whole images, squashed to `size` x `size`."""
+def resize(images: Images, size: int) -> Images:
+    """Transform images for evaluation: squash whole images to `size` x `size`."""
     require_batch(images)
     if images.shape[-2:] == (size, size):
         return images
@@ -149,21 +140,13 @@ def _between(bounds: tuple[float, float], drawn: Float64[Tensor, "b n"]) -> Floa
     return bounds[0] + (bounds[1] - bounds[0]) * drawn
 
 
-def _flip(images: UInt8[Tensor, "b 3 h w"], chosen: Bool[Tensor, " b"]) -> UInt8[Tensor, "b 3 h w"]:
-    return torch.where(chosen.to(images.device).view(-1, 1, 1, 1), images.flip(3), images)
-
-
 MAX_PRECISION = 22  # of Pillow's fixed-point weights, in bits
 CACHED_VALUES = 200_000  # pixels that are processed at a time on a CPU
 
 
 def resized_crop(
-    images: UInt8[Tensor, "b 3 h w"],
-    boxes: Boxes,
-    size: int,
-    *,
-    flipped: Bool[Tensor, " b"] | None = None,
-) -> UInt8[Tensor, "b 3 size size"]:
+    images: Images, boxes: Boxes, size: int, *, flipped: Bool[Tensor, " b"] | None = None
+) -> Images:
     """Each image's box, resized to `size` x `size` and then flipped if asked.
 
     Equal to torchvision's `resized_crop(..., antialias=True)` on each uint8 image on a CPU, as
