@@ -1,6 +1,11 @@
-import pytest
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from peerdg.stages import profile, stage
+import pytest
+import torch
+
+from peerdg.stages import REST, stage, write_profile
 
 
 class Clock:
@@ -19,45 +24,49 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_each_moment_belongs_to_the_innermost_stage(clock: Clock):
-    with profile() as times, stage("outer"):
-        clock.now += 2
-        with stage("inner"):
-            clock.now += 6
-        clock.now += 2
-    assert (times["inner"].seconds, times["outer"].seconds) == (6, 4)
+@pytest.fixture
+def profile(tmp_path):
+    @contextmanager
+    def measure(device: str = "cpu") -> Iterator[dict[str, dict[str, float]]]:
+        stages: dict[str, dict[str, float]] = {}
+        with write_profile(tmp_path / "profile.json", torch.device(device)):
+            yield stages
+        stages |= json.loads((tmp_path / "profile.json").read_text())["stages"]
+
+    return measure
 
 
-def test_a_decorated_function_is_counted_at_each_call():
+def test_each_moment_belongs_to_the_innermost_stage(clock: Clock, profile):
+    with profile() as stages:
+        clock.now += 1
+        with stage("outer"):
+            clock.now += 2
+            with stage("inner"):
+                clock.now += 6
+            clock.now += 2
+        with pytest.raises(ValueError), stage("failing"):
+            clock.now += 5
+            raise ValueError
+        clock.now += 3
+    with stage("later"):
+        clock.now += 9
+    seconds = {name: spent["seconds"] for name, spent in stages.items()}
+    assert seconds == {REST: 4, "outer": 4, "inner": 6, "failing": 5}
+
+
+def test_a_decorated_function_is_counted_at_each_call(profile):
     @stage("work")
     def work(x: int) -> int:
         return x + 1
 
-    with profile() as times:
+    with profile() as stages:
         assert [work(1), work(2)] == [2, 3]
-    assert times["work"].calls == 2
+    assert stages["work"]["calls"] == 2
 
 
-def test_nothing_is_measured_outside_of_a_profile_or_after_it():
-    with profile() as times:
-        pass
-    with stage("later"):
-        pass
-    assert times == {}
-
-
-def test_an_error_closes_its_stage(clock: Clock):
-    with profile() as times:
-        with pytest.raises(ValueError), stage("failing"):
-            clock.now += 1
-            raise ValueError
-        with stage("next"):
-            clock.now += 3
-    assert (times["failing"].seconds, times["next"].seconds) == (1, 3)
-
-
-def test_the_device_is_waited_for_before_the_clock_is_read():
+def test_the_device_is_waited_for_before_the_clock_is_read(profile, monkeypatch):
     waits = []
-    with profile(lambda: waits.append(1)), stage("queued"):
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(1))
+    with profile("meta"), stage("queued"):
         pass
-    assert len(waits) == 2
+    assert len(waits) == 3

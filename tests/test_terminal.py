@@ -13,7 +13,6 @@ from rich.text import Text
 from peerdg.terminal import (
     Table,
     Terminal,
-    VisibleRows,
     one_line,
     visible_message,
 )
@@ -71,12 +70,6 @@ def test_the_text_of_a_librarys_error_ends_a_message_on_one_line():
 def test_a_file_gets_every_message_on_one_line():
     message = "word " * 60
     assert printed(message, terminal=False).count("\n") == 1
-
-
-def test_rows_for_a_terminal_stay_rows():
-    text = io.StringIO()
-    VisibleRows(text).write('"a\nb\x1b[1m",1\n')
-    assert text.getvalue() == '"a\\nb\\x1b[1m",1\n'
 
 
 FINAL = Table(

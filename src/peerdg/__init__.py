@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from peerdg.version import __version__ as __version__
+__version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from peerdg._exports import *  # noqa: F403

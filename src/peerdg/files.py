@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from peerdg.terminal import one_line, visible
 
 TEMPORARY = ".tmp-"
 RESTORE = "Restore it from a backup, or copy it again from its origin."
-_MAX_SYNCED = 1_000  # files and folders that are synchronized one by one
 
 
 @contextlib.contextmanager
@@ -36,7 +34,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
-            _sync_tree(temporary)
+            _sync(temporary, *temporary.rglob("*"))
             former = temporary.with_name(f"{temporary.name}-former")
             if path.is_dir():  # the system replaces only empty folders
                 path.rename(former)
@@ -50,11 +48,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def require_replaceable(path: Path) -> None:
-    """Refuse to replace a link, pipe, socket or device: `-o /dev/null` must not remove it.
-
-    Raises:
-        OutputError: If `path` exists and is neither a regular file nor a folder.
-    """
+    """Refuse to replace a link, pipe, socket or device: `-o /dev/null` must not remove it."""
     with writing(path):
         if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
             raise OutputError(
@@ -92,12 +86,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, *, format: int | None = None, hint: str = RESTORE) -> Any:
-    """Read a JSON file that peerdg wrote.
-
-    Args:
-        path: File to read.
-        format: Number that the file must have under the key `format`; None if it has none.
-        hint: What to do if it cannot be read.
+    """Read a JSON file that peerdg wrote, with the number `format` under the key of that name.
 
     Raises:
         DamagedError: If it cannot be read, is not JSON, or has another format.
@@ -117,9 +106,6 @@ def refuse_links(folder: Path) -> None:
     """Refuse a run or model folder with a symbolic link in it: peerdg would write elsewhere.
 
     The folder itself may be reached through links.
-
-    Raises:
-        DamagedError: With the first link.
     """
     for place, folders, files in os.walk(folder):
         for path in (Path(place) / name for name in (*folders, *files)):
@@ -144,21 +130,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync_tree(path: Path) -> None:
-    parts = [path, *(path.rglob("*") if path.is_dir() else ())]
-    if len(parts) > _MAX_SYNCED and sys.platform == "linux":
-        os.sync()  # on Linux it waits; one by one, tens of thousands of files take minutes
-        return
-    for part in parts:
-        _sync(part)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync(*paths: Path) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _remedy(error: OSError) -> str:

@@ -12,36 +12,14 @@ Outside of `interruptible`, `iterate` only iterates.
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 Item = TypeVar("Item")
 BeforeItem = Callable[[str, float], None]
 """Receives the label of the outermost loop and the share of it that is done."""
 
-
-@dataclass(eq=False)
-class _Loop:
-    label: str
-    total: int
-    done: int = 0
-
-
-@dataclass
-class _Work:
-    before_item: BeforeItem
-    loops: list[_Loop] = field(default_factory=list)  # the outermost first
-
-    @property
-    def share(self) -> float:
-        share, item = 0.0, 1.0
-        for loop in self.loops:
-            item /= loop.total
-            share += item * loop.done
-        return share
-
-
-_current: ContextVar[_Work | None] = ContextVar("work", default=None)
+Loops = list[tuple[str, int, int]]  # label, items done and all items, the outermost first
+_work: ContextVar[tuple[BeforeItem, Loops] | None] = ContextVar("work", default=None)
 
 
 def iterate(items: Collection[Item], label: str = "") -> Iterator[Item]:
@@ -54,27 +32,30 @@ def iterate(items: Collection[Item], label: str = "") -> Iterator[Item]:
         items: The parts of the work.
         label: What is being done, e.g. `"perturbing"`. The outermost label is shown.
     """
-    work = _current.get()
+    work = _work.get()
     if work is None:
         yield from items
         return
-    loop = _Loop(label, len(items))
-    work.loops.append(loop)
+    before_item, loops = work
+    depth = len(loops)
     try:
-        for item in items:
-            work.before_item(work.loops[0].label, work.share)
+        for number, item in enumerate(items):
+            loops[depth:] = [(label, number, len(items))]
+            share, size = 0.0, 1.0
+            for _, done, total in loops:
+                size /= total
+                share += size * done
+            before_item(loops[0][0], share)
             yield item
-            loop.done += 1
     finally:
-        if loop in work.loops:  # It is gone if an outer loop was left by an error before.
-            del work.loops[work.loops.index(loop) :]
+        del loops[depth:]
 
 
 @contextmanager
 def interruptible(before_item: BeforeItem) -> Iterator[None]:
     """Call `before_item` before each item of the loops inside the block. It may raise to stop."""
-    token = _current.set(_Work(before_item))
+    token = _work.set((before_item, []))
     try:
         yield
     finally:
-        _current.reset(token)
+        _work.reset(token)

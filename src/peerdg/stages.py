@@ -3,17 +3,16 @@
     with stage("backward"):      # or @stage("augment") on a function
         loss.backward()
 
-    with profile() as times:     # {"backward": Spent(seconds=12.3, calls=79), ...}
+    with write_profile(path, device):  # {"stages": {"backward": {"seconds": 12.3, "calls": 79}, ...
         train()
 
 A stage inside another one is not counted twice: each second belongs to the innermost stage. Outside
-of `profile` a stage costs a fraction of a microsecond.
+of `write_profile` a stage costs a fraction of a microsecond.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,41 +21,31 @@ from peerdg.files import write_json
 if TYPE_CHECKING:
     import torch
 
-Wait = Callable[[], None]
 REST = "everything else"  # what no stage has measured
-
-
-@dataclass
-class Spent:
-    """Seconds spent in a stage itself, and how often it was entered."""
-
-    seconds: float = 0.0
-    calls: int = 0
 
 
 class _Clock:
     """Attributes each moment to the innermost open stage."""
 
-    def __init__(self, wait: Wait) -> None:
-        self.times: dict[str, Spent] = {}
-        self._open: list[str] = []
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.stages: dict[str, dict[str, float]] = {REST: {"seconds": 0.0, "calls": 1}}
+        self._open = [REST]
         self._wait = wait  # for the device: work that was only queued belongs to its stage
         self._since = time.perf_counter()
 
     def enter(self, name: str) -> None:
-        self._book()
+        self.read()
         self._open.append(name)
-        self.times.setdefault(name, Spent()).calls += 1
+        self.stages.setdefault(name, {"seconds": 0.0, "calls": 0})["calls"] += 1
 
     def leave(self) -> None:
-        self._book()
+        self.read()
         self._open.pop()
 
-    def _book(self) -> None:
+    def read(self) -> None:
         self._wait()
         now = time.perf_counter()
-        if self._open:
-            self.times[self._open[-1]].seconds += now - self._since
+        self.stages[self._open[-1]]["seconds"] += now - self._since
         self._since = now
 
 
@@ -79,22 +68,6 @@ class stage(contextlib.ContextDecorator):
 
 
 @contextlib.contextmanager
-def profile(wait: Wait = lambda: None) -> Iterator[dict[str, Spent]]:
-    """Measure the stages entered in this context; the dictionary fills as they are left.
-
-    Args:
-        wait: Waits until the device has done its work, so that a stage is charged for what it
-            queued; nothing to do on a CPU.
-    """
-    global _clock
-    outer, _clock = _clock, _Clock(wait)
-    try:
-        yield _clock.times
-    finally:
-        _clock = outer
-
-
-@contextlib.contextmanager
 def write_profile(path: Path, device: "torch.device") -> Iterator[None]:
     """Measure the stages inside the block, and write their seconds to `path` at its end.
 
@@ -102,14 +75,13 @@ def write_profile(path: Path, device: "torch.device") -> Iterator[None]:
     """
     import torch  # here, so that reports read a profile without it
 
+    global _clock
     wait = (lambda: None) if device.type == "cpu" else torch.accelerator.synchronize
-    began = time.perf_counter()
-    with profile(wait) as times:
-        try:
-            yield
-        finally:
-            seconds = time.perf_counter() - began
-            stages = {name: asdict(spent) for name, spent in times.items()}
-            rest = seconds - sum(spent.seconds for spent in times.values())
-            stages[REST] = {"seconds": rest, "calls": 1}
-            write_json(path, {"seconds": seconds, "device": str(device), "stages": stages})
+    outer, _clock = _clock, (clock := _Clock(wait))
+    try:
+        yield
+    finally:
+        _clock = outer
+        clock.read()
+        seconds = sum(stage["seconds"] for stage in clock.stages.values())
+        write_json(path, {"seconds": seconds, "device": str(device), "stages": clock.stages})

@@ -2,13 +2,12 @@
 
 import contextlib
 import importlib.util
-import io
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
@@ -21,14 +20,6 @@ MIN_COLUMN = 12  # cells: only longer words are broken in a narrow column
 GAP = 2  # cells between columns
 _CONTINUED = re.compile(r"\n(?=  |\t|\Z)")
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|!~$])")
-_LATEX = {
-    "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}",
-    "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}", '"': "{''}",
-    "[": "{[}", "]": "{]}",
-    "±": "$\\pm$", "×": "$\\times$", "†": "$^\\dagger$", "‡": "$^\\ddagger$",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}  # fmt: skip
-_SIGN = re.compile(r"(?<![\w.])([+-])(?=\d)")
 
 
 def visible(text: str) -> str:
@@ -69,15 +60,6 @@ def markdown_text(text: str) -> str:
     return re.sub(r"(www)\.", r"\1&#46;", text, flags=re.IGNORECASE)
 
 
-def latex_text(text: str) -> str:
-    """Escape text for LaTeX. Signs of numbers become mathematics: a minus is not a hyphen."""
-    parts = _SIGN.split(visible(text))
-    return "".join(
-        f"${part}$" if number % 2 else "".join(_LATEX.get(c, c) for c in part)
-        for number, part in enumerate(parts)
-    )
-
-
 @dataclass(frozen=True)
 class Table:
     """Column names and rows of text, for the terminal and for Markdown.
@@ -95,29 +77,23 @@ class Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render it. Columns that a terminal has no room for follow in another table."""
         room = options.max_width if console.is_terminal else sys.maxsize
-        cells = [[visible(cell) for cell in line] for line in (self.columns, *self.rows)]
-        columns = list(zip(*cells, strict=True))
-        whole = [max(map(cell_len, column)) + GAP for column in columns]
-        words = [[cell_len(w) for cell in column for w in cell.split()] for column in columns]
-        least = [min(MIN_COLUMN, max(lengths, default=0)) + GAP for lengths in words]
+        lines = [[visible(cell) for cell in line] for line in (self.columns, *self.rows)]
+        words = [[0, *map(cell_len, " ".join(cells).split())] for cells in zip(*lines, strict=True)]
+        widths = [min(MIN_COLUMN, max(lengths)) for lengths in words]
         parts = [[0]]
-        for number in range(1, len(columns)):
-            if len(parts[-1]) > 1 and sum(least[n] for n in [*parts[-1], number]) - GAP > room:
+        for number in range(1, len(widths)):
+            if len(parts[-1]) > 1 and sum(widths[n] + GAP for n in [*parts[-1], number]) > room:
                 parts.append([0])
             parts[-1].append(number)
         for part in parts:
-            widths = {n: whole[n] for n in part}
-            while sum(widths.values()) - GAP > room and any(widths[n] > least[n] for n in part):
-                widths[max(part, key=lambda n: (widths[n] > least[n], widths[n]))] -= 1
-            table = RichTable(box=None, pad_edge=False, width=sum(widths.values()) - GAP)
-            for n, width in widths.items():
+            table = RichTable(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+            for n in part:
                 side: JustifyMethod = "left" if n == 0 or self.is_text else "right"
-                table.add_column(
-                    Text(cells[0][n]), width=width - GAP, justify=side, overflow="fold"
-                )
-            for line in cells[1:]:
+                name = Text(lines[0][n])
+                table.add_column(name, min_width=widths[n], justify=side, overflow="fold")
+            for line in lines[1:]:
                 table.add_row(*(Text(line[n]) for n in part))
-            yield table
+            yield from console.render(table, options.update_width(room))
 
     def markdown(self) -> str:
         """Write it for a report."""
@@ -164,21 +140,6 @@ class Terminal(Console):
 
 console = Terminal(soft_wrap=False, highlight=False)  # results
 error_console = Terminal(stderr=True, highlight=False)  # progress, notes and errors
-
-
-class VisibleRows(io.TextIOBase):
-    """Write rows of data to a terminal, one row a call, with control characters written out."""
-
-    def __init__(self, terminal: TextIO) -> None:
-        self.terminal = terminal
-
-    def write(self, row: str) -> int:
-        """Write one row with its line break."""
-        return self.terminal.write(visible(row.removesuffix("\n")) + "\n")
-
-    def flush(self) -> None:
-        """Write what is held back."""
-        self.terminal.flush()
 
 
 def is_live(console: Console) -> bool:

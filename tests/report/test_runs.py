@@ -23,7 +23,7 @@ from peerdg.report.runs import (
     read_run,
     save_runs,
 )
-from peerdg.version import code_digest
+from peerdg.run.manifest import code_digest
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.report.made import GROUPS, level, peer
 from tests.run.test_choices import folder as photo_folder

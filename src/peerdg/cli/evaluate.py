@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
 
+from peerdg import __version__
 from peerdg.cli.flags import which_data
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
 from peerdg.data.classes import check_class_map, parse_class_map
@@ -15,7 +16,6 @@ from peerdg.errors import ConfigError
 from peerdg.options import merge
 from peerdg.run.hardware import DEVICES
 from peerdg.terminal import console, error_console, visible
-from peerdg.version import __version__
 
 if TYPE_CHECKING:
     from peerdg.data.domain import Domain

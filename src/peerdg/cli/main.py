@@ -15,10 +15,10 @@ from typing import Any, NoReturn, TypeGuard
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 from rich.text import Text
 
+from peerdg import __version__
 from peerdg.errors import ConfigError, PeerdgError, PeerdgWarning, Stopped, is_out_of_memory
 from peerdg.run.hardware import keep_memory
 from peerdg.terminal import console, error_console
-from peerdg.version import __version__
 
 # Each command with a line of help and examples. It is imported only when it is used.
 _COMMANDS = """

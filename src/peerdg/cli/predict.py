@@ -1,5 +1,6 @@
 """`peerdg predict`: what a trained model sees in images."""
 
+import io
 import signal
 import sys
 import warnings
@@ -13,7 +14,7 @@ from cyclopts import Parameter, validators
 from peerdg.cli.flags import whole_number
 from peerdg.errors import DataError, PeerdgWarning, Stopped
 from peerdg.run.hardware import DEVICES
-from peerdg.terminal import VisibleRows, error_console
+from peerdg.terminal import console, error_console, visible
 
 
 def predict(
@@ -68,7 +69,7 @@ def predict(
         opened = prediction_file(output, model.classes, all_classes=all_classes, top=top)
     else:
         # A person sees control characters written out. A program gets the data as it is.
-        rows = cast(TextIO, VisibleRows(sys.stdout)) if sys.stdout.isatty() else sys.stdout
+        rows = cast(TextIO, _TerminalRows()) if sys.stdout.isatty() else sys.stdout
         opened = nullcontext(
             PredictionWriter(rows, model.classes, all_classes=all_classes, top=top)
         )
@@ -94,6 +95,12 @@ def predict(
         if strict or writer.bad == writer.rows:
             raise DataError("\n".join(lines), hint="Repair or remove them.")
         error_console.print("\n".join(lines))
+
+
+class _TerminalRows(io.TextIOBase):
+    def write(self, row: str) -> int:
+        console.print(visible(row.removesuffix("\n")))
+        return len(row)
 
 
 def _files(images: tuple[Path, ...]) -> Iterator[Path]:

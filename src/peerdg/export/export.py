@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peerdg import __version__
 from peerdg.errors import OutputError
 from peerdg.export.formats import SUFFIXES, Format, require_packages
 from peerdg.export.writers import Origin, Run, origin_of, write_onnx, write_program, write_weights
@@ -19,7 +20,6 @@ from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, wri
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.stored import describes_ensemble
 from peerdg.run.model import CARD, model_card
-from peerdg.version import __version__
 
 TOLERANCE = 1e-4
 

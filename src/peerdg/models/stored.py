@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from peerdg import __version__
 from peerdg.errors import ConfigError, DamagedError, DataError, NumericalError, OutputError
 from peerdg.files import read_json, reading, refuse_links, replace_atomically, sha256, write_json
 from peerdg.models.backbones import build_classifier
@@ -27,7 +28,6 @@ from peerdg.models.classifier import Classifier, as_classifier
 from peerdg.models.ensemble import MeanHead, added_layers, ensemble
 from peerdg.models.names import OWN as OWN
 from peerdg.terminal import visible
-from peerdg.version import __version__
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 FORMAT = 1

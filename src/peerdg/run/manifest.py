@@ -7,21 +7,23 @@ Torch is imported late, because `peerdg runs` reads manifests.
 """
 
 import contextlib
+import hashlib
 import platform
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peerdg import __version__
 from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import read_json, reading, write_json
 from peerdg.options import difference
 from peerdg.run.config import MAY_CHANGE, RunConfig
 from peerdg.terminal import storable, visible
-from peerdg.version import __version__, code_digest
 
 if TYPE_CHECKING:
     import torch
@@ -317,3 +319,13 @@ def read_known_images(folder: Path) -> KnownImages | None:
     with reading(path):
         pixels = read_json(path, format=FORMAT)["pixels"]
         return KnownImages(frozenset(pixels["train"]), frozenset(pixels.get(VALIDATION, ())))
+
+
+@cache
+def code_digest() -> str:
+    """Hash the package's own source: between releases, other code has the same version."""
+    root, whole = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(filter(Path.is_file, root.rglob("*.py"))):  # an editor's lock may be a link
+        whole.update(path.relative_to(root).as_posix().encode())
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:16]

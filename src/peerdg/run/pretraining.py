@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from peerdg import __version__
 from peerdg.data.cache import cache_folder
 from peerdg.errors import DamagedError, OutputError, PeerdgWarning
 from peerdg.files import reading, remove
@@ -27,11 +28,10 @@ from peerdg.options import to_dict
 from peerdg.run.checkpoint import load_checkpoint, write_checkpoint
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import RunFolder
-from peerdg.run.manifest import hardware_of
+from peerdg.run.manifest import code_digest, hardware_of
 from peerdg.train.settings import Phase
 from peerdg.train.signals import StopRequest
 from peerdg.train.source import Source
-from peerdg.version import __version__, code_digest
 
 FOLDER = "pretraining"
 SWITCH = "PEERDG_SHARE_PRETRAINING"  # "0" in the environment: like --no-share-pretraining
