@@ -6,16 +6,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.benches.plan import Plan, PlanFile, make_plan, read_plan_file
-from peerdg.cli.flags import (
-    DATA,
-    PLUGIN,
-    SEED_LIST,
-    Options,
-    given_options,
-    which_data,
-    whole_number,
-)
+from peerdg.cli.flags import DATA, PLUGIN, SEED_LIST, Options, whole_number
 from peerdg.cli.train import say
+from peerdg.data.benchmarks import find_data
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.options import merge
 from peerdg.terminal import console, error_console
@@ -62,8 +55,8 @@ def bench(
 
     file = PlanFile() if plan is None else read_plan_file(plan)
     rows = file.methods if methods is None else [m.strip() for m in methods.split(",") if m.strip()]
-    named = which_data(data) if data is not None else {}
-    given = merge(file.options, given_options(options), named)
+    named = find_data(data) if data is not None else {}
+    given = merge(file.options, options or {}, named)
     if "benchmark" not in given:
         raise ConfigError("No data is given.", hint="Name a benchmark or a folder of images first.")
     chosen = file.seeds if seeds is None else range(max(0, seeds))

@@ -26,7 +26,7 @@ def config(
         explain: Print the preset files that the run would use instead, the most general first.
             Their comments say where each value comes from. What your images decide stands above.
     """
-    resolved, choices = resolve_flags(data, options, file=file, plugin=plugin)
+    resolved, choices = resolve_flags(data, options, file=file)
     text = _explanation(resolved, choices) if explain else resolved.toml()
     console.print(Text(text), soft_wrap=True, end="")
 

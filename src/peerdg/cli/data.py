@@ -2,20 +2,22 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.filesize import decimal
 
-from peerdg.data.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, benchmark, no_such_data
+from peerdg.data.benchmarks import BENCHMARKS, PUBLISHED, Benchmark, no_such_data
 from peerdg.errors import ConfigError, DataError
+from peerdg.files import remove, replace_atomically
 from peerdg.options import did_you_mean
-from peerdg.terminal import console, error_console
+from peerdg.run.progress import ReadingBar
+from peerdg.terminal import Table, console, error_console
 
 if TYPE_CHECKING:
     from peerdg.data.own_data import FolderReport
-    from peerdg.data.read import Progress
     from peerdg.data.splits import Splits
 
 Root = Annotated[Path | None, Parameter(help="folder with the data set's files")]
@@ -26,10 +28,8 @@ def list_data() -> None:
     for name in PUBLISHED:
         data = BENCHMARKS[name]
         console.print(f"{name}: {data.title}", style="bold")
-        _say(f"  source   {data.source}")
-        _say(f"  targets  {', '.join(data.targets)}")
-        _say(f"  license  {data.license}")
-        _say(f"  origin   {data.obtain}")
+        console.print(f"  source   {data.source}\n  targets  {', '.join(data.targets)}")
+        console.print(f"  license  {data.license}\n  origin   {data.obtain}")
 
 
 def show_data(
@@ -46,7 +46,6 @@ def show_data(
         output: The PNG file to write.
     """
     from peerdg.data.domain import contact_sheet
-    from peerdg.files import replace_atomically
 
     if _is_path(name):
         domains = list(_read_folders([Path(name)]).parts.values())
@@ -56,23 +55,19 @@ def show_data(
     sheet = contact_sheet(domains)
     with replace_atomically(output) as temporary:
         sheet.save(temporary, format="PNG")
-    _say(f"{len(domains)} domains in {output}")
+    console.print(f"{len(domains)} domains in {output}")
 
 
 def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
-    """Report for each domain the images on disk, problems with them, and where to get them.
+    """List the images of each domain on disk, their problems, and where to get missing ones.
 
-    Images of your own folders and lists are decoded once and compared with all others.
-
-    Ends with code 5 if there is a problem, or nothing to learn on: the source domain is missing, or
-    every domain where any can be the source.
+    Images of your own folders and lists are decoded once and compared with all others. Ends with
+    code 5 if there is a problem, or nothing to learn on.
 
     Args:
         name: The data set, or a folder or list of your own images.
         folders: More folders and lists, to find images that are in two of them.
     """
-    from peerdg.terminal import Table
-
     if _is_path(name):
         _verify_folders([Path(name), *folders])
         return
@@ -88,17 +83,18 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
     console.print(Table(["domain", "status", "images", "expected", ""], rows, is_text=True))
     for report in reports:
         for problem in report.problems:
-            _say(f"{report.domain}: {problem}")
+            console.print(f"{report.domain}: {problem}")
         if report.status == "missing" and not report.optional:
-            _say(f"{report.domain}: get it from {report.obtain}")
+            console.print(f"{report.domain}: get it from {report.obtain}")
     if problems := [report.domain for report in reports if report.problems]:
         raise DataError(f"{name}: problems with {', '.join(dict.fromkeys(problems))}.")
-    missing = [report.domain for report in reports if report.count is None and not report.optional]
     if hasattr(data.settings, "source"):  # any domain can be the source
-        if all(report.count is None for report in reports):
-            raise DataError(f"{name}: none of its domains is under {root}.")
-    elif data.source in missing:
-        raise DataError(f"{name}: the source domain '{data.source}' is missing.")
+        is_missing = all(report.count is None for report in reports)
+    else:
+        needed = [r for r in reports if r.domain == data.source and not r.optional]
+        is_missing = any(report.count is None for report in needed)
+    if is_missing:
+        raise DataError(f"{name}: there are no source images under {root}.")
 
 
 def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
@@ -114,25 +110,25 @@ def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
     if archives:
         from peerdg.data.archive import unpack
 
+        data = _data_set(name, root)
         with _bar() as bar:
-            folder = _require_root(name, root)
-            for path in unpack(benchmark(name), archives, folder, progress=bar):
-                _say(f"{path}")
+            for path in unpack(data, archives, root or Path(), progress=bar):
+                console.print(f"{path}")
         verify_data(name, root=root)
         return
     from peerdg.data.cache import cache_folder
 
     splits = _load(name, root)
     for domain in (splits.train, *splits.targets.values()):
-        _say(f"{domain.name}: {len(domain)} images")
-    _say(f"Ready in {cache_folder()}")
+        console.print(f"{domain.name}: {len(domain)} images")
+    console.print(f"Ready in {cache_folder()}")
 
 
 def cache_data(
     name: str | None = None,
     /,
     *,
-    clear: Annotated[bool, Parameter(help="remove the entries", negative=())] = False,
+    clear: Annotated[bool, Parameter(help="remove the entries")] = False,
 ) -> None:
     """Show the cache of decoded images and shared pre-training, or clear it.
 
@@ -142,32 +138,33 @@ def cache_data(
         name: Only entries of this name. `pretraining` is all shared pre-training.
     """
     from peerdg.data.cache import cache_entries, cache_folder, clear_cache
-    from peerdg.run.pretraining import FOLDER, clear_pretrainings, shared_pretrainings
-    from peerdg.terminal import Table
+    from peerdg.run.pretraining import FOLDER, shared_pretrainings
 
     folder = cache_folder()
     if folder is None:
         raise ConfigError("There is no home folder.", hint="Set PEERDG_CACHE to a folder.")
-    entries = cache_entries(folder)
-    names = {entry.name for entry in entries}
-    trained = shared_pretrainings(folder) if name in (None, FOLDER) else []
-    if name is not None and name not in (FOLDER, *names):
+    entries = [(entry.name, entry.size, entry.written) for entry in cache_entries(folder)]
+    for path in shared_pretrainings(folder):
+        size = sum(file.stat().st_size for file in path.iterdir())
+        entries.append((FOLDER, size, path.stat().st_mtime))
+    names = {entry[0] for entry in entries}
+    if name is not None and name not in names:
         hint = did_you_mean(name, names) if names else "The cache is empty."
         raise ConfigError(f"The cache has no entry '{name}'.", hint=hint)
-    entries = [entry for entry in entries if name in (None, entry.name)]
-    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in trained]
-    size = _amount(sum(entry.size for entry in entries) + sum(sizes))
+    entries = [entry for entry in entries if name in (None, entry[0])]
+    summary = f"{len(entries)} entries, {decimal(sum(entry[1] for entry in entries))}"
     if clear:
-        count = clear_cache(folder, name) + (clear_pretrainings(folder) if trained else 0)
-        _say(f"Removed {count} entries, {size}, from {folder}")
+        clear_cache(folder, name)
+        if name in (None, FOLDER):
+            remove(folder / FOLDER)
+        console.print(f"Removed {summary}, from {folder}")
         return
-    rows = [[entry.name, _amount(entry.size), _date(entry.written), ""] for entry in entries]
-    rows += [
-        [FOLDER, _amount(each), _date(path.stat().st_mtime), path.name]
-        for path, each in zip(trained, sizes, strict=True)
+    rows = [
+        [each, decimal(size), time.strftime("%Y-%m-%d %H:%M", time.localtime(written))]
+        for each, size, written in entries
     ]
-    console.print(Table(["name", "size", "date", ""], rows, is_text=True))
-    _say(f"{len(rows)} entries, {size}, in {folder}")
+    console.print(Table(["name", "size", "date"], rows, is_text=True))
+    console.print(f"{summary}, in {folder}")
 
 
 def _is_path(name: str) -> bool:
@@ -175,8 +172,6 @@ def _is_path(name: str) -> bool:
 
 
 def _verify_folders(paths: Sequence[Path]) -> None:
-    from peerdg.terminal import Table
-
     report = _read_folders(paths)
     rows = [
         [name, f"{len(domain)}", f"{report.counts[name]}", f"{len(domain.classes)}"]
@@ -185,11 +180,11 @@ def _verify_folders(paths: Sequence[Path]) -> None:
     console.print(Table(["images of", "usable", "files", "classes"], rows, is_text=True))
     for problem in report.problems:
         kind = "Note" if problem.severity == "note" else "Problem"
-        _say(f"{kind}: {problem.message}\n  {problem.remedy}")
+        console.print(f"{kind}: {problem.message}\n  {problem.remedy}")
     if report.errors:
         where = ", ".join(str(path) for path in paths)
         raise DataError(f"{len(report.errors)} problems must be solved before training on {where}.")
-    _say("Everything can be decoded.")
+    console.print("Everything can be decoded.")
 
 
 def _read_folders(paths: Sequence[Path]) -> "FolderReport":
@@ -214,37 +209,10 @@ def _data_set(name: str, root: Path | None) -> Benchmark:
         raise no_such_data(name)
     data = BENCHMARKS[name]
     data.refuse_unused_root(root)
-    if data.needs_root:
-        _require_root(name, root)
+    if data.needs_root and root is None:
+        raise ConfigError(f"{name} needs its folder of files.", hint="Give it with --root DIR.")
     return data
 
 
-def _require_root(name: str, root: Path | None) -> Path:
-    if root is None:
-        raise ConfigError(
-            f"{name} needs the folder with its files.", hint="Give it with --root DIR."
-        )
-    return root
-
-
-@contextlib.contextmanager
-def _bar() -> "Iterator[Progress]":
-    from peerdg.run.progress import ReadingBar
-
-    with contextlib.closing(ReadingBar(error_console)) as bar:
-        yield bar
-
-
-def _say(text: str) -> None:
-    console.print(text)
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _amount(size: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} bytes"
+def _bar() -> "contextlib.closing[ReadingBar]":
+    return contextlib.closing(ReadingBar(error_console))

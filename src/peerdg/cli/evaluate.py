@@ -1,7 +1,7 @@
 """`peerdg evaluate`: how good a trained model is on other images."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from peerdg import __version__
-from peerdg.cli.flags import which_data
-from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
+from peerdg.data.benchmarks import OWN_DATA, OwnDataSettings, find_data
 from peerdg.data.classes import check_class_map, parse_class_map
 from peerdg.errors import ConfigError
-from peerdg.options import merge
 from peerdg.run.hardware import DEVICES
 from peerdg.terminal import console, error_console, visible
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from peerdg.data.domain import Domain
     from peerdg.data.read import Progress
     from peerdg.evaluate.accuracy import DomainReport
-    from peerdg.model import Model
 
 _DATA = "folders or lists of labelled images, or a data set by name; default: the run's own data"
 
@@ -32,18 +29,13 @@ def evaluate(
     /,
     *,
     root: Annotated[str | None, Parameter(help="folder with a named data set's files")] = None,
-    target: Annotated[
-        tuple[str, ...] | None,
-        Parameter(
-            help="target domain of a named data set; repeat it for several", negative_iterable=()
-        ),
-    ] = None,
+    target: tuple[str, ...] = (),
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     report: Path | None = None,
     worst: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 12,
     layout: Literal["auto", "classes", "domains"] = "auto",
-    skip_bad_images: Annotated[bool, Parameter(negative=())] = False,
-    class_map: Annotated[tuple[str, ...], Parameter(name="--map", negative_iterable=())] = (),
+    skip_bad_images: bool = False,
+    class_map: Annotated[tuple[str, ...], Parameter(name="--map")] = (),
     device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
     """Accuracy, by class too, confusion matrix, calibration error and worst mistakes.
@@ -53,6 +45,7 @@ def evaluate(
 
     Args:
         run: Run folder or model folder.
+        target: Target domain of a named data set. Repeat it for several.
         json_file: Write all results into this JSON file.
         report: Write a page with confusion matrices and the worst mistakes into this folder.
         worst: Number of the most confident mistakes to show.
@@ -60,14 +53,13 @@ def evaluate(
         skip_bad_images: Leave out images that cannot be decoded, and count them.
         class_map: Another name of a class in the images, e.g. Dog=dog. Repeat it for several.
     """
-    own = [name for name in data if which_data(name)["benchmark"] == OWN_DATA]
+    found = [find_data(name) for name in data]
+    own = [each["root"] for each in found if each["benchmark"] == OWN_DATA]
     if own and (root or target):
         raise ConfigError(
             "--root and --target belong to a data set by name, not to a folder or list.",
             hint="Give the folders of all targets one after the other.",
         )
-    for name in data:
-        BENCHMARKS[which_data(name)["benchmark"]].refuse_unused_root(root)
     from peerdg.data.own_data import read_targets
     from peerdg.evaluate.accuracy import BINS
     from peerdg.files import write_json
@@ -79,8 +71,12 @@ def evaluate(
     if report is not None:
         pyplot()  # refuse a missing library before the work, not after it
     model = load_model(run, device=device)
+    given: dict[str, Any] = {"root": root} if root else {}
+    given |= {"targets": list(target)} if target else {}
+    named = [each for each in found if each["benchmark"] != OWN_DATA]
     with contextlib.closing(ReadingBar(error_console)) as bar:
-        domains, known = _named_domains(model, run, data, root, target, class_map, bar)
+        sets = named if data else [_run_data(run)]
+        domains, known = _read_sets(sets, given, class_map, model.classes, bar)
         if own:
             settings = OwnDataSettings(
                 size=model.stored_size,
@@ -114,47 +110,42 @@ def evaluate(
         console.print(f"Report in {page}")
 
 
-def _named_domains(
-    model: "Model",
-    run: Path,
-    data: tuple[str, ...],
-    root: str | None,
-    target: tuple[str, ...] | None,
-    class_map: tuple[str, ...],
-    progress: "Progress",
-) -> "tuple[dict[str, Domain], set[str]]":
-    """Read the domains of the data sets that are named, or of the run's own data.
-
-    Returns:
-        The domains with labels in the model's class order, and the class names of the data sets
-        that are named.
-    """
+def _run_data(run: Path) -> dict[str, Any]:
+    """Return the options of the data that a run was trained on."""
     from peerdg.run.config import resolve, without_method
     from peerdg.run.folder import read_run_config
+
+    if not (run / "config.toml").is_file():
+        raise ConfigError(f"{run} is a model folder.", hint="Name the images to evaluate it on.")
+    return resolve(without_method(read_run_config(run))).tables()
+
+
+def _read_sets(
+    sets: Sequence[Mapping[str, Any]],
+    given: Mapping[str, Any],
+    class_map: tuple[str, ...],
+    classes: tuple[str, ...],
+    progress: "Progress",
+) -> "tuple[dict[str, Domain], set[str]]":
+    """Read the domains of data sets with labels in the order of `classes`.
+
+    Returns:
+        The domains, and the class names of sets that have no class map among their options.
+    """
+    from peerdg.run.config import resolve_given
     from peerdg.run.prepare import load_splits, natural_domains
 
-    chosen: list[Mapping[str, Any]] = [which_data(name) for name in data]
-    if not data:
-        if not (run / "config.toml").is_file():
-            raise ConfigError(
-                f"{run} is a model folder.", hint="Name the images to evaluate it on."
-            )
-        chosen = [resolve(without_method(read_run_config(run))).tables()]
-    given: dict[str, Any] = {"root": root, "targets": list(target) if target else None}
-    given = {key: value for key, value in given.items() if value is not None}
     domains: dict[str, Domain] = {}
     known: set[str] = set()
-    for started in chosen:
-        is_own = started["benchmark"] == OWN_DATA
-        if data and is_own:
-            continue
+    for tables in sets:
+        is_own = tables["benchmark"] == OWN_DATA  # their classes are renamed when they are read
         own = {OWN_DATA: {"class_map": list(class_map)}} if is_own and class_map else {}
-        splits = load_splits(resolve(started, merge(given, own)), progress=progress)
-        for name, domain in natural_domains(splits).items():
-            renamed = {} if is_own else parse_class_map(class_map)  # own images: when read
+        config, _ = resolve_given({**given, **own}, file=tables)
+        for name, domain in natural_domains(load_splits(config, progress=progress)).items():
             known.update(() if is_own else domain.classes)
-            free = f"{started['benchmark']}-{name}" if name in domains else name
-            domains[free] = domain.with_classes(model.classes, renamed)
+            free = f"{config.benchmark}-{name}" if name in domains else name
+            renamed = {} if is_own else parse_class_map(class_map)
+            domains[free] = domain.with_classes(classes, renamed)
     return domains, known
 
 
@@ -166,10 +157,8 @@ def _print(details: "list[DomainReport]") -> None:
         console.print(visible(detail.domain), style="bold")
         for text in evaluation.remarks(detail):
             console.print(visible(text))
-        tables = [evaluation.class_table(detail), evaluation.confusion_table(detail)]
-        if detail.worst:
-            tables.append(evaluation.mistakes_table(detail))
-        for table in tables:
+        mistakes = evaluation.mistakes_table(detail) if detail.worst else None
+        for table in (evaluation.class_table(detail), evaluation.confusion_table(detail), mistakes):
             if table is not None:
                 console.print(table, "")
     console.print(evaluation.summary_table(details))

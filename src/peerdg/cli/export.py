@@ -15,12 +15,12 @@ def export(
     *,
     format: Format,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
-    overwrite: Annotated[bool, Parameter(negative=())] = False,
+    overwrite: bool = False,
 ) -> None:
     """Write a run's deployed model as ONNX, torch.export or plain weights, with its card.
 
-    The exported model is run on sample images; if its logits differ from the original's by more
-    than 0.0001, nothing is left and the command ends with code 4.
+    The exported model is run on sample images. If its logits differ from the original's by more
+    than 0.0001, nothing is written and the command ends with code 4.
 
     Args:
         run: Run folder or model folder.
@@ -38,8 +38,5 @@ def export(
     size = done.path.stat().st_size / 1e6
     for path in done.files:
         console.print(f"{path}")
-    console.print(
-        f"{SUFFIXES[format]} of {size:.1f} MB; its logits differ from the original's by "
-        f"{done.difference:.1e} at most.",
-        soft_wrap=True,
-    )
+    difference = f"its logits differ from the original's by {done.difference:.1e} at most"
+    console.print(f"{SUFFIXES[format]} of {size:.1f} MB; {difference}.")

@@ -1,17 +1,17 @@
 """Command-line flags of all options, and the config that they resolve to."""
 
 from collections.abc import Sequence
-from dataclasses import field, fields, is_dataclass, make_dataclass
+from dataclasses import fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypedDict, get_type_hints
 
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
-from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, no_such_data
+from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, find_data
 from peerdg.methods.recipes import RECIPES
-from peerdg.methods.registry import Plugin, loaded_plugin, method_names, plugin_of, settings_of
+from peerdg.methods.registry import loaded_plugin, method_names, settings_of
 from peerdg.options import nearest, read_toml
 from peerdg.run.config import ALIASES, SECTIONS, RunConfig, resolve_given
 from peerdg.run.presets import Choices
@@ -22,7 +22,8 @@ SHORT = {"targets": "--target", "train.epochs": "--epochs", "own-data.class_map"
 DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
 CONFIG = Parameter(help="TOML file with options; flags win over it", name=("--config", "-c"))
 PLUGIN = Parameter(help="Python file with a method of your own, which is executed")
-Options = Any  # of a command, where `options_for` takes its place when it is called
+_make_table: Any = TypedDict  # type checkers accept only literals as its fields
+Options = Any  # of a command, which `options_for` replaces when it is called
 
 
 def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
@@ -46,12 +47,10 @@ SEED_LIST = Parameter(converter=whole_numbers)
 
 
 def options_for(command: str, arguments: Sequence[str]) -> Any:
-    """Make the type of a command's options: a dataclass whose fields are None unless given.
+    """Make the type of a command's options: the tables of a config file, of what was given.
 
-    Args:
-        command: The command. `bench` has no options that its methods and seeds decide.
-        arguments: Arguments after it. With `--help`, there are only the common options and those
-            of the chosen method and data set.
+    `bench` has no options that its methods and seeds decide. If the arguments ask for help, there
+    are only the common options and those of the chosen method and data set.
     """
     left_out = ["benchmark"]
     if command == "bench":
@@ -59,7 +58,7 @@ def options_for(command: str, arguments: Sequence[str]) -> Any:
     shown = None
     if "--help" in arguments or "-h" in arguments:
         shown = tuple(_chosen_sections(arguments))
-    return _make_options(method_names(), tuple(left_out), shown) | None
+    return _make_options(method_names(), tuple(left_out), shown)
 
 
 def _chosen_sections(arguments: Sequence[str]) -> list[str]:
@@ -82,34 +81,25 @@ def _make_options(
     sections: dict[str, Any] = {"": RunConfig, **SECTIONS}
     sections |= {name: settings_of(name) for name in methods if shown is None or name in shown}
     sections |= {name: data.settings for name, data in BENCHMARKS.items()}
-    made: list[Any] = []
+    options: dict[str, Any] = {}
     for section, kind in sections.items():
-        hints, flags = get_type_hints(kind), []
+        hints, flags = get_type_hints(kind), {}
         for f in fields(kind):
             name = f"{section}.{f.name}".lstrip(".")
             is_common = name in COMMON or name in SHORT
-            if (
-                "help" in f.metadata
-                and name not in left_out
-                and (shown is None or is_common or section in shown)
-            ):
-                flags.append(_flag(f, hints[f.name], section, is_common=is_common))
+            is_shown = shown is None or is_common or section in shown
+            if is_shown and "help" in f.metadata and name not in left_out:
+                flags[f.name] = _flag(f, hints[f.name], section, is_common=is_common)
         if section and flags:
-            kind = Parameter(name=f"--{section}")(_make_dataclass(section, flags))
-            made.append((section.replace("-", "_"), kind | None, field(default=None)))
+            table = _make_table(section, flags, total=False)
+            options[section] = Annotated[table, Parameter(name=f"--{section}")]
         else:
-            made += flags
-    return Parameter(name="*")(_make_dataclass("options", made))
+            options |= flags
+    table = _make_table("options", options, total=False)
+    return Annotated[table | None, Parameter(name="*")]
 
 
-def _make_dataclass(name: str, flags: list[Any]) -> Any:
-    made = make_dataclass(f"{name.title()}Flags", flags, kw_only=True)
-    made.__module__ = __name__  # "types" otherwise, which cyclopts takes for a builtin
-    return made
-
-
-def _flag(f: Any, kind: Any, section: str, *, is_common: bool) -> tuple[str, Any, Any]:
-    """Make a dataclass field that becomes a flag, None unless given."""
+def _flag(f: Any, kind: Any, section: str, *, is_common: bool) -> Any:
     default = str(f.default).lower() if isinstance(f.default, bool) else f.default
     converter: Any = None
     if kind in (int, int | None):
@@ -126,64 +116,22 @@ def _flag(f: Any, kind: Any, section: str, *, is_common: bool) -> tuple[str, Any
         converter=converter,
         alias=SHORT.get(f"{section}.{f.name}".lstrip("."), f.metadata.get("formerly")),
     )
-    return f.name, Annotated[kind | None, parameter], field(default=None)
+    return Annotated[kind, parameter]
 
 
 def resolve_flags(
-    data: str | None, options: Any, *, file: Path | None, plugin: Path | None
+    data: str | None, options: Options, *, file: Path | None
 ) -> tuple[RunConfig, Choices | None]:
     """Resolve the preset, then the config file, then the flags that were given.
-
-    Args:
-        data: Name of a data set, or a folder or list of images.
-        options: Flags.
-        file: Config file.
-        plugin: Python file of a method.
 
     Returns:
         The config, and the choices that the images of a folder or list decided in it.
     """
     tables = read_toml(file) if file else {}
-    given = given_options(options) | (which_data(data) if data is not None else {})
-    if plugin is not None:  # as it is now, not as a config file says that it was
-        loaded = require_plugin(plugin)
-        tables, given = {"method": loaded.name, **tables}, {**given, "plugin": loaded.identity}
+    given = (options or {}) | (find_data(data) if data is not None else {})
+    if plugin := loaded_plugin():  # as it is now, not as a config file says that it was
+        tables, given = {"method": plugin.name, **tables}, {**given, "plugin": plugin.identity}
     return resolve_given(given, file=tables)
-
-
-def given_options(options: Any) -> dict[str, Any]:
-    """Collect the flags that were given, nested as in a config file."""
-    given: dict[str, Any] = {}
-    for f in fields(options) if options is not None else ():
-        value = getattr(options, f.name)
-        if is_dataclass(value):
-            if inner := given_options(value):
-                given[f.name.replace("_", "-")] = inner
-        elif value is not None:
-            given[f.name] = value
-    return given
-
-
-def which_data(data: str) -> dict[str, Any]:
-    """Find a data set by name, or a folder or list by its path.
-
-    Raises:
-        ConfigError: If it looks like a misspelt data set.
-        DataError: If there is no such folder or list.
-    """
-    if data in BENCHMARKS:
-        return {"benchmark": data}
-    if Path(data).expanduser().exists():
-        return {"benchmark": OWN_DATA, "root": data}
-    raise no_such_data(data)
-
-
-def require_plugin(path: Path) -> Plugin:
-    """Return the plugin that `peerdg.cli.main.run` has loaded, before flags were known."""
-    plugin = plugin_of(path.stem.replace("_", "-"))
-    if plugin is None:
-        raise RuntimeError(f"The plugin {path} was not loaded.")
-    return plugin
 
 
 def explained_choices(config: RunConfig, choices: Choices | None) -> list[str]:
@@ -204,9 +152,6 @@ def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
     """Say which option is unknown, and name the nearest known one."""
     token = error.token.keyword or error.token.value
     name = token.split("=")[0].replace("_", "-")
-    if name == "--plugin":
-        hint = "--plugin goes with train, bench, resume, config and methods."
-        return f"Unknown option {token}.", hint
     known = [n for argument in error.argument_collection or () for n in argument.names]
     known = [n for n in known if n.startswith("--")] + ["--help", "--debug"]
     aliases: dict[str, str] = {}

@@ -8,9 +8,10 @@ import sys
 import traceback
 import warnings
 from contextlib import ExitStack
-from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard
+from pkgutil import resolve_name
+from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 from rich.text import Text
@@ -23,45 +24,33 @@ from peerdg.terminal import console, error_console
 # Each command with a line of help and examples. It is imported only when it is used.
 _COMMANDS = """
 demo: Train ERM, RandAugment and PEER on small digits, and compare them.
-  peerdg demo
   peerdg demo --seeds 1 --out runs/glance
 train: Train a method on one labeled domain.
   peerdg train digits-mini --method peer --budget quick --out runs/first
-  peerdg train digits --root ~/data/digits --target usps --target mnist-m --peer.k 5
+  peerdg train photos/ --target sketches/ --epochs 20 --peer.k 5
   peerdg train --config runs/first/config.toml --seed 1 --out runs/second
-  peerdg train digits-mini --plugin my_method.py --my-method.weight 2
 bench: Train several methods with several seeds, and compare them.
   peerdg bench digits-mini --methods erm,randaugment,peer --budget quick --out runs/all
   peerdg bench photos/ --methods erm,peer --target sketches/ --jobs 2 --out runs/mine
-  peerdg bench digits-mini --methods erm,peer --out runs/plan --dry-run
 resume: Continue an interrupted run.
   peerdg resume runs/first
-  peerdg resume runs/mine --plugin my_method.py
 evaluate: Measure a trained model on other images, in detail.
   peerdg evaluate runs/first
   peerdg evaluate runs/first sketches/ paintings/ --report looked-at
   peerdg evaluate runs/first sketches/ --map Dog=dog --map Cat=cat
-  peerdg evaluate runs/first digits --root ~/data/digits
 predict: Predict class and probability of images.
   peerdg predict runs/first digit.png
-  peerdg predict runs/first photos/ -o found.csv
   peerdg predict runs/first photos/ -o found.json --top 3
 combine: Make one model of several runs: the mean of their weights or outputs.
   peerdg combine runs/a runs/b runs/c -o combined
-  peerdg combine runs/a runs/b --rule greedy -o combined
 export: Write a trained model as ONNX, torch.export or plain weights.
   peerdg export runs/first --format onnx -o model.onnx
-  peerdg export runs/first --format safetensors -o first-weights/
 runs: List and compare run folders.
-  peerdg runs
   peerdg runs runs/demo --compare
-  peerdg runs results/demo --report /tmp/again
 methods: List the methods and their options.
-  peerdg methods
   peerdg methods peer
 config: Print the complete configuration of a run.
   peerdg config digits --method peer --budget paper > peer.toml
-  peerdg config digits --explain
 data: List, show, verify and prepare data sets.
   peerdg data list
 data list: List the data sets.
@@ -73,9 +62,7 @@ data verify: List the files of a data set that are missing or wrong.
   peerdg data verify photos/ sketches/
 data prepare: Unpack a data set's archives, or decode it into the cache.
   peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS
-  peerdg data prepare digits --root ~/data/digits
 data cache: Show or clear the cache of decoded images.
-  peerdg data cache
   peerdg data cache --clear"""
 COMMANDS = {
     name: (summary, examples.strip().split("\n  "))
@@ -83,6 +70,7 @@ COMMANDS = {
 }
 WITH_OPTIONS = ("train", "bench", "config")  # commands with the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk
 
 
 def make_app(arguments: list[str]) -> App:
@@ -109,18 +97,16 @@ def make_app(arguments: list[str]) -> App:
             app.command(groups["data"])
             continue
         target = f"peerdg.cli.data:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
-        if name in WITH_OPTIONS and arguments[:1] == [name]:
-            _add_options(name, arguments[1:])
+        is_called = arguments[: len(name.split())] == name.split()
+        if name in WITH_OPTIONS and is_called:
+            from peerdg.cli.flags import options_for
+
+            function = resolve_name(target)
+            function.__annotations__["options"] = options_for(name, arguments[1:])
             epilogue += "\n\n`--help-all` lists the options of all methods, data sets and phases."
-        groups[parent].command(target, name=command, help=summary, help_epilogue=epilogue)
+        help = None if is_called else summary  # its own help is the docstring
+        groups[parent].command(target, name=command, help=help, help_epilogue=epilogue)
     return app
-
-
-def _add_options(name: str, arguments: list[str]) -> None:
-    from peerdg.cli.flags import options_for
-
-    function = getattr(import_module(f"peerdg.cli.{name}"), name)
-    function.__annotations__["options"] = options_for(name, arguments)
 
 
 def _show(default: Any) -> Any:
@@ -171,7 +157,8 @@ def run(arguments: list[str], *, debug: bool) -> int:
         _silence_output()  # the reader (head, less) has left, which is not an error
         return 0
     except Exception as error:
-        if _is_full_output(error):
+        # Only standard output has no name. Files of peerdg raise `OutputError`.
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
             _silence_output()
             reason = f"Cannot write to standard output: {error.strerror}."
             return _fail(4, reason, "Free some space, or send the output elsewhere.")
@@ -179,8 +166,8 @@ def run(arguments: list[str], *, debug: bool) -> int:
             return _fail(
                 1,
                 "There is not enough memory for this.",
-                "Close other programs, or use smaller images (--transform.size) or fewer at a "
-                "time (--train.batch-size). The last saved state of a run is intact.",
+                "Use smaller images (--transform.size) or fewer at a time (--train.batch-size). "
+                "The last saved state of a run is intact.",
             )
         _show_traceback()
         if plugin is not None and plugin.failed_in(error):
@@ -197,16 +184,11 @@ def _fail(code: int, message: str, hint: str | None = None) -> int:
 
 def _plugin_file(arguments: list[str]) -> Path | None:
     """Find the file after `--plugin`. Its method has flags, so it is loaded before parsing."""
-    if not arguments or arguments[0] not in WITH_PLUGIN:
-        return None
-    files = [
-        argument.partition("=")[2] if "=" in argument else following
-        for argument, following in zip(arguments, [*arguments[1:], ""], strict=True)
-        if argument.partition("=")[0] == "--plugin"
-    ]
-    if len(files) > 1:
-        raise ConfigError("--plugin is given twice; a run has one method.")
-    return Path(files[0]) if files and files[0] else None
+    for argument, following in pairwise([*arguments, ""]):
+        flag, _, value = argument.partition("=")
+        if flag == "--plugin" and (value or following) and arguments[0] in WITH_PLUGIN:
+            return Path(value or following)
+    return None
 
 
 def _call(arguments: list[str]) -> None:
@@ -225,12 +207,6 @@ def _call(arguments: list[str]) -> None:
     except CycloptsError as error:
         error.verbose = False
         raise ConfigError(str(error), hint="See `peerdg --help`.") from error
-
-
-def _is_full_output(error: Exception) -> TypeGuard[OSError]:
-    """Tell whether standard output is full. Files of peerdg raise `OutputError` instead."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    return isinstance(error, OSError) and error.errno in full and error.filename is None
 
 
 def _silence_output() -> None:

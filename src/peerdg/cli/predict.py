@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, TextIO, cast
+from typing import Annotated, Any, TextIO, cast
 
 from cyclopts import Parameter, validators
 
@@ -23,17 +23,16 @@ def predict(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
-    all_classes: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    all_classes: Annotated[bool, Parameter(name="--all")] = False,
     top: Annotated[int, Parameter(validator=validators.Number(gte=1), converter=whole_number)] = 1,
-    strict: Annotated[bool, Parameter(negative=())] = False,
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=())] = False,
+    strict: bool = False,
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
     device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
-    """Class and probability of each image, as CSV, JSON or JSON lines.
+    """Predict class and probability of each image, as CSV, JSON or JSON lines.
 
-    Memory does not grow with the number of images. An image that cannot be decoded gives a row with
-    the reason in its last column. The command ends with code 5 if no image can be decoded, or with
-    --strict if one cannot. Rows go to FILE.partial until all are there, also after Ctrl-C.
+    An image that cannot be decoded gives a row with the reason in its last column. The command ends
+    with code 5 if none can be decoded. Rows go to FILE.partial until all are there.
 
     Args:
         run: Run folder or model folder.
@@ -45,34 +44,22 @@ def predict(
         strict: End with code 5 if an image cannot be decoded. The rows are written anyway.
         quiet: No progress.
     """
-    if not images:
-        raise DataError("No image was given.", hint="Name image files or a folder of them.")
     with warnings.catch_warnings():  # repeated when the images are read
         warnings.simplefilter("ignore", PeerdgWarning)
         total = sum(1 for _ in _files(images))
-    from peerdg.files import require_replaceable
     from peerdg.model import load_model
-    from peerdg.report.predictions import (
-        PredictionWriter,
-        partial_path,
-        prediction_file,
-        text_format,
-    )
+    from peerdg.report.predictions import PredictionWriter, partial_path, prediction_file
     from peerdg.run.progress import ReadingBar
 
-    if output is not None:
-        text_format(output)  # a wrong name is refused before the model is read
-        require_replaceable(output)
     model = load_model(run, device=device)
+    columns: dict[str, Any] = {"classes": model.classes, "all_classes": all_classes, "top": top}
     opened: AbstractContextManager[PredictionWriter]
     if output is not None:
-        opened = prediction_file(output, model.classes, all_classes=all_classes, top=top)
+        opened = prediction_file(output, **columns)
     else:
         # A person sees control characters written out. A program gets the data as it is.
         rows = cast(TextIO, _TerminalRows()) if sys.stdout.isatty() else sys.stdout
-        opened = nullcontext(
-            PredictionWriter(rows, model.classes, all_classes=all_classes, top=top)
-        )
+        opened = nullcontext(PredictionWriter(rows, **columns))
     bar = ReadingBar(error_console)
     with opened as writer:
         try:

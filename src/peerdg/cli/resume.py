@@ -5,7 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.cli.flags import PLUGIN, require_plugin, whole_number
+from peerdg.cli.flags import PLUGIN, whole_number
+from peerdg.methods.registry import loaded_plugin
 from peerdg.run.config import resolve
 from peerdg.run.folder import read_run_config
 
@@ -31,11 +32,12 @@ def resume(
     """
     from peerdg.cli.train import run_and_report
 
-    moved = {"root": root, "device": device, "threads": threads}
-    given = {name: value for name, value in moved.items() if value is not None}
-    if plugin is not None:
-        given["plugin"] = require_plugin(plugin).identity
-    config = resolve(read_run_config(run), given)
+    loaded = loaded_plugin()
+    given = {"root": root, "device": device, "threads": threads}
+    given["plugin"] = loaded.identity if loaded else None
+    config = resolve(
+        read_run_config(run), {name: value for name, value in given.items() if value is not None}
+    )
     run_and_report(
         config, run, "renew" if accept_new_data else "resume", quiet=quiet, stop_after=stop_after
     )

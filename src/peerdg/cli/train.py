@@ -6,15 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.cli.flags import (
-    CONFIG,
-    DATA,
-    PLUGIN,
-    Options,
-    explained_choices,
-    given_options,
-    resolve_flags,
-)
+from peerdg.cli.flags import CONFIG, DATA, PLUGIN, Options, explained_choices, resolve_flags
 from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.options import merge, read_toml
@@ -40,21 +32,21 @@ def train(
     plugin: Annotated[Path | None, PLUGIN] = None,
     options: Options = None,
 ) -> None:
-    """Train a method on one labelled domain; watch it on domains it never sees.
+    """Train a method on one labeled domain, and watch it on domains it never sees.
 
     Args:
-        out: Run folder; default: runs/DATA-METHOD-SEED, and the --train-seed if there is one.
-        resume: Go on with the run in this folder.
-        accept_new_data: Go on with it, or replace it if the data has changed since.
+        out: Run folder; default: runs/DATA-METHOD-SEED.
+        resume: Continue the run in this folder.
+        accept_new_data: Continue it, or replace it if the data has changed.
         overwrite: Replace the run in this folder.
-        profile: Measure where the time goes; the report shows it by stage.
+        profile: Measure where the time goes.
         quiet: No progress.
-        minutes: Choose the number of epochs (and k) so that the run takes about this long in all.
+        minutes: Choose epochs and k so that the run takes about this long.
     """
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
         raise ConfigError(f"{other} and --overwrite exclude each other.")
-    config, choices = resolve_flags(data, options, file=file, plugin=plugin)
+    config, choices = resolve_flags(data, options, file=file)
     for line in [] if quiet else explained_choices(config, choices):
         say(line)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
@@ -63,7 +55,7 @@ def train(
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
     if accept_new_data:
         existing = "renew"
-    chosen = merge(read_toml(file) if file else {}, given_options(options))
+    chosen = merge(read_toml(file) if file else {}, options or {})
     run_and_report(
         config, out, existing, quiet=quiet, profile=profile, minutes=minutes, options=chosen
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 from peerdg import __version__
 from peerdg.data.cache import cache_folder
 from peerdg.errors import DamagedError, OutputError, PeerdgWarning
-from peerdg.files import reading, remove
+from peerdg.files import reading
 from peerdg.models.classifier import Classifier, network_fingerprint
 from peerdg.models.names import OWN
 from peerdg.options import to_dict
@@ -173,13 +173,6 @@ def shared_pretrainings(cache: Path) -> list[Path]:
     """List the entries in a cache folder, the last written one first."""
     entries = [path for path in (cache / FOLDER).glob("[!.]*") if path.is_dir()]
     return sorted(entries, key=lambda path: -path.stat().st_mtime)
-
-
-def clear_pretrainings(cache: Path) -> int:
-    """Remove all entries from a cache folder, and return their number."""
-    count = len(shared_pretrainings(cache))
-    remove(cache / FOLDER)
-    return count
 
 
 def _tensors(network: Classifier) -> dict[str, Tensor]:
