@@ -17,8 +17,6 @@ from peerdg.crafted.operation import (
 )
 from peerdg.crafted.sets import craft, crafted_domains
 from peerdg.data.domain import Domain
-from peerdg.evaluate.accuracy import evaluate_domain
-from tests.conftest import tiny_classifier
 
 OPERATIONS = [operation for family in FAMILIES for operation in sets.OPERATIONS[family]]
 
@@ -93,12 +91,6 @@ def test_an_operation_without_effect_on_the_image_makes_room_for_the_next():
     for seed in range(6):
         result = distort(digit(), [nothing, nothing, invert], np.random.default_rng(seed))
         assert np.array_equal(result, 255 - digit())
-
-
-def test_if_nothing_has_an_effect_the_strongest_counts():
-    steps = [Operation(str(n), lambda image, rng, n=n: image + n) for n in (1, 3, 2)]
-    grey = np.full((8, 8, 3), 100, dtype=np.float32)
-    assert distort(grey, steps, np.random.default_rng(0)).max() == 103
 
 
 def test_small_images_do_not_draw_what_would_leave_nothing_to_see():
@@ -177,15 +169,6 @@ def test_the_sets_are_made_once_per_content_family_and_seed(monkeypatch):
     crafted_domains(domain(5), seed=7, families=["blur"])
     crafted_domains(validation, seed=7, families=["edges"])
     assert made == ["blur", "blur", "edges"]
-
-
-def test_a_constant_classifier_has_the_share_of_its_class_in_every_family():
-    model = tiny_classifier()
-    with torch.no_grad():
-        model.head.weight.zero_()
-        model.head.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
-    crafted = crafted_domains(domain(8))
-    assert {evaluate_domain(model, copy)["accuracy"] for copy in crafted.values()} == {100 * 3 / 8}
 
 
 def test_six_families_are_free_of_randaugment():

@@ -17,16 +17,13 @@ from peerdg.crafted.operation import (
     from_hsv,
     luma,
     pixels,
-    size_of,
     smooth_plane,
     to_hsv,
 )
 
 Mask = NDArray[np.bool_]
-Labels = NDArray[np.int64]
-"""The number of each pixel's area: [h, w]."""
-Points = NDArray[np.float32]
-"""Places as (y, x): [n, 2]."""
+Labels = NDArray[np.int64]  # number of each pixel's area: [h, w]
+Points = NDArray[np.float32]  # places as (y, x): [n, 2]
 Line = NDArray[np.floating]
 
 _SOBEL = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], dtype=np.float32) / 4
@@ -46,14 +43,8 @@ def cartoon(
 ) -> Picture:
     """Flatten the areas, strengthen their colors, draw lines where brightness falls.
 
-    Args:
-        image: The picture.
-        rng: Not used: all that is random are the strengths.
-        radius: Size in pixels of the details that vanish.
-        color: Difference of color below which areas merge.
-        saturation: Factor of the saturation.
-        line: Width in pixels of the lines.
-        threshold: How much darker than its surroundings a pixel must be to become a line.
+    Details below `radius` pixels vanish, areas merge whose difference is below `color`, and a pixel
+    that is darker than its surroundings by `threshold` becomes a line of width `line`.
     """
     flat = mean_shift(image, rng, radius=radius, color=color)
     hsv = to_hsv(np.rint(flat / 32) * 32)
@@ -91,10 +82,7 @@ def canny_lines(
 def canny(plane: Plane, *, weak: float, strong: float) -> Mask:
     """Edges that are strong, or weak and connected to a strong one (Canny 1986).
 
-    Args:
-        plane: A smoothed image.
-        weak: Gradient in levels per pixel that an edge must have.
-        strong: Gradient that each edge must have somewhere.
+    `plane` is a smoothed image. `weak` and `strong` are gradients in levels per pixel.
     """
     x = convolve(plane[..., None], _SOBEL)[..., 0] / 2
     y = convolve(plane[..., None], _SOBEL.T)[..., 0] / 2
@@ -164,7 +152,7 @@ def superpixels(
 
 def random_cells(image: Picture, rng: Random, *, side: float, share: float) -> Picture:
     """Voronoi cells of points anywhere."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     count = max(1, round(height * width / side**2))
     points = (rng.random((count, 2)) * (height, width)).astype(np.float32)
     return flatten(image, nearest_point(height, width, points), share, rng)
@@ -172,7 +160,7 @@ def random_cells(image: Picture, rng: Random, *, side: float, share: float) -> P
 
 def regular_cells(image: Picture, rng: Random, *, side: float, share: float) -> Picture:
     """A mosaic of squares."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     rows, columns = (max(1, round(n / side)) for n in (height, width))
     y, x = np.arange(height) * rows // height, np.arange(width) * columns // width
     return flatten(image, y[:, None] * columns + x[None], share, rng)
@@ -180,10 +168,11 @@ def regular_cells(image: Picture, rng: Random, *, side: float, share: float) -> 
 
 def loose_cells(image: Picture, rng: Random, *, side: float, lost: float, share: float) -> Picture:
     """A mosaic of squares of which some were lost, so that their neighbours grew."""
-    points = grid_points(*size_of(image), side)
+    height, width = image.shape[:2]
+    points = grid_points(height, width, side)
     kept = rng.random(len(points)) >= lost
     kept[rng.integers(len(points))] = True
-    return flatten(image, nearest_point(*size_of(image), points[kept]), share, rng)
+    return flatten(image, nearest_point(height, width, points[kept]), share, rng)
 
 
 def flatten(image: Picture, labels: Labels, share: float, rng: Random) -> Picture:
@@ -199,15 +188,12 @@ def flatten(image: Picture, labels: Labels, share: float, rng: Random) -> Pictur
 
 def grid_points(height: int, width: int, side: float) -> Points:
     """The centres of squares that cover the image."""
-    rows, columns = (
-        (np.arange(n) + 0.5) * length / n
-        for length, n in ((s, max(1, round(s / side))) for s in (height, width))
-    )
-    return (
-        np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1)
-        .reshape(-1, 2)
-        .astype(np.float32)
-    )
+    axes = []
+    for length in (height, width):
+        count = max(1, round(length / side))
+        axes.append((np.arange(count) + 0.5) * length / count)
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    return points.reshape(-1, 2).astype(np.float32)
 
 
 def nearest_point(height: int, width: int, points: Points) -> Labels:
@@ -240,15 +226,10 @@ def slic(image: Picture, side: float, compactness: float, *, rounds: int = 5) ->
     """Simple linear iterative clustering (Achanta et al. 2012), in RGB.
 
     k-means over color and place, where each pixel chooses among the nine areas that started
-    around it, so the cost does not depend on their number.
-
-    Args:
-        image: The picture.
-        side: Of the squares to start from.
-        compactness: How many levels of color a distance of `side` pixels is worth.
-        rounds: Iterations.
+    around it, so the cost does not depend on their number. It starts from squares of `side` pixels,
+    a distance that is worth `compactness` levels of color.
     """
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     rows, columns = (max(1, round(n / side)) for n in (height, width))
     y, x = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
     weight = compactness / side
@@ -261,19 +242,15 @@ def slic(image: Picture, side: float, compactness: float, *, rounds: int = 5) ->
         for right in (-1, 0, 1)
     ]
     candidates = np.stack(around)  # (9, pixels)
-    labels = row * columns + column
+    labels: Labels = row * columns + column
     for _ in range(rounds):
         size = np.maximum(np.bincount(labels, minlength=rows * columns), 1)
         sums = [np.bincount(labels, features[:, i], rows * columns) for i in range(5)]
         centres = (np.stack(sums, axis=1) / size[:, None]).astype(np.float32)
-        distance = np.stack([_squared_distance(features, centres[c]) for c in candidates])
+        differences = (features - centres[candidate] for candidate in candidates)
+        distance = np.stack([np.einsum("ij,ij->i", each, each) for each in differences])
         labels = np.take_along_axis(candidates, distance.argmin(0)[None], axis=0)[0]
     return labels.reshape(height, width)
-
-
-def _squared_distance(a: Picture, b: Picture) -> Picture:
-    difference = a - b
-    return np.asarray(np.einsum("ij,ij->i", difference, difference))
 
 
 _SHARE = between(0.8, 1)

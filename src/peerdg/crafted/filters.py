@@ -1,6 +1,7 @@
 """Blur, convolutional filters and weather."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from peerdg.crafted.operation import (
     from_pil,
     luma,
     pixels,
-    size_of,
     smooth,
     to_pil,
 )
@@ -77,7 +77,7 @@ def similar_mean(image: Picture, radius: float, weight: Callable[[Tensor], Tenso
     step = max(1, round(reach / 3))
     centre = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))  # (3, h, w)
     padded = torch.nn.functional.pad(centre[None], (reach,) * 4, mode="replicate")[0]
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     total, weights = centre.clone(), torch.ones(height, width)
     offsets = [o for o in range(-reach, reach + 1) if o % step == 0]
     for y in offsets:
@@ -158,7 +158,7 @@ CONVOLUTIONAL = (
 
 def snow_cover(image: Picture, rng: Random, *, threshold: float, gain: float) -> Picture:
     """What is bright turns white, as if snow lay on it; in places only."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     patches = 60 * field(rng, height, width, coarsest=width / 2) - 30
     light = luma(image)
     white = np.clip((light + patches - threshold) / 40, 0, 1)[..., None]
@@ -167,45 +167,31 @@ def snow_cover(image: Picture, rng: Random, *, threshold: float, gain: float) ->
 
 def clouds(image: Picture, rng: Random, *, density: float, lumps: float) -> Picture:
     """White lumps with clear gaps."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     cover = np.clip(2.5 * field(rng, height, width, coarsest=lumps) - 0.75, 0, 1)
     return blend(image, 240, density * cover[..., None])
 
 
 def fog(image: Picture, rng: Random, *, density: float, lumps: float) -> Picture:
     """Grey nearly everywhere."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     cover = 0.75 + 0.25 * field(rng, height, width, coarsest=lumps, octaves=2)
     return blend(image, 205, density * cover[..., None])
 
 
-def snowflakes(
-    image: Picture, rng: Random, *, cover: float, size: float, length: float, angle: float
-) -> Picture:
-    """White flakes, drawn out a little as they fall."""
-    return _fall(image, rng, 255.0, cover=cover, size=size, length=length, angle=angle)
-
-
-def rain(
-    image: Picture, rng: Random, *, cover: float, size: float, length: float, angle: float
-) -> Picture:
-    """Long grey streaks over a dimmed image."""
-    wet = 0.75 * image
-    return _fall(wet, rng, 210.0, cover=cover, size=size, length=length, angle=angle)
-
-
-def _fall(
+def fall(
     image: Picture,
     rng: Random,
-    color: float,
     *,
+    color: float,
+    light: float,
     cover: float,
     size: float,
     length: float,
     angle: float,
 ) -> Picture:
-    """Drops or flakes over a share `cover` of the image, drawn out along `angle`."""
-    height, width = size_of(image)
+    """Drops or flakes over a share `cover` of the dimmed image, drawn out along `angle`."""
+    height, width = image.shape[:2]
     sigma = max(size / 2, 0.35)
     footprint = (1 + 2 * sigma) * (odd(length) + 2 * sigma)
     count = max(3, round(cover * height * width / footprint))
@@ -215,10 +201,11 @@ def _fall(
     )
     streaks = motion(smooth(seeds, sigma), rng, length=length, angle=angle)
     peak = max(float(np.quantile(streaks[streaks > 0], 0.9)), 1e-6)
-    return blend(image, color, np.clip(streaks / peak, 0, 1))
+    return blend(light * image, color, np.clip(streaks / peak, 0, 1))
 
 
-_FALLING = either(between(60, 80), between(100, 120))
+_COVER = {"cover": between(0.15, 0.25)}
+_ANGLE = {"angle": either(between(60, 80), between(100, 120))}
 
 WEATHER = (
     Operation("snow cover", snow_cover, {"threshold": between(90, 130), "gain": between(1.5, 2.5)}),
@@ -226,22 +213,12 @@ WEATHER = (
     Operation("fog", fog, {"density": between(0.6, 0.8), "lumps": pixels(80, 160)}),
     Operation(
         "snowflakes",
-        snowflakes,
-        {
-            "cover": between(0.15, 0.25),
-            "size": pixels(3, 6),
-            "length": pixels(4, 10),
-            "angle": _FALLING,
-        },
+        partial(fall, color=255.0, light=1.0),
+        {**_COVER, "size": pixels(3, 6), "length": pixels(4, 10), **_ANGLE},
     ),
     Operation(
         "rain",
-        rain,
-        {
-            "cover": between(0.15, 0.25),
-            "size": pixels(1, 2),
-            "length": pixels(20, 35),
-            "angle": _FALLING,
-        },
+        partial(fall, color=210.0, light=0.75),  # long gray streaks
+        {**_COVER, "size": pixels(1, 2), "length": pixels(20, 35), **_ANGLE},
     ),
 )

@@ -15,33 +15,32 @@ from peerdg.crafted.operation import (
     randint,
     sample,
     signed,
-    size_of,
 )
 
 
 def scale(image: Picture, rng: Random, *, factor: float) -> Picture:
     """Smaller or larger about the centre."""
-    y, x = coordinates(*size_of(image))
+    y, x = coordinates(*image.shape[:2])
     return sample(image, y / factor, x / factor)
 
 
 def translate(image: Picture, rng: Random, *, down: float, right: float) -> Picture:
     """Moved by shares of height and width."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     y, x = coordinates(height, width)
     return sample(image, y - down * height, x - right * width)
 
 
 def rotate(image: Picture, rng: Random, *, degrees: float) -> Picture:
     """Turned about the centre."""
-    y, x = coordinates(*size_of(image))
+    y, x = coordinates(*image.shape[:2])
     sine, cosine = np.sin(np.deg2rad(degrees)), np.cos(np.deg2rad(degrees))
     return sample(image, cosine * y - sine * x, sine * y + cosine * x)
 
 
 def shear(image: Picture, rng: Random, *, degrees: float) -> Picture:
     """Leaning, along a random axis."""
-    y, x = coordinates(*size_of(image))
+    y, x = coordinates(*image.shape[:2])
     slope = np.float32(np.tan(np.deg2rad(degrees)))
     if rng.integers(2):
         return sample(image, y, x + slope * y)
@@ -50,7 +49,7 @@ def shear(image: Picture, rng: Random, *, degrees: float) -> Picture:
 
 def piecewise(image: Picture, rng: Random, *, jitter: float, cells: int) -> Picture:
     """The crossings of a grid move by up to `jitter` cells, and the image between them along."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     y, x = coordinates(height, width)
     moves = rng.uniform(-jitter, jitter, (2, cells + 1, cells + 1)) / cells
     down, right = (enlarge(move, height, width, smooth=False) for move in moves)
@@ -59,7 +58,7 @@ def piecewise(image: Picture, rng: Random, *, jitter: float, cells: int) -> Pict
 
 def perspective(image: Picture, rng: Random, *, tilt: float) -> Picture:
     """Seen from an angle: one random side recedes by the share `tilt`."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     y, x = coordinates(height, width)
     direction = rng.uniform(0, 2 * np.pi)
     along = np.sin(direction) * y / height + np.cos(direction) * x / width  # within -0.71..0.71
@@ -69,7 +68,7 @@ def perspective(image: Picture, rng: Random, *, tilt: float) -> Picture:
 
 def elastic(image: Picture, rng: Random, *, reach: float, lumps: float) -> Picture:
     """Each place moves its own way, neighbours alike, by up to `reach` pixels."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     y, x = coordinates(height, width)
     down, right = (
         2 * reach * field(rng, height, width, coarsest=lumps, octaves=1) - reach for _ in range(2)
@@ -79,7 +78,7 @@ def elastic(image: Picture, rng: Random, *, reach: float, lumps: float) -> Pictu
 
 def polar(image: Picture, rng: Random, *, twist: float, wave: float, waves: int) -> Picture:
     """In polar coordinates: the angle turns towards the centre, the radius waves around it."""
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     y, x = coordinates(height, width)
     radius, angle = np.hypot(y, x), np.arctan2(y, x)
     far = min(height, width) / 2
@@ -90,7 +89,7 @@ def polar(image: Picture, rng: Random, *, twist: float, wave: float, waves: int)
 
 def jigsaw(image: Picture, rng: Random, *, tiles: int) -> Picture:
     """Tiles change places with a neighbour."""
-    height, width = (n // tiles for n in size_of(image))
+    height, width = (n // tiles for n in image.shape[:2])
     result = image.copy()
     order = np.arange(tiles * tiles).reshape(tiles, tiles)
     for _ in range(tiles * tiles // 2):

@@ -16,14 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Picture = NDArray[np.floating[Any]]
-Plane = NDArray[np.floating[Any]]
-"""Like a picture with a single channel: [h, w]."""
+Plane = NDArray[np.floating[Any]]  # one channel of a picture: [h, w]
 Random = np.random.Generator
-
-
-def size_of(image: Picture) -> tuple[int, int]:
-    """Height and width."""
-    return image.shape[0], image.shape[1]
 
 
 def to_pil(image: Picture) -> Image.Image:
@@ -90,15 +84,11 @@ def coordinates(height: int, width: int) -> tuple[Plane, Plane]:
 
 
 def sample(image: Picture, y: Plane, x: Plane, *, outside: str = "zeros") -> Picture:
-    """Fill each pixel from the place (y, x), counted from the centre, bilinearly.
+    """Fill each pixel from the place (y, x), counted from the center, bilinearly.
 
-    Args:
-        image: The picture to read from.
-        y: Row of each output pixel's source.
-        x: Column of it.
-        outside: `"zeros"` for black, `"reflection"` for the mirrored image.
+    Outside of the image is black (`"zeros"`) or the mirrored image (`"reflection"`).
     """
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     grid = np.stack([2 * x / width, 2 * y / height], axis=-1).astype(np.float32)
     planes = F.grid_sample(
         _planes(image), torch.from_numpy(grid)[None], padding_mode=outside, align_corners=False
@@ -106,7 +96,7 @@ def sample(image: Picture, y: Plane, x: Plane, *, outside: str = "zeros") -> Pic
     return _picture(planes)
 
 
-def blocks(rng: Random, height: int, width: int, side: float) -> Plane:
+def blocks(rng: Random, height: int, width: int, *, side: float) -> Plane:
     """Uniform random numbers 0..1 that are the same within squares of `side` pixels."""
     rows = (np.arange(height) / max(side, 1)).astype(int)
     columns = (np.arange(width) / max(side, 1)).astype(int)
@@ -115,14 +105,10 @@ def blocks(rng: Random, height: int, width: int, side: float) -> Plane:
 
 
 def field(rng: Random, height: int, width: int, *, coarsest: float, octaves: int = 4) -> Plane:
-    """A smooth random field over 0..1, like clouds.
+    """Draw a smooth field over 0..1, like clouds.
 
-    Args:
-        rng: The generator.
-        height: Of the field.
-        width: Of the field.
-        coarsest: Size in pixels of its largest lumps.
-        octaves: How many layers, each of half the size and half the weight of the one before.
+    Its largest lumps have a size of `coarsest` pixels. Each further octave has half the size and
+    half the weight of the one before.
     """
     total: Plane = np.zeros((height, width), dtype=np.float32)
     for octave in range(octaves):
@@ -185,22 +171,17 @@ def signed(draw: Draw) -> Draw:
 class Operation:
     """One row of a family's table.
 
-    Args:
-        name: What tables call it.
-        function: From (picture, generator, strengths) to a picture of the same size; values
-            outside 0..255 are cut.
-        ranges: From where each strength is drawn.
-        smallest: Images with a smaller side do not draw it; it would leave nothing to see.
+    `function` makes a picture of the same size of (picture, generator, strengths). Values outside
+    0..255 are cut.
     """
 
     name: str
     function: Callable[..., Picture]
-    ranges: dict[str, Draw] = dataclasses.field(default_factory=dict)
-    smallest: int = 0
+    ranges: dict[str, Draw] = dataclasses.field(default_factory=dict)  # of the strengths
+    smallest: int = 0  # side; smaller images do not draw it, as it would leave nothing to see
 
     def __call__(self, image: Picture, rng: Random) -> Picture:
-        """Distort one image with strengths drawn from `rng`."""
-        unit = min(size_of(image)) / REFERENCE_SIDE
+        unit = min(image.shape[:2]) / REFERENCE_SIDE
         strengths = {name: draw(rng, unit) for name, draw in self.ranges.items()}
         result = self.function(image, rng, **strengths)
         return np.rint(np.clip(result, 0, 255)).astype(np.float32)
@@ -212,7 +193,7 @@ def distort(image: Picture, family: Sequence[Operation], rng: Random) -> Picture
     One that leaves this image as it is (the hue of a grey image, the gamma of black on white) is
     no distortion, so the next one is tried, in random order; if all fail, the strongest counts.
     """
-    side = min(size_of(image))
+    side = min(image.shape[:2])
     usable = [operation for operation in family if side >= operation.smallest]
     best, most = image, -1.0
     for number in rng.permutation(len(usable)).tolist():

@@ -38,7 +38,7 @@ OPERATIONS: dict[str, Sequence[Operation]] = {
 def crafted_domains(
     validation: Domain, *, seed: int = 0, families: Iterable[str] | None = None
 ) -> dict[str, Domain]:
-    """A distorted copy of the validation images for each family, under `"crafted:<family>"`.
+    """Make a distorted copy of the validation images for each family, as `"crafted:<family>"`.
 
     Each image draws one operation of the family and its strength. The draw depends only on seed,
     family and the image's position, so the sets are the same in every run; they are kept in the
@@ -46,9 +46,8 @@ def crafted_domains(
 
     Args:
         validation: The source's own validation images.
-        seed: Of the draws. Keep it over all runs that are compared.
-        families: Which ones; all ten if not given.
-
+        seed: Seed of the draws. Keep it over all runs that are compared.
+        families: Names of families; all ten if not given.
     """
     chosen = sorted(FAMILIES if families is None else families, key=FAMILIES.index)
     return {CRAFTED + family: _crafted(validation, family, seed) for family in chosen}

@@ -1,6 +1,7 @@
 """Pixel values, each pixel by itself: the families `arithmetic`, `color` and `contrast`."""
 
 import io
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from peerdg.crafted.operation import (
     pixels,
     randint,
     signed,
-    size_of,
     to_hsv,
     to_pil,
 )
@@ -34,7 +34,7 @@ def add(image: Picture, rng: Random, *, amount: float) -> Picture:
 
 def add_per_pixel(image: Picture, rng: Random, *, amount: float) -> Picture:
     """Every pixel brighter or darker by up to `amount`."""
-    return image + rng.uniform(-amount, amount, (*size_of(image), 1)).astype(np.float32)
+    return image + rng.uniform(-amount, amount, (*image.shape[:2], 1)).astype(np.float32)
 
 
 def gaussian_noise(image: Picture, rng: Random, *, scale: float) -> Picture:
@@ -61,35 +61,24 @@ def multiply(image: Picture, rng: Random, *, factor: float) -> Picture:
 def cutout(image: Picture, rng: Random, *, squares: int, side: float) -> Picture:
     """Grey squares at random places; `side` is a share of the image's."""
     result = image.copy()
-    height, width = size_of(image)
+    height, width = image.shape[:2]
     half = max(1, round(side * min(height, width) / 2))
     for y, x in rng.integers((height, width), size=(squares, 2)):
         result[max(0, y - half) : y + half, max(0, x - half) : x + half] = 128
     return result
 
 
-def dropout(image: Picture, rng: Random, *, share: float, side: float) -> Picture:
-    """Black squares of `side` pixels over a share of the image; elsewhere called pepper."""
-    gone = blocks(rng, *size_of(image), side) < share
-    return np.where(gone[..., None], np.float32(0), image)
+def cover(image: Picture, rng: Random, *, black: float, share: float, side: float) -> Picture:
+    """Squares of `side` pixels over a share of the image, a part of them black, the rest white."""
+    draw = blocks(rng, *image.shape[:2], side=side)[..., None]
+    white = np.where(draw < share, np.float32(255), image)
+    return np.where(draw < share * black, np.float32(0), white)
 
 
 def impulses(image: Picture, rng: Random, *, share: float) -> Picture:
     """Channels that are 0 or 255, over a share of all values."""
     hit = rng.random(image.shape, dtype=np.float32) < share
     return np.where(hit, np.float32(255) * rng.integers(2, size=image.shape), image)
-
-
-def salt_and_pepper(image: Picture, rng: Random, *, share: float, side: float) -> Picture:
-    """White and black squares of `side` pixels over a share of the image."""
-    draw = blocks(rng, *size_of(image), side)[..., None]
-    return np.where(draw < share / 2, np.float32(0), np.where(draw < share, np.float32(255), image))
-
-
-def salt(image: Picture, rng: Random, *, share: float, side: float) -> Picture:
-    """White squares."""
-    hit = blocks(rng, *size_of(image), side) < share
-    return np.where(hit[..., None], np.float32(255), image)
 
 
 def invert(image: Picture, rng: Random) -> Picture:
@@ -109,6 +98,7 @@ def jpeg(image: Picture, rng: Random, *, quality: int) -> Picture:
     return from_pil(Image.open(file, formats=("JPEG",)))
 
 
+_PEPPER, _BOTH, _SALT = (partial(cover, black=part) for part in (1, 0.5, 0))
 _FINE: dict[str, Draw] = {"share": between(0.25, 0.4), "side": pixels(1, 1, at_least=1)}
 _COARSE: dict[str, Draw] = {"share": between(0.15, 0.3), "side": pixels(10, 20, at_least=2)}
 
@@ -120,37 +110,32 @@ ARITHMETIC = (
     Operation("poisson noise", poisson_noise, {"rate": between(40, 60)}),
     Operation("multiply", multiply, {"factor": between(2, 3)}),
     Operation("cutout", cutout, {"squares": randint(5, 8), "side": between(0.15, 0.2)}),
-    Operation("dropout", dropout, _FINE),
-    Operation("coarse dropout", dropout, _COARSE),
+    Operation("dropout", _PEPPER, _FINE),
+    Operation("coarse dropout", _PEPPER, _COARSE),
     Operation("impulses", impulses, {"share": between(0.3, 0.5)}),
-    Operation("salt and pepper", salt_and_pepper, _FINE),
-    Operation("coarse salt and pepper", salt_and_pepper, _COARSE),
-    Operation("salt", salt, _FINE),
-    Operation("coarse salt", salt, _COARSE),
+    Operation("salt and pepper", _BOTH, _FINE),
+    Operation("coarse salt and pepper", _BOTH, _COARSE),
+    Operation("salt", _SALT, _FINE),
+    Operation("coarse salt", _SALT, _COARSE),
     Operation("invert", invert),
     Operation("solarize", solarize, {"threshold": between(32, 128)}),
     Operation("jpeg", jpeg, {"quality": randint(1, 10)}),
 )
 
 
-def hue(image: Picture, rng: Random, *, degrees: float) -> Picture:
-    """Turn the color wheel."""
-    return from_hsv(to_hsv(image) + np.array([degrees / 360 * 256, 0, 0], dtype=np.float32))
-
-
-def saturation(image: Picture, rng: Random, *, factor: float) -> Picture:
-    """Paler or stronger colors."""
-    return from_hsv(to_hsv(image) * np.array([1, factor, 1], dtype=np.float32))
-
-
-def add_brightness(image: Picture, rng: Random, *, amount: float) -> Picture:
-    """Add to the value; hue and saturation stay."""
-    return from_hsv(to_hsv(image) + np.array([0, 0, amount], dtype=np.float32))
-
-
-def multiply_brightness(image: Picture, rng: Random, *, factor: float) -> Picture:
-    """Multiply the value; hue and saturation stay."""
-    return from_hsv(to_hsv(image) * np.array([1, 1, factor], dtype=np.float32))
+def change_hsv(
+    image: Picture,
+    rng: Random,
+    *,
+    degrees: float = 0,
+    saturation: float = 1,
+    value: float = 1,
+    added: float = 0,
+) -> Picture:
+    """Turn the color wheel, multiply saturation and value, add to the value."""
+    factors = np.array([1, saturation, value], dtype=np.float32)
+    shifts = np.array([degrees / 360 * 256, 0, added], dtype=np.float32)
+    return from_hsv(to_hsv(image) * factors + shifts)
 
 
 def grey(image: Picture, rng: Random, *, share: float) -> Picture:
@@ -185,13 +170,11 @@ def few_bits(image: Picture, rng: Random, *, bits: int) -> Picture:
 
 
 COLOR = (
-    Operation("hue", hue, {"degrees": between(70, 250)}),
-    Operation("saturation", saturation, {"factor": either(between(0, 0.3), between(2.5, 4))}),
-    Operation("add brightness", add_brightness, {"amount": signed(between(50, 150))}),
+    Operation("hue", change_hsv, {"degrees": between(70, 250)}),
+    Operation("saturation", change_hsv, {"saturation": either(between(0, 0.3), between(2.5, 4))}),
+    Operation("add brightness", change_hsv, {"added": signed(between(50, 150))}),
     Operation(
-        "multiply brightness",
-        multiply_brightness,
-        {"factor": either(between(0.15, 0.3), between(1.8, 2))},
+        "multiply brightness", change_hsv, {"value": either(between(0.15, 0.3), between(1.8, 2))}
     ),
     Operation("grey", grey, {"share": between(0.8, 1)}),
     Operation(
