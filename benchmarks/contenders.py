@@ -18,7 +18,7 @@ from peerdg.methods.base import Batch
 from peerdg.methods.peer import PEER, Settings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import images_per_pass
-from peerdg.models.projection import projection_head
+from peerdg.models.layers import projection_head
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings, TransformSettings
 from peerdg.train.source import Source, epoch_batches, epoch_order

@@ -41,15 +41,6 @@ def test_a_network_is_a_function_of_seed_and_period(kind: str):
     assert not torch.allclose(made(kind, seed=1)(IMAGES, seeded(1)), views[0])
 
 
-@kinds
-def test_redrawing_leaves_torchs_generator_alone(kind: str):
-    augment = made(kind)
-    before = torch.get_rng_state()
-    augment.redraw(3)
-    augment(IMAGES, seeded(0))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_a_styled_image_is_the_mixture_of_l2d():
     augment = StyleGenerator(16, kernels=(3, 5), mix=0.6)
     styled = augment.network.styled((X - 0.5) / 0.5)

@@ -73,14 +73,6 @@ def test_kernel_sizes_are_drawn_uniformly():
     assert all(60 <= count <= 140 for count in sizes.values())  # 100, and 4.6 deviations
 
 
-def test_the_variance_of_white_noise_is_kept_on_average():
-    noise = 0.5 + 0.1 * torch.randn(4, 3, 32, 32, generator=seeded(1))
-    augment = RandConv(identity=0)
-    variances = [augment(noise, seeded(seed)).var().item() for seed in range(200)]
-    assert abs(torch.tensor(variances).mean() / 0.01 - 1) < 0.1
-    assert max(augment(IMAGES, seeded(seed)).max() for seed in range(20)) > 1  # is not clipped
-
-
 def test_with_probability_one_half_a_batch_stays_as_it_is():
     views = [RandConv()(IMAGES, seeded(seed)) for seed in range(400)]
     kept = [torch.equal(view, IMAGES) for view in views]
@@ -101,12 +93,6 @@ def test_mixing_lies_between_the_image_and_its_convolution():
     drawn = torch.stack(shares)
     assert (drawn >= 0).all() and (drawn <= 1).all()
     assert abs(drawn.mean() - 1 / 2) < 0.08 and abs(drawn.var() - 1 / 12) < 0.02  # U(0, 1)
-
-
-def test_views_that_share_a_generator_are_different():
-    generator = seeded(0)
-    views = RandConv("mix").augment_batches([IMAGES] * 3, [generator] * 3)
-    assert not any(torch.equal(views[i], views[j]) for i in range(3) for j in range(i))
 
 
 def test_autocast_does_not_round_a_view():

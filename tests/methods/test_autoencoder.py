@@ -11,7 +11,7 @@ from torch import Tensor
 from peerdg.errors import NumericalError
 from peerdg.methods import m_ada as module
 from peerdg.methods.m_ada import Settings, train_autoencoder
-from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
+from peerdg.models.generators import LatentCritic, WassersteinAutoEncoder
 from tests.methods.adversarial import N, tiny_pool
 
 TRAINING = {"epochs": 2, "lr": 1e-3, "batch": 8, "weight": 100.0, "shift": "sample"}

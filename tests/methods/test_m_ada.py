@@ -16,8 +16,8 @@ from peerdg.methods.ascent import Ascent
 from peerdg.methods.base import Batch
 from peerdg.methods.m_ada import MADA, Settings, meta_losses, relaxation
 from peerdg.methods.pool import PoolImages, TrainingPool
-from peerdg.models.autoencoder import WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier
+from peerdg.models.generators import WassersteinAutoEncoder
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.adversarial import (

@@ -2,10 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from peerdg._vision import models
 from peerdg.errors import ConfigError, PeerdgWarning
-from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_mode
+from peerdg.models.classifier import Classifier, in_eval_mode
 from tests.conftest import tiny_classifier, tiny_domain
 
 
@@ -90,17 +88,6 @@ def test_a_network_of_another_image_size_asks_for_it():
         Classifier.from_module(body, classes=("a", "b"))
 
 
-def test_a_network_with_several_outputs_is_refused():
-    class Two(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x), x
-
-    with pytest.raises(ConfigError, match="not a batch of logits"):
-        Classifier.from_module(
-            Two(nn.Flatten(), nn.Linear(12, 2)), classes=("a", "b"), image_size=2
-        )
-
-
 def test_looking_at_a_network_leaves_it_as_it_was():
     body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(3600, 2))
     body[1].eval()
@@ -128,32 +115,9 @@ def test_a_trained_network_with_a_stated_normalisation_is_not_warned_of(given):
     Classifier.from_module(trained_network(), classes=("a", "b"), **given)
 
 
-def test_imagenet_weights_without_normalisation_are_warned_of_and_new_networks_are_not():
-    for build in (models.resnet18, models.mobilenet_v3_small, models.alexnet):
-        Classifier.from_module(build(num_classes=2), classes=("a", "b"))
-    network = models.resnet18(num_classes=2)
-    state = network.state_dict()  # weights in circulation may lack the number of batches
-    state["bn1.running_mean"] += 0.1
-    kept = {name: value for name, value in state.items() if "num_batches" not in name}
-    network.load_state_dict(kept)
-    with pytest.warns(PeerdgWarning, match="ResNet seems to be trained"):
-        Classifier.from_module(network, classes=("a", "b"))
-
-
 def test_a_head_that_does_not_fit_the_classes_is_refused():
     with pytest.raises(ConfigError, match="5 outputs, but there are 2 classes"):
         Classifier(nn.Identity(), nn.Linear(3, 5), classes=("a", "b"))
-
-
-def test_an_unknown_backbone_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError) as error:
-        build_classifier("digit_cnn", classes=("a", "b"))
-    assert "digits-cnn" in str(error.value)
-
-
-def test_batch_statistics_are_recognised():
-    assert has_batch_statistics(tiny_classifier(batch_norm=True))
-    assert not has_batch_statistics(tiny_classifier())
 
 
 def test_eval_mode_ends_with_each_part_as_it_was():

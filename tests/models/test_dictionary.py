@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 import torch
 
 from peerdg.models.meta_features import CodeSums, OnlineDictionary, draw
@@ -131,12 +130,3 @@ def test_draws_come_from_the_global_generator_and_none_is_drawn_twice():
     assert len(set(first.flatten().tolist())) == 8
     assert torch.equal(draw(f, torch.zeros(20), 3), torch.zeros(3, 1))
     assert set(draw(f, (f[:, 0] == 4).float(), 3).flatten().tolist()) == {4.0}
-
-
-@pytest.mark.parametrize("count", [1, 30])
-def test_draws_follow_the_weights(count):
-    torch.manual_seed(0)
-    f, weights = torch.arange(3.0)[:, None], torch.tensor([1.0, 0.0, 3.0])
-    drawn = torch.cat([draw(f, weights, count) for _ in range(600 // count)]).flatten()
-    assert not (drawn == 1).any()
-    assert abs(float((drawn == 2).float().mean()) - 0.75) < 0.06

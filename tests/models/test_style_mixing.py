@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peerdg.models.style_mixing import EPS, StyleMixing
+from peerdg.models.layers import MIXSTYLE_EPS, StyleMixing
 from peerdg.rng import seeded
 
 MAPS = torch.randn(6, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -19,8 +19,8 @@ def plain(x: torch.Tensor, share: torch.Tensor, other: torch.Tensor) -> torch.Te
         for c in range(x.shape[1]):
             mine, theirs = x[i, c].flatten(), x[j, c].flatten()
             mu, mu_other = mine.sum() / 25, theirs.sum() / 25
-            sigma = (((mine - mu) ** 2).sum() / 25 + EPS) ** 0.5
-            sigma_other = (((theirs - mu_other) ** 2).sum() / 25 + EPS) ** 0.5
+            sigma = (((mine - mu) ** 2).sum() / 25 + MIXSTYLE_EPS) ** 0.5
+            sigma_other = (((theirs - mu_other) ** 2).sum() / 25 + MIXSTYLE_EPS) ** 0.5
             gamma = lam * sigma + (1 - lam) * sigma_other
             result[i, c] = gamma * (x[i, c] - mu) / sigma + lam * mu + (1 - lam) * mu_other
     return result
@@ -57,7 +57,7 @@ def test_an_image_gets_the_style_of_another_and_keeps_its_pattern():
 def test_gradients_do_not_pass_through_the_statistics():
     x = MAPS.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(StyleMixing().mixed(x, SHARE, OTHER).sum(), x)
-    sigma = (MAPS.var((2, 3), correction=0, keepdim=True) + EPS).sqrt()
+    sigma = (MAPS.var((2, 3), correction=0, keepdim=True) + MIXSTYLE_EPS).sqrt()
     share = SHARE.view(-1, 1, 1, 1)
     expected = (share * sigma + (1 - share) * sigma[OTHER]) / sigma
     torch.testing.assert_close(gradient, expected.expand_as(MAPS))
@@ -96,17 +96,6 @@ def test_its_draws_are_a_permutation_and_shares_of_a_beta_distribution(monkeypat
     assert len({tuple(o.tolist()) for o in others}) == 200
 
 
-def test_all_that_is_random_comes_from_the_seed_of_the_step():
-    layer = StyleMixing(p=0.5).train()
-
-    def passes(seed: int) -> torch.Tensor:
-        with seeded(0, "dropout", "train", 0, seed):
-            return torch.stack([layer(MAPS) for _ in range(4)])
-
-    assert torch.equal(passes(1), passes(1))
-    assert not torch.equal(passes(1), passes(2))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layout_and_type_of_the_maps_are_kept(dtype):
     x = MAPS.to(dtype).contiguous(memory_format=torch.channels_last)
@@ -116,11 +105,3 @@ def test_layout_and_type_of_the_maps_are_kept(dtype):
     expected = plain(x.double(), SHARE, OTHER)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-def test_a_constant_map_and_a_batch_of_one_stay_finite():
-    layer = StyleMixing(p=1.0).train()
-    for x in (torch.full((3, 2, 4, 4), 7.0), torch.randn(1, 2, 4, 4)):
-        assert torch.isfinite(layer(x)).all()
-    x = torch.randn(1, 2, 4, 4)
-    torch.testing.assert_close(layer(x), x)  # its only partner is itself

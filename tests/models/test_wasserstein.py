@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
+from peerdg.models.generators import LatentCritic, WassersteinAutoEncoder
 
 
 def widths(module: torch.nn.Module) -> list[tuple[int, int]]:

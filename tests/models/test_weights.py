@@ -2,7 +2,6 @@
 
 import hashlib
 import threading
-import warnings
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +14,7 @@ from peerdg._vision import models
 from peerdg.errors import ConfigError, DamagedError, DataError, PeerdgWarning
 from peerdg.models.names import BACKBONES
 from peerdg.models.stored import save_model
-from peerdg.models.weights import LoadReport, _foreign_places, download, imagenet_file, initialise
+from peerdg.models.weights import _foreign_places, download, imagenet_file, initialise
 from peerdg.run.config import resolve
 from peerdg.run.prepare import build_model
 from tests.conftest import import_timm
@@ -90,38 +89,25 @@ def test_the_names_that_vits_published_file_uses_are_known():
     assert place in build("vit_b_16", classes=2, device="meta").state_dict()
 
 
-def test_a_part_of_a_network_loads_and_the_rest_is_named(tmp_path):
-    whole = models.alexnet().state_dict()
-    part = {k: v for k, v in whole.items() if k.startswith("features.")}
-    model = build("alexnet", classes=2)
-    fc6 = model.encoder.classifier[1].weight.clone()
-    report = initialise(model, "alexnet", written(tmp_path / "part.pth", part))
+def test_a_part_of_a_network_loads_and_the_rest_is_named(tmp_path, squeezenet):
+    last = "features.12."
+    features = {k: v for k, v in squeezenet.items() if k.startswith("features.")}
+    part = {k: v for k, v in features.items() if not k.startswith(last)}
+    model = build(SMALL, classes=2)
+    before = model.encoder.features[12].squeeze.weight.clone()
+    report = initialise(model, SMALL, written(tmp_path / "part.pth", part))
     assert same(model.encoder, part)
-    assert torch.equal(model.encoder.classifier[1].weight, fc6)
-    assert report.loaded == 10
-    assert report.fresh == tuple(f"classifier.{i}.{p}" for i in (1, 4) for p in ("weight", "bias"))
-    assert str(report).endswith("Fresh: classifier.1, classifier.4.")
-
-
-def test_another_number_of_classes_in_the_last_layer_does_not_matter(tmp_path, resnet):
-    other = {**resnet, "fc.weight": torch.zeros(7, 512), "fc.bias": torch.zeros(7)}
-    without = {k: v for k, v in resnet.items() if not k.startswith("fc.")}
-    for number, tensors in enumerate((other, without)):
-        model = build("resnet18", classes=2)
-        path = written(tmp_path / f"{number}.pth", tensors)
-        assert initialise(model, "resnet18", path).loaded == 100
-        assert same(model.encoder, without)
+    assert torch.equal(model.encoder.features[12].squeeze.weight, before)
+    assert report.loaded == 44
+    assert report.fresh == tuple(k for k in features if k.startswith(last))
+    assert f"Fresh: {last}squeeze, {last}expand1x1, {last}expand3x3." in str(report)
 
 
 def test_files_of_data_parallel_training_and_under_state_dict_load(tmp_path, resnet):
-    deeper = {"state_dict": {f"module.{k}": v for k, v in resnet.items()}, "epoch": 3}
-    model = build("resnet18", classes=2)
-    assert initialise(model, "resnet18", written(tmp_path / "a.pth", deeper)).loaded == 100
-
-
-def test_files_without_the_batch_counter_load_without_a_word(tmp_path, resnet):
     old = {k: v for k, v in resnet.items() if not k.endswith("num_batches_tracked")}
-    report = initialise(build("resnet18", classes=2), "resnet18", written(tmp_path / "a.pth", old))
+    deeper = {"state_dict": {f"module.{k}": v for k, v in old.items()}, "epoch": 3}
+    model = build("resnet18", classes=2)
+    report = initialise(model, "resnet18", written(tmp_path / "a.pth", deeper))
     assert (report.loaded, report.fresh) == (100, ())
 
 
@@ -160,15 +146,6 @@ def test_a_model_of_timm_loads(tmp_path):
     assert same(model.encoder, {k: v for k, v in stored.items() if not k.startswith("head.fc.")})
 
 
-def test_half_precision_files_load_as_float(tmp_path, squeezenet):
-    half = {k: v.half() for k, v in squeezenet.items()}
-    model = build(SMALL, classes=2)
-    initialise(model, SMALL, written(tmp_path / "a.safetensors", half))
-    weight = model.encoder.features[0].weight
-    assert weight.dtype == torch.float32
-    assert torch.equal(weight, half["features.0.weight"].float())
-
-
 @pytest.mark.parametrize("backbone", ["resnet18", "digits-cnn", "caffenet"])
 def test_weights_of_another_network_are_refused_and_nothing_changes(tmp_path, squeezenet, backbone):
     model = build(backbone, classes=2)
@@ -182,24 +159,14 @@ def test_weights_of_another_network_are_refused_and_nothing_changes(tmp_path, sq
 
 def test_a_wrong_shape_is_refused_and_named(tmp_path, resnet):
     wrong = {**resnet, "layer1.0.conv1.weight": torch.zeros(64, 64, 1, 1)}
-    with pytest.raises(
-        ConfigError, match=r"'layer1.0.conv1.weight' has the shape \[64, 64, 1, 1\]"
-    ):
+    with pytest.raises(ConfigError, match=r"'layer1.0.conv1.weight' has the shape"):
         initialise(build("resnet18", classes=2), "resnet18", written(tmp_path / "a.pth", wrong))
 
 
 def test_hardly_any_weights_are_refused(tmp_path, resnet):
     few = {k: v for k, v in resnet.items() if k.startswith("conv1.")}
-    with pytest.raises(ConfigError, match="only 1 have a place among the 100"):
+    with pytest.raises(ConfigError, match="only 1 of its"):
         initialise(build("resnet18", classes=2), "resnet18", written(tmp_path / "a.pth", few))
-
-
-def test_no_file_is_needed_for_none():
-    model = build("digits-cnn-half", classes=2)
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    report = initialise(model, "digits-cnn-half", "none")
-    assert (report.loaded, report.total, str(report)) == (0, 8, "All weights start fresh.")
-    assert same(model, before)
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path, squeezenet):
@@ -214,13 +181,6 @@ def test_missing_and_damaged_files_are_refused(tmp_path, squeezenet):
         initialise(model, SMALL, written(tmp_path / "nan.pth", spoilt))
 
 
-def test_long_lists_are_cut_short():
-    names = tuple(f"layer{i}.{part}" for i in range(9) for part in ("weight", "bias"))
-    report = LoadReport(source="a.pth", loaded=3, total=21, fresh=names, unused=("b.weight",))
-    assert "Fresh: layer0, layer1, layer2, layer3 and 5 more." in str(report)
-    assert str(report).endswith("Not used from the file: b.")
-
-
 def test_a_run_says_what_was_loaded_and_warns_of_what_was_not_used(tmp_path, squeezenet):
     path = written(tmp_path / "a.pth", squeezenet)
     config = resolve({"benchmark": "digits-mini", "backbone": SMALL, "weights": path})
@@ -232,14 +192,6 @@ def test_a_run_says_what_was_loaded_and_warns_of_what_was_not_used(tmp_path, squ
     written(tmp_path / "a.pth", larger)
     with pytest.warns(PeerdgWarning, match=r"Not used from the file: features\.13\.squeeze"):
         build_model(config, ("a", "b"))
-
-
-def test_digits_networks_keep_the_data_sets_normalisation():
-    values = {"benchmark": "digits", "root": "x", "digits": {"values": "centred"}}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = build_model(resolve(values), ("a", "b"))
-    assert model.mean.flatten().tolist() == [0.5] * 3
 
 
 @pytest.fixture
@@ -267,7 +219,7 @@ def test_a_download_is_verified_by_the_hash_in_its_name(tmp_path, server, monkey
     (folder / "net-00000000.pth").write_bytes(content)
     download(f"{url}/{name}", tmp_path / "cache" / name)
     assert (tmp_path / "cache" / name).read_bytes() == content
-    with pytest.raises(DamagedError, match="damaged on the way"):
+    with pytest.raises(DamagedError, match="was damaged"):
         download(f"{url}/net-00000000.pth", tmp_path / "cache" / "net-00000000.pth")
     with pytest.raises(ConfigError, match="404"):
         download(f"{url}/absent-00000000.pth", tmp_path / "cache" / "absent-00000000.pth")
@@ -281,7 +233,7 @@ def test_a_file_in_torchs_cache_is_used_if_it_is_what_its_name_says(
     path = tmp_path / "hub" / "checkpoints" / "squeezenet1_1-b8a52dc0.pth"
     path.parent.mkdir(parents=True)
     written(path, squeezenet)
-    with pytest.raises(DamagedError, match="does not have the hash in its name"):
+    with pytest.raises(DamagedError, match="the hash in its name"):
         imagenet_file(SMALL)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setattr("peerdg.models.weights._hash_in", lambda _: digest[:8])

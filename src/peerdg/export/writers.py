@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from peerdg.models.backbones import described
 from peerdg.models.classifier import Classifier
-from peerdg.models.ensemble import is_ensemble
+from peerdg.models.ensemble import MeanHead
 from peerdg.models.names import TIMM
 from peerdg.models.stored import save_tensors
 
@@ -128,7 +128,7 @@ class Origin(NamedTuple):
 def origin_of(model: Classifier, backbone: str) -> Origin:
     """How other code makes the network whose weights are exported."""
     classes = len(model.classes)
-    if model.added or is_ensemble(model):  # no other library has such a network
+    if model.added or isinstance(model.head, MeanHead):  # no other library has such a network
         return Origin("peerdg", None, ())
     if backbone in _LAST_LAYER:
         code = [f"net = torchvision.models.{backbone}(num_classes={classes})"]

@@ -17,7 +17,7 @@ from peerdg.methods.ascent import PoolMethod
 from peerdg.methods.base import Batch, EpochResult, Loss, MethodSettings
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_mode
-from peerdg.models.projection import projection_head
+from peerdg.models.layers import projection_head
 from peerdg.options import option
 
 HOLE = 16  # pixels of a side, in the released cutout

@@ -23,7 +23,7 @@ from peerdg.methods.base import OFF, Batch, Loss, Method, MethodSettings, RunCon
 from peerdg.methods.clean import CleanBatches, CleanImages
 from peerdg.methods.views import TwoViewOutput
 from peerdg.models.classifier import Classifier
-from peerdg.models.projection import projection_head
+from peerdg.models.layers import projection_head
 from peerdg.options import option
 from peerdg.rng import seed_for
 from peerdg.stages import stage

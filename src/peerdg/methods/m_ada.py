@@ -18,8 +18,8 @@ from peerdg.losses.wasserstein import autoencoder_loss, critic_loss, log_unit_ga
 from peerdg.methods.ascent import Ascent, AscentSettings, ExtraObjective, PoolMethod
 from peerdg.methods.base import Batch, EpochResult, Loss
 from peerdg.methods.pool import TrainingPool
-from peerdg.models.autoencoder import LatentCritic, WassersteinAutoEncoder
 from peerdg.models.classifier import Classifier
+from peerdg.models.generators import LatentCritic, WassersteinAutoEncoder
 from peerdg.options import option
 
 

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from peerdg.methods.base import Batch, Loss, MethodSettings, RunContext
 from peerdg.methods.erm import ERM
 from peerdg.models.classifier import Classifier
-from peerdg.models.layers import inserted
+from peerdg.models.layers import StyleMixing, inserted
 from peerdg.models.stages import choose_places
-from peerdg.models.style_mixing import StyleMixing
 from peerdg.options import option
 
 
@@ -38,7 +37,7 @@ class MixStyle(ERM):
     """L = CE(F(x), y), where layers inside F mix the styles of the images of a batch.
 
     Zhou et al., "Domain generalization with MixStyle", ICLR 2021,
-    https://arxiv.org/abs/2104.02008; `peerdg.models.style_mixing.StyleMixing` has the equations.
+    https://arxiv.org/abs/2104.02008; `peerdg.models.layers.StyleMixing` has the equations.
     With probability p, independently at each place and in each pass, the mean and standard
     deviation of each channel become a mixture of an image's own and those of another image of the
     batch. The layers have no weights and are called in the steps of the training only, so they are

@@ -2,8 +2,7 @@
 
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ class DigitsCNN(nn.Module):
         self.fc2 = nn.Linear(16 * width, self.feature_dim)
 
     def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch dim"]:
-        """H(x), non-negative."""
         x = F.relu(F.max_pool2d(self.conv1(x), 2))  # (batch, width, 14, 14)
         x = F.relu(F.max_pool2d(self.conv2(x), 2))  # (batch, 2 width, 5, 5)
         x = F.relu(self.fc1(x.flatten(1)))  # (batch, 16 width)
@@ -58,9 +56,10 @@ class CaffeNet(nn.Module):
     JigenDG and its successors distribute, so these files load.
     """
 
+    feature_dim = 4096
+
     def __init__(self) -> None:
         super().__init__()
-        self.feature_dim = 4096
         self.features = nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(3, 96, kernel_size=11, stride=4),
@@ -92,11 +91,6 @@ class CaffeNet(nn.Module):
         )
 
     def forward(self, x: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch 4096"]:
-        """H(x), non-negative.
-
-        Raises:
-            DataError: If the images are of a size that does not end in a 6 x 6 map.
-        """
         maps: Tensor = self.features(x * INPUT_SCALE)  # (batch, 256, 6, 6)
         if maps.shape[-2:] != (6, 6):
             raise DataError(
@@ -111,15 +105,8 @@ def _pool() -> nn.MaxPool2d:
     return nn.MaxPool2d(kernel_size=3, stride=2, ceil_mode=True)
 
 
-def build_timm(name: str) -> tuple[nn.Module, int, Backbone]:
-    """The encoder called `timm:NAME`, the width of its features, and what it needs of an image."""
-    timm = import_timm(name)
-    encoder = timm.create_model(name.removeprefix(TIMM), pretrained=False, num_classes=0)
-    return encoder, getattr(encoder, "head_hidden_size", encoder.num_features), described(encoder)
-
-
 def described(encoder: Any) -> Backbone:
-    """Metadata of a timm model."""
+    """Return the metadata of a timm model."""
     settings: dict[str, Any] = encoder.default_cfg
     last = settings.get("classifier") or ()
     return Backbone(
@@ -145,10 +132,6 @@ def import_timm(name: str) -> Any:
     return timm
 
 
-Encoder = tuple[nn.Module, int]
-"""H and the width of its features."""
-
-
 def build_classifier(
     backbone: str,
     *,
@@ -156,19 +139,28 @@ def build_classifier(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Classifier:
-    """A freshly initialised classifier on one of the known backbones.
+    """Build a freshly initialized classifier on one of the known backbones.
 
     Args:
         backbone: A name of `models.names.BACKBONES`, e.g. `"digits-cnn"`, or `"timm:NAME"`.
         classes: Class names in label order.
         mean: Per-channel mean that the model subtracts, on the scale 0..1; by default what the
             backbone's published weights expect.
-        std: Per-channel scale that it divides by, likewise.
+        std: Per-channel scale that it divides by; the same default.
 
     Raises:
         ConfigError: If there is no such backbone, or timm is not installed.
     """
-    encoder, feature_dim, about = build_encoder(backbone)
+    if backbone.startswith(TIMM):
+        encoder: Any = import_timm(backbone).create_model(
+            backbone.removeprefix(TIMM), pretrained=False, num_classes=0
+        )
+        feature_dim = getattr(encoder, "head_hidden_size", encoder.num_features)
+        about = described(encoder)
+    else:
+        check_backbone(backbone)
+        encoder, feature_dim = _build_encoder(backbone)
+        about = BACKBONES[backbone]
     usual_mean, usual_std = about.normalisation or ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     model = Classifier(
         encoder,
@@ -182,78 +174,32 @@ def build_classifier(
     return model
 
 
-def build_encoder(backbone: str) -> tuple[nn.Module, int, Backbone]:
-    """A fresh encoder, the width of its features, and what it needs of an image."""
-    if backbone.startswith(TIMM):
-        return build_timm(backbone)
-    check_backbone(backbone)
-    encoder, feature_dim = _MAKERS[backbone]()
-    return encoder, feature_dim, BACKBONES[backbone]
+def _build_encoder(backbone: str) -> tuple[nn.Module, int]:
+    """Build H and return it with the width of its features.
 
-
-# torchvision's networks keep their own layer names, without the last layer: its weights fit as
-# they are.
-
-
-def _digits_cnn(width: int) -> Encoder:
-    encoder = DigitsCNN(width)
-    return encoder, encoder.feature_dim
-
-
-def _caffenet() -> Encoder:
-    encoder = CaffeNet()
-    return encoder, encoder.feature_dim
-
-
-def _torchvision(name: str) -> nn.Module:
+    torchvision's networks keep their own layer names, without the last layer: its weights fit as
+    they are. Dropout stays where it is.
+    """
+    if backbone.startswith("digits-cnn"):
+        digits = DigitsCNN(32 if backbone == "digits-cnn-half" else 64)
+        return digits, digits.feature_dim
+    if backbone == "caffenet":
+        return CaffeNet(), CaffeNet.feature_dim
     # Imported late: the Digits networks do not need it, and it takes a second.
     from peerdg._vision import models
 
-    network: nn.Module = models.get_model(name)
-    return network
-
-
-def _alexnet() -> Encoder:
-    """Features: fc7 after ReLU. Dropout stays where it is, before fc6 and fc7."""
-    encoder = _torchvision("alexnet")
-    encoder.set_submodule("classifier.6", nn.Identity())
-    return encoder, 4096
-
-
-def _squeezenet() -> Encoder:
-    """Features: the mean of the last map.
-
-    The original classifies each place of the map by a 1 x 1 convolution and averages the results;
-    a linear layer on the averaged map is the same, but for the ReLU in between. Dropout stays
-    before the average, on the map.
-    """
-    encoder = _torchvision("squeezenet1_1")
-    encoder.classifier = nn.Sequential(nn.Dropout(), nn.AdaptiveAvgPool2d(1))
-    return encoder, 512
-
-
-def _resnet(name: str, feature_dim: int) -> Encoder:
-    """Also RegNet: features are the averages of the last map, in front of `fc`."""
-    encoder = _torchvision(name)
+    encoder: Any = models.get_model(backbone)
+    if backbone == "alexnet":  # fc7 after ReLU
+        encoder.set_submodule("classifier.6", nn.Identity())
+        return encoder, 4096
+    if backbone == "squeezenet1_1":
+        # The original classifies each place of the last map by a 1 x 1 convolution and averages
+        # the results. A linear layer on the averaged map is the same, but for the ReLU in between.
+        encoder.classifier = nn.Sequential(nn.Dropout(), nn.AdaptiveAvgPool2d(1))
+        return encoder, 512
+    if backbone == "vit_b_16":  # the class token after the last layer norm
+        encoder.heads = nn.Identity()
+        return encoder, 768
+    feature_dim = encoder.fc.in_features  # ResNet and RegNet: averages of the last map
     encoder.fc = nn.Identity()
     return encoder, feature_dim
-
-
-def _vit() -> Encoder:
-    """Features: the class token after the last layer norm."""
-    encoder = _torchvision("vit_b_16")
-    encoder.heads = nn.Identity()
-    return encoder, 768
-
-
-_MAKERS: dict[str, Callable[[], Encoder]] = {
-    "digits-cnn": partial(_digits_cnn, 64),
-    "digits-cnn-half": partial(_digits_cnn, 32),
-    "alexnet": _alexnet,
-    "caffenet": _caffenet,
-    "squeezenet1_1": _squeezenet,
-    "resnet18": partial(_resnet, "resnet18", 512),
-    "resnet50": partial(_resnet, "resnet50", 2048),
-    "vit_b_16": _vit,
-    "regnet_y_16gf": partial(_resnet, "regnet_y_16gf", 3024),
-}

@@ -5,7 +5,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 
 import torch
@@ -86,18 +86,16 @@ class Classifier(nn.Module):
         no softmax either: a few random images are shown to the network to make sure that the
         layer's output is the network's. The module is copied.
 
-        Pre-trained weights expect images normalised as in their training. A warning is given if
-        `mean` and `std` are left out and a batch-normalisation layer of the network holds other
-        statistics than a new one. That finds the usual ImageNet networks with batch normalisation,
-        and networks that were trained on images in [0, 1], for which `mean=(0.0, 0.0, 0.0)` says
-        so. It cannot find pre-trained weights of networks without batch normalisation.
+        Pre-trained weights expect images normalized as in their training. A warning is given if
+        `mean` and `std` are left out and a batch-normalization layer of the network holds other
+        statistics than a new one. `mean=(0.0, 0.0, 0.0)` says that images in [0, 1] are right.
 
         Args:
-            module: The network, from images `[B, 3, H, W]` to logits.
+            module: Network from images `[B, 3, H, W]` to logits.
             classes: Class names in the order of the logits.
             mean: Per-channel mean to subtract, on the scale 0..1; default 0.
             std: Per-channel scale to divide by; default 1.
-            image_size: Side of images it takes, where it does not take one of the usual sizes.
+            image_size: Side of images it takes, if that is not one of the usual sizes.
 
         Raises:
             ConfigError: If no linear layer gives the network's output.
@@ -106,9 +104,8 @@ class Classifier(nn.Module):
             warnings.warn(
                 f"{type(module).__name__} seems to be trained, but neither mean nor std is given: "
                 "it will see images in [0, 1]. Weights of ImageNet expect "
-                "Classifier.from_module(network, classes=..., mean=(0.485, 0.456, 0.406), "
-                "std=(0.229, 0.224, 0.225)); give mean=(0.0, 0.0, 0.0) if yours were trained on "
-                "images in [0, 1].",
+                "mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225). Give "
+                "mean=(0.0, 0.0, 0.0) if yours were trained on images in [0, 1].",
                 PeerdgWarning,
                 stacklevel=2,
             )
@@ -122,7 +119,6 @@ class Classifier(nn.Module):
 
     @property
     def feature_dim(self) -> int:
-        """D, the width of the features."""
         return self.head.in_features
 
     @property
@@ -140,13 +136,6 @@ class Classifier(nn.Module):
 
         A layer between encoder and head comes with a fresh head. A network that has these layers
         already is returned itself.
-
-        Args:
-            layers: Their kinds, places and options, see `peerdg.models.layers.Layer`.
-
-        Raises:
-            ConfigError: If it has other layers.
-            ValueError: If a layer does not fit its place.
         """
         layers = tuple(dict(layer) for layer in layers)
         if self.added == layers:
@@ -163,8 +152,6 @@ class Classifier(nn.Module):
             if layer["place"] != FEATURES:
                 insert(adapted.encoder, layer["place"], module)
                 continue
-            if not isinstance(module, GaussianBottleneck) or layer["inputs"] != self.feature_dim:
-                raise ValueError(f"the {layer['kind']} does not fit features of {self.feature_dim}")
             del adapted.head  # so that the order of the parts is that of the pass
             adapted.neck = module
             adapted.head = nn.Linear(layer["outputs"], len(self.classes))
@@ -178,12 +165,11 @@ class Classifier(nn.Module):
         return features if self.neck is None else self.neck(features)
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
-        """C(H(x)): one logit per class."""
         logits: Tensor = self.head(self.features(images))
         return logits
 
     def prepare(self, images: Tensor) -> Float[Tensor, "batch 3 h w"]:
-        """Images as the encoder takes them: in its type, normalised."""
+        """Return images as the encoder takes them: in its type, normalized."""
         size, dtype = self.image_size, self.head.weight.dtype
         if size is not None and images.shape[-2:] != (size, size):
             raise DataError(
@@ -205,17 +191,9 @@ def as_classifier(
     std: Sequence[float] | None,
     image_size: int,
 ) -> Classifier:
-    """A network of the user's own as a classifier; a `Classifier` stays as it is.
+    """Make a classifier of a user's network, see `Classifier.from_module`.
 
-    Args:
-        network: A `Classifier`, or a module as `Classifier.from_module` takes it.
-        classes: Class names in the order of the logits.
-        mean: Per-channel mean to subtract, on the scale 0..1; None if not given.
-        std: Per-channel scale to divide by; None likewise.
-        image_size: Side of the images it will be shown.
-
-    Raises:
-        ConfigError: If it is no network, or no classifier of these classes can be made of it.
+    A `Classifier` stays as it is.
     """
     if isinstance(network, Classifier):
         return network
@@ -230,13 +208,11 @@ def as_classifier(
 
 
 def _has_learnt_statistics(module: nn.Module) -> bool:
-    """Whether a batch-normalisation layer has seen images, by the statistics it holds."""
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_var is not None:
-            assert part.running_mean is not None  # noqa: S101  (both are there, or none)
-            if part.running_mean.any() or (part.running_var != 1).any():
-                return True
-    return False
+    """Whether a batch-normalization layer has seen images, by the statistics it holds."""
+    buffers = dict(module.named_buffers())
+    means = (value for name, value in buffers.items() if name.endswith("running_mean"))
+    variances = (value for name, value in buffers.items() if name.endswith("running_var"))
+    return any(mean.any() for mean in means) or any((var != 1).any() for var in variances)
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
@@ -262,25 +238,17 @@ def images_per_pass(side: int) -> int:
     With more of them the activations leave a CPU's cache, and each image takes longer. Above
     256 x 256, images are fewer as they get larger, so that the memory of a pass stays bounded.
     """
-    if side <= 64:
-        return 256
-    return max(1, min(32, _MAX_PIXELS // side**2))
-
-
-_MAX_PIXELS = 32 * 256**2  # of all images of a pass, as the network sees them
+    return 256 if side <= 64 else max(1, min(32, 32 * 256**2 // side**2))
 
 
 SIZES = (32, 224, 64, 128, 28, 96, 256, 299, 384)  # tried when the image size is not given
-IMAGES = 4  # random ones; a few logits would look alike before and after a ReLU by chance
 _BUILD = "Build peerdg.Classifier(encoder, head, classes=...) from its two parts."
 
 
 def find_last_layer(network: nn.Module, image_size: int | None) -> str:
-    """The name of the linear layer whose output is the network's output.
+    """Return the name of the linear layer whose output is the network's output.
 
-    Args:
-        network: Takes images `[B, 3, H, W]`; left as it is.
-        image_size: Side of images it takes; None tries the usual ones.
+    The network is left as it is. Without an image size the usual ones are tried.
 
     Raises:
         ConfigError: If something follows the layer, there is none, or the network does not run.
@@ -298,13 +266,10 @@ def find_last_layer(network: nn.Module, image_size: int | None) -> str:
     def watch(layer: nn.Module, _: object, output: Tensor) -> None:
         seen[layers[layer]] = output.clone()  # a ReLU that follows may work in place
 
-    hooks = [layer.register_forward_hook(watch) for layer in layers]
-    try:
-        with in_eval_mode(network):
-            output = _run(network, (image_size,) if image_size else SIZES)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as stack, in_eval_mode(network):
+        for layer in layers:
+            stack.callback(layer.register_forward_hook(watch).remove)
+        output = _run(network, (image_size,) if image_size else SIZES)
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise ConfigError(f"The output of {name} is not a batch of logits [B, classes].")
     for key, logits in reversed(seen.items()):
@@ -323,7 +288,8 @@ def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
     like = next(network.parameters())
     random = torch.Generator().manual_seed(0)
     for size in sizes:
-        images = torch.rand(IMAGES, 3, size, size, generator=random)
+        # One image is too few: its logits may look alike before and after a ReLU.
+        images = torch.rand(4, 3, size, size, generator=random)
         try:
             return network(images.to(like))
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
@@ -335,26 +301,20 @@ def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
     )
 
 
-_LENGTH = 12  # hex digits
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of a function in a module's text
-
-
 def network_fingerprint(network: nn.Module) -> tuple[str, str]:
-    """Two hashes: of what the network is, and of the values it starts from.
+    """Return two hashes: of what the network is, and of the values it starts from.
 
     The first is over its text and each parameter's and buffer's name, shape and type, and whether
     it is trained; the second over the values of all of them.
     """
-    structure = hashlib.sha256(_ADDRESS.sub("", repr(network)).encode())
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(network))  # without addresses of functions
+    structure = hashlib.sha256(text.encode())
     values = hashlib.sha256()
     for name, tensor in chain(network.named_parameters(), network.named_buffers()):
         # A lazy parameter has neither shape nor values yet.
         shape = "lazy" if is_lazy(tensor) else tuple(tensor.shape)
         structure.update(f"\n{name} {tensor.dtype} {tensor.requires_grad} {shape}".encode())
         if not is_lazy(tensor):
-            values.update(_bytes_of(tensor))
-    return structure.hexdigest()[:_LENGTH], values.hexdigest()[:_LENGTH]
-
-
-def _bytes_of(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            values.update(flat.view(torch.uint8).numpy().tobytes())
+    return structure.hexdigest()[:12], values.hexdigest()[:12]

@@ -31,12 +31,11 @@ def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities
     if len(members) < 2:
         raise ConfigError(f"An ensemble needs at least two members, not {len(members)}.")
     first = members[0]
-    for other in members[1:]:
-        if _inputs(other) != _inputs(first):
-            raise ConfigError(
-                "Members of an ensemble must have the same classes, normalisation and image size.",
-                hint="Combine runs of one data set and one --backbone.",
-            )
+    if any(_inputs(other) != _inputs(first) for other in members[1:]):
+        raise ConfigError(
+            "Members of an ensemble must have the same classes, normalization and image size.",
+            hint="Combine runs of one data set and one --backbone.",
+        )
     return Classifier(
         SideBySide([member.body for member in members], added=first.added),
         MeanHead([member.head for member in members], outputs=outputs),
@@ -47,13 +46,8 @@ def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities
     ).train(first.training)
 
 
-def is_ensemble(model: Classifier) -> bool:
-    """Whether `ensemble` made it."""
-    return isinstance(model.head, MeanHead)
-
-
 def added_layers(model: Classifier) -> tuple[Layer, ...]:
-    """The layers added to a network; of an ensemble, those that each member has."""
+    """Return the layers added to a network; of an ensemble, those that each member has."""
     return model.encoder.added if isinstance(model.encoder, SideBySide) else model.added
 
 
@@ -63,29 +57,20 @@ def _inputs(model: Classifier) -> tuple[object, ...]:
 
 
 class SideBySide(nn.ModuleList):
-    """The features of several encoders, concatenated.
-
-    Args:
-        encoders: H_1, ..., H_M.
-        added: The layers that a method added to each of them.
-    """
+    """The features of several encoders, concatenated; a method added `added` to each of them."""
 
     def __init__(self, encoders: Sequence[nn.Module], added: tuple[Layer, ...] = ()) -> None:
         super().__init__(encoders)
         self.added = added
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch dims"]:
-        """H(x) = [H_1(x), ..., H_M(x)]."""
         return torch.cat([encoder(images) for encoder in self], dim=1)
 
 
 class MeanHead(nn.Linear):
     """The heads of several classifiers, each on its part of the features, and their mean.
 
-    Args:
-        heads: C_1, ..., C_M.
-        outputs: Whether logits are averaged, or the probabilities they stand for; then the result
-            is the logarithm of the mean.
+    The result is the mean of the logits, or the logarithm of the mean of the probabilities.
     """
 
     def __init__(self, heads: Sequence[nn.Linear], *, outputs: Outputs) -> None:
@@ -93,12 +78,12 @@ class MeanHead(nn.Linear):
         super().__init__(sum(dims), heads[0].out_features, device="meta")
         self.dims, self.outputs = dims, outputs
         with torch.no_grad():
-            biases = [_bias(head) for head in heads]
+            none = heads[0].weight.new_zeros(self.out_features)
+            biases: list[Tensor] = [none if head.bias is None else head.bias for head in heads]
             self.weight = nn.Parameter(torch.cat([head.weight for head in heads], dim=1))
             self.bias = nn.Parameter(torch.stack(biases))  # (members, classes)
 
     def forward(self, features: Float[Tensor, "batch dims"]) -> Float[Tensor, "batch classes"]:
-        """The mean over members of C_m(H_m(x)), or the logarithm of the mean probability."""
         parts = zip(
             features.split(self.dims, dim=1),
             self.weight.split(self.dims, dim=1),
@@ -109,7 +94,3 @@ class MeanHead(nn.Linear):
         if self.outputs == "logits":
             return logits.mean(0)
         return logits.log_softmax(2).logsumexp(0) - math.log(len(self.dims))
-
-
-def _bias(head: nn.Linear) -> Tensor:
-    return head.weight.new_zeros(head.out_features) if head.bias is None else head.bias

@@ -1,4 +1,4 @@
-"""Networks that make images: generators of new domains, and L2D's style-complement module."""
+"""Networks that make images: generators of new domains, L2D's style complement, an auto-encoder."""
 
 import abc
 import math
@@ -82,36 +82,25 @@ class ImageGenerator(DomainGenerator):
         self.decode = _decoding(width)
 
     def code(self, x: Images, noise: Noise) -> Images:
-        """The new image."""
-        return in_parts(self._restyle, x, noise)
+        return in_parts(lambda x, n: self.decode(self.norm(self.encode(x), n)), x, noise)
 
     def render(self, x: Images, code: Images) -> Images:
-        """The code itself."""
         return code
 
     def neutral(self, x: Images) -> Images:
-        """The image itself."""
         return x
-
-    def _restyle(self, x: Images, noise: Noise) -> Images:
-        image: Tensor = self.decode(self.norm(self.encode(x), noise))
-        return image
 
 
 class InverseGenerator(nn.Sequential):
-    """Reconstructs x from G(x, n), without knowing n: the layers of G without its normalisation.
+    """Reconstructs x from G(x, n), without knowing n: the layers of G without its normalization.
 
     Li et al., CVPR 2021, see `ImageGenerator`.
-
-    Args:
-        width: w.
     """
 
     def __init__(self, width: int = 16) -> None:
         super().__init__(_encoding(width), _decoding(width))
 
     def forward(self, x: Images) -> Images:
-        """The reconstruction of x, from G(x, n)."""
         return in_parts(super().forward, x)
 
 
@@ -143,22 +132,19 @@ class AffineGenerator(DomainGenerator):
             self.map.bias.copy_(torch.eye(2, 3).flatten())
 
     def code(self, x: Images, noise: Noise) -> Float[Tensor, "batch 2 3"]:
-        """The map from coordinates of the new image to those of x."""
         if x.shape[-2:] != (THUMBNAIL, THUMBNAIL):
             x = F.interpolate(x, (THUMBNAIL, THUMBNAIL), mode="bilinear", antialias=True)
         channel = self.channel(noise).view(-1, 1, THUMBNAIL, THUMBNAIL)
-        found: Tensor = self.map(self.locate(torch.cat((x, channel), dim=1))).view(-1, 2, 3)
+        code: Tensor = self.map(self.locate(torch.cat((x, channel), dim=1))).view(-1, 2, 3)
         if self.moves == "translation":
-            found = torch.cat((self.neutral(x)[..., :2], found[..., 2:]), dim=2)
-        return found
+            code = torch.cat((self.neutral(x)[..., :2], code[..., 2:]), dim=2)
+        return code
 
     def render(self, x: Images, code: Float[Tensor, "batch 2 3"]) -> Images:
-        """Sample x where the map points, bilinearly."""
         grid = F.affine_grid(code.to(x.dtype), list(x.shape), align_corners=False)
         return F.grid_sample(x, grid, align_corners=False)
 
     def neutral(self, x: Images) -> Float[Tensor, "batch 2 3"]:
-        """The identity."""
         return torch.eye(2, 3, device=x.device, dtype=x.dtype).expand(len(x), 2, 3)
 
 
@@ -167,19 +153,13 @@ class AdaptiveInstanceNorm(nn.Module):
 
     Huang and Belongie, "Arbitrary style transfer in real-time with adaptive instance
     normalization", ICCV 2017, https://arxiv.org/abs/1703.06868, with a learnt style.
-
-    Args:
-        channels: Of the maps h.
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.style = nn.Linear(NOISE_DIM, 2 * channels)
 
-    def forward(
-        self, h: Float[Tensor, "batch c h w"], noise: Noise
-    ) -> Float[Tensor, "batch c h w"]:
-        """Normalise each channel of each image, then restyle it."""
+    def forward(self, h: Maps, noise: Noise) -> Maps:
         gamma, beta = self.style(noise)[:, :, None, None].chunk(2, dim=1)
         restyled: Tensor = (1 + gamma) * F.instance_norm(h) + beta
         return restyled
@@ -253,26 +233,26 @@ class StyleComplement(nn.Module):
             self.register_buffer(f"convolution{number}", weight)
             self.register_buffer(f"bias{number}", bias)
 
-    def forward(
-        self, x: Float[Tensor, "batch 3 h w"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "batch 3 h w"]:
+    def forward(self, x: Images, generator: torch.Generator | None = None) -> Images:
         """Diversify with fresh convolutions and random weights of the branches.
 
         The weights are drawn from N(0, 1) and divided by their sum. A sum near zero would give
         exploding images, so it is kept away from zero; the released code does not.
         """
-        convolutions = _random_convolutions(self.kernels, generator, like=x)
-        weights = _normal((len(self.kernels) + 1,), generator, like=x)
+        convolutions = [
+            (weight.to(x), bias.to(x))
+            for weight, bias in _random_convolutions(self.kernels, generator)
+        ]
+        # Drawn on the CPU, so that all is the same on every device.
+        weights = torch.randn(len(self.kernels) + 1, generator=generator).to(x)
         total = weights.sum()
         smallest = torch.full_like(total, _MIN_SUM).copysign(total)
         weights = weights / torch.where(total.abs() < _MIN_SUM, smallest, total)
-        kept = _uniform(x.shape, generator, like=x) >= DROPOUT
+        kept = torch.rand(x.shape, generator=generator).to(x) >= DROPOUT
         branches = self._branches(x, convolutions, generator, mask=kept / (1 - DROPOUT))
         return torch.einsum("n,nbchw->bchw", weights, branches)
 
-    def styled(
-        self, x: Float[Tensor, "batch 3 h w"], generator: torch.Generator | None = None
-    ) -> Float[Tensor, "batch 3 h w"]:
+    def styled(self, x: Images, generator: torch.Generator | None = None) -> Images:
         """Restyle with the fixed convolutions, branches averaged: what the styles learn from."""
         convolutions = [
             (self.get_buffer(f"convolution{number}"), self.get_buffer(f"bias{number}"))
@@ -289,7 +269,7 @@ class StyleComplement(nn.Module):
         mask: Tensor | float = 1.0,
     ) -> Tensor:
         """All branches; `mask` is the dropout of the color branch."""
-        x = x + NOISE * self.noise * _normal(x.shape, generator, like=x)
+        x = x + NOISE * self.noise * torch.randn(x.shape, generator=generator).to(x)
         color, *rest = convolutions
         branches = [torch.tanh(F.conv2d(x, *color) * mask)]
         for number, (scale, shift) in enumerate(zip(self.scales, self.shifts, strict=True)):
@@ -300,26 +280,92 @@ class StyleComplement(nn.Module):
 
 
 def _random_convolutions(
-    kernels: Sequence[int], generator: torch.Generator | None, like: Tensor | None = None
+    kernels: Sequence[int], generator: torch.Generator | None
 ) -> list[_Convolution]:
-    """Weights (3, 3, κ, κ) and biases as torch initialises them: the color branch, two per κ."""
+    """Draw weights (3, 3, κ, κ) and biases as torch does: the color branch, two per κ."""
     drawn = []
     for kernel in [1, *(kernel for kernel in kernels for _ in range(2))]:
         bound = 1 / math.sqrt(3 * kernel**2)
         weight, bias = (
-            (2 * _uniform(shape, generator, like=like) - 1) * bound
+            (2 * torch.rand(shape, generator=generator) - 1) * bound
             for shape in ((3, 3, kernel, kernel), (3,))
         )
         drawn.append((weight, bias))
     return drawn
 
 
-def _uniform(
-    shape: Sequence[int], generator: torch.Generator | None, *, like: Tensor | None
-) -> Tensor:
-    drawn = torch.rand(shape, generator=generator)  # on the CPU: the same on every device
-    return drawn if like is None else drawn.to(like)
+class WassersteinAutoEncoder(nn.Module):
+    """Map images to codes that look like samples of a unit Gaussian, and codes to images.
+
+    Tolstikhin et al., "Wasserstein auto-encoders", ICLR 2018, https://arxiv.org/abs/1711.01558, in
+    the sizes of M-ADA's released code (Qiao et al., CVPR 2020, https://arxiv.org/abs/2003.13216):
+    with images of 32 pixels, 3072-400-20-400-3072. The convolutional one is our reconstruction for
+    photos, for which there is no released code.
+
+    Args:
+        side: Side of the images that it sees; larger ones are reduced to it by averaging blocks.
+        kind: Fully connected, or two convolutions of stride 2 each way; these need a side that is
+            a multiple of 4.
+        dim: Length of a code.
+        width: Units of a hidden layer (`"mlp"`); channels after the second convolution are 64.
+    """
+
+    def __init__(
+        self, side: int, kind: Literal["mlp", "conv"] = "mlp", *, dim: int = 20, width: int = 400
+    ) -> None:
+        super().__init__()
+        self.side = side
+        self.dim = dim
+        layers = _fully_connected(side, dim, width) if kind == "mlp" else _convolutions(side, dim)
+        self.encoder, self.decoder = layers
+
+    def thumbnails(self, images: Tensor) -> Float[Tensor, "n 3 side side"]:
+        """What it sees of uint8 or [0, 1] images; gradients pass through."""
+        if images.dtype == torch.uint8:
+            images = images.float() / 255
+        if images.shape[-2:] == (self.side, self.side):
+            return images
+        return F.adaptive_avg_pool2d(images, self.side)
+
+    def forward(self, x: Float[Tensor, "n 3 side side"]) -> tuple[Tensor, Tensor]:
+        """Logits of the pixels, and the code of each image."""
+        code = self.encoder(x)  # (n, dim)
+        return self.decoder(code), code
+
+    def reconstruct(self, images: Tensor) -> Float[Tensor, "n 3 side side"]:
+        """What is left of images, of any size, after the code: pixels in [0, 1]."""
+        logits: Tensor = self(self.thumbnails(images))[0]
+        return logits.sigmoid()
 
 
-def _normal(shape: Sequence[int], generator: torch.Generator | None, *, like: Tensor) -> Tensor:
-    return torch.randn(shape, generator=generator).to(like)
+class LatentCritic(nn.Sequential):
+    """Tell samples of the prior from codes of images: one logit, high for samples."""
+
+    def __init__(self, dim: int = 20, *, width: int = 128) -> None:
+        super().__init__(nn.Linear(dim, width), nn.ReLU(), nn.Linear(width, 1), nn.Flatten(0))
+
+
+def _fully_connected(side: int, dim: int, width: int) -> tuple[nn.Module, nn.Module]:
+    pixels = 3 * side**2
+    encoder = nn.Sequential(
+        nn.Flatten(), nn.Linear(pixels, width), nn.ReLU(), nn.Linear(width, dim)
+    )
+    decoder = nn.Sequential(
+        nn.Linear(dim, width), nn.ReLU(), nn.Linear(width, pixels), nn.Unflatten(1, (3, side, side))
+    )
+    return encoder, decoder
+
+
+def _convolutions(side: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    last = (64, side // 4, side // 4)
+    units = 64 * (side // 4) ** 2
+    half = (4, 2, 1)  # kernel, stride and padding: halves or doubles a side
+    encoder = nn.Sequential(
+        nn.Conv2d(3, 32, *half), nn.ReLU(), nn.Conv2d(32, 64, *half), nn.ReLU(),
+        nn.Flatten(), nn.Linear(units, dim),
+    )  # fmt: skip
+    decoder = nn.Sequential(
+        nn.Linear(dim, units), nn.ReLU(), nn.Unflatten(1, last),
+        nn.ConvTranspose2d(64, 32, *half), nn.ReLU(), nn.ConvTranspose2d(32, 3, *half),
+    )  # fmt: skip
+    return encoder, decoder

@@ -1,8 +1,11 @@
-"""Layers that a method adds to a network, made again from the data that a model folder stores."""
+"""Layers of methods: added to a network, inserted for training, or behind its features.
+
+Added layers are made again from the data that a model folder stores.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +23,8 @@ module of the encoder.
 """
 
 FEATURES = "features"
-OUTPUT = "."
-"""Names the encoder itself."""
+OUTPUT = "."  # names the encoder itself
+MIXSTYLE_EPS = 1e-6  # under the square root, as in the released code
 
 
 class GaussianBottleneck(nn.Module):
@@ -43,7 +46,6 @@ class GaussianBottleneck(nn.Module):
         self.noise = noise
 
     def forward(self, features: Float[Tensor, "batch in"]) -> Embedding:
-        """z: a sample in training mode, the mean in eval mode."""
         if not self.training:
             return F.leaky_relu(self.mean(features))
         return self.sample(*self.gaussian(features))
@@ -57,8 +59,84 @@ class GaussianBottleneck(nn.Module):
         return mu + self.noise * (log_variance / 2).exp() * torch.randn_like(mu)
 
     def extra_repr(self) -> str:
-        """Show the scale of the noise, which is not a layer."""
         return f"noise={self.noise}"
+
+
+class StyleMixing(nn.Module):
+    """Mix the styles of the images in a batch: active in training, the identity in use.
+
+    Zhou et al., "Domain generalization with MixStyle", ICLR 2021, https://arxiv.org/abs/2104.02008.
+    The style of an image is the mean μ and standard deviation σ of each channel over the places of
+    its map. With x̃ a random permutation of the batch x and λ ~ Beta(α, α) for each image,
+
+        γ = λ σ(x) + (1 - λ) σ(x̃)        β = λ μ(x) + (1 - λ) μ(x̃)
+        MixStyle(x) = γ (x - μ(x)) / σ(x) + β
+
+    with probability p in each pass in training mode; otherwise x. Gradients do not pass through
+    μ and σ. The permutation is of the whole batch, as for a single source domain.
+
+    All that is random comes from torch's global generator on the CPU, as for dropout: a training
+    loop seeds it for each step (`peerdg.rng.seeded`), and every device sees the same draws.
+
+    Args:
+        channel: Which dimension of a batch holds the channels; those behind the first and other
+            than it are places.
+        p: Probability that a pass mixes.
+        alpha: α; small values leave most images nearly their own style, or another's.
+    """
+
+    def __init__(self, *, channel: int = 1, p: float = 0.5, alpha: float = 0.1) -> None:
+        super().__init__()
+        self.channel = channel
+        self.p = p
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or torch.rand((), device="cpu") >= self.p:
+            return x
+        alpha = torch.tensor(self.alpha, device="cpu")
+        share = torch.distributions.Beta(alpha, alpha).sample((len(x),))
+        other = torch.randperm(len(x), device="cpu")
+        return self.mixed(x, share.to(x.device), other.to(x.device))
+
+    def mixed(self, x: Tensor, share: Tensor, other: Tensor) -> Tensor:
+        """Return MixStyle(x) with λ of each image and the image that it is mixed with given."""
+        places = [d for d in range(1, x.dim()) if d != self.channel]
+        lam = share.view(-1, *[1] * (x.dim() - 1))
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        with torch.no_grad():
+            variance, mu = torch.var_mean(wide, dim=places, correction=0, keepdim=True)
+            sigma = (variance + MIXSTYLE_EPS).sqrt()
+            gamma = lam * sigma + (1 - lam) * sigma[other]
+            beta = lam * mu + (1 - lam) * mu[other]
+        return (gamma * ((wide - mu) / sigma) + beta).to(x.dtype)
+
+
+def projection_head(
+    in_dim: int,
+    out_dim: int,
+    *,
+    layers: int = 2,
+    hidden_dim: int | None = None,
+    norm: Literal["bn", "ln", "none"] = "bn",
+) -> nn.Sequential:
+    """Make R, from features to the space in which task and proxy model are compared.
+
+    An MLP of Linear-norm-ReLU blocks and a bare last Linear.
+
+    The PEER paper gives the number of layers and the output dimension (Digits 2 and 128, the other
+    benchmarks 3 and 1024). Hidden width, norm and activation are not given; the defaults follow
+    the head of Barlow Twins (Zbontar et al., ICML 2021) with hidden width max(out_dim, 512).
+    """
+    hidden_dim = hidden_dim or max(out_dim, 512)
+    blocks: list[nn.Module] = []
+    for _ in range(layers - 1):
+        blocks.append(nn.Linear(in_dim, hidden_dim))
+        if norm != "none":
+            blocks.append(nn.BatchNorm1d(hidden_dim) if norm == "bn" else nn.LayerNorm(hidden_dim))
+        blocks.append(nn.ReLU(inplace=True))
+        in_dim = hidden_dim
+    return nn.Sequential(*blocks, nn.Linear(in_dim, out_dim))
 
 
 KINDS: dict[str, Callable[..., nn.Module]] = {
@@ -68,31 +146,16 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
 """All kinds of layers. The list is closed, so that no file can name code to run."""
 
 
-def make_layer(layer: Layer) -> nn.Module:
-    """Make a layer with fresh weights.
-
-    Raises:
-        ValueError: If there is no such kind, or its options do not fit.
-    """
+def make_layer(layer: Layer) -> Any:
+    """Make a layer with fresh weights."""
     options = {name: value for name, value in layer.items() if name not in ("kind", "place")}
-    if layer["kind"] not in KINDS:
-        raise ValueError(f"there is no kind of layer {layer['kind']!r}")
-    try:
-        return KINDS[layer["kind"]](**options)
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(f"the options of a {layer['kind']} do not fit: {error}") from error
+    return KINDS[layer["kind"]](**options)
 
 
 def insert(encoder: nn.Module, place: str, layer: nn.Module) -> None:
-    """Put a layer behind or in front of a module of the encoder.
-
-    Raises:
-        ValueError: If the encoder has no such module.
-    """
+    """Put a layer behind or in front of a module of the encoder."""
     side, _, name = place.partition(" ")
-    module = dict(encoder.named_modules()).get(name)
-    if side not in ("after", "before") or module is None or module is encoder:
-        raise ValueError(f"the network has no place '{place}'")
+    module = encoder.get_submodule(name)
     both = (module, layer) if side == "after" else (layer, module)
     encoder.set_submodule(name, nn.Sequential(*both))
 

@@ -4,41 +4,21 @@ A reconstruction of the meta-features of MetaCNN: Wan et al., "Meta convolutiona
 for single domain generalization", CVPR 2022, from its abstract. There is no public code.
 """
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def disable_compile(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.compiler.disable`, which imports the compiler, only where something is compiled."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not torch.compiler.is_compiling():
-            return function(*args, **kwargs)
-        disabled: Callable[P, R] = torch.compiler.disable(function)
-        return disabled(*args, **kwargs)
-
-    return call
-
-
+Features = Float[Tensor, "n dim"]
 _UNUSED = 1e-8  # of ηA's diagonal: an atom that no code has, or had long ago
 
 
 class CodeSums:
     """What the dictionary learns from a batch: sums over its features f and their codes β.
-
-    Args:
-        atoms: The dictionary that codes are for.
 
     Attributes:
         products: Σ ββᵀ.
@@ -55,12 +35,7 @@ class CodeSums:
         self.candidates = atoms.new_zeros(0, dim)
 
     @torch.no_grad()
-    def add(
-        self,
-        f: Float[Tensor, "n dim"],
-        code: Float[Tensor, "n atoms"],
-        composed: Float[Tensor, "n dim"],
-    ) -> None:
+    def add(self, f: Features, code: Float[Tensor, "n atoms"], composed: Features) -> None:
         """Add some features with their codes and what these compose."""
         self.products += code.T @ code
         self.targets += code.T @ f
@@ -130,10 +105,8 @@ class OnlineDictionary(nn.Module):
         return int(unused.sum())
 
 
-def draw(
-    f: Float[Tensor, "n dim"], weights: Float[Tensor, " n"], count: int
-) -> Float[Tensor, "count dim"]:
-    """Features drawn with these weights, from torch's global generator; zeros if all are zero.
+def draw(f: Features, weights: Float[Tensor, " n"], count: int) -> Float[Tensor, "count dim"]:
+    """Draw features with these weights, from torch's global generator; zeros if all are zero.
 
     None is drawn twice, unless there are too few.
     """
@@ -145,8 +118,6 @@ def draw(
     return f[index.to(f.device)]
 
 
-Gradient = Literal["closed-form", "straight-through"]
-Features = Float[Tensor, "n dim"]
 _NUMBERS = 2**20  # of all systems that are solved at once: they stay in a CPU's cache
 
 
@@ -184,7 +155,7 @@ class MetaFeatures(nn.Module):
         ridge: float = 1e-2,
         threshold: float = -1.0,
         channel: int = 1,
-        gradient: Gradient = "closed-form",
+        gradient: Literal["closed-form", "straight-through"] = "closed-form",
     ) -> None:
         super().__init__()
         self.register_buffer("atoms", F.normalize(torch.randn(atoms, channels), dim=1))
@@ -196,15 +167,16 @@ class MetaFeatures(nn.Module):
         self._sums: CodeSums | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The maps, composed."""
         f = x.movedim(self.channel, -1)  # (batch, ..., dim)
         with torch.autocast(x.device.type, enabled=False):
             wide = f.reshape(-1, f.shape[-1])
             wide = wide.float() if x.dtype in (torch.bfloat16, torch.float16) else wide
-            composed: Tensor = self._composed(wide)
+            compose = self._composed
+            if torch.compiler.is_compiling():  # its loop is over any number of chunks
+                compose = torch.compiler.disable(compose)
+            composed: Tensor = compose(wide)
         return composed.to(x.dtype).view(f.shape).movedim(-1, self.channel)
 
-    @disable_compile  # its loop is over any number of chunks
     def _composed(self, f: Features) -> Features:
         if not (torch.is_grad_enabled() and f.requires_grad):
             return self.compose(f)[0]

@@ -27,25 +27,14 @@ _V1 = "IMAGENET1K_V1"  # the weights that the domain generalization literature s
 
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
-    """One network.
-
-    Args:
-        title: One line for lists.
-        image_size: Side of the images it was designed for.
-        fixed_size: Whether it takes no other size.
-        normalisation: Mean and scale of its inputs; None takes those of the data set.
-        last_layer: What its last layer is called in files of the whole network; it is not used.
-        batch_norm: Whether it has batch normalisation.
-        imagenet: The name of torchvision's weights that `--weights imagenet` stands for.
-    """
+    """What one network is called and needs of an image."""
 
     title: str
-    image_size: int = 224
-    fixed_size: bool = False
-    normalisation: tuple[Channels, Channels] | None = IMAGENET
-    last_layer: tuple[str, ...] = ("fc",)
-    batch_norm: bool = False
-    imagenet: str | None = _V1
+    image_size: int = 224  # side of the images it was designed for
+    fixed_size: bool = False  # whether it takes no other size
+    normalisation: tuple[Channels, Channels] | None = IMAGENET  # None: that of the data set
+    last_layer: tuple[str, ...] = ("fc",)  # its name in files of the whole network; not used
+    imagenet: str | None = _V1  # torchvision's weights that `--weights imagenet` stands for
 
 
 BACKBONES: dict[str, Backbone] = {
@@ -73,16 +62,14 @@ BACKBONES: dict[str, Backbone] = {
     "squeezenet1_1": Backbone(
         title="SqueezeNet 1.1, 512 features, 0.7 million weights", last_layer=("classifier.1",)
     ),
-    "resnet18": Backbone(title="ResNet-18, 512 features", batch_norm=True),
-    "resnet50": Backbone(title="ResNet-50, 2048 features", batch_norm=True),
+    "resnet18": Backbone(title="ResNet-18, 512 features"),
+    "resnet50": Backbone(title="ResNet-50, 2048 features"),
     "vit_b_16": Backbone(
         title="vision transformer ViT-B/16, 768 features, 224 pixels only",
         fixed_size=True,
         last_layer=("heads",),
     ),
-    "regnet_y_16gf": Backbone(
-        title="RegNetY-16GF, 3024 features, 81 million weights", batch_norm=True
-    ),
+    "regnet_y_16gf": Backbone(title="RegNetY-16GF, 3024 features, 81 million weights"),
 }
 
 
@@ -90,9 +77,6 @@ def check_backbone(name: str, weights: str = "none") -> None:
     """Refuse a backbone that cannot be built, or one without the ImageNet weights asked for.
 
     Whether timm knows the name after `timm:` is only seen when the model is built.
-
-    Raises:
-        ConfigError: With the nearest name, or what to install.
     """
     if name.startswith(TIMM):
         if find_spec("timm") is None:
@@ -116,11 +100,6 @@ def check_backbone(name: str, weights: str = "none") -> None:
 def has_normalisation(name: str) -> bool:
     """Whether the backbone's weights expect a mean and scale of their own."""
     return name.startswith(TIMM) or BACKBONES[name].normalisation is not None
-
-
-def may_have_batch_norm(name: str) -> bool:
-    """Whether the backbone has batch normalisation; true if its name does not determine it."""
-    return name not in BACKBONES or BACKBONES[name].batch_norm
 
 
 def is_weights_file(weights: str) -> bool:

@@ -1,9 +1,9 @@
 """Stages of a network: their feature maps, and the places where a layer can be added."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,6 @@ class FeatureMap:
 
     @property
     def channels(self) -> int:
-        """Number of channels."""
         return self.shape[self.channel]
 
     @property
@@ -73,21 +72,19 @@ class FeatureMap:
 
 Places = dict[str, FeatureMap]
 """The map that passes at each place, by its name as `models.layers` has it."""
+Trace = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+"""Shapes of the input and the output of each module in one pass."""
 
 
 def find_stages(model: Classifier, size: int) -> list[FeatureMap]:
-    """Return the output of each stage of a network.
+    """Return the output of each stage of a network for images of side `size`.
 
     Of the known backbones they are listed in `_STAGES`. Of a timm network they are what its
     `feature_info` lists, of a transformer the end of each quarter of the blocks. Of any other
     network they are the last map of each resolution among the encoder's children.
-
-    Args:
-        model: The network.
-        size: Side of the images.
     """
     trace = trace_forward(model, size)
-    return [_feature_map(name, trace[name].output) for name in _stages(model.encoder, trace)]
+    return [_feature_map(name, trace[name][1]) for name in _stages(model.encoder, trace)]
 
 
 def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[FeatureMap]:
@@ -110,7 +107,7 @@ def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[Featu
             )
     if len(set(names)) < len(names):
         raise ConfigError(f"A module is named twice: {', '.join(names)}.")
-    return [_feature_map(name, trace[name].output) for name in names]
+    return [_feature_map(name, trace[name][1]) for name in names]
 
 
 def stage_places(model: Classifier, size: int) -> Places:
@@ -119,24 +116,19 @@ def stage_places(model: Classifier, size: int) -> Places:
     The stem of a network whose stages are blocks of several layers does not count. So the first
     places are behind `layer1` and `layer2` of a ResNet, and behind the first two groups of a
     transformer's blocks. `_PLACES` lists networks with pooling between their stages.
-
-    Args:
-        model: The network.
-        size: Side of the images.
     """
     trace = trace_forward(model, size)
-    places = _PLACES.get(type(model.encoder).__name__)
-    if places is None:
+    names = _PLACES.get(type(model.encoder).__name__)
+    if names is None:
         stages = [name for name in _stages(model.encoder, trace) if name != OUTPUT]
         layers = [_layers(model.encoder.get_submodule(name)) for name in stages[:2]]
         has_stem = len(layers) == 2 and layers[0] < 2 <= layers[1]
-        places = tuple(f"after {name}" for name in stages[has_stem:])
-    found = {}
-    for place in places:
+        names = tuple(f"after {name}" for name in stages[has_stem:])
+    places = {}
+    for place in names:
         side, _, name = place.partition(" ")
-        shape = trace[name].output if side == "after" else trace[name].given
-        found[place] = _feature_map(name, shape)
-    return found
+        places[place] = _feature_map(name, trace[name][side == "after"])
+    return places
 
 
 def choose_places(
@@ -144,15 +136,8 @@ def choose_places(
 ) -> Places:
     """Choose places for a method's layers, where there are maps of more than one pixel.
 
-    Args:
-        model: The network.
-        size: Side of the images.
-        names: Modules to put the layers behind; None takes stages.
-        stages: Numbers of the stages, from 1. Those that the network does not have are left out.
-        option: Option that names modules, for messages.
-
-    Raises:
-        ConfigError: If there is no such place, or no map passes there.
+    They are behind the named modules, or else at the end of the stages with these numbers, from 1.
+    Stages that the network does not have are left out. `option` names modules, for messages.
     """
     if names is None:
         available = list(stage_places(model, size).items())
@@ -183,61 +168,48 @@ def recorded(model: Classifier, names: Sequence[str]) -> Iterator[dict[str, list
         yield outputs
 
 
-class ModuleTrace(NamedTuple):
-    """Shapes of the input and the output of a module in one pass."""
-
-    given: tuple[int, ...]
-    output: tuple[int, ...]
-
-
 @torch.no_grad()
-def trace_forward(model: Classifier, size: int) -> dict[str, ModuleTrace]:
+def trace_forward(model: Classifier, size: int) -> Trace:
     """Trace a pass of one black image: the modules that gave one tensor, in the order they ended.
 
-    Args:
-        model: The network; it does not change.
-        size: Side of the image.
+    The network does not change.
     """
-    ended: list[tuple[str, ModuleTrace | None]] = []
-
-    def note(name: str, inputs: tuple[object, ...], output: object) -> None:
-        first = inputs[0] if inputs else None
-        given = tuple(first.shape) if isinstance(first, Tensor) else ()
-        trace = None
-        if isinstance(output, Tensor) and output.ndim in (2, 3, 4):
-            trace = ModuleTrace(given, tuple(output.shape))
-        ended.append((name, trace))
-
+    ended: list[tuple[str, tuple[object, ...], object]] = []
     with ExitStack() as stack, eager(model.encoder), in_eval_mode(model):
         for name, module in modules_of(model.encoder).items():
             hook = module.register_forward_hook(
-                lambda module, inputs, output, name=name: note(name, inputs, output)
+                lambda module, inputs, output, name=name: ended.append((name, inputs, output))
             )
             stack.callback(hook.remove)
         device = model.head.weight.device
         model.features(torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device))
-    names = [name for name, _ in ended]
-    return {name: each for name, each in ended if each is not None and names.count(name) == 1}
+    times = Counter(name for name, _, _ in ended)
+    trace = {}
+    for name, inputs, output in ended:
+        if times[name] == 1 and isinstance(output, Tensor) and output.ndim in (2, 3, 4):
+            first = inputs[0] if inputs else None
+            given = tuple(first.shape) if isinstance(first, Tensor) else ()
+            trace[name] = (given, tuple(output.shape))
+    return trace
 
 
-def _stages(encoder: nn.Module, trace: dict[str, ModuleTrace]) -> list[str]:
+def _stages(encoder: nn.Module, trace: Trace) -> list[str]:
     known = _STAGES.get(type(encoder).__name__, ())
     if known and all(name in trace for name in known):
         return list(known)
     if listed := getattr(encoder, "feature_info", None):  # of timm
         names = [about["module"] for about in listed if about["module"] in trace]
-        if all(len(trace[name].output) == 3 for name in names):  # tokens
+        if all(len(trace[name][1]) == 3 for name in names):  # tokens
             groups = min(TOKEN_GROUPS, len(names))
             names = [names[len(names) * (n + 1) // groups - 1] for n in range(groups)]
     else:
         children = [name for name, _ in encoder.named_children() if name in trace]
-        last = {_side(trace[name].output): name for name in children}
-        names = [name for name in children if last[_side(trace[name].output)] == name]
-        names = [name for name in names if _side(trace[name].output) > 1]
+        last = {_side(trace[name][1]): name for name in children}
+        names = sorted((name for side, name in last.items() if side > 1), key=children.index)
     return names + [OUTPUT] * _learns_after(names, encoder, trace)
 
 
-def _learns_after(names: list[str], encoder: nn.Module, trace: dict[str, ModuleTrace]) -> bool:
+def _learns_after(names: list[str], encoder: nn.Module, trace: Trace) -> bool:
     """Whether layers with weights follow the last stage, and no dropout."""
     ended = list(trace)
     later = ended[ended.index(names[-1]) + 1 :] if names else ended

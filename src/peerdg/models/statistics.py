@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from peerdg.errors import DataError
 from peerdg.models.classifier import in_eval_mode
@@ -12,14 +13,14 @@ from peerdg.models.classifier import in_eval_mode
 
 @torch.no_grad()
 def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
-    """Recompute batch-normalisation statistics as the mean over batches, weighted by their images.
+    """Recompute batch-normalization statistics as the mean over batches, weighted by their images.
 
     Like `torch.optim.swa_utils.update_bn`, but a last, smaller batch counts less, and only the
-    normalisation layers are in train mode: dropout stays off, so the result does not depend on any
+    normalization layers are in train mode: dropout stays off, so the result does not depend on any
     random state. A loader that shuffles leaves torch's global generator as it was.
 
     Args:
-        model: The network; without batch normalisation nothing is done.
+        model: The network; without batch normalization nothing is done.
         clean: Batches of clean images.
 
     Raises:
@@ -29,18 +30,28 @@ def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
     if not layers:
         return
     device = next(model.parameters()).device
-    seen = 0
-    with _measuring(model, layers), torch.random.fork_rng(devices=[]):
-        for images in clean:
-            seen += len(images)
+    seen, before, momenta = 0, _statistics(layers), [layer.momentum for layer in layers]
+    try:
+        with in_eval_mode(model), torch.random.fork_rng(devices=[]):
             for layer in layers:
-                layer.momentum = len(images) / seen
-            model(images.to(device))
+                layer.reset_running_stats()
+                layer.train()
+            for images in clean:
+                seen += len(images)
+                for layer in layers:
+                    layer.momentum = len(images) / seen
+                model(images.to(device))
         if not seen:
             raise DataError(
                 "There are no clean images to recompute batch statistics.",
                 hint="Give clean images that can be iterated again, in batches of two or more.",
             )
+    except BaseException:
+        _restore(before)
+        raise
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
 
 
 @contextmanager
@@ -60,33 +71,12 @@ def clean_statistics(models: Iterable[nn.Module], clean: Iterable[Tensor]) -> It
         _restore(before)
 
 
-@contextmanager
-def _measuring(model: nn.Module, layers: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
-    """Reset the statistics and let them follow the batches; an error leaves them as they were."""
-    momenta = [layer.momentum for layer in layers]
-    before = _statistics(layers)
-    try:
-        with in_eval_mode(model):
-            for layer in layers:
-                layer.reset_running_stats()
-                layer.train()
-            yield
-    except BaseException:
-        _restore(before)
-        raise
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
+def _normalisation_layers(model: nn.Module) -> list[_BatchNorm]:
+    return [part for part in model.modules() if isinstance(part, _BatchNorm)]
 
 
-def _normalisation_layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-
-
-def _statistics(
-    layers: Iterable[nn.modules.batchnorm._BatchNorm],
-) -> list[tuple[Tensor, Tensor]]:
-    """Each buffer, and a copy of what it holds now."""
+def _statistics(layers: Iterable[_BatchNorm]) -> list[tuple[Tensor, Tensor]]:
+    """Return each buffer, and a copy of what it holds now."""
     return [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
 
 

@@ -68,21 +68,15 @@ def describe_model(
     }
     if isinstance(model.head, MeanHead):
         members = [{"name": f"network {n + 1}"} for n in range(len(model.head.dims))]
-        description["combined"] = {
-            "rule": "ensemble",
-            "members": members,
-            "outputs": model.head.outputs,
-        }
+        combined = {"rule": "ensemble", "members": members, "outputs": model.head.outputs}
+        description["combined"] = combined
     return description
 
 
 def save_model(folder: Path, model: Classifier, **about: Any) -> str:
     """Write `model` as a folder that `load_stored` reads, and return the SHA-256 of its weights.
 
-    Args:
-        folder: Folder to make.
-        model: Network to save.
-        about: Arguments of `describe_model`.
+    `about` are arguments of `describe_model`.
     """
     return write_model(folder, model.state_dict(), describe_model(model, **about))
 
@@ -100,11 +94,7 @@ def write_model(folder: Path, tensors: Mapping[str, Tensor], description: dict[s
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Read a `model.json`.
-
-    Raises:
-        DamagedError: If it cannot be read, or is not what was saved.
-    """
+    """Read a `model.json`, and raise a DamagedError if it is not what was saved."""
     description: dict[str, Any] = read_json(path, format=FORMAT, hint=_HINT)
     if description.get("sha256") != checksum(description):
         raise DamagedError(f"{visible(str(path))} is not what was saved.", hint=_HINT)
@@ -134,29 +124,19 @@ def how_far(description: Mapping[str, Any]) -> str | None:
 
 
 def model_folder(path: Path) -> Path:
-    """Return the model folder of a run folder, or `path` itself if it is a model folder.
-
-    Raises:
-        DamagedError: If the folder holds a symbolic link.
-    """
+    """Return the model folder of a run folder, or `path` itself if it is a model folder."""
     if (path / "model").exists() or (path / DESCRIPTION).exists():
         refuse_links(path)
     return path / "model" if (path / "model").is_dir() else path
 
 
 def require_model(path: Path) -> dict[str, Any]:
-    """Read the description of the model in a run folder or model folder.
-
-    Raises:
-        DataError: If there is no model in it.
-        DamagedError: If the description is damaged.
-    """
+    """Read the description of the model in a run folder or model folder."""
     file = model_folder(path) / DESCRIPTION
     if not file.exists():
         raise DataError(
             f"There is no model in {path}: {DESCRIPTION} is missing.",
-            hint="Give a run folder or a model folder. A run has a model after its first "
-            "evaluation.",
+            hint="Give a run folder or a model folder. A run has a model after an evaluation.",
         )
     return read_description(file)
 
@@ -181,36 +161,24 @@ def load_stored(path: Path, model: nn.Module | None = None) -> tuple[Classifier,
     with reading(folder, hint=_HINT):
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:
             raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=_HINT)
-        network = _build(description) if model is None else _as_described(model, description)
-        network = _with_members(network, description)
+        network = _with_members(_network(description, model), description)
         network.load_state_dict(load_file(folder / WEIGHTS))
     _require_finite(network, folder)
     return network.eval(), description
 
 
-def _build(description: dict[str, Any]) -> Classifier:
-    if description["backbone"] == OWN:
+def _network(description: dict[str, Any], model: nn.Module | None) -> Classifier:
+    """Build the described network, or make a classifier with its classes of the user's."""
+    inputs = {name: description[name] for name in ("classes", "mean", "std")}
+    if model is not None:
+        network = as_classifier(model, **inputs, image_size=description["image_size"])
+    elif description["backbone"] == OWN:
         raise ConfigError(
             "This model is a network of your own, which peerdg cannot build.",
             hint="Give it: peerdg.load_model(folder, network=your_classifier).",
         )
-    return build_classifier(
-        description["backbone"],
-        classes=description["classes"],
-        mean=description["mean"],
-        std=description["std"],
-    )
-
-
-def _as_described(model: nn.Module, description: dict[str, Any]) -> Classifier:
-    """Make a classifier with the stored classes of the user's network."""
-    network = as_classifier(
-        model,
-        classes=description["classes"],
-        mean=description["mean"],
-        std=description["std"],
-        image_size=description["image_size"],
-    )
+    else:
+        network = build_classifier(description["backbone"], **inputs)
     if list(network.classes) != description["classes"]:
         raise ConfigError(
             f"The network has the classes {', '.join(network.classes)}. The weights were trained "
@@ -251,11 +219,7 @@ def _require_finite(model: nn.Module, folder: Path) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors as safetensors.
-
-    Raises:
-        OutputError: If the disk is full.
-    """
+    """Write named tensors as safetensors, and raise an OutputError if the disk is full."""
     # The format requires contiguous CPU tensors, so channels-last weights are laid out again.
     # Tied weights share memory, which the format refuses, so the second one is copied.
     ready: dict[str, Tensor] = {}

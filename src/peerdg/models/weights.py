@@ -35,29 +35,18 @@ _DTYPES = {
 }  # fmt: skip
 _MAX_EXPANSION = 4  # size of all tensors over that of their file: tied weights share memory
 _HUB_FILE = "model.safetensors"
-_OTHER_WEIGHTS = "Give weights of the same network, or use --weights none."
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """Where the initial weights come from.
+    """Where the initial weights come from."""
 
-    Args:
-        source: The file, or `"none"`.
-        loaded: Number of the encoder's tensors that were loaded.
-        total: Number of the encoder's tensors.
-        fresh: Names of the encoder's tensors that keep their random initial values.
-        unused: Names of the file's tensors that have no place in the network, without its last
-            layer.
-        head: Whether the head was loaded, too. Otherwise it starts fresh.
-    """
-
-    source: str
-    loaded: int
-    total: int
-    fresh: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-    head: bool = False
+    source: str  # the file, or "none"
+    loaded: int  # tensors of the encoder
+    total: int  # tensors of the encoder
+    fresh: tuple[str, ...] = ()  # tensors of the encoder that keep their random initial values
+    unused: tuple[str, ...] = ()  # tensors of the file without a place, but for its last layer
+    head: bool = False  # whether the head was loaded, too
 
     def __str__(self) -> str:
         if self.loaded == 0:
@@ -72,13 +61,7 @@ class LoadReport:
 
 
 def weights_file(backbone: str, weights: str) -> Path | None:
-    """Return the file with the initial weights, fetched if need be. None for `"none"`.
-
-    Raises:
-        ConfigError: If there are no published weights, or they cannot be downloaded.
-        DataError: If there is no such file.
-        DamagedError: If a downloaded file does not match its checksum.
-    """
+    """Return the file with the initial weights, downloaded if need be. None for `"none"`."""
     if weights == "none":
         return None
     if weights == "imagenet":
@@ -99,8 +82,7 @@ def imagenet_file(backbone: str) -> Path:
         download(url, path)
     elif not sha256(path).startswith(_hash_in(path)):
         raise DamagedError(
-            f"{path} is damaged: its content does not have the hash in its name.",
-            hint="Remove it to download it again, or place a good copy there.",
+            f"{path} does not have the hash in its name.", hint="Remove it to download it again."
         )
     return path
 
@@ -117,8 +99,7 @@ def download(url: str, path: Path) -> None:
         ) from error
     except RuntimeError as error:
         raise DamagedError(
-            f"The download of {url} was damaged on the way.",
-            hint=f"Try again, or place the file at {path}.",
+            f"The download of {url} was damaged.", hint=f"Try again, or place the file at {path}."
         ) from error
 
 
@@ -146,13 +127,10 @@ def _hub_file(name: str) -> Path:
 
 
 def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
-    """Give `model` its initial weights, in place.
+    """Give a fresh classifier of the named backbone its initial weights, in place.
 
-    Args:
-        model: A fresh classifier made by `build_classifier(backbone, ...)`.
-        backbone: Its name.
-        weights: `"none"`; `"imagenet"`, the published weights from the cache or the network; or
-            a `.safetensors`, `.pth` or `.pt` file.
+    `weights` is `"none"`, `"imagenet"` for the published ones, or a `.safetensors`, `.pth` or
+    `.pt` file.
 
     Raises:
         ConfigError: If the weights cannot be had, are for another network, or hardly any fits.
@@ -173,20 +151,19 @@ def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
             )
     places = _places(tensors, model, backbone)
     fitting = {place: tensors[name] for name, place in places.items() if place in own}
-    for name, tensor in fitting.items():
-        if tensor.shape != own[name].shape:
-            raise ConfigError(
-                f"{path} does not fit {backbone}: '{name.removeprefix('encoder.')}' has the shape "
-                f"{list(tensor.shape)} in the file and {list(own[name].shape)} in the network.",
-                hint=_OTHER_WEIGHTS,
-            )
     loaded = sum(name in fitting for name in names)
     unused = tuple(name for name, place in places.items() if place not in own)
+    problem = ""
     if loaded < MIN_SHARE * len(names) or loaded < len(unused):
+        problem = f"only {loaded} of its {len(places)} weights have a place among {len(names)}"
+    for name, tensor in fitting.items():
+        if tensor.shape != own[name].shape:
+            shapes = f"{list(tensor.shape)}, in the network {list(own[name].shape)}"
+            problem = f"'{name.removeprefix('encoder.')}' has the shape {shapes}"
+    if problem:
         raise ConfigError(
-            f"{path} does not fit {backbone}: of its {len(places)} weights only {loaded} have "
-            f"a place among the {len(names)} of the network.",
-            hint=_OTHER_WEIGHTS,
+            f"{path} does not fit {backbone}: {problem}.",
+            hint="Give weights of the same network, or use --weights none.",
         )
     model.load_state_dict(fitting, strict=False)
     return LoadReport(
@@ -225,12 +202,7 @@ def _foreign_places(tensors: Mapping[str, Tensor], last_layer: tuple[str, ...]) 
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict from a .safetensors file, or from a .pth file that holds tensors only.
-
-    Raises:
-        DataError: If the file is missing or of another kind.
-        DamagedError: If it does not match its type, or holds anything but plain tensors.
-    """
+    """Read a state dict from a .safetensors file, or from a .pth file that holds tensors only."""
     if not path.is_file():
         raise DataError(f"There is no weights file {path}.", hint="Check --weights.")
     if path.suffix not in (".safetensors", ".pth", ".pt"):
@@ -271,9 +243,9 @@ def _load_pth(path: Path) -> dict[str, Tensor]:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether all numbers of a dense tensor of a usual type are stored."""
-    is_dense = tensor.layout is torch.strided and not tensor.is_nested
     return (
-        is_dense
+        tensor.layout is torch.strided
+        and not tensor.is_nested
         and tensor.device.type == "cpu"
         and tensor.dtype in _DTYPES
         and tensor.nbytes <= tensor.untyped_storage().nbytes()
