@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from peerdg.evaluate.statistics import Difference
-from peerdg.report.compare import difference_text, ratio_text
+from peerdg.report.compare import difference_text
 from peerdg.report.figures import (
     LEGEND,
     draw_difference,
@@ -79,8 +79,7 @@ def table(studies: Mapping[str, Answers]) -> str:
 def _cell(answers: Answers, pair: tuple[str, str], measure: str) -> str:
     """Format a difference; it says so if it is of fewer seeds than others of the study."""
     found = answers.get(pair, {}).get(measure)
-    is_ratio = measure == FLUCTUATION
-    text = ratio_text(found) if is_ratio else difference_text(found, one_seed="")
+    text = difference_text(found, is_ratio=measure == FLUCTUATION, one_seed="")
     return text + _fewer(found, answers)
 
 

@@ -79,7 +79,7 @@ def test_the_digits_table_of_the_readme_is_that_of_its_study():
         first.append(f"{float(table[method]['fluctuation']):.2f}")
         run = longer.get(method)
         second = ["-"] * 2 if run is None else [
-            f"{as_of(run, epoch).target_mean(run.deployed):.1f}" for epoch in (100, last)
+            f"{as_of(run, epoch).score(run.deployed):.1f}" for epoch in (100, last)
         ]  # fmt: skip
         assert rows[name] == first + second
 

@@ -148,7 +148,7 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(bench, tmp_path: Path):
     for run, whole in zip(found.runs, alone, strict=True):
         folder = RunFolder(out / "runs" / run.name)
         assert folder.done and folder.metrics.read() == metrics(whole)
-    assert scores(last)["peer"] == (alone[1].target_mean("task"),)
+    assert scores(last)["peer"] == (alone[1].score("task"),)
     # What has gone on, or is finished, can still be compared where it was.
     assert scores(bench(found, out, until=2, train=False)) == scores(first)
     assert {run.evaluations[-1]["epoch"] for run in load_runs(out)} == {2}

@@ -40,7 +40,7 @@ def test_crafted_domains_have_no_part_in_fluctuation():
 def test_crafted_domains_have_no_part_in_the_target_mean():
     run = RunResult(path=Path("run"), config={}, evaluations=RECORDS)
     assert run.targets == ["art"]
-    assert run.target_mean("model") == 70.0
+    assert run.score("model") == 70.0
 
 
 def test_a_target_must_not_take_a_crafted_name():

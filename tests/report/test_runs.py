@@ -61,7 +61,7 @@ def test_accuracies_and_roles_are_those_of_the_files(folder: Path, runs: list[Ru
         for model in run.networks:
             expected = {r["domain"]: r["accuracy"] for r in last if r["model"] == model}
             assert run.final(model) == expected
-            assert run.target_mean(model) == (expected["one"] + expected["two"]) / 2
+            assert run.score(model) == (expected["one"] + expected["two"]) / 2
         assert (run.trained, run.deployed) == ROLES[run.method]
         assert run.images["train"] == 24 and run.size("one", "validation") == 9
         assert run.peak_memory > 0 and run.steps == 9 and run.seconds > 0
@@ -106,7 +106,7 @@ def test_records_that_are_not_those_of_the_result_are_damaged(folder: Path, tmp_
 
 @pytest.mark.parametrize(
     ("file", "content"),
-    [("manifest.json", "{"), ("done.json", ""), ("config.toml", "seed = 0"), ("config.toml", "[")],
+    [("manifest.json", "{"), ("done.json", ""), ("config.toml", "[")],
 )
 def test_a_damaged_folder_is_left_out_with_a_warning(folder, tmp_path, file, content):
     shutil.copytree(folder / "erm-0", tmp_path / "erm-0")
@@ -219,10 +219,8 @@ def test_records_do_not_say_where_they_were_made(folder, runs, tmp_path: Path, m
     [
         ("runs.json", '"format": 1', '"format": 2'),
         ("runs.json", '"name"', '"title"'),
-        ("runs.json", '"method": "peer"', '"way": "peer"'),
         ("runs.json", "{", ""),
         ("evaluations.csv", "peer-0,task", "peer-9,task"),
-        ("evaluations.csv", ",350,", ",5000,"),
         ("evaluations.csv", "epoch", "era"),
     ],
 )

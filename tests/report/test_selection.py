@@ -1,13 +1,8 @@
 import pytest
 
-from peerdg.report.compare import by_variant
-from peerdg.report.selection import (
-    choices,
-    crafted_table,
-    preferred_settings,
-    selection_section,
-    selection_table,
-)
+from peerdg.report.compare import by_variant, choices
+from peerdg.report.page import preferred_settings, selection_section
+from peerdg.report.table import crafted_table, selection_table
 from tests.report.made import peer
 
 RUNS = [peer(0), peer(1)]

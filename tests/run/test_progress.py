@@ -207,7 +207,7 @@ def test_the_crafted_mean_is_over_the_families_of_the_final_tables():
     record = {"kind": "evaluation", "phase": "train", "epoch": 1, "model": "model"}
     accuracy = {f"crafted:{name}": 7.0 * n for n, name in enumerate(FAMILIES)}
     records = [{**record, "domain": d, "accuracy": a} for d, a in accuracy.items()]
-    final = RunResult(path=Path("run"), config={}, evaluations=records).crafted_mean("model")
+    final = RunResult(path=Path("run"), config={}, evaluations=records).score("model")
     assert summarize(accuracy) == [("crafted", pytest.approx(final))]
 
 

@@ -22,7 +22,7 @@ from peerdg.methods.registry import model_options_of
 from peerdg.models.names import is_weights_file
 from peerdg.models.stored import read_description
 from peerdg.options import difference
-from peerdg.report.runs import RunResult, as_of, is_evaluated, load_runs, read_run
+from peerdg.report.runs import RunResult, as_of, load_runs, read_run
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.terminal import visible
 
@@ -67,9 +67,8 @@ class RecordedRows:
                     continue
                 _refuse_other_options(run, member, f"The row '{run.row}' of {visible(str(file))}")
                 epochs = member.config.train.epochs
-                if run.status != "done" or not is_evaluated(
-                    run.evaluations, epochs if until is None else min(until, epochs)
-                ):
+                last = epochs if until is None else min(until, epochs)
+                if run.status != "done" or all(r["epoch"] != last for r in run.evaluations):
                     continue
                 if (run.row, run.seed) in results:
                     raise ConfigError(f"The row '{run.row}', seed {run.seed} is given twice.")

@@ -25,8 +25,7 @@ def runs(
     from peerdg.report.compare import by_variant, require_comparable, variant_differences
     from peerdg.report.page import write_report
     from peerdg.report.runs import collect_runs
-    from peerdg.report.selection import selection_table
-    from peerdg.report.table import make_table, runs_table, targets_table
+    from peerdg.report.table import make_table, runs_table, selection_table, targets_table
 
     found = collect_runs(places)
     if not found:

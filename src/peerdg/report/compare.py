@@ -11,14 +11,15 @@ in fluctuation, over the seeds that both have.
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError
+from peerdg.evaluate.selection import Choice, Rule, select
 from peerdg.evaluate.statistics import Difference, paired_difference
-from peerdg.report.runs import MARK, UNKNOWN, RunResult
+from peerdg.report.runs import MARK, UNKNOWN, RunResult, numbered
 from peerdg.terminal import Table
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ Groups = Mapping[str, Sequence[RunResult]]
 
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
 LATE, FLUCTUATION, TRAINED = "late mean", "fluctuation", "trained: "
+SELECTION: Rule = "source-val"  # the rule that every run can follow
+SELECTED = f"by {SELECTION}"
 CLEAR = "*"  # after an interval: Student's interval excludes 0, too
 RATIOS = {FLUCTUATION, TRAINED + FLUCTUATION}  # compared by logarithms
+_COMPARED = (LATE, "source val", CRAFTED_MEAN, FLUCTUATION)  # by questions, after the score
 FROZEN = "frozen"  # batch statistics that training did not change
 _NAMED = 4  # options in the name of a variant
 _FINGERPRINT = 6  # characters that tell folders of one name apart
@@ -49,54 +53,49 @@ def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     starts: dict[tuple[str, int], set[str | None]] = {}
     for run in runs:
         starts.setdefault((run.variant, run.seed), set()).add(run.network_weights)
+    # A new network for each seed is what a mean over seeds is for. Other weights under the same
+    # seed are another start, such as weights that have been trained.
+    several = {variant for (variant, _), own in starts.items() if len(own) > 1}
     for run in runs:
-        # A new network for each seed is what a mean over seeds is for. Other weights under the
-        # same seed are another start, such as weights that have been trained.
-        several = any(len(s) > 1 for (variant, _), s in starts.items() if variant == run.variant)
-        start = str(run.network_weights) if several else ""
+        start = str(run.network_weights) if run.variant in several else ""
         group = groups.setdefault((run.variant, run.fingerprints.get("train", ""), start), [])
         # The same seed again is the same result, not another sample.
         if run.status == "done" and run.evaluations and run.seed not in {r.seed for r in group}:
             group.append(run)
     finished = [sorted(group, key=lambda run: run.seed) for group in groups.values() if group]
-    by_method: dict[str, list[RunResult]] = {}
-    for group in finished:
-        by_method.setdefault(group[0].method, []).append(group[0])
-    labels = {id(run): label for own in by_method.values() for run, label in _labels(own)}
-    names = [labels[id(group[0])] for group in finished]
+    names = _labels([group[0] for group in finished])
     rows = [group[0].row or name for group, name in zip(finished, names, strict=True)]
     unique = len(set(rows)) == len(rows) and all(len({r.row for r in g}) == 1 for g in finished)
     return dict(zip(rows if unique else names, finished, strict=True))
 
 
-def _labels(variants: Sequence[RunResult]) -> list[tuple[RunResult, str]]:
-    """Name each variant of a method by the options in which they differ."""
-    options = differing_options(variants) if len(variants) > 1 else {}
-    named = list(options)[:_NAMED]
-    short = [key.rpartition(".")[2] for key in named]
-    shown = [s if short.count(s) == 1 else key for key, s in zip(named, short, strict=True)]
-    labels = [
-        " ".join([run.method, *(f"{s}={options[k][n]}" for s, k in zip(shown, named, strict=True))])
-        for n, run in enumerate(variants)
-    ]
-    unique = [
-        label if labels.count(label) == 1 else f"{label} ({labels[: n + 1].count(label)})"
-        for n, label in enumerate(labels)
-    ]
-    return list(zip(variants, unique, strict=True))
+def _labels(runs: Sequence[RunResult]) -> list[str]:
+    """Name each run by its method and the options in which runs of the method differ."""
+    labels = [run.method for run in runs]
+    for method in set(labels):
+        variants = [n for n, run in enumerate(runs) if run.method == method]
+        options = differing_options([runs[n] for n in variants])
+        named = list(options)[:_NAMED]
+        short = [key.rpartition(".")[2] for key in named]
+        for key, name in zip(named, short, strict=True):
+            shown = name if short.count(name) == 1 else key
+            for n, value in zip(variants, options[key], strict=True):
+                labels[n] += f" {shown}={value}"
+    return numbered(labels)
 
 
 def differing_options(runs: Sequence[RunResult]) -> dict[str, list[str]]:
     """Collect the values of each option that differs between runs of one method, own ones first."""
     method = f"{runs[0].config['method']}."
+    period = runs[0].settings.period_option if runs[0].settings else None
     flat = [run.options for run in runs]
     keys = dict.fromkeys(key for options in flat for key in options)
     found: dict[str, list[Any]] = {key: [o.get(key) for o in flat] for key in keys}
     found = {key: v for key, v in found.items() if len(set(map(repr, v))) > 1}
-    if found.get("evaluate_every") == found.get(f"{method}{runs[0].period_option}"):
+    if found.get("evaluate_every") == found.get(f"{method}{period}"):
         found.pop("evaluate_every", None)  # follows the period unless it is given
     if len({run.fingerprints.get("train") for run in runs}) > 1:
-        found["data"] = list(_data_names(runs))
+        found["data"] = _data_names(runs)
     if len({str(values) for values in zip(*found.values(), strict=True)}) < len(runs):
         starts = [run.network_weights or UNKNOWN for run in runs]
         found |= {"initial_weights": starts} if len(set(starts)) > 1 else {}
@@ -114,16 +113,41 @@ def _option_text(value: Any) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def _data_names(runs: Sequence[RunResult]) -> list[str]:
-    """Name the data of each run. Folders of one name with other images get a fingerprint."""
-    prints = [run.fingerprints.get("train", "") for run in runs]
-    images: dict[str, set[str]] = {}
-    for run, fingerprint in zip(runs, prints, strict=True):
-        images.setdefault(run.data, set()).add(fingerprint)
-    return [
-        run.data if len(images[run.data]) == 1 else f"{run.data}@{fingerprint[:_FINGERPRINT]}"
-        for run, fingerprint in zip(runs, prints, strict=True)
-    ]
+def _data_names(runs: Iterable[RunResult]) -> list[str]:
+    """Name the data of each run, with the fingerprint of its images."""
+    return [f"{run.data}@{run.fingerprints.get('train', '')[:_FINGERPRINT]}" for run in runs]
+
+
+# Measures.
+
+
+def choices(run: RunResult) -> dict[Rule, Choice]:
+    """Apply each rule to the deployed model of a run. Combined runs have one epoch only."""
+    return {} if run.combined_from else select(run.evaluations, model=run.deployed)
+
+
+def measure(run: RunResult, *, score: str, period: int) -> dict[str, float | None]:
+    """Measure the deployed network and the costs of a run. The columns of `table.csv` by name.
+
+    Args:
+        run: Finished run.
+        score: Name of the mean accuracy on targets, or on crafted images without targets.
+        period: Epochs between the evaluations of fluctuation and late mean.
+    """
+    final, choice = run.final(run.deployed), choices(run).get(SELECTION)
+    return {
+        score: run.score(run.deployed),
+        "source val": final.get(VALIDATION),
+        CRAFTED_MEAN: run.mean(run.deployed, run.voting),
+        LATE: run.late_mean(run.deployed, every=period),
+        FLUCTUATION: run.variance(run.deployed, every=period),
+        SELECTED: choice.target if choice else None,
+        "regret": choice.regret if choice else None,
+        "seconds": run.seconds or None,
+        "step seconds": run.step_seconds,
+        "memory bytes": run.peak_memory,
+        **{f"target {target}": final.get(target) for target in run.targets},
+    }
 
 
 # Comparability.
@@ -137,30 +161,26 @@ def require_comparable(runs: Sequence[RunResult]) -> None:
             images under the same names, or with other rules for batch statistics.
     """
     finished = [run for run in runs if run.status == "done" and run.evaluations]
-    hint = "Compare those with the same targets only, by naming their folders."
     data = {(run.config["benchmark"], *run.targets): run for run in finished}
+    evaluated = [f"target:{t}" for t in finished[0].targets] if finished else []
+    changed = [n for n in evaluated or [VALIDATION] if len(_fingerprints(n, finished)) > 1]
+    # Networks trained with frozen statistics are the same under every rule.
+    rules = {str(run.batch_statistics) for run in finished if run.batch_statistics} - {FROZEN}
     if len(data) > 1:
         names = "; ".join(
             f"{run.data}: {', '.join(run.targets) or 'none'}" for _, run in sorted(data.items())
         )
-        raise ConfigError(f"These runs have different data or targets ({names}).", hint=hint)
-    evaluated = [f"target:{t}" for t in finished[0].targets] if finished else []
-    if changed := [n for n in evaluated or [VALIDATION] if len(_fingerprints(n, finished)) > 1]:
+        problem = f"have different data or targets ({names})"
+    elif changed:
         names = ", ".join(name.removeprefix("target:") for name in changed)
-        data_names = ", ".join(dict.fromkeys(run.data for run in finished))
-        raise ConfigError(
-            f"These runs were evaluated on different images of the same name ({names}; data: "
-            f"{data_names}).",
-            hint=hint,
-        )
-    # Networks trained with frozen statistics are the same under every rule.
-    rules = {run.batch_statistics for run in finished} - {None, FROZEN}
-    if len(rules) > 1:
-        raise ConfigError(
-            f"These runs were evaluated with different batch statistics "
-            f"({'; '.join(sorted(map(str, rules)))}).",
-            hint="Compare those with the same --batch-statistics only, by naming their folders.",
-        )
+        problem = f"were evaluated on different images of the same name ({names})"
+    elif len(rules) > 1:
+        problem = f"were evaluated with different batch statistics ({'; '.join(sorted(rules))})"
+    else:
+        return
+    raise ConfigError(
+        f"These runs {problem}.", hint="Compare those that agree, by naming their folders."
+    )
 
 
 def _fingerprints(part: str, runs: Iterable[RunResult]) -> set[str]:
@@ -198,14 +218,11 @@ def cautions(groups: Groups) -> list[str]:
         for phase in run.collapsed
     ]
     if len(_fingerprints("train", runs)) > 1:
-        known = {
-            (name, run.fingerprints["train"]): run
+        names = {
+            name: " and ".join(dict.fromkeys(_data_names(r for r in group if r.fingerprints)))
             for name, group in groups.items()
-            for run in group
-            if "train" in run.fingerprints
         }
-        names = _data_names(list(known.values()))
-        rows = "; ".join(f"{name}: {data}" for (name, _), data in zip(known, names, strict=True))
+        rows = "; ".join(f"{name}: {data or UNKNOWN}" for name, data in names.items())
         sentences.append(f"Rows were trained on different images ({rows}).")
     steps = {
         name: sorted({run.steps for run in group if run.steps is not None})
@@ -217,11 +234,6 @@ def cautions(groups: Groups) -> list[str]:
             for name, c in steps.items()
         )
         sentences.append(f"Rows were trained for different numbers of optimizer steps ({rows}).")
-    for name, group in groups.items():
-        starts = {run.seed: start for run in group if (start := run.network_weights)}
-        if len(set(starts.values())) > 1:
-            seeds = ", ".join(f"{seed}: {start}" for seed, start in starts.items())
-            sentences.append(f"Each seed of {name} has other initial weights ({seeds}).")
     if len(_fingerprints(VALIDATION, runs)) > 1:
         sentences.append(
             "The validation images differ between runs, so source val and crafted val were not "
@@ -262,7 +274,6 @@ class Answer:
 
     @property
     def seeds(self) -> int:
-        """Number of seeds."""
         return next(iter(self.differences.values())).n
 
 
@@ -275,56 +286,33 @@ def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -
         score: Name of the score that rows are compared by.
         period: Epochs between the evaluations of fluctuation and late mean.
     """
+    measured: dict[str, dict[str, dict[int, float]]] = {}  # by measure, row and seed
+    for row, run in ((row, run) for row, group in groups.items() for run in group):
+        numbers = measure(run, score=score, period=period)
+        numbers[TRAINED + score] = run.score(run.trained)
+        numbers[TRAINED + FLUCTUATION] = run.variance(run.trained, every=period)
+        for name in (score, *_COMPARED, TRAINED + score, TRAINED + FLUCTUATION):
+            value, by_seed = numbers[name], measured.setdefault(name, {}).setdefault(row, {})
+            if value is not None and (value or name not in RATIOS):
+                by_seed[run.seed] = math.log(value) if name in RATIOS else value
+    marked = {n: f"{n} {MARK}" if g[0].is_reconstruction else n for n, g in groups.items()}
     answers = []
-    for question, pairs in questions.items():
-        for pair in pairs:
-            differences, by_seed = {}, {}
-            for name, measure in _measures(score, period).items():
-                ours, theirs = (_values(term, groups, measure) for term in pair)
-                if difference := paired_difference(ours, theirs):
-                    differences[name], by_seed[name] = difference, _subtract(ours, theirs)
-            if score in differences:
-                method, partner = (_joined(rows_of(term)) for term in pair)
-                label = " - ".join(_joined(_marked(term, groups)) for term in pair)
-                answers.append(Answer(question, method, partner, differences, by_seed, label))
+    for question, pair in ((text, pair) for text, pairs in questions.items() for pair in pairs):
+        differences, single = {}, {}
+        for name, values in measured.items():
+            terms = [[values.get(row, {}) for row in rows_of(term)] for term in pair]
+            ours, theirs = (rows[0] if len(rows) == 1 else _subtract(*rows) for rows in terms)
+            if difference := paired_difference(ours, theirs):
+                differences[name], single[name] = difference, _subtract(ours, theirs)
+        if score in differences:
+            method, partner = (_joined(rows_of(term)) for term in pair)
+            label = " - ".join(_joined([marked[name] for name in rows_of(t)]) for t in pair)
+            answers.append(Answer(question, method, partner, differences, single, label))
     return answers
-
-
-def _measures(score: str, period: int) -> dict[str, Callable[[RunResult], float | None]]:
-    def log_variance(run: RunResult, model: str) -> float | None:
-        moved = run.fluctuation(model, every=period)
-        return None if moved is None or not moved.mean.var else math.log(moved.mean.var)
-
-    return {
-        score: lambda run: run.score(run.deployed),
-        LATE: lambda run: run.late_mean(run.deployed, every=period),
-        "source val": lambda run: run.final(run.deployed).get(VALIDATION),
-        CRAFTED_MEAN: lambda run: run.crafted_mean(run.deployed),
-        FLUCTUATION: lambda run: log_variance(run, run.deployed),
-        TRAINED + score: lambda run: run.score(run.trained),
-        TRAINED + FLUCTUATION: lambda run: log_variance(run, run.trained),
-    }
-
-
-def _values(
-    term: "Term", groups: Groups, measure: Callable[[RunResult], float | None]
-) -> dict[int, float]:
-    """Measure a row, or the difference of two, for each seed."""
-    rows = [
-        {run.seed: v for run in groups.get(name, ()) if (v := measure(run)) is not None}
-        for name in rows_of(term)
-    ]
-    return rows[0] if len(rows) == 1 else _subtract(*rows)
 
 
 def _subtract(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
     return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
-
-
-def _marked(term: "Term", groups: Groups) -> list[str]:
-    return [
-        f"{name} {MARK}" if groups[name][0].is_reconstruction else name for name in rows_of(term)
-    ]
 
 
 def rows_of(term: "Term") -> tuple[str, ...]:
@@ -344,8 +332,8 @@ def answers_table(answers: Sequence[Answer]) -> Table:
     for found in answers:
         cells = [found.label, str(found.seeds)]
         for measure in measures:
-            difference, is_ratio = found.differences.get(measure), measure in RATIOS
-            text = ratio_text(difference) if is_ratio else difference_text(difference, one_seed="")
+            difference = found.differences.get(measure)
+            text = difference_text(difference, is_ratio=measure in RATIOS, one_seed="")
             # A variance of 0 has no ratio, so fewer seeds may have this measure.
             fewer = difference is not None and difference.n != found.seeds
             cells.append(f"{text} of {difference.n}" if difference and fewer else text)
@@ -353,26 +341,23 @@ def answers_table(answers: Sequence[Answer]) -> Table:
     return Table(["difference", "seeds", *measures], rows)
 
 
-def difference_text(difference: Difference | None, *, one_seed: str = " (one seed)") -> str:
-    """Format as `+1.2 [+0.3, +2.0]`, with a star if that is clear."""
+def difference_text(
+    difference: Difference | None, *, is_ratio: bool = False, one_seed: str = " (one seed)"
+) -> str:
+    """Format as `+1.2 [+0.3, +2.0]`, with a star if that is clear.
+
+    A ratio is given as a difference of logarithms and formatted as `×0.52 [0.31, 0.84]`.
+    """
     if difference is None:
         return "-"
-    mean = f"{difference.mean:+.1f}"
-    if difference.low is None or difference.high is None:
-        return mean + (one_seed if difference.n == 1 else f" ({difference.reason})")
-    star = f" {CLEAR}" if difference.is_clear else ""
-    return f"{mean} [{difference.low:+.1f}, {difference.high:+.1f}]{star}"
-
-
-def ratio_text(difference: Difference | None) -> str:
-    """Format a difference of logarithms as `×0.52 [0.31, 0.84]`, with a star if that is clear."""
-    if difference is None:
-        return "-"
-    ratio = f"×{math.exp(difference.mean):.2f}"
-    if difference.low is None or difference.high is None:
-        return ratio if difference.n == 1 else f"{ratio} ({difference.reason})"
-    star = f" {CLEAR}" if difference.is_clear else ""
-    return f"{ratio} [{math.exp(difference.low):.2f}, {math.exp(difference.high):.2f}]{star}"
+    mean, low, high = (
+        None if v is None else f"{math.exp(v):.2f}" if is_ratio else f"{v:+.1f}"
+        for v in (difference.mean, difference.low, difference.high)
+    )
+    text = f"×{mean}" if is_ratio else f"{mean}"
+    if low is None:
+        return text + (one_seed if difference.n == 1 else f" ({difference.reason})")
+    return f"{text} [{low}, {high}]" + (f" {CLEAR}" if difference.is_clear else "")
 
 
 def answers_csv(answers: Iterable[Answer]) -> str:
@@ -384,7 +369,6 @@ def answers_csv(answers: Iterable[Answer]) -> str:
     for found in answers:
         for measure, d in found.differences.items():
             name = f"log {measure}" if measure in RATIOS else measure
-            numbers = ("" if v is None else v for v in (d.std, d.low, d.high, d.margin))
-            row = [found.question, found.method, found.partner, name, d.n, d.mean, *numbers]
-            writer.writerow(row)
+            row = [found.question, found.method, found.partner, name]
+            writer.writerow([*row, d.n, d.mean, d.std, d.low, d.high, d.margin])
     return out.getvalue()

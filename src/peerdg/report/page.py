@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from peerdg.data import VALIDATION
+from peerdg.crafted import DISJOINT
+from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
+from peerdg.evaluate.selection import RULES, Trajectory, select_variant
 from peerdg.evaluate.statistics import RESAMPLES, scipy_stats, spread
 from peerdg.files import remove, replace_atomically
 from peerdg.methods.base import OFF
@@ -20,19 +22,21 @@ from peerdg.report.compare import (
     Groups,
     answers_csv,
     answers_table,
+    choices,
     require_comparable,
     shared_differences,
     variant_differences,
 )
 from peerdg.report.figures import MANY, answers_figure, differences_figure, overview_figure
-from peerdg.report.runs import save_runs
-from peerdg.report.selection import selection_section
+from peerdg.report.runs import RunResult, save_runs
 from peerdg.report.table import (
     ReportTable,
     Row,
     Spread,
+    crafted_table,
     fluctuation_table,
     gradients_table,
+    selection_table,
     targets_table,
 )
 from peerdg.terminal import Table, markdown_text
@@ -246,6 +250,57 @@ def _answers_section(table: ReportTable, picture: Sequence[str]) -> list[str]:
     return lines
 
 
+# Model selection.
+
+
+def selection_section(groups: Groups) -> list[str]:
+    """Compose the part of a page about model selection."""
+    runs = [run for group in groups.values() for run in group]
+    lines = ["## Model selection", ""]
+    if any(run.targets for run in runs):
+        lines += [selection_table(groups).markdown()]
+    used = {rule for run in runs for rule in choices(run)}
+    lines += [f"- {rule}: {meaning}." for rule, meaning in RULES.items() if rule in used]
+    lines += [f"- {markdown_text(sentence)}" for sentence in preferred_settings(groups)]
+    if any(domain.startswith(CRAFTED) for run in runs for domain in run.domains):
+        lines += [
+            "",
+            "Crafted validation at the last epoch. `crafted val` is the mean over the evaluated "
+            f"families that RandAugment does not train on ({', '.join(DISJOINT)}):",
+            "",
+            crafted_table(groups).markdown(),
+        ]
+    return [*lines, ""]
+
+
+def preferred_settings(groups: Groups) -> list[str]:
+    """Name the setting of each method that crafted validation prefers at the last epoch."""
+    by_method: dict[str, dict[str, list[RunResult]]] = {}
+    for name, group in groups.items():
+        if all(run.voting for run in group):
+            by_method.setdefault(group[0].method, {})[name] = list(group)
+    sentences = []
+    for variants in by_method.values():
+        # Scores of different images cannot be compared.
+        evaluated = {
+            (*run.voting, *run.targets, run.fingerprints.get(VALIDATION), run.size(*run.voting))
+            for group in variants.values()
+            for run in group
+        }
+        if len(variants) < 2 or len(evaluated) > 1:
+            continue
+        choice = select_variant({
+            name: [Trajectory.from_records(r.evaluations, model=r.deployed) for r in group]
+            for name, group in variants.items()
+        })  # fmt: skip
+        cost = "" if choice.regret is None else f". Its regret is {choice.regret:.1f} points"
+        sentences.append(
+            f"of {', '.join(variants)}, crafted validation prefers {choice.variant} "
+            f"({choice.scores[choice.variant]:.1f}){cost}."
+        )
+    return sentences
+
+
 # Published numbers.
 
 
@@ -312,7 +367,7 @@ def ranking_section(table: ReportTable, rankings: Mapping[str, Sequence[str]]) -
     for name, methods in rankings.items():
         rows = [row for row in table.rows if row.method in methods and row.score is not None]
         if len(rows) >= _MIN_RANKED:
-            texts = (rank_correlation(rows, score) for score in ("source_val", "crafted"))
+            texts = (rank_correlation(rows, score) for score in ("source val", CRAFTED_MEAN))
             lines.append([name, str(len(rows)), *texts])
     if not lines or table.score == CRAFTED_MEAN:  # there are no targets to agree with
         return []
@@ -332,9 +387,9 @@ def rank_correlation(rows: Sequence[Row], score: str) -> str:
 
     Args:
         rows: Finished rows.
-        score: Attribute of a row that holds the score.
+        score: Column with the score.
     """
-    spreads: list[list[Spread | None]] = [[getattr(row, score), row.score] for row in rows]
+    spreads: list[list[Spread | None]] = [[row.values.get(score), row.score] for row in rows]
     seeds = [set(s.by_seed) if s else set() for pair in spreads for s in pair]
     common = sorted(set.intersection(*seeds))
     if not common:

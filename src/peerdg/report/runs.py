@@ -32,14 +32,12 @@ from peerdg.files import read_json, reading, replace_atomically
 from peerdg.methods.base import MethodSettings
 from peerdg.methods.registry import (
     is_reconstruction,
-    method_names,
     model_options_of,
     own_augment_of,
-    settings_of,
     stored_settings,
 )
 from peerdg.models.names import OWN
-from peerdg.options import dotted
+from peerdg.options import dotted, merge
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.run.folder import RunFolder, Status, read_run_config
 from peerdg.run.records import NOTHING_LEARNT
@@ -54,7 +52,6 @@ UNKNOWN = "unknown"
 # Options in which seeds of one variant may differ. Batch statistics are compared separately,
 # because not every network has any.
 _WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statistics"}
-_IN_EVERY_CONFIG = {"method", "benchmark", "backbone", "budget", "train", "pretrain", "seed"}
 _FROM_MANIFEST = ("images", "weights_sha256", "models", "network", "network_weights", "software",
                   "oracle")  # fmt: skip
 _SHORT_HASH = 12  # characters
@@ -93,7 +90,6 @@ class RunResult:
 
     @property
     def seed(self) -> int:
-        """Seed of the run."""
         return int(self.config["seed"])
 
     @property
@@ -128,8 +124,7 @@ class RunResult:
     @property
     def own_options(self) -> Mapping[str, Any]:
         """Options in the section of its method."""
-        options: Mapping[str, Any] = self.config.get(self.config["method"], {})
-        return options
+        return dict(self.config.get(self.config["method"], {}))
 
     @cached_property
     def settings(self) -> MethodSettings | None:
@@ -142,15 +137,11 @@ class RunResult:
         return self.settings is None or self.settings.augments
 
     @property
-    def averages(self) -> bool:
-        """Whether it deploys another network than the trained one."""
-        return self.deployed != self.trained or bool(self.combined_from)
-
-    @property
     def is_plain(self) -> bool:
         """Whether it is cross-entropy on clean images of the source and nothing else."""
+        averages = self.deployed != self.trained or self.combined_from
         known = self.settings is not None and self.settings.is_baseline
-        return known and not self.augments and not self.averages and not self.oracle
+        return known and not (self.augments or averages or self.oracle)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -192,14 +183,8 @@ class RunResult:
     @property
     def k(self) -> int | None:
         """Period of the method in epochs, None if it has none."""
-        k = self.own_options.get(self.period_option)
-        return None if k is None else int(k)
-
-    @property
-    def period_option(self) -> str:
-        """Name of the method's option for the period, empty if it has none."""
-        method = self.config["method"]
-        return settings_of(method).period_option or "" if method in method_names() else ""
+        known = self.settings is not None and self.settings.period_option is not None
+        return self.settings.period if self.settings and known else None
 
     @property
     def period(self) -> int:
@@ -214,13 +199,13 @@ class RunResult:
 
     @property
     def targets(self) -> list[str]:
-        """Target domains in order."""
         return list(filter(is_target, self.domains))
 
     @property
-    def crafted(self) -> list[str]:
-        """Crafted validation domains in order."""
-        return [domain for domain in self.domains if domain.startswith(CRAFTED)]
+    def voting(self) -> list[str]:
+        """Evaluated crafted domains of the families that RandAugment does not train on."""
+        families = {CRAFTED + family for family in DISJOINT}
+        return [domain for domain in self.domains if domain in families]
 
     @property
     def networks(self) -> list[str]:
@@ -236,25 +221,14 @@ class RunResult:
         sizes = (r["n"] for r in self.evaluations if r["domain"] in domains)
         return min(sizes, default=None)
 
-    @property
-    def voting(self) -> list[str]:
-        """Evaluated crafted domains of the families that RandAugment does not train on."""
-        return [domain for domain in self.crafted if domain.removeprefix(CRAFTED) in DISJOINT]
-
-    def crafted_mean(self, model: str) -> float | None:
-        """Average the last accuracies over the crafted families that have a vote, if any."""
+    def mean(self, model: str, domains: Sequence[str]) -> float | None:
+        """Average the last accuracies over domains, unweighted, None of no domain."""
         final = self.final(model)
-        values = [final[domain] for domain in self.voting]
-        return sum(values) / len(values) if values else None
-
-    def target_mean(self, model: str) -> float:
-        """Average the last accuracies over the targets, unweighted."""
-        final = self.final(model)
-        return sum(final[target] for target in self.targets) / len(self.targets)
+        return sum(final[domain] for domain in domains) / len(domains) if domains else None
 
     def score(self, model: str) -> float | None:
         """Return the target mean, or the crafted mean without targets."""
-        return self.target_mean(model) if self.targets else self.crafted_mean(model)
+        return self.mean(model, self.targets or self.voting)
 
     def fluctuation(
         self, model: str, *, every: int | None = None, burn_in_periods: int = BURN_IN_PERIODS
@@ -263,12 +237,16 @@ class RunResult:
         period = {"every": every or self.period, "burn_in_periods": burn_in_periods}
         return run_fluctuation(accuracy_series(self.evaluations, model=model, **period))
 
-    def late_mean(self, model: str, *, every: int | None = None) -> float | None:
+    def variance(self, model: str, *, every: int) -> float | None:
+        """Compute the variance of target accuracy, mean over targets, None without evaluations."""
+        found = self.fluctuation(model, every=every)
+        return None if found is None else found.mean.var
+
+    def late_mean(self, model: str, *, every: int) -> float | None:
         """Average the target mean over the last evaluations every k epochs, None if too few.
 
         It depends less on the epoch at which training ends than the target mean does.
         """
-        every = every or self.period
         series = accuracy_series(self.evaluations, model=model, every=every, burn_in_periods=0)
         return late_mean(series)
 
@@ -312,11 +290,6 @@ def _seconds_per_step(epochs: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(float(epoch["seconds"]) for epoch in epochs) / steps if steps else None
 
 
-def is_evaluated(evaluations: Iterable[Mapping[str, Any]], epoch: int) -> bool:
-    """Whether networks were evaluated after this epoch of the main phase."""
-    return any(record["epoch"] == epoch for record in evaluations)
-
-
 def as_of(run: RunResult, epoch: int) -> RunResult:
     """Present a run as if this epoch of its main phase had been the last. Memory is unchanged."""
     epochs = run.config["train"]["epochs"]
@@ -344,7 +317,9 @@ def collect_runs(places: Iterable[Path]) -> list[RunResult]:
         if place.is_file() or (place / RECORDS).is_file():
             runs += load_runs(place)
         else:
-            folders.update({path.resolve(): path for path in find_runs(place)})
+            configs = sorted(place.rglob("config.toml"))
+            found = [file.parent for file in configs if (file.parent / "events.jsonl").exists()]
+            folders.update({path.resolve(): path for path in found})
     for path in folders.values():
         try:
             runs.append(read_run(path))
@@ -352,12 +327,6 @@ def collect_runs(places: Iterable[Path]) -> list[RunResult]:
             message = f"The run in {visible(str(path))} is left out: {error.message}"
             warnings.warn(message, PeerdgWarning, stacklevel=2)
     return runs
-
-
-def find_runs(folder: Path) -> list[Path]:
-    """Find every run folder at or below `folder`, sorted by path."""
-    configs = folder.rglob("config.toml")
-    return sorted(file.parent for file in configs if (file.parent / "events.jsonl").exists())
 
 
 def read_run(path: Path) -> RunResult:
@@ -369,15 +338,13 @@ def read_run(path: Path) -> RunResult:
     """
     run = RunFolder(path)
     config = read_run_config(path)
-    if missing := _IN_EVERY_CONFIG - config.keys():
-        raise DamagedError(f"{visible(str(run.config_file))} lacks {', '.join(sorted(missing))}.")
     manifest = run.manifest
     evaluations = read_evaluations(run)
     events = run.events.read()
     done = read_json(run.done_file) if run.done else {}
     names = list(dict.fromkeys(r["model"] for r in evaluations)) or ["model"]
-    roles = (manifest.trained, manifest.deployed) if manifest else (None, None)
-    trained, deployed = roles[0] or names[0], done.get("deployed") or roles[1] or names[-1]
+    trained = [manifest.trained if manifest else None, names[0]]
+    deployed = [done.get("deployed"), manifest.deployed if manifest else None, names[-1]]
     statistics = {r["batch_statistics"] for r in evaluations if "batch_statistics" in r}
     is_own = config["benchmark"] == OWN_DATA and isinstance(config.get("root"), str)
     result = RunResult(
@@ -386,8 +353,8 @@ def read_run(path: Path) -> RunResult:
         status=run.status(),
         evaluations=evaluations,
         epochs=_merge_epochs(run.metrics.read(), events),
-        trained=trained if trained in names else names[0],
-        deployed=deployed if deployed in names else names[-1],
+        trained=next(name for name in trained if name in names),
+        deployed=next(name for name in deployed if name in names),
         batch_statistics=" and ".join(sorted(statistics)) or None,
         peak_memory=max((e["peak_memory"] for e in events if e.get("peak_memory")), default=None),
         collapsed=tuple(dict.fromkeys(e["phase"] for e in events if e["event"] == NOTHING_LEARNT)),
@@ -453,7 +420,8 @@ def save_runs(folder: Path, runs: Sequence[RunResult]) -> None:
     evaluations: list[dict[str, Any]] = []
     epochs: list[dict[str, Any]] = []
     stored: dict[str, str] = {}  # rows: name of the run they are stored under
-    for name, run in zip(_unique_names(runs), runs, strict=True):
+    names = numbered([run.path.name or run.path.resolve().name for run in runs])
+    for name, run in zip(names, runs, strict=True):
         entry = _entry(name, run)
         for model in run.networks:
             rows = _evaluation_rows(run, model)
@@ -476,8 +444,8 @@ def save_runs(folder: Path, runs: Sequence[RunResult]) -> None:
         temporary.write_text(text, "utf-8")
 
 
-def _unique_names(runs: Sequence[RunResult]) -> list[str]:
-    names = [run.path.name or run.path.resolve().name for run in runs]
+def numbered(names: Sequence[str]) -> list[str]:
+    """Number names that occur several times: `a (1)`, `b`, `a (2)`."""
     return [
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)
@@ -597,10 +565,7 @@ def _loaded(
     evaluations: Mapping[tuple[str, ...], list[dict[str, Any]]],
     epochs: Mapping[tuple[str, ...], list[dict[str, Any]]],
 ) -> RunResult:
-    values = {**common, **entry}
-    for key, shared in common.items():
-        if isinstance(shared, dict):
-            values[key] = {**shared, **entry.get(key, {})}
+    values = merge(common, entry)
     records = [
         {"kind": "evaluation", "epoch": row["epoch"], "model": model, "domain": domain, "n": n,
          "accuracy": 100 * row[f"correct {domain}"] / n, "loss": row.get(f"loss {domain}")}
@@ -609,13 +574,9 @@ def _loaded(
         for domain, n in values["sizes"].items()
         if f"correct {domain}" in row
     ]  # fmt: skip
-    if any(not 0 <= record["accuracy"] <= 100 for record in records):
-        raise ValueError("it counts more right answers than images")
     stored = {f.name: values[f.name] for f in _STORED if f.name in values}
     stored |= {k: tuple(v) for k, v in stored.items() if isinstance(v, list)}
     stored["config"] = nested(values["config"])
-    if missing := _IN_EVERY_CONFIG - stored["config"].keys():
-        raise ValueError(f"its options lack {', '.join(sorted(missing))}")
     return RunResult(
         path=Path(values["name"]),
         evaluations=sorted(records, key=lambda record: record["epoch"]),

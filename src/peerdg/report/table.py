@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from peerdg.data import VALIDATION
+from peerdg.crafted import DISJOINT, FAMILIES
+from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, LATE_PERIODS, MINIMUM
-from peerdg.evaluate.selection import Rule
+from peerdg.evaluate.selection import RULES
 from peerdg.evaluate.statistics import (
     FEW_SEEDS,
     Difference,
@@ -25,15 +26,18 @@ from peerdg.evaluate.statistics import (
 from peerdg.report.compare import (
     CLEAR,
     CRAFTED_MEAN,
+    FLUCTUATION,
     LATE,
+    SELECTED,
     Answer,
     Groups,
     answer,
     cautions,
+    choices,
     difference_text,
+    measure,
 )
 from peerdg.report.runs import MARK, RunResult
-from peerdg.report.selection import choices
 from peerdg.terminal import Table
 
 if TYPE_CHECKING:
@@ -45,7 +49,6 @@ _EXPLAINED = {
     RECONSTRUCTION: f"{MARK} reconstruction: no code or values were published for this data.",
     ORACLE: "‡ oracle: trained on targets, or given a network that was trained elsewhere.",
 }
-SELECTION: Rule = "source-val"  # the rule that every run can follow
 _MB = 1e6
 _CROSS_ENTROPY = "cross_entropy"  # the term that other gradients are compared with
 
@@ -58,19 +61,8 @@ class Spread:
     mean: float
     std: float | None  # sample standard deviation, None for one seed
 
-    @classmethod
-    def from_runs(cls, values: Iterable[tuple[RunResult, float | None]]) -> "Spread | None":
-        """Summarize the values that are not None, None if there are none."""
-        known = {run.seed: float(value) for run, value in values if value is not None}
-        if not known:
-            return None
-        numbers = list(known.values())
-        std = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-        return cls(known, float(np.mean(numbers)), std)
-
     @property
     def values(self) -> tuple[float, ...]:
-        """Numbers in the order of the seeds."""
         return tuple(self.by_seed.values())
 
 
@@ -84,18 +76,10 @@ class Row:
     marks: tuple[str, ...] = ()  # "reconstruction", "oracle"
     score: Spread | None = None  # target or crafted mean of the deployed network, last epoch
     targets: dict[str, Spread] = field(default_factory=dict)
+    values: dict[str, Spread | None] = field(default_factory=dict)  # further columns by name
     difference: Difference | None = None  # of the score to that of the reference row
-    source_val: Spread | None = None  # accuracy on the source's validation images
-    crafted: Spread | None = None  # mean over crafted validation
-    late: Spread | None = None  # target mean over the last evaluations
-    fluctuation: Spread | None = None  # variance of target accuracy over training
-    selected: Spread | None = None  # target mean of the epoch that is best on validation images
-    regret: Spread | None = None  # target mean of the best epoch minus that of the selected one
-    seconds: Spread | None = None  # in training epochs
-    step_seconds: Spread | None = None  # per step of the main phase
     # Of the fastest seed, relative to plain training: other work only makes runs slower.
     step_ratio: float | None = None
-    memory: Spread | None = None  # peak of the run's process in bytes
     memory_ratio: float | None = None  # relative to plain training
     shared_with: tuple[str, ...] = ()  # methods from the same run, with its time and memory
 
@@ -130,31 +114,36 @@ class ReportTable:
 
     def table(self) -> Table:
         """Format for people: mean ± standard deviation over seeds. Empty columns are left out."""
-        columns = {
-            "method": [row.label for row in self.rows],
-            "seeds": [
-                f"{len(row.seeds)} ({row.failed} failed)" if row.failed else str(len(row.seeds))
-                for row in self.rows
-            ],
-            self.score: [_text(row.score) for row in self.rows],
-            LATE: [_text(row.late) for row in self.rows],
-            f"vs {self.reference} [95 %]": [
-                "reference" if row.method == self.reference else difference_text(row.difference)
-                for row in self.rows
-            ],
-            "source val": [_text(row.source_val) for row in self.rows],
-            CRAFTED_MEAN: [_text(row.crafted) for row in self.rows],
-            "fluctuation": [_text(row.fluctuation, 2) for row in self.rows],
-            f"by {SELECTION}": [_text(row.selected) for row in self.rows],
-            "regret": [_text(row.regret) for row in self.rows],
-            "seconds": [_shared(_text(row.seconds, 0), row) for row in self.rows],
-            f"step × {self.plain}": [_shared(_ratio(row.step_ratio), row) for row in self.rows],
-            "MB": [_shared(_text(row.memory, 0, _MB), row) for row in self.rows],
-            f"MB × {self.plain}": [_shared(_ratio(row.memory_ratio), row) for row in self.rows],
-        }
+        lines = [self._cells(row) for row in self.rows]
         always = ("method", "seeds", self.score)
-        shown = {k: v for k, v in columns.items() if k in always or set(v) != {"-"}}
-        return Table(list(shown), list(map(list, zip(*shown.values(), strict=True))))
+        shown = [c for c in lines[0] if c in always or any(line[c] != "-" for line in lines)]
+        return Table(shown, [[line[column] for column in shown] for line in lines])
+
+    def _cells(self, row: Row) -> dict[str, str]:
+        failed = f" ({row.failed} failed)" if row.failed else ""
+        difference = difference_text(row.difference)
+        if row.method == self.reference:
+            difference = "reference"
+        ratios = ["-" if r is None else f"{r:.2f}" for r in (row.step_ratio, row.memory_ratio)]
+        costs = {
+            "seconds": _text(row.values.get("seconds"), 0),
+            f"step × {self.plain}": ratios[0],
+            "MB": _text(row.values.get("memory bytes"), 0, _MB),
+            f"MB × {self.plain}": ratios[1],
+        }
+        if row.shared_with:
+            costs = {k: text if text == "-" else f"{text} shared" for k, text in costs.items()}
+        return {
+            "method": row.label,
+            "seeds": f"{len(row.seeds)}{failed}",
+            self.score: _text(row.score),
+            LATE: _text(row.values.get(LATE)),
+            f"vs {self.reference} [95 %]": difference,
+            **{name: _text(row.values.get(name)) for name in ("source val", CRAFTED_MEAN)},
+            FLUCTUATION: _text(row.values.get(FLUCTUATION), 2),
+            **{name: _text(row.values.get(name)) for name in (SELECTED, "regret")},
+            **costs,
+        }
 
     def notes(self) -> list[str]:
         """Explain marks, failures, sharing and stars."""
@@ -190,58 +179,36 @@ class ReportTable:
 
     def _record(self, row: Row) -> dict[str, Any]:
         d = row.difference
-        spreads = {
-            "source val": row.source_val,
-            **({CRAFTED_MEAN: row.crafted} if self.score != CRAFTED_MEAN else {}),
-            LATE: row.late,
-            "fluctuation": row.fluctuation,
-            f"by {SELECTION}": row.selected,
-            "regret": row.regret,
-            "seconds": row.seconds,
-            "step seconds": row.step_seconds,
-            "memory bytes": row.memory,
-            **{f"target {target}": values for target, values in row.targets.items()},
-        }
-        record: dict[str, Any] = {
+        difference = (d.mean, d.std, d.low, d.high, d.margin, d.n) if d else (None,) * 6
+        names = ("", " std", " low", " high", " t margin", " pairs")
+        targets = {f"target {target}": values for target, values in row.targets.items()}
+        return {
             "method": row.method,
             "reconstruction": RECONSTRUCTION in row.marks,
             "oracle": ORACLE in row.marks,
             "seeds": len(row.seeds),
             "failed": row.failed,
-            **_columns(self.score, row.score),
+            **_numbers({self.score: row.score}),
             "reference": self.reference,
-            "difference": d and d.mean,
-            "difference std": d and d.std,
-            "difference low": d and d.low,
-            "difference high": d and d.high,
-            "difference t margin": d and d.margin,
-            "difference pairs": d and d.n,
-        }
-        for name, values in spreads.items():
-            record |= _columns(name, values)
-        return record | {
-            "fluctuation period": None if row.fluctuation is None else self.period,
+            **{f"difference{name}": v for name, v in zip(names, difference, strict=True)},
+            **_numbers({**row.values, **targets}),
+            "fluctuation period": self.period if row.values.get(FLUCTUATION) else None,
             "step ratio": row.step_ratio,
             "memory ratio": row.memory_ratio,
             "shared with": " ".join(row.shared_with),
         }
 
 
-def _columns(name: str, values: Spread | None) -> dict[str, float | None]:
-    mean, std = (values.mean, values.std) if values else (None, None)
-    return {name: mean, f"{name} std": std}
+def _numbers(spreads: Mapping[str, Spread | None]) -> dict[str, float | None]:
+    columns: dict[str, float | None] = {}
+    for name, values in spreads.items():
+        columns[name] = values.mean if values else None
+        columns[f"{name} std"] = values.std if values else None
+    return columns
 
 
 def _text(values: Spread | None, digits: int = 1, unit: float = 1.0) -> str:
     return "-" if values is None else spread([v / unit for v in values.values], digits=digits)
-
-
-def _ratio(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}"
-
-
-def _shared(text: str, row: Row) -> str:
-    return f"{text} shared" if row.shared_with and text != "-" else text
 
 
 def make_table(
@@ -264,13 +231,14 @@ def make_table(
     plain = next((name for name, group in finished.items() if group[0].is_plain), None)
     reference = reference or plain or next(iter(finished))
     period = common_period([run for group in finished.values() for run in group])
+    score = "target mean" if first.targets else CRAFTED_MEAN
     rows = [
-        _row(name, group, (failed or {}).get(name, 0), period) for name, group in groups.items()
+        _row(name, group, (failed or {}).get(name, 0), score=score, period=period)
+        for name, group in groups.items()
     ]
     compared = next((row for row in rows if row.method == reference), None)
     cheap = next((row for row in rows if row.method == plain), None)
-    score = "target mean" if first.targets else CRAFTED_MEAN
-    late = [run for row in rows if row.late is not None for run in groups[row.method]]
+    late = [run for row in rows if row.values.get(LATE) for run in groups[row.method]]
     ends = sorted({run.config["train"]["epochs"] // period * period for run in late})
     return ReportTable(
         data=first.data,
@@ -301,15 +269,14 @@ def common_period(runs: Iterable[RunResult]) -> int:
     return next((p for p in periods if p % evaluated == 0 and p <= longest), evaluated)
 
 
-def _row(name: str, group: Sequence[RunResult], failed: int, period: int) -> Row:
+def _row(name: str, group: Sequence[RunResult], failed: int, *, score: str, period: int) -> Row:
     if not group:
         return Row(method=name, failed=failed)
     first = group[0]
-    finals = [(run, run.final(run.deployed)) for run in group]
-    moved = [(run, run.fluctuation(run.deployed, every=period)) for run in group]
-    chosen = [(run, choices(run).get(SELECTION)) for run in group] if first.targets else []
-    targets = {t: Spread.from_runs((run, final.get(t)) for run, final in finals)
-               for t in first.targets}  # fmt: skip
+    measured = [measure(run, score=score, period=period) for run in group]
+    columns = dict.fromkeys(column for values in measured for column in values)
+    spreads = {column: _over(group, [m.get(column) for m in measured]) for column in columns}
+    targets = {target: spreads.pop(f"target {target}") for target in first.targets}
     is_oracle = first.oracle or (first.settings is not None and first.settings.is_oracle)
     marks = {RECONSTRUCTION: first.is_reconstruction, ORACLE: is_oracle}
     return Row(
@@ -317,19 +284,22 @@ def _row(name: str, group: Sequence[RunResult], failed: int, period: int) -> Row
         seeds=tuple(run.seed for run in group),
         failed=failed,
         marks=tuple(mark for mark, applies in marks.items() if applies),
-        score=Spread.from_runs((run, run.score(run.deployed)) for run in group),
+        score=spreads.pop(score),
         targets={target: values for target, values in targets.items() if values is not None},
-        source_val=Spread.from_runs((run, final.get(VALIDATION)) for run, final in finals),
-        crafted=Spread.from_runs((run, run.crafted_mean(run.deployed)) for run in group),
-        late=Spread.from_runs((run, run.late_mean(run.deployed, every=period)) for run in group),
-        fluctuation=Spread.from_runs((run, f.mean.var) for run, f in moved if f),
-        selected=Spread.from_runs((run, c.target) for run, c in chosen if c),
-        regret=Spread.from_runs((run, c.regret) for run, c in chosen if c),
-        seconds=Spread.from_runs((run, run.seconds or None) for run in group),
-        step_seconds=Spread.from_runs((run, run.step_seconds) for run in group),
-        memory=Spread.from_runs((run, run.peak_memory) for run in group),
+        values=spreads,
         shared_with=first.shared_with,
     )
+
+
+def _over(runs: Sequence[RunResult], values: Sequence[float | None]) -> Spread | None:
+    """Summarize a value of each run, without those that are None."""
+    pairs = zip(runs, values, strict=True)
+    known = {run.seed: float(value) for run, value in pairs if value is not None}
+    if not known:
+        return None
+    numbers = list(known.values())
+    std = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+    return Spread(known, float(np.mean(numbers)), std)
 
 
 def _relative(row: Row, reference: Row | None, plain: Row | None) -> Row:
@@ -339,12 +309,11 @@ def _relative(row: Row, reference: Row | None, plain: Row | None) -> Row:
         row = replace(row, difference=difference)
     if plain is None:
         return row
-    if row.step_seconds and plain.step_seconds:
-        ratio = min(row.step_seconds.values) / min(plain.step_seconds.values)
-        row = replace(row, step_ratio=ratio)
-    if row.memory and plain.memory:
-        row = replace(row, memory_ratio=row.memory.mean / plain.memory.mean)
-    return row
+    ours, theirs = (r.values.get("step seconds") for r in (row, plain))
+    if ours and theirs:
+        row = replace(row, step_ratio=min(ours.values) / min(theirs.values))
+    ours, theirs = (r.values.get("memory bytes") for r in (row, plain))
+    return replace(row, memory_ratio=ours.mean / theirs.mean) if ours and theirs else row
 
 
 def targets_table(groups: Groups) -> Table:
@@ -353,10 +322,8 @@ def targets_table(groups: Groups) -> Table:
     rows = []
     for name, group in groups.items():
         finals = [run.final(run.deployed) for run in group]
-        rows.append([
-            name,
-            *(accuracy_spread([f[t] for f in finals if t in f], group[0].size(t)) for t in targets),
-        ])  # fmt: skip
+        values = [([f[t] for f in finals if t in f], group[0].size(t)) for t in targets]
+        rows.append([name, *(accuracy_spread(*each) for each in values)])
     return Table(["accuracy %", *targets], rows)
 
 
@@ -397,6 +364,41 @@ def gradients_table(groups: Groups) -> Table | None:
                 rows.append([name, term, *(f"{fmean(v):.3g}" for v in zip(*values, strict=True))])
     columns = ["method", "term", "first period", "median", "last period"]
     return Table(columns, rows) if rows else None
+
+
+def selection_table(groups: Groups) -> Table:
+    """Tabulate the deployed model's target mean and regret under each rule, over seeds."""
+    chosen = {name: [choices(run) for run in group] for name, group in groups.items()}
+    rules = [rule for rule in RULES if any(rule in c for group in chosen.values() for c in group)]
+    columns = ["target mean by selection"]
+    for rule in rules:
+        columns += ["oracle (sees targets)"] if rule == "oracle" else [rule, "regret"]
+    rows = []
+    for name, group in chosen.items():
+        cells = [name]
+        for rule in rules:
+            made = [c[rule] for c in group if rule in c]
+            cells.append(spread([c.target for c in made if c.target is not None]))
+            if rule != "oracle":
+                cells.append(spread([c.regret for c in made if c.regret is not None]))
+        rows.append(cells)
+    return Table(columns, rows)
+
+
+def crafted_table(groups: Groups) -> Table:
+    """Tabulate source validation, crafted validation and families at the last epoch, over seeds."""
+    evaluated = {domain for group in groups.values() for run in group for domain in run.domains}
+    families = [family for family in FAMILIES if CRAFTED + family in evaluated]
+    rows = []
+    for name, group in groups.items():
+        finals = [run.final(run.deployed) for run in group]
+        clean = [final[VALIDATION] for final in finals if VALIDATION in final]
+        cells = [name, accuracy_spread(clean, group[0].size(VALIDATION))]
+        for chosen in (DISJOINT, FAMILIES, *((family,) for family in families)):
+            own = [[f[CRAFTED + c] for c in chosen if CRAFTED + c in f] for f in finals]
+            cells.append(spread([sum(values) / len(values) for values in own if values]))
+        rows.append(cells)
+    return Table(["accuracy %", "source val", CRAFTED_MEAN, "all families", *families], rows)
 
 
 # Single runs.
