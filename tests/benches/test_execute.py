@@ -156,21 +156,6 @@ def test_a_bench_in_stages_is_bit_for_bit_one_without(bench, tmp_path: Path):
     assert scores(bench(few, out, train=False)) == {"peer": scores(last)["peer"]}
 
 
-def test_half_an_evaluation_is_none(tmp_path: Path):
-    """A process that was killed while it wrote the records of the epoch."""
-    found = plan(tmp_path / "images", "peer", peer={"k": 1})
-    (run,) = found.runs
-    folder = BenchFolder(tmp_path / "bench", until=2)
-    file = folder.run_folder(run) / "metrics.jsonl"
-    trained_run(run, folder.runs)
-    lines = file.read_text().splitlines(keepends=True)
-    last = max(n for n, line in enumerate(lines) if '"epoch": 2' in line)
-    file.with_name("done.json").unlink()
-    for kept, is_done in ((lines[: last + 1], True), (lines[:last], False)):
-        file.write_text("".join(kept))
-        assert folder.is_done(run) == is_done
-
-
 def test_progress_is_read_from_the_folders(bench, tmp_path: Path):
     found = plan(tmp_path / "images", "erm", "peer", **{"peer": {"k": 1}})
     folder = BenchFolder(tmp_path / "bench", until=3)

@@ -1,6 +1,5 @@
 """What is trained, what is shared, and what is refused before anything is trained."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +66,6 @@ def test_runs_are_all_groups_of_a_seed_before_the_next():
     names = [run.name for run in plan.runs]
     assert names == ["erm-0", "randaugment+p-ens-0", "erm-1", "randaugment+p-ens-1"]
     assert [run.config.seed for run in plan.runs] == [0, 0, 1, 1]
-
-
-def test_a_config_survives_its_way_to_another_process():
-    for each in planned(*ALL, average={"decay": 0.9}).runs:
-        assert resolve(json.loads(json.dumps(each.config.tables()))) == each.config
 
 
 def test_options_of_an_average_go_to_the_methods_that_have_it():
@@ -227,7 +221,7 @@ def test_what_cannot_be_a_variant_is_refused_with_the_way_out(tables, message, h
 
 def test_two_runs_never_have_one_folder():
     """A run of DiWA, and of a variant that is called like its result."""
-    with pytest.raises(ConfigError, match="would be called 'diwa-0-0'"):
+    with pytest.raises(ConfigError, match="'diwa-0-0' is there twice"):
         variants({"diwa-0": {"method": "erm"}}, "diwa")
 
 
@@ -241,22 +235,22 @@ def test_an_epoch_without_evaluation_is_refused():
     assert [plan.check_until(until) for until in (None, 2, 4)] == [None, 2, None]
 
 
+ROWS = "methods = ['erm', 'peer']\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("seed = 3", "Unknown key 'seed'"),
         ("methods = 'erm'", "'methods'"),
         ("seeds = 'many'", "'seeds'"),
-        ("options = 3", "'options'"),
-        ("reference = 3", "'reference'"),
         ("[options.variant.a]\nmethod = 'erm'", "outside of 'options'"),
         ("methods = [", "plan.toml"),
-        ("methods = ['erm', 'peer']\n[question]\na = [['peer', 'per']]", "'per' is no row"),
-        ("methods = ['erm', 'peer']\n[question]\na = [['peer']]", "section"),
-        ("methods = ['erm', 'peer']\n[question]\na = 3", "section"),
-        ("methods = ['erm', 'peer']\n[ranking]\na = ['erm', 'peer']", "section"),
-        ("methods = ['erm', 'peer']\n[published]\nerm = { svhn = 3 }", "section"),
-        ("methods = ['erm']\n[published]\nsource = 'x'\nerm = { svhn = 'a' }", "section"),
+        (f"{ROWS}[question]\na = [['peer', 'per']]", "'per' is no row"),
+        (f"{ROWS}[question]\na = [['peer']]", "section"),
+        (f"{ROWS}[ranking]\na = ['erm', 'peer']", "section"),
+        (f"{ROWS}[published]\nerm = {{ svhn = 3 }}", "section"),
+        (f"{ROWS}[published]\nsource = 'x'\nerm = {{ svhn = 'a' }}", "section"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: str):

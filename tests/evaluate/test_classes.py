@@ -4,13 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 import peerdg
 from peerdg.cli.main import run
-from peerdg.data.benchmarks import OwnDataSettings
-from peerdg.data.own_data import read_targets
-from peerdg.errors import DataError
 from tests.cli.stored_models import save_photos, save_small_model
 
 CLASSES = ("zebra", "cat", "horse", "dog")  # not in alphabetical order
@@ -71,24 +67,3 @@ def test_extra_classes_are_refused_with_the_nearest_names(
     assert "'Zebra' (did you mean 'zebra'?)" in said.err
     assert "'violin'" in said.err
     assert said.out == ""
-
-
-def test_an_extra_class_is_found_before_anything_is_decoded(model: Path, tmp_path: Path):
-    folder = save_photos(tmp_path / "photos", classes=("cat", "violin"))
-    (folder / "cat/0.png").write_bytes(b"damaged")
-    with pytest.raises(DataError, match="violin"):
-        read_targets([str(folder)], classes=CLASSES, settings=OwnDataSettings(size=40))
-
-
-def test_the_same_image_counts_for_the_class_it_lies_in(model: Path, tmp_path: Path):
-    """Renaming the folder of every image to what the model says makes it always right."""
-    loaded = peerdg.load_model(model)
-    folder = save_photos(tmp_path / "photos", classes=CLASSES, per_class=4, seed=5)
-    sorted_by_model = tmp_path / "sorted"
-    for number, path in enumerate(sorted(folder.rglob("*.png"))):
-        place = sorted_by_model / loaded.predict(path).label
-        place.mkdir(parents=True, exist_ok=True)
-        Image.open(path).save(place / f"{number}.png")
-    found = evaluated(model, sorted_by_model, tmp_path)
-    assert found["accuracy"] == found["mean_class_accuracy"] == 100
-    assert found["worst"] == []

@@ -24,28 +24,19 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_in_a_name_is_active_in_markdown(name: str):
+def test_nothing_in_a_name_is_active_in_markdown_or_on_screen(name: str):
     text = markdown_text(name)
     assert len(text.splitlines()) == 1
-    assert text.isprintable()
+    assert text.isprintable() and visible(name).isprintable()
     assert not re.search(r"[<>]|://|www\.|@", text, re.IGNORECASE)
     assert not re.search(r"(?<!\\)(\\\\)*[`*_\[\]|#!~$]", text.replace("&#", "&"))
     assert not re.search(r"&(?!amp;|lt;|gt;|#)", text)
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_table_keeps_its_shape_whatever_the_names_are(name: str):
     lines = Table([name, "n"], [[name, "1"]]).markdown().splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 3  # a table keeps its shape
     for line in (lines[0], lines[2]):
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_no_control_character_reaches_the_terminal(name: str):
-    assert visible(name).isprintable()
-
-
-@pytest.mark.parametrize("name", ["dog", "art painting", "Zürich", "12.5 ± 0.3", "犬", "-"])
-def test_ordinary_names_are_left_alone(name: str):
-    assert markdown_text(name) == visible(name) == name
+def test_ordinary_names_are_left_alone():
+    for name in ("dog", "art painting", "Zürich", "12.5 ± 0.3", "犬", "-"):
+        assert markdown_text(name) == visible(name) == name

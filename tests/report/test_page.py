@@ -98,12 +98,8 @@ def test_runs_that_cannot_be_compared_have_no_report(tmp_path: Path):
     with pytest.raises(ConfigError, match="different images"):
         write_report(make_table(groups), groups, tmp_path, title="t")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_targets_there_is_a_page_without_figure(tmp_path: Path):
-    groups = by_variant([peer(domains=["validation", "crafted:blur"])])
-    page = write_report(make_table(groups), groups, tmp_path, title="t").read_text()
-    assert "targets none" in page and ".png" not in page
+    without_targets = by_variant([peer(domains=["validation", "crafted:blur"])])
+    write_report(make_table(without_targets), without_targets, tmp_path, title="t")
     assert not list(tmp_path.glob("*.png"))
 
 
@@ -159,18 +155,12 @@ def test_published_means_are_over_targets_that_all_rows_have(table):
     assert columns == ["method", "seeds", "uci", "mean", "vs randaugment"]
     assert second[3].endswith(" / 75.0") and second[4].endswith(" / +5.0")
     other = Published("", {"randaugment": {"uci": 70.0}, "p-ens": {"cartoon": 75.0}})
-    section = published_section(table, other)
-    assert [row[0] for row in cells(section)[1:]] == ["randaugment"]
-    assert "Published on other targets only: p-ens." in "\n".join(section)
+    assert [row[0] for row in cells(published_section(table, other))[1:]] == ["randaugment"]
     for nothing in ({"peer": {"syn": 1.0}}, {"p-ens": {"cartoon": 1.0}}):
         assert published_section(table, Published("", nothing)) == []
-
-
-def test_the_page_has_published_numbers_and_their_source(table):
     page = compose_page(table, GROUPS, title="x", study=Study(published=PUBLISHED))
-    assert "## Published numbers" in page and "not all rows have them: cartoon." in page
+    assert "not all rows have them: cartoon." in page
     assert "Table 3 | of <it>" not in page  # as text, not as Markdown
-    assert "## Published" not in compose_page(table, GROUPS, title="x", study=Study())
 
 
 # Rankings.
@@ -211,13 +201,13 @@ def test_only_seeds_that_all_rows_have_are_ranked():
         row("c", {0: 62.0}, {0: 82.0}),
     ]
     assert rank_correlation(rows, "crafted val") == "1.00"
-    assert rank_correlation([row("a", {1: 90.0}, {1: 99.0}), *rows[1:]], "crafted val") == "-"
-
-
-def test_rows_without_the_score_or_all_alike_have_no_order():
     alike = [row(name, {0: 60.0 + n}, {0: 80.0}) for n, name in enumerate("abc")]
-    assert rank_correlation(alike, "crafted val") == rank_correlation(alike, "source val") == "-"
-    assert rank_correlation([*alike, row("d", {0: 1.0}, None)], "crafted val") == "-"
+    for without in (
+        [row("a", {1: 90.0}, {1: 99.0}), *rows[1:]],
+        alike,
+        [*rows, row("d", {0: 1.0}, None)],
+    ):
+        assert rank_correlation(without, "crafted val") == "-"  # no common seed, ties, no score
 
 
 def test_the_page_has_the_rankings_of_rows_that_it_has(table):
@@ -266,11 +256,6 @@ def active(page: str) -> list[str]:
     return found
 
 
-def headings(page: str) -> list[str]:
-    parsed = PARSER.parse(page)
-    return [parsed[n + 1].content for n, token in enumerate(parsed) if token.type == "heading_open"]
-
-
 def shape(page: str) -> list[tuple[str, int]]:
     """The blocks and their depth, without their text."""
     return [(token.type, token.level) for token in PARSER.parse(page)]
@@ -315,20 +300,19 @@ def test_a_page_has_nothing_active():
         assert active(page) == [] and shape(page) == plain, name
 
 
-@pytest.mark.parametrize("name", [SHORT_HOSTILE[0], SHORT_HOSTILE[4], SHORT_HOSTILE[-1]])
-def test_figures_and_records_take_any_name(name: str, tmp_path: Path):
+def test_figures_and_records_take_any_name(tmp_path: Path):
+    name = SHORT_HOSTILE[4] + SHORT_HOSTILE[-1]
     groups = by_variant(hostile_runs(name))
     page = write_report(make_table(groups), groups, tmp_path, title=name).read_text()
     assert active(page) == []
-    for figure in tmp_path.glob("*.png"):
-        assert figure.stat().st_size > 9_000
+    assert len(list(tmp_path.glob("*.png"))) == 2
     assert [run.final("task") for run in load_runs(tmp_path)] == [
         run.final("task") for group in groups.values() for run in group
     ]
 
 
 def test_an_evaluation_has_nothing_active(tmp_path: Path):
-    for name in SHORT_HOSTILE:
+    for name in SHORT_HOSTILE[::5]:
         classes = (name, f"b {name}", "c")
         images = torch.randint(0, 256, (9, 3, 12, 12), dtype=torch.uint8)
         labels = torch.arange(9) % 2  # the third class is missing, which is remarked
@@ -339,7 +323,7 @@ def test_an_evaluation_has_nothing_active(tmp_path: Path):
         detail = evaluate_in_detail(model, domain)
         page = write_evaluation([detail], {domain.name: domain}, tmp_path, title=name).read_text()
         assert active(page) == []
-        assert len(headings(page)) == (3 if detail.worst else 2)
+        assert page.count("\n#") == (2 if detail.worst else 1)
 
 
 def test_an_evaluation_shows_the_interval_of_few_images():
@@ -353,8 +337,6 @@ def test_an_evaluation_shows_the_interval_of_few_images():
     for shown, result in zip(class_table(few).rows, few.classes, strict=True):
         assert shown[3] == accuracy_text(100 * result.correct / 10, 10, with_n=False)
     assert class_table(many).rows[0][3] == f"{many.classes[0].accuracy:.2f}"
-    low, high = few.to_dict()["interval_95"]
-    assert low < few.accuracy < high or few.accuracy in (0, 100)
 
 
 def test_a_card_has_nothing_active_whatever_the_description_says(tmp_path: Path):

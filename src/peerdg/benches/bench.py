@@ -25,17 +25,11 @@ from peerdg.terminal import Table
 
 @dataclass(frozen=True)
 class Bench:
-    """The results of a bench.
-
-    Attributes:
-        table: A row for each method.
-        page: The report.
-        failures: Why runs failed, by name.
-    """
+    """The results of a bench."""
 
     table: ReportTable
-    page: Path
-    failures: Mapping[str, str]
+    page: Path  # the report
+    failures: Mapping[str, str]  # reasons by name of the run
 
 
 def run_bench(
@@ -70,10 +64,7 @@ def run_bench(
         executor: Runs the tasks. Default: `jobs` processes at once on this machine.
 
     Raises:
-        ConfigError: If a run in the folder has other options, nothing is complete, or something is
-            not installed.
-        RunInUseError: If another bench works in the folder.
-        OutputError: If the folder cannot be written, or holds something else.
+        ConfigError: If a run in the folder has other options, or nothing is complete.
         Stopped: If a signal asked for it. All runs under way have saved their state.
         PeerdgError: If all runs failed.
     """
@@ -93,7 +84,26 @@ def run_bench(
             bench.write_plan(plan)
         if train:
             failures = train_runs(plan, bench, jobs=jobs, console=console, executor=executor)
-        return _conclude(plan, bench, failures, reference, title, study or Study())
+        by_method = collect_rows(plan, bench)
+        runs = [run for group in by_method.values() for run in group]
+        if not runs and not failures:
+            raise ConfigError(f"No run in {out} is complete.", hint="Train them first.")
+        if not runs:
+            name, failure = next(iter(failures.items()))
+            raise PeerdgError(f"No run was finished. {name}: {failure}")
+        failed = dict.fromkeys(plan.methods, 0)
+        for seed, group in product(plan.seeds, plan.groups):
+            names = {group.result(seed), *(run.name for run in group.runs(seed))}
+            if names & failures.keys() and not bench.has_result(group, seed):
+                for member in group.members:
+                    failed[member.method] += 1
+        study = study or Study()
+        table = make_table(by_method, reference=reference, failed=failed, questions=study.questions)
+        table = replace(table, remarks=tuple(_remarks(plan, bench.until, runs)))
+        title = title or f"Bench: {table.data}"
+        title = title if bench.until is None else f"{title}, as of epoch {bench.until}"
+        page = write_report(table, by_method, out, title=title, failures=failures, study=study)
+        return Bench(table, page, failures)
     finally:
         bench.close()
 
@@ -101,12 +111,7 @@ def run_bench(
 def open_bench(
     plan: Plan, out: Path, *, until: int | None = None, records: Sequence[Path] = ()
 ) -> BenchFolder:
-    """Name the folder of a bench, with the rows that earlier benches have.
-
-    Raises:
-        ConfigError: If a file of records is the one that this bench writes, or has other options.
-        DamagedError: If a file does not hold records.
-    """
+    """Name the folder of a bench, with the rows that earlier benches have."""
     for file in records:
         place = file if file.is_file() else file / RECORDS
         if os.path.realpath(place) == os.path.realpath(out / RECORDS):
@@ -128,67 +133,26 @@ def plan_table(plan: Plan, bench: BenchFolder) -> Table:
     return Table(["methods from one run", "runs", "complete"], rows)
 
 
-def _conclude(
-    plan: Plan,
-    bench: BenchFolder,
-    failures: Mapping[str, str],
-    reference: str | None,
-    title: str | None,
-    study: Study,
-) -> Bench:
-    """Read everything that is complete, and write the report."""
-    by_method = collect_rows(plan, bench)
-    runs = [run for group in by_method.values() for run in group]
-    after = "" if bench.until is None else f" after epoch {bench.until}"
-    if not runs and not failures:
-        raise ConfigError(f"No run in {bench.path} is complete{after}.", hint="Train them first.")
-    if not runs:
-        name, failure = next(iter(failures.items()))
-        raise PeerdgError(f"No run was finished. {name}: {failure}")
-    failed = dict.fromkeys(plan.methods, 0)
-    for seed, group in product(plan.seeds, plan.groups):
-        names = {group.result(seed), *(run.name for run in group.runs(seed))}
-        if names & failures.keys() and not bench.has_result(group, seed):
-            for member in group.members:
-                failed[member.method] += 1
-    table = make_table(by_method, reference=reference, failed=failed, questions=study.questions)
-    table = replace(table, remarks=(*_stage(plan, bench.until), *_taken(runs)))
-    title = title or f"Bench: {table.data}"
-    page = write_report(
-        table,
-        by_method,
-        bench.path,
-        title=title if bench.until is None else f"{title}, as of epoch {bench.until}",
-        failures=failures,
-        study=study,
-    )
-    return Bench(table, page, failures)
-
-
-def _stage(plan: Plan, until: int | None) -> list[str]:
-    """Say that runs are longer than the table shows, and which numbers that may change."""
-    if until is None:
-        return []
-    epochs = max(member.config.train.epochs for member in plan.members.values())
-    by_length = [
-        name
-        for name, member in plan.members.items()
-        if not DEPENDS_ON_LENGTH.isdisjoint(member.averages[:1])
-    ]
-    depends = f"; what {', '.join(by_length)} averages depends on the length of the whole run"
-    return [f"As of epoch {until} of {epochs}{depends if by_length else ''}."]
-
-
-def _taken(runs: Sequence[RunResult]) -> list[str]:
-    """Say which rows were trained for another bench."""
-    rows: dict[str, list[int]] = {}
+def _remarks(plan: Plan, until: int | None, runs: Sequence[RunResult]) -> list[str]:
+    """Say if runs are longer than the table shows, and which rows another bench trained."""
+    remarks = []
+    if until is not None:
+        epochs = max(member.config.train.epochs for member in plan.members.values())
+        by_length = [
+            name
+            for name, member in plan.members.items()
+            if not DEPENDS_ON_LENGTH.isdisjoint(member.averages[:1])
+        ]
+        depends = f"; what {', '.join(by_length)} averages depends on the length of the whole run"
+        remarks.append(f"As of epoch {until} of {epochs}{depends if by_length else ''}.")
+    rows: dict[str, list[str]] = {}
     for run in runs:
         if run.is_taken:
-            rows.setdefault(run.row, []).append(run.seed)
-    if not rows:
-        return []
-    text = "; ".join(f"{row}, seed {', '.join(map(str, seeds))}" for row, seeds in rows.items())
-    return [
-        f"Taken from the records of another bench ({text}): time and memory are those of where "
-        "it was trained."
-    ]
+            rows.setdefault(run.row, []).append(str(run.seed))
+    if rows:
+        text = "; ".join(f"{row}, seed {', '.join(seeds)}" for row, seeds in rows.items())
+        remarks.append(
+            f"Taken from the records of another bench ({text}): time and memory are those of where "
+            "it was trained."
+        )
+    return remarks

@@ -105,23 +105,17 @@ def _peerdg(arguments: Sequence[str], log: Path, threads: int | None = None) -> 
 
 
 def threads_each(jobs: int, given: int | None = None) -> int | None:
-    """Divide the CPU threads among so many runs at once. None, for one, leaves it to torch."""
+    """Divide the CPU threads among runs at once. None, for one run, leaves it to torch."""
     return given if given is not None or jobs == 1 else max(1, cores() // jobs)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Work for an executor.
+    """Work for an executor."""
 
-    Attributes:
-        name: The run, or the combined model.
-        call: Does the work and returns an exit code.
-        log: File with what it printed.
-    """
-
-    name: str
-    call: Callable[[], int]
-    log: Path
+    name: str  # of the run, or of the combined model
+    call: Callable[[], int]  # does the work and returns an exit code
+    log: Path  # file with what it printed
 
     def failure(self, future: "Future[int]") -> str | None:
         """Explain why the work was not done, by the last error in the log. None if it was."""
@@ -150,18 +144,7 @@ def train_runs(
 ) -> dict[str, str]:
     """Train all runs that are not complete, then combine those of combinations.
 
-    Args:
-        plan: What to train.
-        bench: The folder, held by this process.
-        jobs: Runs at once.
-        console: Where progress is shown. Default: nowhere.
-        executor: Runs the tasks. Default: `jobs` processes at once on this machine.
-
-    Returns:
-        Why runs and combinations failed, by name.
-
-    Raises:
-        Stopped: If a signal asked for it. All runs under way have saved their state.
+    The arguments are those of `run_bench`. Return why runs and combinations failed, by name.
     """
     plugin = loaded_plugin()
     runs = []
@@ -242,13 +225,7 @@ def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") 
 
 
 class BenchDisplay:
-    """Shows how far the runs are: bars on a terminal, and a line for each that ends.
-
-    Args:
-        plan: All runs.
-        bench: Their folder.
-        console: Where to print. None shows nothing.
-    """
+    """Show how far the runs are: bars on a terminal, and a line for each that ends."""
 
     def __init__(self, plan: Plan, bench: BenchFolder, console: Console | None) -> None:
         self.bench = bench

@@ -35,7 +35,7 @@ class BenchFolder:
     """The folder of a bench. `open` locks it for this process until `close`.
 
     Args:
-        path: Where it is.
+        path: Folder.
         until: A run is complete once it was evaluated after this epoch. Default: after its last.
         recorded: Rows of earlier benches. Their runs need no training.
     """
@@ -52,22 +52,17 @@ class BenchFolder:
         self._lock = FolderLock(path, "bench")
 
     def open(self, plan: Plan, *, overwrite: bool = False) -> None:
-        """Lock the folder for a bench with `plan`, new or to be continued.
-
-        Raises:
-            OutputError: If it cannot be written, or holds something else.
-            RunInUseError: If another process works in it.
-            ConfigError: If a run was made with other options, with the difference.
-            DamagedError: If it holds symbolic links.
-        """
+        """Lock the folder for a bench with `plan`, new or to be continued."""
         with writing(self.path):
             if self.holds_bench:
                 refuse_links(self.path)
-            elif self.path.exists() and (foreign := self._foreign()):
-                raise OutputError(
-                    f"{self.path} is not empty and holds no bench (it has '{foreign}').",
-                    hint="Choose a new or empty folder with --out.",
-                )
+            elif self.path.exists():
+                for entry in self.path.iterdir():
+                    if not entry.name.startswith(_OURS):
+                        raise OutputError(
+                            f"{self.path} is not empty and holds no bench (it has '{entry.name}').",
+                            hint="Choose a new or empty folder with --out.",
+                        )
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock.acquire()
         try:
@@ -92,7 +87,6 @@ class BenchFolder:
         return os.path.lexists(self.plan_file)
 
     def run_folder(self, run: PlannedRun) -> Path:
-        """Return the folder of a run."""
         return self.runs / run.name
 
     def combined_folder(self, group: SharedRun, seed: int) -> Path:
@@ -100,11 +94,7 @@ class BenchFolder:
         return self.combined / group.result(seed)
 
     def check(self, plan: Plan) -> None:
-        """Refuse to continue runs that were started with other options.
-
-        Raises:
-            ConfigError: With the difference.
-        """
+        """Refuse to continue runs that were started with other options."""
         for run in plan.runs:
             folder = self.run_folder(run)
             if not RunFolder(folder).holds_run:
@@ -197,16 +187,8 @@ class BenchFolder:
                     return int(before + event["epoch"])
         return 0
 
-    def _foreign(self) -> str | None:
-        """Return the name of something in the folder that is no part of a bench."""
-        return next((p.name for p in self.path.iterdir() if not p.name.startswith(_OURS)), None)
-
     def _clear(self) -> None:
-        """Remove everything that a bench makes.
-
-        Raises:
-            RunInUseError: If a process works on one of its runs.
-        """
+        """Remove everything that a bench makes, unless a process works on one of its runs."""
         for folder in sorted(self.runs.glob("*")):
             if RunFolder(folder).status() == "running":
                 raise RunInUseError(

@@ -47,32 +47,20 @@ class Published:
 
 @dataclass(frozen=True)
 class Study:
-    """Further sections of the report of a bench.
+    """Further sections of the report of a bench."""
 
-    Attributes:
-        questions: Pairs of rows to compare, by question. Those without runs are left out.
-        rankings: Rows that source-only scores are to put in order, by name of the ranking.
-        published: Published numbers to compare with.
-    """
-
-    questions: Questions = field(default_factory=dict)
-    rankings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    questions: Questions = field(default_factory=dict)  # pairs of rows to compare, by question
+    rankings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # rows to put in order
     published: Published | None = None
 
 
 @dataclass(frozen=True)
 class PlannedMethod:
-    """A row of a bench.
+    """A row of a bench."""
 
-    Attributes:
-        method: Name of the row: a method, or a variant.
-        config: Options of its run, or of each run of a combination, with any seed.
-        combination: How its runs are combined, if it has several per seed.
-    """
-
-    method: str
-    config: RunConfig
-    combination: Combination | None = None
+    method: str  # name of the row: a method, or a variant
+    config: RunConfig  # of its run, or of each run of a combination, with any seed
+    combination: Combination | None = None  # of several runs per seed
 
     @property
     def average(self) -> str | None:
@@ -97,30 +85,19 @@ class PlannedMethod:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training.
+    """One training."""
 
-    Attributes:
-        name: Name of its folder.
-        config: All its options.
-        group: The methods whose rows come from it.
-        bench_seed: Seed of the rows. Runs of a combination may have other ones.
-    """
-
-    name: str
+    name: str  # of its folder
     config: RunConfig
-    group: "SharedRun"
-    bench_seed: int
+    group: "SharedRun"  # methods whose rows come from it
+    bench_seed: int  # of the rows; runs of a combination may have other ones
 
 
 @dataclass(frozen=True)
 class SharedRun:
-    """Methods that come from the same run of each seed, or one method that has several runs.
+    """Methods that come from the same run of each seed, or one method that has several runs."""
 
-    Attributes:
-        members: One, or several that differ only in the average they deploy.
-    """
-
-    members: tuple[PlannedMethod, ...]
+    members: tuple[PlannedMethod, ...]  # several differ only in the average they deploy
 
     @property
     def name(self) -> str:
@@ -129,7 +106,6 @@ class SharedRun:
 
     @property
     def is_shared(self) -> bool:
-        """Whether several methods come from one run."""
         return len(self.members) > 1
 
     @cached_property
@@ -178,23 +154,15 @@ class SharedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """Methods and seeds of a bench.
+    """Methods and seeds of a bench."""
 
-    Attributes:
-        members: The methods by name, in the order of the table.
-        seeds: Each method is trained with all of them.
-        options: Options of all runs, nested as in a config file, with the table of variants.
-        notes: Sentences about what was chosen for the user's own images.
-    """
-
-    members: Mapping[str, PlannedMethod]
+    members: Mapping[str, PlannedMethod]  # by name, in the order of the table
     seeds: tuple[int, ...]
-    options: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
+    options: Mapping[str, Any]  # of all runs, nested as in a config file, with the variants
+    notes: tuple[str, ...] = ()  # sentences about what was chosen for the user's own images
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods."""
         return tuple(self.members)
 
     @cached_property
@@ -221,11 +189,7 @@ class Plan:
         return replace(self, members={name: self.members[name] for name in methods})
 
     def check_until(self, until: int | None) -> int | None:
-        """Check the epoch that runs are trained to, and return it, or None if all end before.
-
-        Raises:
-            ConfigError: If a run is not evaluated after it, or is made of finished runs.
-        """
+        """Check the epoch that runs are trained to, and return it, or None if all end before."""
         epochs = max(member.config.train.epochs for member in self.members.values())
         if until is None or until >= epochs:
             return None
@@ -252,18 +216,13 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
             variants.
         methods: Objectives, recipes, combinations and variants.
         seeds: Which seeds.
-
-    Raises:
-        ConfigError: For an unknown method (with the nearest name), one that is named twice, or
-            options that do not fit.
     """
     common = {key: value for key, value in options.items() if key != VARIANT}
     variants = _read_variants(options.get(VARIANT, {}))
     _check_methods(methods, (*known_methods(), *variants))
     if not seeds or any(type(seed) is not int or seed < 0 for seed in seeds):
         raise ConfigError("A bench needs at least one seed, and no seed below 0.")
-    if (twice := _repeated(seeds)) is not None:
-        raise ConfigError(f"The seed {twice} is named twice.")
+    _refuse_repeated("seed", seeds)
     for key, flag in {"method": "--methods", "average.kind": "--methods", **_SAME_FOR_ALL}.items():
         if dotted(common).get(key):
             raise ConfigError(f"'{key}' is decided by {flag}.")
@@ -290,8 +249,7 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
             hint="Leave it out, or add a method that has it.",
         )
     plan = Plan(members, tuple(seeds), dict(options), tuple(notes))
-    if twice := _repeated(run.name for run in plan.runs):
-        raise ConfigError(f"Two runs would be called '{twice}'.", hint="Rename a variant.")
+    _refuse_repeated("run", [run.name for run in plan.runs])
     return plan
 
 
@@ -361,23 +319,17 @@ def _check_methods(methods: Sequence[str], known: Iterable[str]) -> None:
     for method in methods:
         if method not in known:
             raise ConfigError(f"Unknown method '{method}'.", hint=did_you_mean(str(method), known))
-    if twice := _repeated(methods):
-        raise ConfigError(f"The method '{twice}' is named twice.", hint="Name each of them once.")
+    _refuse_repeated("method", methods)
 
 
-def _repeated(values: Iterable[Any]) -> Any:
-    """Find the first repeated value. None if there is none."""
-    seen = set()
-    return next((value for value in values if value in seen or seen.add(value)), None)  # type: ignore[func-returns-value]
+def _refuse_repeated(kind: str, values: Sequence[Any]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ConfigError(f"The {kind} '{value}' is there twice.", hint="Name each once.")
 
 
 def _read_variants(tables: Any) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Split each variant into its method and its own options.
-
-    Raises:
-        ConfigError: If a variant has no method, an unknown one (with the nearest name), a name that
-            is taken or makes no folder, or an option that only the whole bench has.
-    """
+    """Split each variant into its method and its own options."""
     variants = {}
     for name, table in (tables if isinstance(tables, Mapping) else {"": tables}).items():
         if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
@@ -402,20 +354,12 @@ def _read_variants(tables: Any) -> dict[str, tuple[str, dict[str, Any]]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """The contents of a plan file.
-
-    Attributes:
-        seeds: Which seeds.
-        methods: Rows of the table, those of the variants last.
-        reference: The row that differences are to.
-        options: Options of all runs, with the table of variants.
-        study: Further sections of the report.
-    """
+    """The contents of a plan file."""
 
     seeds: tuple[int, ...] = tuple(range(SEEDS))
-    methods: tuple[str, ...] = ()
-    reference: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()  # rows of the table, those of the variants last
+    reference: str | None = None  # row that differences are to
+    options: Mapping[str, Any] = field(default_factory=dict)  # of all runs, with the variants
     study: Study = field(default_factory=Study)
 
 
@@ -450,11 +394,7 @@ def read_plan_file(path: Path) -> PlanFile:
 
 
 def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> Study:
-    """Read the sections of a plan that are about its report.
-
-    Raises:
-        ConfigError: If a section has other types, or names a row that the plan does not have.
-    """
+    """Read the sections of a plan that are about its report."""
     questions: dict[str, list[Pair]] = {}
     published = dict(tables.get("published", {}))
     source = published.pop("source", None)

@@ -32,15 +32,10 @@ _WITHOUT_EFFECT = {*MAY_CHANGE, *DATA_PLACES, "keep_snapshots"}  # options that 
 
 @dataclass(frozen=True)
 class RecordedRows:
-    """Results that need not be trained.
+    """Results that need not be trained."""
 
-    Attributes:
-        results: By row and seed.
-        files: How many files they are from.
-    """
-
-    results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)
-    files: int = 0
+    results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)  # by row and seed
+    files: int = 0  # number of files they are from
 
     @classmethod
     def read(cls, files: Sequence[Path], plan: Plan, *, until: int | None = None) -> "RecordedRows":
@@ -49,13 +44,7 @@ class RecordedRows:
         A row counts only if it was evaluated after the epoch that is asked for. Rows of other
         names and seeds are ignored.
 
-        Args:
-            files: Records of earlier benches.
-            plan: Which rows are wanted.
-            until: As of which epoch. Default: the last.
-
         Raises:
-            DamagedError: If a file does not hold records.
             ConfigError: If a row was trained with other options than the plan's, with the
                 difference, or is in two files.
         """
@@ -150,9 +139,10 @@ def collect_rows(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
 
 def views(run: PlannedRun, result: RunResult) -> dict[str, RunResult]:
     """Derive the result of each method that comes from `run`, by the method's name."""
-    if not run.group.is_shared:
-        return {run.group.members[0].method: result}
-    return {member.method: _view(member, run, result) for member in run.group.members}
+    members = run.group.members
+    if len(members) == 1:
+        return {members[0].method: result}
+    return {member.method: _view(member, run, result) for member in members}
 
 
 def _view(member: PlannedMethod, run: PlannedRun, result: RunResult) -> RunResult:
@@ -188,12 +178,6 @@ def _combined_view(
 
     Its time is that of all of them, with a shared pre-training counted once. Its memory is that of
     the largest.
-
-    Args:
-        group: The combination.
-        seed: Seed of the combination.
-        folder: Model folder.
-        members: Runs that the model was made of.
     """
     config = replace(group.config, seed=seed, recipe=group.name)
     training = read_description(folder / "model.json")["training"]

@@ -33,19 +33,15 @@ _MAX_TICKS = 5
 
 def overview_figure(groups: Groups, path: Path, *, title: str) -> None:
     """Draw the mean target accuracy over training, with a band from lowest to highest seed."""
-    plot = pyplot()
-    most = max(map(len, groups.values()))
-    named = {_name_with_seeds(name, group, most): group for name, group in groups.items()}
     targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
     of = f"mean of {len(targets)} targets" if len(targets) > 1 else visible(targets[0])
-    over = f"mean of {most} seeds (band: lowest to highest)" if most > 1 else "one seed"
-    heading = f"{visible(title)}: {of}, {over}"
+    heading = f"{visible(title)}: {of}, mean of seeds (band: lowest to highest)"
     if len(groups) > MANY:
-        _draw_panels(named, path, heading=heading)
+        _draw_panels(groups, path, heading=heading)
         return
-    figure, axis = plot.subplots(figsize=(8.2, 3.9), layout="constrained")
+    figure, axis = pyplot().subplots(figsize=(8.2, 3.9), layout="constrained")
     drawn = set()
-    for number, (name, group) in enumerate(named.items()):
+    for number, (name, group) in enumerate(groups.items()):
         for model in group[0].networks:
             label = name if len(group[0].networks) == 1 else f"{name} {model}"
             curve = _accuracies(group, model)[1].tobytes()
@@ -92,14 +88,6 @@ def _draw_panels(groups: Groups, path: Path, *, heading: str) -> None:
     save_figure(figure, path, dpi=130)
 
 
-def _name_with_seeds(name: str, group: Sequence[RunResult], most: int) -> str:
-    """Format as `peer (seed 0)` or `peer (2 of 3 seeds)`, if others have more."""
-    if len(group) == most:
-        return name
-    few = f"seed {group[0].seed}" if len(group) == 1 else f"{len(group)} of {most} seeds"
-    return f"{name} ({few})"
-
-
 def _draw_curve(axis: Any, group: Sequence[RunResult], model: str, color: str, label: str) -> None:
     epochs, accuracy = _accuracies(group, model)
     is_deployed = model == group[0].deployed
@@ -131,32 +119,12 @@ def _tidy(axis: Any) -> None:
 
 
 def differences_figure(table: ReportTable, path: Path) -> None:
-    """Draw a forest plot: each row's difference to the reference, the best on top."""
-    reference = next(row for row in table.rows if row.method == table.reference)
-    rows = sorted(
-        (row for row in table.rows if row.difference is not None),
-        key=lambda row: (row.difference.mean if row.difference else 0.0, row.method),
-    )
-    height = 1.5 + _ROW_INCHES * len(rows)
-    figure, axis = pyplot().subplots(figsize=(7.6, height), layout="constrained")
-    axis.axvline(0, color="#000000", lw=1)
-    for place, row in enumerate(rows):
-        ours, theirs = (r.score.by_seed if r.score else {} for r in (row, reference))
-        single = [ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()]
-        draw_difference(axis, place, row.difference, single)
-    name_rows(axis, [row.label for row in rows])
-    axis.set_ylim(-0.7, len(rows) - 0.3)
-    label = f"{table.score}: points above or below {visible(table.reference)}"
-    axis.set_xlabel(label, parse_math=False)
-    title = f"{visible(table.data)}: difference to {visible(table.reference)}\n{LEGEND}"
-    axis.set_title(title, loc="left", fontsize=9.5, parse_math=False)
-    save_figure(figure, path, dpi=160)
+    """Draw a forest plot of the pairs of the questions, or of each row and the reference.
 
-
-def answers_figure(table: ReportTable, path: Path) -> None:
-    """Draw the pairs of the questions: accuracy on the left, fluctuation on the right."""
+    Accuracy is on the left, and on the right fluctuation, which only questions compare.
+    """
     lines: list[str | Answer] = []
-    for answer in table.answers:
+    for answer in table.answers or _to_reference(table):
         lines += [answer] if answer.question in lines else [answer.question, answer]
     moved = any(FLUCTUATION in answer.differences for answer in table.answers)
     figure, axes = pyplot().subplots(
@@ -192,6 +160,21 @@ def answers_figure(table: ReportTable, path: Path) -> None:
         parse_math=False,
     )
     save_figure(figure, path, dpi=160)
+
+
+def _to_reference(table: ReportTable) -> list[Answer]:
+    """Compare each row with the reference, the best first."""
+    question = f"Difference to {table.reference}"
+    scores = {row.method: row.score.by_seed for row in table.rows if row.score}
+    answers = []
+    for row in table.rows:
+        if row.difference is not None:
+            ours, theirs = scores[row.method], scores[table.reference]
+            single = {seed: ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()}
+            differences, by_seed = {table.score: row.difference}, {table.score: single}
+            names = (row.method, table.reference)
+            answers.append(Answer(question, *names, differences, by_seed, row.label))
+    return sorted(answers, key=lambda answer: -answer.differences[table.score].mean)
 
 
 def name_questions(axis: Any, headings: Sequence[str]) -> None:

@@ -27,12 +27,11 @@ from peerdg.report.compare import (
     shared_differences,
     variant_differences,
 )
-from peerdg.report.figures import MANY, answers_figure, differences_figure, overview_figure
+from peerdg.report.figures import MANY, differences_figure, overview_figure
 from peerdg.report.runs import RunResult, save_runs
 from peerdg.report.table import (
     ReportTable,
     Row,
-    Spread,
     crafted_table,
     fluctuation_table,
     gradients_table,
@@ -81,12 +80,9 @@ def write_report(
     if runs[0].targets:
         overview_figure(labeled, folder / OVERVIEW, title=title)
         figures.append(OVERVIEW)
-    if table.answers:
-        answers_figure(table, folder / ANSWERS)
-        figures.append(ANSWERS)
-    elif any(row.difference for row in table.rows):
-        differences_figure(table, folder / DIFFERENCES)
-        figures.append(DIFFERENCES)
+    if table.answers or any(row.difference for row in table.rows):
+        figures.append(ANSWERS if table.answers else DIFFERENCES)
+        differences_figure(table, folder / figures[-1])
     page = compose_page(table, groups, title=title, failures=failures, study=study, figures=figures)
     texts = {TABLE: table.csv(), PAGE: page}
     if table.answers:
@@ -309,53 +305,44 @@ def published_section(table: ReportTable, published: "Published") -> list[str]:
 
     Means are over the targets that all these rows have, here and in the publication.
     """
-    ours = {row.method: row for row in table.rows if row.targets}
-    names = [name for name, theirs in published.accuracy.items()
-             if name in ours and ours[name].targets.keys() & theirs.keys()]  # fmt: skip
-    rows = [ours[name] for name in names]
-    targets = [
-        target
-        for target in (rows[0].targets if rows else ())
-        if all(target in published.accuracy[name] for name in names)
-    ]
+    theirs = published.accuracy
+    rows = [r for r in table.rows if r.targets.keys() & theirs.get(r.method, {}).keys()]
+    rows.sort(key=lambda row: list(theirs).index(row.method))
+    targets = (
+        [t for t in rows[0].targets if all(t in theirs[r.method] for r in rows)] if rows else []
+    )
     if not targets:
         return []
-    known = dict.fromkeys(t for accuracy in published.accuracy.values() for t in accuracy)
+    known = dict.fromkeys(target for accuracy in theirs.values() for target in accuracy)
     missing = ", ".join(target for target in known if target not in targets)
-    others = ", ".join(
-        sorted(ours[n].label for n in ours if n in published.accuracy.keys() - names)
-    )
-    lines = [_published_cells(row, rows[0], targets, published) for row in rows]
+    means = [
+        {
+            seed: float(np.mean([row.targets[t].by_seed[seed] for t in targets]))
+            for seed in row.seeds
+        }
+        for row in rows
+    ]
+    published_means = [float(np.mean([theirs[row.method][t] for t in targets])) for row in rows]
+    lines = []
+    for row, ours, mean in zip(rows, means, published_means, strict=True):
+        own = theirs[row.method]
+        cells = [f"{spread(row.targets[t].values)} / {own[t]:.1f}" for t in targets]
+        gains = [ours[seed] - means[0][seed] for seed in ours if seed in means[0]]
+        gain = f"{np.mean(gains):+.1f} / {mean - published_means[0]:+.1f}" if gains else "-"
+        cells += [f"{spread(list(ours.values()))} / {mean:.1f}", "-" if row is rows[0] else gain]
+        lines.append([row.label, str(len(row.seeds)), *cells])
+    left_out = f" Left out, because not all rows have them: {missing}." if missing else ""
     return [
         "## Published numbers",
         "",
         markdown_text(
             f"Ours / published, in percent. Published: {published.source}. Means are over the "
             "targets of this table. The last column has the differences of these means to the "
-            "first row, ours of the same seeds."
-            + (f" Left out, because not all rows have them: {missing}." if missing else "")
-            + (f" Published on other targets only: {others}." if others else "")
+            f"first row, ours of the same seeds.{left_out}"
         ),
         "",
         Table(["method", "seeds", *targets, "mean", f"vs {rows[0].method}"], lines).markdown(),
     ]
-
-
-def _published_cells(
-    row: Row, first: Row, targets: Sequence[str], published: "Published"
-) -> list[str]:
-    theirs, base = (published.accuracy[r.method] for r in (row, first))
-    own, reference = ({seed: float(np.mean([r.targets[t].by_seed[seed] for t in targets]))
-                       for seed in r.seeds} for r in (row, first))  # fmt: skip
-    mean = float(np.mean([theirs[target] for target in targets]))
-    gains = [own[seed] - reference[seed] for seed in own if seed in reference]
-    difference = "-"
-    if row is not first and gains:
-        gain = mean - float(np.mean([base[target] for target in targets]))
-        difference = f"{np.mean(gains):+.1f} / {gain:+.1f}"
-    cells = [f"{spread(row.targets[t].values)} / {theirs[t]:.1f}" for t in targets]
-    means = f"{spread(list(own.values()))} / {mean:.1f}"
-    return [row.label, str(len(row.seeds)), *cells, means, difference]
 
 
 # Rankings.
@@ -383,31 +370,21 @@ def ranking_section(table: ReportTable, rankings: Mapping[str, Sequence[str]]) -
 
 
 def rank_correlation(rows: Sequence[Row], score: str) -> str:
-    """Correlate a score with the target mean over rows, as `0.92 (0.45 to 0.83)`.
-
-    Args:
-        rows: Finished rows.
-        score: Column with the score.
-    """
-    spreads: list[list[Spread | None]] = [[row.values.get(score), row.score] for row in rows]
-    seeds = [set(s.by_seed) if s else set() for pair in spreads for s in pair]
-    common = sorted(set.intersection(*seeds))
+    """Correlate a column with the target mean over rows, as `0.92 (0.45 to 0.83)`."""
+    pairs = [(row.values.get(score), row.score) for row in rows]
+    known = [spread.by_seed.keys() if spread else set() for pair in pairs for spread in pair]
+    common = sorted(set.intersection(*map(set, known)))
     if not common:
         return "-"
-    values = np.array([[[s.by_seed[n] for n in common] for s in pair if s] for pair in spreads])
+    values = np.array([[[s.by_seed[n] for n in common] for s in pair if s] for pair in pairs])
     scores, targets = values[:, 0], values[:, 1]  # (rows, seeds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # equal values have no order and give nan
         correlate = scipy_stats().spearmanr
-        whole = float(correlate(scores.mean(1), targets.mean(1)).statistic)
-        single = [
-            float(correlate(scores[:, n], targets[:, n]).statistic) for n in range(len(common))
-        ]
+        whole = correlate(scores.mean(1), targets.mean(1)).statistic
+        single = [correlate(*pair).statistic for pair in zip(scores.T, targets.T, strict=True)]
     single = [value for value in single if np.isfinite(value)]
     if not np.isfinite(whole):
         return "-"
-    return (
-        f"{whole:.2f} ({min(single):.2f} to {max(single):.2f})"
-        if len(single) > 1
-        else f"{whole:.2f}"
-    )
+    within = f" ({min(single):.2f} to {max(single):.2f})" if len(single) > 1 else ""
+    return f"{whole:.2f}{within}"
