@@ -23,9 +23,9 @@ from peerdg.report.compare import by_variant
 from peerdg.report.evaluation import class_table, summary_table, write_evaluation
 from peerdg.report.page import (
     compose_page,
-    published_section,
+    published_table,
     rank_correlation,
-    ranking_section,
+    ranking_table,
     write_report,
 )
 from peerdg.report.runs import RunResult, load_runs
@@ -52,7 +52,7 @@ def test_the_page_names_data_budget_seeds_and_options():
     runs = [peer(n=171), peer(1, n=171, peer={"w": 0.1}, fields={"software": ("peerdg 9",)})]
     page = page_of(*runs).replace("\\", "")
     for part in ("Data: own-data, targets art, sketch, 171 source images for validation.",
-                 "1 + 3 epochs, batch 8, adam 0.01", "peer w=2: k 1, w 2. peer w=0.1: k 1, w 0.1.",
+                 "1 + 3 epochs, batch 8, adam 0.01", "Options of peer w=0.1: k 1, w 0.1.",
                  "Seeds: 0, 1.", "Trained with peerdg 9.", "Model selection: last epoch",
                  "peer w=0.1 is peer w=2 with peer.w 0.1."):  # fmt: skip
         assert part in page
@@ -124,14 +124,13 @@ PUBLISHED = Published(
 )
 
 
-def cells(section: Sequence[str]) -> list[list[str]]:
-    lines = [line for line in "\n".join(section).splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [rows[0], *rows[2:]]
+def cells(table: ReportTable, published: Published) -> list[list[str]]:
+    found = published_table(table, published)
+    return [found.columns, *found.rows]
 
 
 def test_rows_that_both_have_are_compared_with_published_ones(table):
-    columns, first, second = cells(published_section(table, PUBLISHED))
+    columns, first, second = cells(table, PUBLISHED)
     assert columns == ["method", "seeds", "syn", "uci", "mean", "vs randaugment"]
     assert (first[0], second[0]) == ("randaugment", "p-ens")  # of PEER there is no run
     assert first[4].endswith(" / 60.0") and second[4].endswith(" / 64.0")
@@ -143,23 +142,23 @@ def test_rows_that_both_have_are_compared_with_published_ones(table):
 
 def test_published_differences_are_over_seeds_that_both_rows_have():
     table = make_table({**GROUPS, "p-ens": GROUPS["p-ens"][1:2]})
-    row = cells(published_section(table, PUBLISHED))[2]
+    row = cells(table, PUBLISHED)[2]
     assert (row[1], row[5]) == ("1", "-5.0 / +4.0")
     mixed = {"randaugment": GROUPS["randaugment"][::-1], "p-ens": GROUPS["p-ens"]}
-    assert cells(published_section(make_table(mixed), PUBLISHED))[2][5] == "-5.7 / +4.0"
+    assert cells(make_table(mixed), PUBLISHED)[2][5] == "-5.7 / +4.0"
 
 
 def test_published_means_are_over_targets_that_all_rows_have(table):
     some = Published("", {"randaugment": {"syn": 50.0, "uci": 70.0}, "p-ens": {"uci": 75.0}})
-    columns, _, second = cells(published_section(table, some))
+    columns, _, second = cells(table, some)
     assert columns == ["method", "seeds", "uci", "mean", "vs randaugment"]
     assert second[3].endswith(" / 75.0") and second[4].endswith(" / +5.0")
     other = Published("", {"randaugment": {"uci": 70.0}, "p-ens": {"cartoon": 75.0}})
-    assert [row[0] for row in cells(published_section(table, other))[1:]] == ["randaugment"]
+    assert [row[0] for row in cells(table, other)[1:]] == ["randaugment"]
     for nothing in ({"peer": {"syn": 1.0}}, {"p-ens": {"cartoon": 1.0}}):
-        assert published_section(table, Published("", nothing)) == []
+        assert published_table(table, Published("", nothing)) is None
     page = compose_page(table, GROUPS, title="x", study=Study(published=PUBLISHED))
-    assert "not all rows have them: cartoon." in page
+    assert "## Published numbers" in page
     assert "Table 3 | of <it>" not in page  # as text, not as Markdown
 
 
@@ -215,9 +214,9 @@ def test_the_page_has_the_rankings_of_rows_that_it_has(table):
     rankings = {"all | of them": names, "two": [*names[:2], "peer"]}
     page = compose_page(table, GROUPS, title="x", study=Study(rankings=rankings))
     assert "## Choosing without targets" in page and "| all \\| of them | 4 |" in page
-    assert "| two |" not in page and ranking_section(table, {}) == []
+    assert "| two |" not in page and ranking_table(table, {}) is None
     # Without targets crafted validation would be compared with itself.
-    assert ranking_section(replace(table, score="crafted val"), rankings) == []
+    assert ranking_table(replace(table, score="crafted val"), rankings) is None
 
 
 # Names from outside. The most trusting of renderers: raw HTML and any address are let through.

@@ -1,6 +1,6 @@
 from peerdg.report.compare import by_variant, choices
-from peerdg.report.page import preferred_settings, selection_section
-from peerdg.report.table import crafted_table, selection_table
+from peerdg.report.page import compose_page, preferred_settings
+from peerdg.report.table import crafted_table, make_table, selection_table
 from tests.report.made import peer
 
 RUNS = [peer(0), peer(1)]
@@ -36,13 +36,14 @@ def test_crafted_validation_is_given_over_the_disjoint_and_over_all_families():
 
 
 def test_only_rules_that_could_choose_are_explained():
-    whole = "\n".join(selection_section(GROUP))
+    def section(groups) -> str:
+        return compose_page(make_table(groups), groups, title="t").partition("## Model sel")[2]
+
+    whole = section(GROUP)
     assert "oracle: mean target accuracy, NOT AVAILABLE" in whole and "- crafted-val: " in whole
-    uncrafted = by_variant([peer(seed, ("validation", "art")) for seed in (0, 1)])
-    text = "\n".join(selection_section(uncrafted))
-    assert "- source-val: " in text and "rafted" not in text
-    source = by_variant([peer(0, ("validation", "crafted:blur"))])
-    assert "oracle" not in "\n".join(selection_section(source))
+    uncrafted = section(by_variant([peer(seed, ("validation", "art")) for seed in (0, 1)]))
+    assert "- source-val: " in uncrafted and "rafted" not in uncrafted
+    assert "oracle" not in section(by_variant([peer(0, ("validation", "crafted:blur"))]))
 
 
 def test_of_several_settings_the_preferred_one_is_named_with_its_regret():

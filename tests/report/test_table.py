@@ -11,7 +11,7 @@ import pytest
 
 from peerdg.evaluate.statistics import accuracy_spread, accuracy_text, paired_difference, spread
 from peerdg.report.compare import by_variant
-from peerdg.report.page import explain
+from peerdg.report.page import compose_page
 from peerdg.report.runs import RunResult
 from peerdg.report.table import (
     ReportTable,
@@ -95,8 +95,8 @@ def test_late_mean_is_that_of_the_last_five_evaluations(table):
     assert found.answers[0].differences["late mean"].mean == pytest.approx(-0.2)
     assert found.answers[0].differences["target mean"].mean == 0.0  # epoch 14 has no swing
     assert "66.4 ± 1.4" in found.table().rows[0]
-    assert found.late_epochs == ((10, 14),) and "epochs 10 to 14:" in explain(found)
-    assert table.late_epochs == () and "late" not in explain(table)
+    assert found.late_epochs == ((10, 14),) and table.late_epochs == ()
+    assert "epochs 10 to 14:" in compose_page(found, runs, title="t")
     line = next(csv.DictReader(io.StringIO(found.csv())))
     assert float(line["late mean"]) == pytest.approx(66.4)
 

@@ -36,11 +36,6 @@ class PredictionWriter:
         all_classes: Whether to write the probability of every class.
         top: Number of most probable classes to write.
         format: CSV, one JSON list, or one JSON object per line.
-
-    Attributes:
-        rows: Number of rows.
-        bad: Number of rows with an error.
-        bad_examples: Path and reason of the first of these.
     """
 
     def __init__(
@@ -57,8 +52,8 @@ class PredictionWriter:
         self.all_classes = all_classes
         self.top = min(top, len(classes))
         self.format = format
-        self.rows = self.bad = 0
-        self.bad_examples: list[tuple[str, str]] = []
+        self.rows = self.bad = 0  # all, and those with an error
+        self.bad_examples: list[tuple[str, str]] = []  # path and reason
         if format == "csv":
             columns = ["path", "label", "probability"]
             columns += [f"{c}_{n}" for n in range(2, self.top + 1) for c in columns[1:3]]
@@ -95,18 +90,17 @@ class PredictionWriter:
         if label is None or row is None:
             return []
         order = most_probable(row, self.classes.index(label), self.top)
-        return [(self.classes[index], float(row[index])) for index in order]
+        return [(self.classes[index], round(float(row[index]), _DIGITS)) for index in order]
 
     def _csv(self, prediction: FilePrediction) -> str:
         path, _, _, row, error = prediction
-        ranked = self._ranked(prediction)
         cells = [shown_path(path, None)]
+        ranked = self._ranked(prediction)
         cells += [cell for name, value in ranked for cell in (name, f"{value:.{_DIGITS}f}")]
         cells += [""] * (2 * (self.top - len(ranked)))
-        if self.all_classes and row is None:
-            cells += [""] * len(self.classes)
-        elif self.all_classes and row is not None:
-            cells += [f"{value:.{_DIGITS}f}" for value in row.tolist()]
+        if self.all_classes:
+            values = [None] * len(self.classes) if row is None else row.tolist()
+            cells += ["" if value is None else f"{value:.{_DIGITS}f}" for value in values]
         return csv_line([*cells, error or ""])
 
     def _json(self, prediction: FilePrediction) -> str:
@@ -114,10 +108,8 @@ class PredictionWriter:
         record: dict[str, object] = {"path": shown_path(path, None), "label": label}
         record["probability"] = None if probability is None else round(probability, _DIGITS)
         if self.top > 1:
-            record["top"] = [
-                {"label": name, "probability": round(value, _DIGITS)}
-                for name, value in self._ranked(prediction)
-            ]
+            ranked = self._ranked(prediction)
+            record["top"] = [{"label": name, "probability": value} for name, value in ranked]
         if self.all_classes:
             values = [None] * len(self.classes) if row is None else row.tolist()
             rounded = [None if value is None else round(value, _DIGITS) for value in values]

@@ -194,7 +194,6 @@ class RunResult:
 
     @cached_property
     def domains(self) -> list[str]:
-        """Evaluated domains in order."""
         return list(dict.fromkeys(r["domain"] for r in self.evaluations))
 
     @property
@@ -333,7 +332,6 @@ def read_run(path: Path) -> RunResult:
     """Read one run folder.
 
     Raises:
-        ConfigError: If it is not a run folder, or its config cannot be read.
         DamagedError: If a file is damaged, or the evaluations are not those of `done.json`.
     """
     run = RunFolder(path)
@@ -373,11 +371,7 @@ def read_run(path: Path) -> RunResult:
 
 
 def read_evaluations(run: RunFolder) -> list[dict[str, Any]]:
-    """Read the evaluations of a run, without one at the end that was not written in full.
-
-    Raises:
-        DamagedError: If another evaluation lacks a model or a domain.
-    """
+    """Read the evaluations of a run, without one at the end that was not written in full."""
     records = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
     by_epoch: dict[int, list[tuple[str, str]]] = {}
     for record in records:
@@ -526,20 +520,35 @@ def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_runs(path: Path) -> list[RunResult]:
-    """Load runs saved by `save_runs`.
-
-    Args:
-        path: Folder of the records, or their `runs.json`.
+    """Load runs saved by `save_runs`, from the folder of the records or their `runs.json`.
 
     Raises:
         DamagedError: If the files are damaged or of another format.
     """
     folder = path.parent if path.is_file() else path
+    runs = []
     with reading(folder / RECORDS):
         content = read_json(folder / RECORDS, format=FORMAT)
         evaluations = _read_csv(folder / EVALUATIONS, "run", "model")
         epochs = _read_csv(folder / EPOCHS, "run")
-        return [_loaded(e, content["common"], evaluations, epochs) for e in content["runs"]]
+        for entry in content["runs"]:
+            values = merge(content["common"], entry)
+            records = [
+                {"kind": "evaluation", "epoch": row["epoch"], "model": model, "domain": domain,
+                 "n": n, "accuracy": 100 * row[f"correct {domain}"] / n,
+                 "loss": row.get(f"loss {domain}")}
+                for model, owner in values["evaluations"].items()
+                for row in evaluations[owner, model]
+                for domain, n in values["sizes"].items()
+                if f"correct {domain}" in row
+            ]  # fmt: skip
+            stored = {f.name: values[f.name] for f in _STORED if f.name in values}
+            stored |= {k: tuple(v) for k, v in stored.items() if isinstance(v, list)}
+            stored["config"] = nested(values["config"])
+            stored["evaluations"] = sorted(records, key=lambda record: record["epoch"])
+            stored["epochs"] = [nested(row) for row in epochs.get((values["epochs"],), ())]
+            runs.append(RunResult(path=Path(values["name"]), **stored))
+    return runs
 
 
 def _read_csv(path: Path, *key: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
@@ -557,32 +566,6 @@ def _value(cell: str) -> Any:
         return json.loads(cell)
     except ValueError:
         return cell
-
-
-def _loaded(
-    entry: Mapping[str, Any],
-    common: Mapping[str, Any],
-    evaluations: Mapping[tuple[str, ...], list[dict[str, Any]]],
-    epochs: Mapping[tuple[str, ...], list[dict[str, Any]]],
-) -> RunResult:
-    values = merge(common, entry)
-    records = [
-        {"kind": "evaluation", "epoch": row["epoch"], "model": model, "domain": domain, "n": n,
-         "accuracy": 100 * row[f"correct {domain}"] / n, "loss": row.get(f"loss {domain}")}
-        for model, owner in values["evaluations"].items()
-        for row in evaluations[owner, model]
-        for domain, n in values["sizes"].items()
-        if f"correct {domain}" in row
-    ]  # fmt: skip
-    stored = {f.name: values[f.name] for f in _STORED if f.name in values}
-    stored |= {k: tuple(v) for k, v in stored.items() if isinstance(v, list)}
-    stored["config"] = nested(values["config"])
-    return RunResult(
-        path=Path(values["name"]),
-        evaluations=sorted(records, key=lambda record: record["epoch"]),
-        epochs=[nested(row) for row in epochs.get((values["epochs"],), ())],
-        **stored,
-    )
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
