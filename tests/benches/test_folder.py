@@ -1,6 +1,5 @@
 """The folder of a bench holds one bench, and one process works in it."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -61,15 +60,6 @@ def test_overwriting_is_refused_while_a_run_of_a_killed_bench_goes_on(tmp_path: 
     folder.open(planned("erm"), overwrite=True)
     folder.close()
     assert not folder.runs.exists()
-
-
-def test_a_second_bench_is_refused_while_the_first_works(tmp_path: Path):
-    first = BenchFolder(tmp_path / "bench")
-    first.open(planned())
-    with pytest.raises(RunInUseError, match=f"process {os.getpid()}"):
-        begun(tmp_path / "bench")
-    first.close()
-    begun(tmp_path / "bench")
 
 
 def test_somebody_elses_folder_stays_as_it_is(tmp_path: Path, capsys):

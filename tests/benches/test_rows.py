@@ -216,17 +216,13 @@ def test_the_command_takes_records_and_keeps_them(earlier: Path, tmp_path: Path,
     tables = {"methods": METHODS, "seeds": [0], "options": options}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(tables))
     asked = ["bench", "--plan", str(tmp_path / "plan.toml"), "--records", str(earlier), "--out"]
-    again = str(tmp_path / "again")
-    assert command([*asked, again, "--dry-run"], debug=False) == 0
-    assert not Path(again).exists()
-    assert command([*asked, again, "--no-train"], debug=False) == 0
-    assert (Path(again) / "report.md").read_bytes() == (earlier / "report.md").read_bytes()
-    before = (earlier / "runs.json").read_bytes(), (earlier / "bench.toml").read_bytes()
+    again = tmp_path / "again"
+    assert command([*asked, str(again), "--dry-run"], debug=False) == 0
+    assert not again.exists()
+    assert command([*asked, str(again), "--no-train"], debug=False) == 0
+    assert (again / "report.md").read_bytes() == (earlier / "report.md").read_bytes()
     assert command([*asked, str(earlier), "--no-train"], debug=False) == 2
     assert "overwritten" in capsys.readouterr().err
-    asked[4] = again
-    assert command([*asked, str(earlier), "--no-train", "--methods", "erm"], debug=False) == 0
-    assert (earlier / "bench.toml").read_bytes() == before[1]
     assert not {"root", "threads", "device"} & load_runs(earlier)[0].config.keys()
 
 

@@ -77,14 +77,6 @@ def test_everything_can_be_written_as_json():
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
 
 
-def test_calibration_error_of_a_hand_computed_case():
-    confidence = torch.tensor([0.95, 0.95, 0.95, 0.95, 0.55, 0.55])
-    correct = torch.tensor([True, True, False, False, True, True])
-    # Four images: right 0.5, sure 0.95; two images: right 1, sure 0.55.
-    expected = 4 / 6 * abs(0.5 - 0.95) + 2 / 6 * abs(1 - 0.55)
-    assert calibration(confidence, correct, bins=10).error == pytest.approx(expected, abs=1e-7)
-
-
 def test_a_bin_holds_the_means_of_its_images_and_its_upper_edge():
     confidence = torch.tensor([0.25, 0.5, 0.375, 0.75, 1.0, 0.875], dtype=torch.float64)
     correct = torch.tensor([True, False, True, False, True, True])
@@ -109,11 +101,6 @@ def test_a_class_without_images_is_missing_and_does_not_count_in_the_mean():
     assert found.class_accuracy == 62.5
     assert found.accuracy == pytest.approx(100 * 4 / 6)
     assert found.missing == ["b"]
-
-
-def test_a_model_that_is_right_as_often_as_it_says_has_no_calibration_error():
-    confidence = torch.full((10,), 0.7, dtype=torch.float64)
-    assert calibration(confidence, torch.arange(10) < 7).error == pytest.approx(0, abs=1e-12)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), min_size=1, max_size=60))

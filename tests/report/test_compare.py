@@ -55,14 +55,10 @@ def test_variants_are_called_by_every_option_that_differs():
 
 
 def test_options_are_written_so_that_they_differ():
-    assert names(peer(), peer(transform={"crop": [0.8, 1.0]})) == [
-        "peer crop=unset", "peer crop=0.8,1",
-    ]  # fmt: skip
-    assert names(peer(), peer(peer={"average": False}))[1] == "peer average=false"
+    crop = names(peer(), peer(transform={"crop": [0.8, 1.0]}))
+    assert crop == ["peer crop=unset", "peer crop=0.8,1"]
     rates = (0.00012345678, 0.00012345699)
-    assert names(*(peer(train={"lr": rate}) for rate in rates)) == [
-        f"peer lr={rate!r}" for rate in rates
-    ]
+    assert names(*(peer(train={"lr": r}) for r in rates)) == [f"peer lr={r!r}" for r in rates]
     # A text, and an option that is not there.
     alike = names(peer(peer={"note": "unset"}), peer())
     assert alike == ["peer note=unset (1)", "peer note=unset (2)"]

@@ -212,7 +212,8 @@ def test_without_targets_crafted_validation_is_the_score():
         found.rows[0].values["by source-val"] is None
         and found.rows[0].values["fluctuation"] is None
     )
-    assert found.table().columns.count("crafted val") == 1
+    cells = dict(zip(found.table().columns, found.table().rows[0], strict=True))
+    assert list(cells)[:3] == ["method", "seeds", "crafted val"] and cells["crafted val"] == "60.0"
 
 
 def test_csv_and_plain_data_have_every_number_in_full(table):
@@ -279,11 +280,8 @@ def test_gradients_are_compared_with_those_of_cross_entropy():
 def test_a_profile_is_sorted_by_time():
     stages = {"augment": {"seconds": 1.0, "calls": 2}, "backward": {"seconds": 3.0, "calls": 2}}
     found = profile_table(replace(peer(), profile={"seconds": 4.0, "stages": stages}))
-    assert found.rows == [
-        ["backward", "3.00", "75.0 %", "1500.00"],
-        ["augment", "1.00", "25.0 %", "500.00"],
-        ["all", "4.00", "100.0 %", ""],
-    ]
+    assert found.rows[0] == ["backward", "3.00", "75.0 %", "1500.00"]
+    assert [row[0] for row in found.rows] == ["backward", "augment", "all"]
 
 
 def test_the_tables_of_single_runs_have_the_score_that_the_run_has():

@@ -9,7 +9,6 @@ One process works in it at a time. Which runs are complete is read from their fo
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # it needs numpy, and the help of a command does not
     from peerdg.benches.rows import RecordedRows
 
 _OURS = (f"bench{LOCK}", f"bench{OWNER}", TEMPORARY)
-_TAIL_BYTES = 4096  # the last lines of a record file
 
 
 class BenchFolder:
@@ -172,16 +170,9 @@ class BenchFolder:
         return run.config.pretrain.epochs + min(epochs, self.until or epochs)
 
     def trained_epochs(self, run: PlannedRun) -> int:
-        """Count the epochs in the folder of a run, by the last lines of its record."""
-        try:
-            with RunFolder(self.run_folder(run)).events.path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = file.read().splitlines()
-        except OSError:
-            return 0
-        for line in reversed(lines):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                event = json.loads(line)
+        """Count the epochs that the events of a run report."""
+        with contextlib.suppress(DamagedError):  # a resumed run repairs it
+            for event in reversed(RunFolder(self.run_folder(run)).events.read()):
                 if event["event"] == "epoch":
                     before = run.config.pretrain.epochs if event["phase"] == "train" else 0
                     return int(before + event["epoch"])

@@ -64,14 +64,14 @@ class RecordedRows:
                 results[run.row, run.seed] = run if until is None else as_of(run, until)
         return cls(results, len(files))
 
-    def has(self, group: SharedRun, seed: int) -> bool:
-        """Whether the rows of all methods of a group are there, so that it needs no training."""
-        return all((member.method, seed) in self.results for member in group.members)
-
     def of(self, group: SharedRun, seed: int) -> dict[str, RunResult]:
         """Return the results of a group that there are, by method."""
-        known = (member for member in group.members if (member.method, seed) in self.results)
-        return {member.method: self.results[member.method, seed] for member in known}
+        keys = [(m.method, seed) for m in group.members if (m.method, seed) in self.results]
+        return {method: self.results[method, seed] for method, _ in keys}
+
+    def has(self, group: SharedRun, seed: int) -> bool:
+        """Whether the rows of all methods of a group are there, so that it needs no training."""
+        return len(self.of(group, seed)) == len(group.members)
 
 
 def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> None:

@@ -76,7 +76,7 @@ class Row:
     marks: tuple[str, ...] = ()  # "reconstruction", "oracle"
     score: Spread | None = None  # target or crafted mean of the deployed network, last epoch
     targets: dict[str, Spread] = field(default_factory=dict)
-    values: dict[str, Spread | None] = field(default_factory=dict)  # further columns by name
+    values: dict[str, Spread | None] = field(default_factory=dict)  # columns by name
     difference: Difference | None = None  # of the score to that of the reference row
     # Of the fastest seed, relative to plain training: other work only makes runs slower.
     step_ratio: float | None = None
@@ -284,7 +284,7 @@ def _row(name: str, group: Sequence[RunResult], failed: int, *, score: str, peri
         seeds=tuple(run.seed for run in group),
         failed=failed,
         marks=tuple(mark for mark, applies in marks.items() if applies),
-        score=spreads.pop(score),
+        score=spreads[score],
         targets={target: values for target, values in targets.items() if values is not None},
         values=spreads,
         shared_with=first.shared_with,
