@@ -17,8 +17,7 @@ from peerdg.report.page import compose_page
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.table import make_table
 from peerdg.run.prepare import load_splits
-from tests.benches.tiny import TRAIN, plan
-from tests.benches.tiny import bench as bench
+from tests.benches.tiny import TRAIN, bench_here, plan
 
 PAIR = Combination("", "randaugment", 2, "uniform", lr_scales=(1.0, 0.5), weight_decays=(0.01,))
 DATA = {"benchmark": "digits-mini", "budget": "quick"}
@@ -45,17 +44,19 @@ def test_options_of_the_members_average_reach_them():
     assert {run.config.average.t0 for run in found.groups[1].runs(0)} == {3}
 
 
-@pytest.fixture
-def made(bench, tmp_path: Path, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory):
     """Two runs of a seed, trained and combined in this process."""
-    monkeypatch.setitem(COMBINATIONS, "pair", PAIR)
-    found = plan(tmp_path / "images", "randaugment", "pair", train={**TRAIN, "lr": 0.01},
-                 randaugment={"k": 1})  # fmt: skip
-    folder = BenchFolder(tmp_path / "bench")
-    assert _combinations(found, folder) == []  # not before its runs are complete
-    assert not bench(found, tmp_path / "bench").failures
-    assert _combinations(found, folder) == []
-    return found, folder
+    path = tmp_path_factory.mktemp("combined")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(COMBINATIONS, "pair", PAIR)
+        found = plan(path / "images", "randaugment", "pair", train={**TRAIN, "lr": 0.01},
+                     randaugment={"k": 1})  # fmt: skip
+        folder = BenchFolder(path / "bench")
+        assert _combinations(found, folder) == []  # not before its runs are complete
+        assert not bench_here(patch)(found, path / "bench").failures
+        assert _combinations(found, folder) == []
+        yield found, folder
 
 
 def test_a_combination_has_the_accuracy_of_the_mean_of_its_runs(made, tmp_path: Path):
@@ -96,8 +97,9 @@ def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(made, tmp_path: Pa
     assert "| pair |" in compose_page(table, groups, title="t")
 
 
-def test_a_combined_model_that_is_not_of_its_runs_is_made_again(made):
-    found, folder = made
+def test_a_combined_model_that_is_not_of_its_runs_is_made_again(made, tmp_path: Path):
+    found, shared = made
+    folder = BenchFolder(shutil.copytree(shared.path, tmp_path / "bench"))
     group = found.groups[1]
     model = folder.combined_folder(group, 0)
     weights = (model / "model.safetensors").read_bytes()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from peerdg.benches.plan import make_plan, read_plan_file
-from peerdg.benches.rows import RecordedRows, views
+from peerdg.benches.rows import RecordedRows
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import RECIPES, Recipe
@@ -14,7 +14,6 @@ from peerdg.methods.registry import implementation_of, method_names, settings_of
 from peerdg.options import merge
 from peerdg.report.runs import load_runs
 from peerdg.run.config import resolve
-from tests.benches.tiny import images, trained, trained_run
 
 DATA: dict[str, Any] = {"benchmark": "digits-mini", "budget": "quick"}
 RESULTS = Path(__file__).parents[2] / "results"
@@ -176,27 +175,6 @@ def test_variants_of_an_average_share_the_run_of_their_method():
     shared = plan.groups[0].config.average
     assert (shared.kind, shared.also) == (("snapshots", "ema"), ("last-3", "start-4"))
     assert (shared.start, shared.last) == (0, None)
-
-
-def test_a_window_in_a_shared_run_is_bit_for_bit_what_it_is_alone(tmp_path: Path):
-    tables = {
-        "newest": {"method": "p-ens", "average": {"last": 2}},
-        "late": {"method": "p-ens", "average": {"start": 1}},
-    }
-    options = {**images(tmp_path / "images"), "randaugment": {"k": 1}, "variant": tables}
-    plan = make_plan(options, methods=("randaugment", *tables), seeds=[0])
-    (run,) = plan.runs
-    shared = views(run, trained_run(run, tmp_path))
-    for name in plan.methods:
-        alone = trained(plan.members[name].config, tmp_path / "alone" / name)
-        assert shared[name].evaluations == alone.evaluations
-        assert shared[name].config == alone.config
-        assert (shared[name].deployed, shared[name].trained) == (alone.deployed, alone.trained)
-    losses = {
-        tuple(r["loss"] for r in view.evaluations if r["model"] == view.deployed)
-        for view in shared.values()
-    }
-    assert len(losses) == len(shared)  # they are different networks
 
 
 @pytest.mark.parametrize(

