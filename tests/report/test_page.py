@@ -1,7 +1,6 @@
 """The page of a report: what it says, what it compares with, and that it hides nothing active."""
 
 import copy
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from markdown_it.token import Token
 
 from peerdg.benches.plan import Published, Study
 from peerdg.data.domain import Domain
-from peerdg.errors import ConfigError, DamagedError
+from peerdg.errors import ConfigError
 from peerdg.evaluate.accuracy import evaluate_in_detail
 from peerdg.evaluate.statistics import accuracy_text
 from peerdg.report.compare import by_variant
@@ -30,8 +29,6 @@ from peerdg.report.page import (
 )
 from peerdg.report.runs import RunResult, load_runs
 from peerdg.report.table import ReportTable, Row, Spread, make_table
-from peerdg.run.model import model_card
-from tests.cli.stored_models import save_small_model
 from tests.conftest import tiny_classifier, tiny_domain
 from tests.report.made import GROUPS, peer
 from tests.report.test_compare import OTHER, QUESTIONS, WORTH
@@ -336,24 +333,3 @@ def test_an_evaluation_shows_the_interval_of_few_images():
     for shown, result in zip(class_table(few).rows, few.classes, strict=True):
         assert shown[3] == accuracy_text(100 * result.correct / 10, 10, with_n=False)
     assert class_table(many).rows[0][3] == f"{many.classes[0].accuracy:.2f}"
-
-
-def test_a_card_has_nothing_active_whatever_the_description_says(tmp_path: Path):
-    folder = save_small_model(tmp_path / "model")
-    described = json.loads((folder / "model.json").read_text())
-    described["training"] = {
-        "data": "own-data", "source": "photos", "images": {"train": 5}, "fingerprint": "f",
-        "method": "peer", "weights": "none", "budget": "quick", "seed": 0,
-        "settings": {"peer.w": 2.0, "name": "x"}, "selection": "last",
-        "accuracy": {"name": {"accuracy": 50.0, "n": 2}},
-        "calibration": {"error": 0.1, "bins": 15, "n": 9},
-    }  # fmt: skip
-    for name in SHORT_HOSTILE:
-        described["training"]["settings"][name] = name
-        described["training"]["accuracy"][name] = {"accuracy": 50.0, "n": 2}
-        try:
-            assert active(model_card(with_texts(described, lambda _, name=name: name))) == []
-        except DamagedError:
-            pass  # refused, which is as good
-    card = model_card(described, load=["net = load('x\n```\n<script>')"])
-    assert active(card) == []

@@ -364,11 +364,7 @@ class PlanFile:
 
 
 def read_plan_file(path: Path) -> PlanFile:
-    """Read a plan file. `make_plan` checks its options.
-
-    Raises:
-        ConfigError: If the file cannot be read, or has other keys or types.
-    """
+    """Read a plan file. `make_plan` checks its options."""
     tables = read_toml(path)
     kinds: dict[str, Any] = {
         "methods": list, "seeds": int | list, "reference": str, "options": dict, VARIANT: dict,

@@ -84,12 +84,7 @@ class Trajectory:
 
 
 def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Choice]:
-    """Apply every selection rule whose images were evaluated. Return each choice with its regret.
-
-    Args:
-        records: The run's records, of which the evaluations are read.
-        model: Observed model to choose an epoch of, usually the deployed one.
-    """
+    """Apply each rule whose images were evaluated to the records of a run, with its regret."""
     run = Trajectory.from_records(records, model=model)
     choices: dict[Rule, Choice] = {}
     for rule in RULES:

@@ -154,12 +154,7 @@ def measure(run: RunResult, *, score: str, period: int) -> dict[str, float | Non
 
 
 def require_comparable(runs: Sequence[RunResult]) -> None:
-    """Refuse to compare results that were measured on different data or in different ways.
-
-    Raises:
-        ConfigError: If finished runs differ in their data set or targets, were evaluated on other
-            images under the same names, or with other rules for batch statistics.
-    """
+    """Refuse to compare results that were measured on different data or in different ways."""
     finished = [run for run in runs if run.status == "done" and run.evaluations]
     data = {(run.config["benchmark"], *run.targets): run for run in finished}
     evaluated = [f"target:{t}" for t in finished[0].targets] if finished else []
@@ -278,14 +273,7 @@ class Answer:
 
 
 def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -> list[Answer]:
-    """Compare the pairs whose rows have finished runs of a common seed.
-
-    Args:
-        questions: Pairs of rows by question.
-        groups: Finished runs of each row.
-        score: Name of the score that rows are compared by.
-        period: Epochs between the evaluations of fluctuation and late mean.
-    """
+    """Compare the pairs whose rows have finished runs of a common seed, see `measure`."""
     measured: dict[str, dict[str, dict[int, float]]] = {}  # by measure, row and seed
     for row, run in ((row, run) for row, group in groups.items() for run in group):
         numbers = measure(run, score=score, period=period)

@@ -100,14 +100,7 @@ def remarks(detail: DomainReport) -> list[str]:
 def write_evaluation(
     details: Sequence[DomainReport], domains: Mapping[str, Domain], folder: Path, *, title: str
 ) -> Path:
-    """Write a page with a confusion matrix and a sheet of mistakes for each domain.
-
-    Args:
-        details: Results, one for each domain.
-        domains: Images by the name of the domain.
-        folder: Output folder.
-        title: Page title.
-    """
+    """Write a page with a confusion matrix and a sheet of mistakes for each domain."""
     parts = [f"# {markdown_text(title)}", "", summary_table(details).markdown(), _EXPLAINED, ""]
     for number, detail in enumerate(details, start=1):
         confusion, mistakes = f"confusion-{number}.png", f"mistakes-{number}.png"
@@ -128,7 +121,7 @@ def write_evaluation(
 
 def confusion_figure(detail: DomainReport, path: Path) -> None:
     """Draw the confusion matrix. A row is a true class, colors are shares of its images."""
-    names = [_short(result.name) for result in detail.classes]
+    names = [visible(result.name)[:_MAX_NAME] for result in detail.classes]
     shares = detail.confusion.double()
     shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
     side = max(3.5, min(16.0, 1.8 + 0.38 * len(names)))
@@ -172,11 +165,6 @@ def mistakes_sheet(domain: Domain, mistakes: Sequence[Mistake]) -> Image.Image:
             place = (left, top + _CELL + line * _LINE)
             draw.text(place, text, fill="black" if line == 0 else "#B00020", font=font)
     return sheet
-
-
-def _short(name: str) -> str:
-    name = visible(name)
-    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
 
 
 _EXPLAINED = (

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from peerdg.evaluate.fluctuation import accuracy_series
 from peerdg.evaluate.statistics import Difference, import_extra
 from peerdg.files import replace_atomically
 from peerdg.report.compare import FLUCTUATION, RATIOS, Answer, Groups
@@ -100,15 +101,10 @@ def _draw_curve(axis: Any, group: Sequence[RunResult], model: str, color: str, l
 
 def _accuracies(group: Sequence[RunResult], model: str) -> tuple[list[int], NDArray[np.float64]]:
     """Return epochs, and the target mean by seed and epoch."""
-    seeds = []
-    for run in group:
-        series: dict[int, list[float]] = {}
-        for record in run.evaluations:
-            if record["model"] == model and record["domain"] in run.targets:
-                series.setdefault(record["epoch"], []).append(record["accuracy"])
-        seeds.append([float(np.mean(values)) for _, values in sorted(series.items())])
-        epochs = sorted(series)
-    return epochs, np.array(seeds)
+    whole = {"every": 1, "burn_in_periods": -1}  # with the start
+    series = [accuracy_series(run.evaluations, model=model, **whole) for run in group]
+    epochs = sorted({record["epoch"] for record in group[0].evaluations})
+    return epochs, np.array([np.mean(list(targets.values()), axis=0) for targets in series])
 
 
 def _tidy(axis: Any) -> None:

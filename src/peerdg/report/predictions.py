@@ -124,9 +124,6 @@ def prediction_file(
     """Open a writer whose rows become the file `path` when the block ends without an error.
 
     The format follows from the end of the name. See `PredictionWriter` for the arguments.
-
-    Raises:
-        OutputError: If the file cannot be written.
     """
     partial, format = partial_path(path), text_format(path)
     require_replaceable(path)
@@ -147,11 +144,7 @@ def prediction_file(
 
 
 def text_format(path: Path) -> TextFormat:
-    """Choose the format by the name of the file.
-
-    Raises:
-        ConfigError: If its name promises a format that is not written here.
-    """
+    """Choose the format by the name of the file, and refuse names of other formats."""
     suffix = path.suffix.lower()
     if suffix in _OTHER_FORMATS:
         raise ConfigError(
