@@ -5,7 +5,7 @@ import torch
 
 from peerdg.averages.average_options import KINDS, AverageSettings, make_average
 from peerdg.averages.base import Average
-from peerdg.errors import ConfigError, NumericalError
+from peerdg.errors import NumericalError
 from peerdg.models.classifier import Classifier
 from tests.conftest import tiny_classifier
 
@@ -68,16 +68,3 @@ def test_a_network_that_is_not_finite_is_announced_at_the_end_of_the_epoch(kind:
     average.after_step(model)
     with pytest.raises(NumericalError, match="weight" if place == "weight" else "running_mean"):
         average.after_epoch(model, 1)
-
-
-def test_swad_without_a_validation_loss_is_refused():
-    with pytest.raises(ConfigError, match="needs validation images"):
-        make_average(
-            "swad",
-            tiny_classifier(),
-            AverageSettings(),
-            k=1,
-            epochs=1,
-            steps=1,
-            validation_loss=None,
-        )

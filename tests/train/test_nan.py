@@ -15,14 +15,12 @@ from peerdg.errors import NumericalError
 from peerdg.methods.base import Batch
 from peerdg.methods.erm import ERM
 from peerdg.methods.peer import PEER
-from peerdg.methods.randaugment import AugmentedERM
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.folder import RunFolder
 from peerdg.train import loop
 from peerdg.train.step import Guard
 from tests.conftest import tiny_classifier, tiny_splits
 
-METHODS = {"erm": ERM, "randaugment": AugmentedERM, "peer": PEER}
 STEPS = 12  # 4 epochs of 3 steps
 OPTIONS = {
     "checkpoint_minutes": 0,
@@ -60,13 +58,13 @@ FAULTS: dict[str, Fault] = {
     "nan-gradient": nan_gradient,
     "infinite-weight": infinite_weight,
 }
-# 4 kinds of fault at 6 moments each: first, last and between, on both sides of a snapshot. Each
-# kind at two of them, and each moment at least once, is what `make test` has.
+# First, last and between, on both sides of a snapshot: each kind of fault at two moments.
 MOMENTS = (0, 2, 3, 5, 6, STEPS - 1)
 CASES = [
-    pytest.param(fault, step, marks=[] if (place - number) % 3 == 0 else pytest.mark.slow)
+    (fault, step)
     for number, fault in enumerate(FAULTS)
     for place, step in enumerate(MOMENTS)
+    if (place - number) % 3 == 0
 ]
 
 
@@ -133,7 +131,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("step", [1, 4, STEPS - 1])
+@pytest.mark.parametrize("step", [1, STEPS - 1])
 def test_the_last_good_state_is_kept_and_goes_on_where_the_fault_was(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ):
@@ -163,14 +161,7 @@ def test_a_device_that_runs_ahead_saves_no_step_that_it_refused(
     assert (newest.state["epoch"], newest.state["step"]) == (0, 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str):
-    Injected(monkeypatch, METHODS[method], nan_loss, 4)
-    with pytest.raises(NumericalError, match="loss is not finite in train epoch 2, step 2"):
-        fit(tmp_path / "run", method)
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["erm", "peer"])
 def test_a_weight_that_the_last_step_made_infinite_is_not_deployed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ):
@@ -192,12 +183,6 @@ def test_a_weight_that_the_last_step_made_infinite_is_not_deployed(
     assert stored.exists() == (method == "peer")
     if stored.exists():
         assert all(value.isfinite().all() for value in load_file(stored).values())
-
-
-def test_a_learning_rate_that_explodes_is_a_numerical_failure_too(tmp_path: Path):
-    train = {"epochs": 4, "batch_size": 8, "lr": 1e30, "optimizer": "sgd"}
-    with pytest.raises(NumericalError):
-        fit(tmp_path / "run", "erm", train=train)
 
 
 def test_the_command_line_ends_with_6_and_no_traceback(

@@ -25,14 +25,6 @@ def batch(source: Source, *, seed: int = 0, step: int = 0):
     return source.batch(torch.arange(8), seed=seed, key=("train", 0, step))
 
 
-def test_without_a_transform_a_batch_is_the_stored_images():
-    domain = tiny_domain()
-    got = batch(Source(domain))
-    assert torch.equal(got.images, domain.images[:8])
-    assert torch.equal(got.labels, domain.labels[:8])
-    assert got.index is not None
-
-
 def test_each_image_of_a_batch_has_its_own_label_and_row():
     domain, rows = tiny_domain(), [7, 2, 23, 0, 2, 11]
     got = Source(domain).batch(torch.tensor(rows), seed=0, key=("train", 0, 0))
@@ -168,14 +160,6 @@ def test_every_batch_of_a_run_has_a_seed_of_its_own():
         for _, batch in epoch_batches(method, source, ORDER, start=0, seed=seed, key=(phase, epoch))
     ]
     assert len(seeds) == 2 * 2 * 4 * len(ORDER) == len({*seeds})
-
-
-def test_the_loss_is_the_same_without_preparation(method):
-    method.train()
-    source = Source(tiny_domain())
-    for step, (rows, batch) in enumerate(epoch(method)):
-        alone = source.batch(rows, seed=3, key=("train", 1, step))
-        assert torch.equal(method.loss(batch)["loss"], method.loss(alone)["loss"])
 
 
 def test_several_steps_of_small_images_and_one_of_photos_are_prepared_at_once(method, monkeypatch):

@@ -87,16 +87,10 @@ CASES: list[tuple[dict[str, Any], str, int, int, tuple[int, int]]] = [
 ]
 
 
-def cases_by_rule() -> list:
-    """Each case by one rule, in turn; `make test-all`: by both."""
-    return [
-        pytest.param(*case, rule, marks=[] if number % 2 == index else pytest.mark.slow)
-        for number, case in enumerate(CASES)
-        for index, rule in enumerate(("clean", "trained"))
-    ]
-
-
-@pytest.mark.parametrize(("peer", "where", "epoch", "chunk", "position", "rule"), cases_by_rule())
+@pytest.mark.parametrize(
+    ("peer", "where", "epoch", "chunk", "position", "rule"),
+    [(*case, ("clean", "trained")[number % 2]) for number, case in enumerate(CASES)],
+)
 def test_a_stop_gives_up_the_pass_and_the_run_ends_equal(
     tmp_path: Path,
     peer: dict[str, Any],

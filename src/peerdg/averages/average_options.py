@@ -5,7 +5,7 @@ Classes are imported when one is made: options are read before torch is imported
 
 import re
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from peerdg.errors import ConfigError
 from peerdg.options import did_you_mean, option, validate
@@ -42,16 +42,10 @@ class SnapshotRule(NamedTuple):
 class AverageSettings:
     """Averages of weights that follow the trained network."""
 
-    kind: tuple[str, ...] = option(
-        (), "averages to follow, e.g. snapshots,ema; the first is deployed"
-    )
-    k: int | None = option(
-        None, "epochs between two snapshots; default: the method's k", at_least=1
-    )
+    kind: tuple[str, ...] = option((), "averages, e.g. snapshots,ema; the first is deployed")
+    k: int | None = option(None, "epochs between snapshots; default: the method's k", at_least=1)
     start: int = option(0, "first snapshots that are left out of the mean", at_least=0)
-    last: int | None = option(
-        None, "mean of the newest snapshots only, this many; default: all", at_least=1
-    )
+    last: int | None = option(None, "mean of this many newest snapshots; default: all", at_least=1)
     also: tuple[str, ...] = option(
         (), "further means of snapshots in the same run: last-3 newest three, start-4 without four"
     )
@@ -90,7 +84,7 @@ class AverageSettings:
 
     @property
     def window(self) -> str | None:
-        """The name in `also` for the snapshots that the mean is over. None if it has none."""
+        """The name that `also` has for these snapshots, if it has one."""
         if self.last is not None and not self.start:
             return f"last-{self.last}"
         return f"start-{self.start}" if self.start and self.last is None else None
@@ -98,17 +92,13 @@ class AverageSettings:
     def check_validation(self, *, available: bool) -> None:
         """Refuse an average that looks at validation images where there are none."""
         if "swad" in self.kind and not available:
-            raise _no_validation()
+            raise ConfigError(
+                "SWAD needs validation images of the source.",
+                hint="Hold some back (--own-data.validation-fraction), or choose another average.",
+            )
 
     def check_used(self, own: str | None) -> None:
-        """Refuse options of averages that the run does not have.
-
-        Args:
-            own: Kind that is part of the method, unless another one is named.
-
-        Raises:
-            ConfigError: If such an option does not have its default value.
-        """
+        """Refuse options of averages that the run does not have. `own` is the method's average."""
         kinds = self.kind or (own,)
         defaults = {f.name: f.default for f in fields(self)}
         for kind, names in OPTIONS_OF.items():
@@ -116,18 +106,14 @@ class AverageSettings:
                 is_used = kind in kinds or (name == "k" and self.also)
                 if getattr(self, name) != defaults[name] and not is_used:
                     raise ConfigError(
-                        f"average.{name} is an option of the average '{kind}', which this run "
-                        "does not have.",
+                        f"average.{name} is an option of the average '{kind}'.",
                         hint=f"Add '{kind}' to --average, or leave average.{name} out.",
                     )
 
     def snapshots_of(self, kind: str, *, k: int, epochs: int) -> SnapshotRule | None:
         """Find which snapshots the average `kind` is the mean of. None for other averages.
 
-        Args:
-            kind: A key of `KINDS`, or one of `also`.
-            k: Epochs between two snapshots, unless `self.k` is set.
-            epochs: Epochs of the whole training.
+        `k` are the epochs between two snapshots unless `self.k` is set, `epochs` those in all.
         """
         if kind in self.also:
             return _window(kind, k=self.k or k)
@@ -136,13 +122,6 @@ class AverageSettings:
         if kind == "swa":
             return SnapshotRule(1, int(self.swa_start * epochs))
         return None
-
-
-def _no_validation() -> ConfigError:
-    return ConfigError(
-        "SWAD needs validation images of the source.",
-        hint="Hold some back (--own-data.validation-fraction), or choose another average.",
-    )
 
 
 def _window(name: str, *, k: int) -> SnapshotRule:
@@ -176,10 +155,7 @@ def make_average(
         k: Epochs between two snapshots, unless `settings.k` is set.
         epochs: Epochs of the whole training.
         steps: Steps of an epoch.
-        validation_loss: Loss of a network on the source's validation images, if there are any.
-
-    Raises:
-        ConfigError: If there is no such average, or it needs validation images.
+        validation_loss: Loss of a network on the source's validation images. SWAD needs it.
     """
     from peerdg.averages.moving import EMA, SMA
     from peerdg.averages.snapshots import Snapshots
@@ -188,22 +164,17 @@ def make_average(
     rule = settings.snapshots_of(kind, k=k, epochs=epochs)
     if rule is not None:
         return Snapshots(model, k=rule.k, start=rule.start, last=rule.last)
-    match kind:
-        case "ema":
-            return EMA(model, decay=settings.decay, warm_up=settings.warm_up)
-        case "sma":
-            few = min(100, epochs * steps // 10)
-            return SMA(model, start=few if settings.t0 is None else settings.t0)
-        case "swad":
-            if validation_loss is None:
-                raise _no_validation()
-            return SWAD(
-                model,
-                loss=validation_loss,
-                epochs=epochs,
-                every=settings.every or min(100, steps),
-                converge=settings.converge,
-                tolerance=settings.tolerance,
-                ratio=settings.ratio,
-            )
-    raise ConfigError(f"Unknown average '{kind}'.", hint=did_you_mean(kind, KINDS))
+    if kind == "ema":
+        return EMA(model, decay=settings.decay, warm_up=settings.warm_up)
+    if kind == "sma":
+        few = min(100, epochs * steps // 10)
+        return SMA(model, start=few if settings.t0 is None else settings.t0)
+    return SWAD(
+        model,
+        loss=cast("ValidationLoss", validation_loss),
+        epochs=epochs,
+        every=settings.every or min(100, steps),
+        converge=settings.converge,
+        tolerance=settings.tolerance,
+        ratio=settings.ratio,
+    )

@@ -2,7 +2,7 @@
 
 import abc
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -21,11 +21,25 @@ class Average(nn.Module, abc.ABC):
     copy of the initial network until the first update.
     """
 
+    # Whether `model` changes within an epoch, so that nothing computed by it can be kept.
     updates_every_step: ClassVar[bool] = False
-    """Whether `model` changes within an epoch, so that nothing computed by it can be kept."""
-
+    # Whether `before_epoch` must be called before each epoch.
     needs_epoch_start = False
-    """Whether `before_epoch` must be called before each epoch."""
+
+    @property
+    @abc.abstractmethod
+    def model(self) -> Classifier:
+        """The averaged classifier."""
+
+    @property
+    @abc.abstractmethod
+    def count(self) -> int:
+        """The number of networks in the average; 0 while it is the initial network."""
+
+    @property
+    def version(self) -> int:
+        """Changes whenever `model` does; to be defined where `count` does not."""
+        return self.count
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
         """Hook called before epoch `epoch`, counted from 0; called again if a run is resumed."""
@@ -40,11 +54,6 @@ class Average(nn.Module, abc.ABC):
         return {}
 
     @property
-    @abc.abstractmethod
-    def model(self) -> Classifier:
-        """The averaged classifier."""
-
-    @property
     def deployed(self) -> Classifier:
         """The classifier to evaluate and deploy: `model`, but perhaps for its batch statistics."""
         return self.model
@@ -53,16 +62,6 @@ class Average(nn.Module, abc.ABC):
     def has_clean_statistics(self) -> bool:
         """Whether the batch statistics of `deployed` are those of the clean images."""
         return False
-
-    @property
-    @abc.abstractmethod
-    def count(self) -> int:
-        """The number of networks in the average; 0 while it is the initial network."""
-
-    @property
-    def version(self) -> int:
-        """Changes whenever `model` does; to be defined where `count` does not."""
-        return self.count
 
     def epochs_seen(self, epoch: int) -> int:
         """How many epochs the average has learnt from, when `epoch` epochs are complete."""
@@ -102,17 +101,16 @@ def blend(average: nn.Module, model: nn.Module, weight: float) -> None:
 
 
 def require_finite(model: nn.Module) -> None:
-    """Refuse to average a network that is not finite: one NaN would never leave the mean.
-
-    Raises:
-        NumericalError: If a weight or a batch statistic is not finite.
-    """
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    named = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
-    finite = torch.stack([torch.isfinite(tensor).all() for tensor in named.values()])
-    if not finite.all():
-        name = list(named)[finite.tolist().index(False)]
+    """Refuse to average a network that is not finite: one NaN would never leave the mean."""
+    name = non_finite({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    if name is not None:
         raise NumericalError(
-            f"'{name}' of a network to be averaged is not finite.",
-            hint="Lower the learning rate.",
+            f"'{name}' of a network to be averaged is not finite.", hint="Lower the learning rate."
         )
+
+
+def non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Name the first floating-point tensor with a value that is not finite."""
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    finite = torch.stack([torch.isfinite(tensor).all() for tensor in floating.values()])
+    return None if finite.all() else list(floating)[finite.tolist().index(False)]

@@ -24,30 +24,20 @@ class _Moving(Average):
 
     @property
     def model(self) -> Classifier:
-        """The averaged classifier."""
         return self.averaged
 
     @property
     def version(self) -> int:
-        """The number of steps followed, each of which changes the average."""
         return self.steps
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """Check that the average is finite.
-
-        Raises:
-            NumericalError: If it is not. Not checked after each step, which would cost a device
-                sync.
-        """
-        require_finite(self)
+        require_finite(self)  # not after each step, which would cost a device sync
         return {}
 
     def get_extra_state(self) -> Tensor:
-        """The number of steps followed."""
         return torch.tensor(self.steps)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the number of steps."""
         self.steps = int(state)
 
 
@@ -79,7 +69,6 @@ class EMA(_Moving):
 
     @property
     def count(self) -> int:
-        """The number of steps followed."""
         return self.steps
 
 
@@ -106,5 +95,4 @@ class SMA(_Moving):
 
     @property
     def count(self) -> int:
-        """The number of networks in the mean."""
         return 0 if self.steps == 0 else max(1, self.steps - self.start + 1)

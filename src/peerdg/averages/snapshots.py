@@ -59,8 +59,7 @@ class Snapshots(Average):
         if bn == "recalibrate" and clean is None and has_batch_statistics(model):
             raise ConfigError(
                 "bn='recalibrate' needs clean source images to recompute the batch statistics.",
-                hint="Pass clean= with the training images: a tensor [N, 3, H, W], a DataLoader or "
-                "a list of batches. Or choose bn='copy', 'average' or 'frozen'.",
+                hint="Pass clean= with the training images, or choose another rule for bn.",
             )
         # AveragedModel copies on its first update (so the start is not part of the mean), keeps
         # requires_grad, starts in train mode, and copies the buffers of the newest snapshot.
@@ -83,7 +82,6 @@ class Snapshots(Average):
 
     @property
     def model(self) -> Classifier:
-        """The averaged classifier."""
         return cast(Classifier, self.averaged.module)
 
     @property
@@ -93,17 +91,14 @@ class Snapshots(Average):
 
     @property
     def version(self) -> int:
-        """The number of snapshots taken, whether or not they are still in the mean."""
         return int(self.taken)
 
     @property
     def deployed(self) -> Classifier:
-        """The averaged classifier, with the batch statistics of `deployed_bn`."""
         return self.model if self.deployed_snapshots is None else self.deployed_snapshots.model
 
     @property
     def has_clean_statistics(self) -> bool:
-        """True if they are recomputed, from the first snapshot on."""
         is_recalibrated = self.bn == "recalibrate" and self.clean is not None
         return is_recalibrated and self.deployed_snapshots is None and self.count > 0
 
@@ -127,11 +122,7 @@ class Snapshots(Average):
 
     @torch.no_grad()
     def add(self, model: Classifier) -> None:
-        """Θ <- Θ ∪ {θ}, θ_f <- mean(Θ); an error or interruption leaves both as they were.
-
-        Raises:
-            NumericalError: If θ is not finite; one NaN would never leave the mean.
-        """
+        """Θ <- Θ ∪ {θ}, θ_f <- mean(Θ); an error or interruption leaves both as they were."""
         require_finite(model)
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         try:
@@ -141,9 +132,9 @@ class Snapshots(Average):
             raise
 
     def _add(self, model: Classifier) -> None:
-        statistics = {name: b.clone() for name, b in _floating_buffers(self.model).items()}
+        before = {name: b.clone() for name, b in _floating_buffers(self.model).items()}
         self._average(model)
-        self._settle_buffers(statistics)
+        self._settle_buffers(before)
         if self.deployed_snapshots is not None:
             self.deployed_snapshots._add(model)
 

@@ -1,6 +1,7 @@
 """SWAD: the mean over the flat part of the validation loss."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -79,10 +80,9 @@ class SWAD(Average):
         ratio: float = 0.3,
     ) -> None:
         super().__init__()
-        self.loss = loss
-        self.epochs = epochs
-        self.every = every
-        self.converge, self.tolerance, self.ratio = converge, max(converge, tolerance), ratio
+        self.loss, self.epochs, self.every = loss, epochs, every
+        self.tolerance = max(converge, tolerance)
+        self._find = partial(valley, converge=converge, tolerance=self.tolerance, ratio=ratio)
         self.averaged = frozen_copy(model)
         self.segment = frozen_copy(model)  # mean of the steps since the last evaluation
         self.queue = nn.ModuleList(frozen_copy(model) for _ in range(self.tolerance))
@@ -93,13 +93,10 @@ class SWAD(Average):
     @property
     def valley(self) -> Valley | None:
         """The segments to average, of those closed so far."""
-        return valley(
-            self.losses, converge=self.converge, tolerance=self.tolerance, ratio=self.ratio
-        )
+        return self._find(self.losses)
 
     @property
     def count(self) -> int:
-        """The number of segments in the average."""
         found = self.valley
         return min(1, len(self.losses)) if found is None else found.end - found.start
 
@@ -110,7 +107,6 @@ class SWAD(Average):
 
     @property
     def version(self) -> int:
-        """The number of closed segments, each of which changes the average."""
         return len(self.losses)
 
     def after_step(self, model: Classifier) -> None:
@@ -122,21 +118,15 @@ class SWAD(Average):
             self._close(self.loss(model))
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """Record which segments are averaged; the end of training closes the last one.
-
-        The authors' runs end with a step that closes a segment.
-
-        Raises:
-            NumericalError: If a step since the last epoch was not finite.
-        """
+        """Record which segments are averaged; the end of training closes the last one."""
         require_finite(self)
+        # The authors' runs end with a step that closes a segment.
         if epoch + 1 == self.epochs and self._open:
             self._close(self.loss(model))
         found = self.valley
         return {"swad": list(found) if found else None}
 
     def epochs_seen(self, epoch: int) -> int:
-        """Epochs up to the last closed segment."""
         if epoch == self.epochs or not self.steps:
             return epoch
         return epoch * (self.steps - self._open) // self.steps
@@ -177,6 +167,5 @@ class SWAD(Average):
         return torch.tensor([self.steps, *self.losses], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore steps and losses."""
         steps, *self.losses = state.tolist()
         self.steps = int(steps)

@@ -83,7 +83,6 @@ def run_phase(
     guard = Guard(state)
     hooks.restore(state)
     steps = steps_per_epoch(phase.settings, len(source.domain), len(source))
-    state.check_position(epochs=epochs, steps=steps)
     hooks.start_phase(phase, state, steps=steps)
     try:
         _evaluate_if_due(phase, state, hooks)  # Before the first epoch, or where a stop was.

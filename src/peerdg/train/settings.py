@@ -24,9 +24,7 @@ class PhaseSettings:
     lr: float = option(1e-4, "learning rate", above=0)
     momentum: float = option(0.9, "momentum of SGD", at_least=0, at_most=1)
     weight_decay: float = option(0.0, "weight decay", at_least=0)
-    lr_step: int | None = option(
-        None, "multiply the rate by lr_gamma every this many epochs", at_least=1
-    )
+    lr_step: int | None = option(None, "epochs between multiplications by lr_gamma", at_least=1)
     lr_gamma: float = option(0.5, "factor of the step schedule", above=0, at_most=1)
 
     def __post_init__(self) -> None:
@@ -35,21 +33,13 @@ class PhaseSettings:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a run: pre-training or main training.
+    """One phase of a run: pre-training or main training."""
 
-    Args:
-        name: `"pretrain"` or `"train"`. Part of every random seed of the phase.
-        settings: Schedule and optimizer.
-        evaluate_every: Epochs between evaluations. None for a phase that is not evaluated.
-        bf16: Whether the loss is computed in bfloat16 where that is safe.
-        stop_after: Save and stop after this many epochs. None trains to the end.
-    """
-
-    name: str
+    name: str  # "pretrain" or "train"; part of every random seed of the phase
     settings: PhaseSettings
-    evaluate_every: int | None
-    bf16: bool = False
-    stop_after: int | None = None
+    evaluate_every: int | None  # epochs between evaluations; None: it is not evaluated
+    bf16: bool = False  # compute the loss in bfloat16 where that is safe
+    stop_after: int | None = None  # save and stop after this many epochs
 
     def is_evaluated_after(self, epochs: int) -> bool:
         """Whether networks are evaluated after this many epochs: every period, and at the end."""
@@ -65,10 +55,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformSettings:
-    """Transform of every training image into its clean view x.
-
-    Evaluated images are only resized.
-    """
+    """Transform of every training image into its clean view x; evaluated ones are only resized."""
 
     size: int | None = option(
         None,
@@ -82,9 +69,7 @@ class TransformSettings:
         above=0,
         at_most=1,
     )
-    flip: float = option(
-        0.0, "probability of a left-right flip of a training image", at_least=0, at_most=1
-    )
+    flip: float = option(0.0, "probability of a left-right flip", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
         validate(self)

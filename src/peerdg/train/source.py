@@ -59,7 +59,7 @@ class Source:
         self.pool = TrainingPool(images, labels, self.size, random_view=self._view)
 
     def __len__(self) -> int:
-        """Return the number of images that batches are drawn from: the pool's or the domain's."""
+        """The number of images that batches are drawn from: the pool's or the domain's."""
         return len(self.pool) if self.batches_from == "pool" else len(self.domain)
 
     @property
@@ -87,20 +87,15 @@ class Source:
         )
 
     def change_pool(self, result: EpochResult) -> None:
-        """Apply an epoch's additions and removals to the pool.
-
-        Raises:
-            ConfigError: If all additions together exceed the memory budget for images.
-        """
+        """Apply an epoch's additions and removals to the pool, within the memory budget."""
         retained = self.pool.additions[result.drop_oldest :]
         new = () if result.new_images is None else (result.new_images,)
-        added, budget = sum(addition.bytes for addition in (*retained, *new)), memory_budget()
+        added, budget = sum(a.images.numel() for a in (*retained, *new)), memory_budget()
         if added > budget:
             raise ConfigError(
                 f"The images that the method adds take {added / 1e6:.1f} MB; "
                 f"{budget / 1e6:.1f} MB of memory may be used for them.",
-                hint="Let it add fewer, choose a smaller --transform.size, or set "
-                "PEERDG_MEMORY_BUDGET, e.g. to 16GB.",
+                hint="Choose a smaller --transform.size, or set PEERDG_MEMORY_BUDGET, e.g. 16GB.",
             )
         self.pool.change(result.new_images, drop=result.drop_oldest)
 
@@ -113,14 +108,11 @@ def steps_per_epoch(settings: PhaseSettings, images: int, pool: int | None = Non
         images: Images of the source.
         pool: Images of the training pool, if a method has made some. With `epoch_of = "source"`
             they do not make an epoch longer, so that methods take the same number of steps.
-
-    Raises:
-        ConfigError: If there is not one full batch.
     """
     if images < settings.batch_size:
         raise ConfigError(
-            f"The source has {images} training images, fewer than one batch of "
-            f"{settings.batch_size}.",
+            f"The source has {images} training images, fewer than one batch "
+            f"of {settings.batch_size}.",
             hint="Lower --train.batch-size and --pretrain.batch-size, or add images.",
         )
     one_pass = images if pool is None or settings.epoch_of == "source" else pool
@@ -139,15 +131,8 @@ def epoch_order(
     """Return the rows of each batch of an epoch: a permutation, or draws with replacement.
 
     Of a permutation that is longer than the epoch, the first part is taken. Each epoch has its own
-    permutation, so every image comes with the same probability.
-
-    Args:
-        settings: Size of a batch, and whether rows are drawn with replacement.
-        images: Number of images to choose from, those of the training pool.
-        seed: The run's seed.
-        phase: Name of the phase.
-        epoch: The epoch, counted from 0.
-        steps: Batches of the epoch, see `steps_per_epoch`. None for a pass over `images`.
+    permutation, so every image comes with the same probability. `images` is the size of the
+    training pool, `steps` that of the epoch (by default a pass over all images).
     """
     steps = steps_per_epoch(settings, images) if steps is None else steps
     generator = generator_for(seed, "order", phase, epoch)
@@ -170,15 +155,8 @@ def epoch_batches(
     """Yield the rows and the batch of every step from step `start` on.
 
     `method` prepares several batches at once. A batch does not depend on the others: a run that
-    starts in the middle of an epoch gets the same.
-
-    Args:
-        method: Prepares the batches.
-        source: The images.
-        order: The rows of each step of the epoch.
-        start: The first step.
-        seed: The run's seed.
-        key: The epoch's position in the run.
+    starts in the middle of an epoch gets the same. `order` has the rows of each step of the epoch,
+    `key` is the epoch's position in the run.
     """
     ahead = max(1, PIXELS_AHEAD // (len(order[0]) * source.size**2))
     for first in range(start, len(order), ahead):

@@ -16,29 +16,17 @@ from peerdg.methods.pool import PoolImages, TrainingPool
 
 @dataclass
 class TrainState:
-    """Position and weights of a phase in training.
+    """Position and weights of a phase in training."""
 
-    Args:
-        phase: `"pretrain"` or `"train"`.
-        method: The trained method.
-        optimizers: Its optimizers, by name.
-        epoch: Epochs of this phase that are complete.
-        step: Steps of the current epoch that are complete.
-        sums: Sum of each loss term over these steps.
-        evaluated: Whether the evaluation that is due after `epoch` epochs was recorded.
-        average_records: Records of the averages for the epoch. None before they are updated.
-        pool: The training images, if a method may add to them.
-    """
-
-    phase: str
+    phase: str  # "pretrain" or "train"
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
-    epoch: int = 0
-    step: int = 0
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    evaluated: bool = False
-    average_records: dict[str, Any] | None = None
-    pool: TrainingPool | None = None
+    epoch: int = 0  # epochs of this phase that are complete
+    step: int = 0  # steps of the current epoch that are complete
+    sums: dict[str, Tensor] = field(default_factory=dict)  # of each loss term over these steps
+    evaluated: bool = False  # whether the evaluation due after `epoch` epochs was recorded
+    average_records: dict[str, Any] | None = None  # of this epoch; None before they are updated
+    pool: TrainingPool | None = None  # the training images, if a method may add to them
 
     @property
     def additions(self) -> tuple[PoolImages, ...]:
@@ -94,17 +82,11 @@ class TrainState:
         metadata: dict[str, Any],
         additions: tuple[PoolImages, ...] = (),
     ) -> None:
-        """Restore what `tensors` and `metadata` returned, and the images added to the pool.
-
-        Raises:
-            DamagedError: If they do not fit the method.
-        """
+        """Restore what `tensors` and `metadata` returned, and the images added to the pool."""
         parts = _split(tensors)
         try:
             self.method.load_state_dict(parts["method"])
             states = _split(parts.get("optimizer", {}))
-            if unknown := states.keys() - self.optimizers.keys():
-                raise ValueError(f"no optimizer is called '{min(unknown)}'")
             for name, optimizer in self.optimizers.items():
                 _restore_optimizer(optimizer, states.get(name, {}))
             self.sums = {name: parts["sums"][name].reshape(()) for name in metadata["terms"]}
@@ -119,24 +101,11 @@ class TrainState:
         self.evaluated = metadata["evaluated"]
         self.average_records = metadata["average_records"]
 
-    def check_position(self, *, epochs: int, steps: int) -> None:
-        """Raise `DamagedError` if the phase does not have this position."""
-        # `step == steps` is one: a stop can come before the epoch is concluded.
-        if self.epoch > epochs or self.step > steps or (self.epoch == epochs and self.step):
-            raise DamagedError(
-                f"The checkpoint is from epoch {self.epoch}, step {self.step}; this run has "
-                f"{epochs} epochs of {steps} steps.",
-                hint="Restore the folder from a backup, or start anew with --overwrite.",
-            )
-
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    weights = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, _, slot = name.partition(".")
-        if value.dim() and value.shape != weights[int(index)].shape:
-            raise ValueError(f"'optimizer.{name}' has another shape than its weight")
         state.setdefault(int(index), {})[slot] = value
     # Its options are those of the run's config, and the learning rate is set in each epoch; the
     # stored ones are there for people.

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from peerdg.averages.base import non_finite
 from peerdg.errors import NumericalError
 from peerdg.methods.base import Batch, Terms
 from peerdg.rng import seeded
@@ -68,28 +69,18 @@ class Guard:
             raise self._error(next(r for r in records if not _finite(r.terms, r.probe)))
 
     def check_weights(self) -> None:
-        """Check the weights too: the last step can overflow, and no later loss would reveal it.
-
-        Raises:
-            NumericalError: If a step so far or a weight is not finite.
-        """
+        """Check the weights too: the last step can overflow, and no later loss would reveal it."""
         self.check()
         state = self.state
-        weights = {
-            name: value
-            for name, value in state.method.state_dict().items()
-            # Extra state is not a weight, and may be on another device.
-            if value.is_floating_point() and not name.endswith("_extra_state")
-        }
-        finite = torch.stack([torch.isfinite(value).all() for value in weights.values()])
-        if finite.all():
-            return
-        name = list(weights)[finite.tolist().index(False)]
-        raise NumericalError(
-            f"The weight '{name}' is not finite after {state.phase} epoch {state.epoch + 1}.",
-            hint=f"Lower the learning rate (--{state.phase}.lr).",
-            details=self._position(state.step),
-        )
+        # Extra state is not a weight, and may be on another device.
+        values = state.method.state_dict().items()
+        name = non_finite({k: v for k, v in values if not k.endswith("_extra_state")})
+        if name is not None:
+            raise NumericalError(
+                f"The weight '{name}' is not finite after {state.phase} epoch {state.epoch + 1}.",
+                hint=f"Lower the learning rate (--{state.phase}.lr).",
+                details=self._position(state.step),
+            )
 
     def _probe(self, gradients: list[Tensor]) -> Tensor:
         """Reduce the gradients to one value that is finite only if they are.
@@ -151,37 +142,30 @@ def train_step(
         NumericalError: If a loss or a gradient is not finite, before it reaches a weight.
     """
     device = batch.images.device.type
-    update = GuardedStep(state, guard, rows, device)
-    autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
-    with stage("loss"), seeded(seed, "dropout", *key), autocast:
-        return state.method.step(batch, update)
 
-
-class GuardedStep:
-    """The `OptimizerStep` that a method receives: backward, finite check, optimizer step."""
-
-    def __init__(self, state: TrainState, guard: Guard, rows: Tensor, device: str) -> None:
-        self.state, self.guard, self.rows, self.device = state, guard, rows, device
-
-    def __call__(self, name: str, loss: Tensor, terms: Terms | None = None) -> None:
-        """Minimize `loss` by one step of the optimizer `name`."""
-        optimizer = self.state.optimizers[name]
-        with torch.autocast(self.device, enabled=False):
+    def update(name: str, loss: Tensor, terms: Terms | None = None) -> None:
+        """The `OptimizerStep` of the method: backward, finite check, optimizer step."""
+        optimizer = state.optimizers[name]
+        with torch.autocast(device, enabled=False):
             with stage("backward"):
-                if len(self.state.optimizers) == 1:
+                if len(state.optimizers) == 1:
                     loss.backward()
                 else:  # Gradients for another optimizer would stay there until its next update.
                     loss.backward(inputs=[p for g in optimizer.param_groups for p in g["params"]])
             terms = {"loss": loss, **(terms or {})}
-            terms = {name: value.detach() for name, value in terms.items()}
             with stage("finite check"):
-                self.guard.inspect(optimizer, self.rows, terms)
+                guard.inspect(optimizer, rows, {n: value.detach() for n, value in terms.items()})
             with stage("optimizer"):
                 optimizer.step()
                 # Here rather than before `backward`, so that a forward pass finds this memory free.
                 optimizer.zero_grad(set_to_none=True)
         # A further update of this step must not see bfloat16 copies of the old weights.
         torch.clear_autocast_cache()
+
+    autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
+    with stage("loss"), seeded(seed, "dropout", *key), autocast:
+        terms = state.method.step(batch, update)
+    return {name: value.detach() for name, value in terms.items()}
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
