@@ -253,11 +253,11 @@ FAULTS: dict[str, tuple[str, str]] = {
     "raises": ("\n1 / 0\n", "line 2: ZeroDivisionError"),
     "exits": ("import sys\nsys.exit(0)\n", "line 2: SystemExit"),
     "empty": ("", "has no class Settings(MethodSettings)"),
-    "no method": (PLUGIN.replace("class Soft(Method)", "class Soft(torch.nn.Module)"), "none"),
-    "two methods": (PLUGIN + "\n\nclass More(Soft):\n    pass\n", "it defines Soft, More"),
+    "no method": (PLUGIN.replace("class Soft(Method)", "class Soft(torch.nn.Module)"), "not 0"),
+    "two methods": (PLUGIN + "\n\nclass More(Soft):\n    pass\n", "not 2"),
     "imported method only": (
         PLUGIN.partition("class Soft")[0] + "from peerdg.methods.erm import ERM\n",
-        "it defines none",
+        "not 0",
     ),
     "settings of another kind": (PLUGIN.replace("(MethodSettings)", ""), "has no class Settings"),
     "no dataclass": (PLUGIN.replace("@dataclass(frozen=True, kw_only=True)", ""), "frozen"),
@@ -267,8 +267,7 @@ FAULTS: dict[str, tuple[str, str]] = {
         "'smoothing' of the plugin",
     ),
     "bad default": (PLUGIN.replace("option(0.1,", "option(7.0,"), "must be at most 1"),
-    "no build": (PLUGIN.replace("def build", "def built"), "does not define build"),
-    "no loss": (PLUGIN.replace("def loss", "def lost"), "does not define loss"),
+    "no loss": (PLUGIN.replace("def loss", "def lost"), "has no loss"),
     "not text": ("\udcff\udcfe\n", "not valid Python"),
 }
 
@@ -314,7 +313,7 @@ def test_a_plugin_that_cannot_be_read_is_refused(here, capsys):
     assert "folder.py" in ask([*asked, "folder.py"], capsys, 2)
     (here / "large.py").write_bytes(b"#" * (2**20 + 1))
     assert "1,048,576 bytes" in ask([*asked, "large.py"], capsys, 2)
-    assert "is a Python file" in ask([*asked, "notes.txt"], capsys, 2)
+    assert "cannot be" in ask([*asked, "notes.txt"], capsys, 2)
     assert "given twice" in ask([*asked, "a.py", "--plugin", "b.py"], capsys, 2)
     assert "--plugin" in ask(asked, capsys, 2)
     assert "Unknown option --plugin" in ask(["predict", "x", "y", "--plugin", "a.py"], capsys, 2)

@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from peerdg.losses.adversarial_contrast import adversarial_contrast
-from peerdg.losses.supcon import supcon
+from peerdg.losses.contrastive import adversarial_contrast, supcon
 
 
 def by_hand(z_a, z_b, tau):

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from peerdg.losses.info_nce import info_nce
+from peerdg.losses.contrastive import info_nce
 
 
 def test_has_the_closed_form_of_orthogonal_features():

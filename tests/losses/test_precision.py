@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from peerdg.losses.barlow_twins import barlow_twins
+from peerdg.losses.contrastive import info_nce, supcon
 from peerdg.losses.gaussian import club, gaussian_nll
-from peerdg.losses.info_nce import info_nce
 from peerdg.losses.mmd import class_mmd, mmd
-from peerdg.losses.supcon import supcon
 
 LABELS = torch.arange(32) % 3
 LOSSES = pytest.mark.parametrize(

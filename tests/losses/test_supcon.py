@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from peerdg.losses.supcon import supcon
+from peerdg.losses.contrastive import supcon
 
 
 def by_hand(z, labels, tau):

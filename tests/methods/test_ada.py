@@ -1,5 +1,3 @@
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,29 +5,22 @@ import torch
 import torch.nn.functional as F
 
 import peerdg
-from peerdg.errors import ConfigError, NumericalError, Stopped
 from peerdg.methods import ascent as module
 from peerdg.methods.ada import ADA, Settings
-from peerdg.methods.base import Batch, EpochResult
+from peerdg.methods.base import Batch
 from peerdg.methods.pool import TrainingPool
 from peerdg.models.classifier import Classifier
-from peerdg.run.checkpoint import checkpoints, load_checkpoint
 from peerdg.run.config import resolve
 from peerdg.run.prepare import load_splits
-from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
+from tests.conftest import tiny_classifier
 from tests.methods.adversarial import (
     STRONG,
     N,
-    assert_equal,
     cross_entropy,
-    epochs_of,
     feature_distance,
-    interrupt_part,
     perturbed,
     tiny_pool,
 )
-
-PARTS = ("perturbing", "ascending")
 
 
 def make(model: Classifier | None = None, *, n: int = N, **settings: Any) -> ADA:
@@ -60,16 +51,6 @@ def test_it_equals_a_plain_loop_over_single_images():
         expected = (z.clamp(0, 1) * 255).round()
         assert (made - expected[0]).abs().max() <= 1  # a value halfway may round either way
         assert (made != expected[0]).float().mean() < 0.01
-
-
-def test_the_penalty_that_starts_at_zero_is_used_from_the_second_step_on():
-    x, free, _ = images_of(make(gamma=0.0, steps=1))
-    _, held, _ = images_of(make(gamma=50.0, steps=1))
-    assert torch.equal(free, held)
-    assert not torch.equal(free, x)
-    _, free, _ = images_of(make(gamma=0.0, steps=3))
-    _, held, _ = images_of(make(gamma=50.0, steps=3))
-    assert not torch.equal(free, held)
 
 
 def test_the_loss_rises_and_the_penalty_keeps_features_near():
@@ -203,102 +184,3 @@ def test_what_is_recorded_is_the_mean_change_of_a_pixel():
     result = ada.end_epoch(0)
     change = (result.new_images.images.float() - ada.pool.images.float()).abs().mean()
     assert result.records["perturbation"] == pytest.approx(float(change), rel=1e-5)
-
-
-# Whole runs
-
-EPOCHS = 4
-
-
-def options(**settings: Any) -> dict[str, Any]:
-    return {
-        "method": "ada",
-        "ada": {"k": 2, "steps": 3, "rate": STRONG, **settings},
-        "checkpoint_minutes": 0,
-        "pretrain": {"epochs": 1, "batch_size": 8},
-        "train": {"epochs": EPOCHS, "batch_size": 8, "lr": 0.02},
-        "evaluate_every": 2,
-        "progress": False,
-    }
-
-
-def fit(out: Path, *, existing: Any = "refuse", **settings: Any) -> None:
-    model = tiny_classifier(batch_norm=True, dropout=0.3)
-    peerdg.fit(tiny_splits(), out=out, model=model, existing=existing, **options(**settings))
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("ada") / "whole"
-    fit(out)
-    return out
-
-
-def test_a_run_learns_from_what_it_makes(whole: Path):
-    assert [r.get("pool_images") for r in epochs_of(whole)] == [48, 72, None, None]
-    assert all(r["perturbation"] > 1 for r in epochs_of(whole)[:2])
-    events = [json.loads(line) for line in (whole / "events.jsonl").read_text().splitlines()]
-    steps = [e["steps"] for e in events if e["event"] == "epoch" and e["phase"] == "train"]
-    assert steps == [3] * EPOCHS  # as a method without a pool
-
-
-@pytest.mark.parametrize(
-    ("count", "epoch", "steps", "pool"),
-    [(1, 0, 3, 0), (3, 0, 3, 0), (6, 1, 3, 1), (7, 1, 3, 1)],
-)
-def test_stopped_inside_the_ascent_it_goes_on_from_the_last_step_and_ends_equal(
-    tmp_path: Path, whole: Path, count: int, epoch: int, steps: int, pool: int
-):
-    out = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_part(patch, count, of=PARTS)
-        with pytest.raises(Stopped):
-            fit(out)
-    state = load_checkpoint(checkpoints(out / "checkpoint")[-1]).state
-    assert (state["phase"], state["epoch"], state["step"]) == ("train", epoch, steps)
-    assert len(state["pool"]) == pool
-    fit(out, existing="resume")
-    assert_equal(out, whole)
-
-
-def test_a_diverging_ascent_is_a_numerical_error_and_nothing_is_lost(tmp_path: Path):
-    out = tmp_path / "run"
-    with pytest.raises(NumericalError, match="ascent") as caught:
-        fit(out, rate=1e38)
-    assert caught.value.exit_code == 6
-    assert "--ada.rate" in (caught.value.hint or "")
-    assert json.loads((out / "failure.json").read_text())["rate"] == 1e38
-    state = load_checkpoint(checkpoints(out / "checkpoint")[-1])
-    assert (state.state["phase"], state.state["epoch"]) == ("train", 0)
-    assert all(torch.isfinite(t).all() for t in state.tensors.values() if t.is_floating_point())
-    assert state.additions == ()
-
-
-def test_more_images_than_the_memory_budget_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str(2 * N * 3 * 12 * 12 - 1))
-    with pytest.raises(ConfigError, match="the method adds") as caught:
-        fit(tmp_path / "run")
-    assert caught.value.exit_code == 2
-
-
-def test_it_works_in_a_plain_loop():
-    """As in its card; the loss is that of cross-entropy on the pool."""
-    domain, model = tiny_domain(), tiny_classifier()
-    pool = TrainingPool(domain.images, domain.labels)
-    ada = ADA(model, Settings(k=2, steps=2, rate=STRONG), pool=pool)
-    optimizer = torch.optim.Adam(ada.parameters(), lr=1e-2)
-    for epoch in range(3):
-        ada.train()
-        for rows in torch.randperm(len(pool)).split(8):
-            optimizer.zero_grad()
-            images, labels = pool.clean(rows)
-            terms = ada.loss(Batch(images, labels))
-            expected = F.cross_entropy(model(images), labels)
-            torch.testing.assert_close(terms["loss"], expected)
-            terms["loss"].backward()
-            optimizer.step()
-        result: EpochResult = ada.end_epoch(epoch)
-        pool.change(result.new_images)
-    assert len(pool) == 3 * N

@@ -95,15 +95,6 @@ def test_statistics_of_class_sorted_photos_are_those_of_shuffled_batches():
     assert (variances(reference) / stored_variances(photos)).median() < 0.9
 
 
-def test_statistics_do_not_depend_on_the_order_of_storage_beyond_sampling():
-    photos = class_sorted_photos()
-    by_class = stored_variances(photos)
-    for seed in (1, 2):
-        order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))
-        ratio = stored_variances(photos.subset(order)) / by_class
-        assert (ratio - 1).abs().median() < 0.05
-
-
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(2, 1200), side=st.sampled_from([1, 64, 65]))
 def test_chunks_hold_every_row_once_and_never_a_single_one(count, side):
@@ -185,21 +176,6 @@ def test_class_sorted_batches_give_the_statistics_of_all_images(kind):
     assert (variances(reference) / variances(found)).median() < 0.9
 
 
-def test_the_rows_of_a_list_of_batches_are_not_the_rows_of_the_training_set():
-    """A `Batch.index` must not be looked up in a table of images in another order."""
-    peer = PEER(tiny_classifier(), Settings(k=1), clean=list(SOURCE.images.flip(0).split(8)))
-    other = PEER(tiny_classifier(), Settings(k=1, cache_features=False))
-    losses = []
-    for method in (peer, other):
-        torch.manual_seed(0)
-        method.projection.apply(lambda part: getattr(part, "reset_parameters", lambda: None)())
-        method.start_epoch(0)
-        rows = torch.arange(8)
-        batch = Batch(SOURCE.images[rows], SOURCE.labels[rows], index=rows, seed=1)
-        losses.append(method.loss(batch)["regularizer"])
-    assert torch.equal(*losses)
-
-
 class OwnBatches:
     """A batch sampler of one's own, as for balanced classes."""
 
@@ -261,9 +237,9 @@ def test_anything_else_is_refused_at_once_with_what_is_accepted(clean):
 @pytest.mark.parametrize(
     ("clean", "told"),
     [
-        ([], "no images; one size is needed"),
+        ([], "one size"),
         ([SOURCE.images[:1]], "at least two"),
-        ([SOURCE.images[:8], SOURCE.images[8:, :, :8, :8]], "8 x 8, 12 x 12; one size is needed"),
+        ([SOURCE.images[:8], SOURCE.images[8:, :, :8, :8]], "one size"),
     ],
 )
 def test_a_list_without_two_images_of_one_size_is_refused_at_once(clean, told):
@@ -285,24 +261,6 @@ def test_a_batch_rounds_float_images_to_the_bytes_they_came_from(dtype):
     assert images.dtype == torch.uint8
     if dtype != torch.bfloat16:  # which cannot tell all 256 values apart
         assert torch.equal(images, every_value)
-
-
-def test_float_and_uint8_images_train_the_same():
-    trained = []
-    for images in (SOURCE.images, FLOATS):
-        torch.manual_seed(0)
-        peer = PEER(tiny_classifier(), Settings(k=1), clean=images)
-        peer.start_epoch(0)
-        rows = torch.arange(8)
-        peer.loss(Batch(images[rows], SOURCE.labels[rows], index=rows, seed=1))["loss"].backward()
-        trained.append(copy.deepcopy([p.grad for p in peer.parameters() if p.grad is not None]))
-    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
-
-
-@pytest.mark.parametrize("images", [FLOATS * 255, FLOATS - 0.1, FLOATS * float("nan")])
-def test_a_batch_of_other_floats_is_refused(images):
-    with pytest.raises(DataError, match=r"\[0, 1\]"):
-        Batch(images, SOURCE.labels)
 
 
 def test_a_batch_of_integers_that_are_not_bytes_is_refused():

@@ -8,7 +8,7 @@ import pytest
 from peerdg.cli.main import run as command
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES
-from peerdg.methods.registry import is_reconstruction, method_names
+from peerdg.methods.registry import method_names
 from peerdg.run.config import resolve
 
 BASE = {"benchmark": "digits-mini", "budget": "quick"}
@@ -65,13 +65,3 @@ def test_the_list_of_methods_has_them(capsys):
     assert re.search("6 runs of randaugment", capsys.readouterr().out)
     assert command(["train", "digits-mini", "--method", "diwa"], debug=False) == 2
     assert "peerdg bench" in capsys.readouterr().err
-
-
-def test_a_misspelt_combination_is_recognised():
-    with pytest.raises(ConfigError, match="Unknown method") as refused:
-        resolve(BASE, {"method": "diwaa"})
-    assert "diwa" in (refused.value.hint or "")
-
-
-def test_it_is_a_reconstruction_if_its_member_is_one():
-    assert not is_reconstruction("diwa", "digits")

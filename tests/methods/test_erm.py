@@ -36,11 +36,6 @@ def test_randaugment_redraws_its_policy_every_k_epochs():
     assert drawn == [Policy(seed=1).redraw(epoch // 2) for epoch in range(6)]
 
 
-def test_two_methods_with_one_seed_see_the_same_augmented_images():
-    a, b = Policy(seed=1), Policy(seed=1)
-    assert torch.equal(a(SOURCE.images, BATCH.generator()), b(SOURCE.images, BATCH.generator()))
-
-
 def test_the_trained_network_is_deployed_and_observed():
     model = tiny_classifier()
     for method in (ERM(model), AugmentedERM(model)):

@@ -63,14 +63,6 @@ def test_the_term_is_a_gaussian_log_likelihood_less_its_constant():
     torch.testing.assert_close(gaussian_term(f, target, v), expected)
 
 
-def test_the_best_variance_is_the_mean_squared_distance_of_its_channel():
-    f, target = torch.randn(2, 6, 3, 4, 4)
-    best = (f - target).square().mean((0, 2, 3)).view(1, 3, 1, 1)
-    v = best.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(gaussian_term(f, target, v), v)
-    torch.testing.assert_close(gradient, torch.zeros_like(best), atol=1e-6, rtol=0)
-
-
 def test_every_variance_starts_at_a_tenth_and_stays_above_its_floor():
     of = FeatureMap("conv", (4, 5, 5), channel=0)
     variance = Variance(of, 0.1)
@@ -81,16 +73,6 @@ def test_every_variance_starts_at_a_tenth_and_stays_above_its_floor():
     assert [v.b.shape for v in method.variances] == [(1, 4, 1, 1), (1, 8)]
     for each in method.variances:
         torch.testing.assert_close(each(), torch.full_like(each.b, 0.1))
-
-
-def test_the_first_loss_is_cross_entropy_and_the_entropy_of_the_variances():
-    """F still is the oracle: each of the two layers gives ½ log 0.1."""
-    model = tiny_classifier()
-    terms = MIRO(model, size=SIZE).loss(batches()[0])
-    ce = F.cross_entropy(model(SOURCE.images[:8]), SOURCE.labels[:8])
-    torch.testing.assert_close(terms["ce_clean"], ce.detach())
-    torch.testing.assert_close(terms["regularizer"], torch.tensor(2 * math.log(0.1) / 2))
-    torch.testing.assert_close(terms["loss"], ce + 0.1 * terms["regularizer"])
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -188,12 +170,6 @@ def test_both_views_without_its_weight_are_randaugment_bit_for_bit(batch_norm):
     assert same(ours.model.state_dict(), theirs.model.state_dict())
 
 
-def test_clean_views_draw_no_policy():
-    method = MIRO(tiny_classifier(), size=SIZE)
-    assert method.start_epoch(0) == {}
-    assert all(batch.augmented is None for batch in method.prepare(batches()))
-
-
 def test_training_equals_a_plain_loop():
     model = tiny_classifier()
     method = MIRO(copy.deepcopy(model), Settings(lam=0.5), size=SIZE)
@@ -219,17 +195,6 @@ def test_training_equals_a_plain_loop():
     trained = [*method.model.parameters(), *(v.b for v in method.variances)]
     for ours, theirs in zip(trained, learnt, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-def test_a_strong_regularizer_keeps_features_near_the_oracles():
-    distances = []
-    for lam in (0.0, 10.0):
-        method = MIRO(tiny_classifier(), Settings(lam=lam), size=SIZE)
-        train(method, batches(30))
-        x = SOURCE.images
-        with torch.no_grad():
-            distances.append((method.model.features(x) - method.oracle.features(x)).square().mean())
-    assert distances[1] < distances[0] / 4
 
 
 def test_a_restored_state_has_the_oracle_it_started_with_and_goes_on_equal():
@@ -258,7 +223,7 @@ def test_named_layers_are_compared_in_place_of_the_stages():
 def test_an_oracle_of_another_shape_is_refused():
     other = tiny_classifier()
     other.encoder.conv = torch.nn.Conv2d(3, 4, 5)
-    with pytest.raises(ConfigError, match="oracle's layers are norm 4x8x8"):
+    with pytest.raises(ConfigError, match="layers of the oracle"):
         MIRO(tiny_classifier(), size=SIZE, oracle=other)
 
 

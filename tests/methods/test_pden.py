@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import peerdg
-from peerdg.errors import Stopped
 from peerdg.methods.base import Batch
 from peerdg.methods.pden import PDEN, Settings, Views, capped_difference
 from peerdg.models.classifier import Classifier
-from peerdg.models.generators import DomainGenerator, ImageGenerator
+from peerdg.models.generators import DomainGenerator
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
@@ -192,23 +190,6 @@ def terms_of(method: PDEN, batch: Batch) -> tuple[Views, dict[str, Tensor]]:
     return views, terms | method.generator_loss(views, z, batch.labels)
 
 
-@pytest.mark.parametrize("epoch", [0, 4])
-def test_both_losses_are_the_weighted_sums_of_their_recorded_terms(epoch: int):
-    method = method_of(**WEIGHTS)
-    method.start_epoch(epoch)
-    _, terms = terms_of(method, batch_of())
-    total = sum(terms[name] for name in terms if name.startswith("ce_")) + terms["contrast"]
-    torch.testing.assert_close(terms["loss"].detach(), total)
-    assert ("ce_old" in terms) == ("ce_mixed" in terms) == (epoch == 4)
-    total = (
-        0.7 * terms["generator_ce"] - 1.5 * terms["diversity"] + 3.0 * terms["cycle"]
-        + 0.4 * terms["adversarial_contrast"]
-    )  # fmt: skip
-    torch.testing.assert_close(terms["generator_loss"].detach(), total)
-    learnt = {name for name, value in terms.items() if value.requires_grad}
-    assert learnt == {"loss", "generator_loss"}
-
-
 @pytest.mark.parametrize(
     ("cap", "expected"),
     [("image", ((0.1 + 0.1 + 0.1 + 0.9) / 4 + 0.5) / 2), ("pixel", (3 * 0.1 + 5 * 0.5) / 8)],
@@ -224,15 +205,6 @@ def test_diversity_is_capped_at_delta(cap: str, expected: float):
     assert b.grad[0].any()
 
 
-def test_images_that_differ_enough_get_no_gradient_from_diversity():
-    method, batch = method_of(w_cls=0, w_cyc=0, w_info=0, delta=0.0), batch_of()
-    views = method.views(batch, batch.generator())
-    _, z = method.network_loss(views, batch.labels)
-    loss = method.generator_loss(views, z, batch.labels)["generator_loss"]
-    gradients = torch.autograd.grad(loss, list(method.generator.parameters()))
-    assert not any(gradient.any() for gradient in gradients)
-
-
 def learn(method: PDEN, batches: list[Batch], *, names: set[str]) -> list[dict[str, float]]:
     """Train with the named optimizers only; the terms of each step."""
     optimizers, found = make_optimizers(method, PhaseSettings(optimizer="adam", lr=1e-3)), []
@@ -245,41 +217,8 @@ def learn(method: PDEN, batches: list[Batch], *, names: set[str]) -> list[dict[s
             optimizers[name].zero_grad()
 
     for batch in batches:
-        found.append({n: float(v) for n, v in method.step(batch, update).items()})
+        found.append({n: float(v.detach()) for n, v in method.step(batch, update).items()})
     return found
-
-
-def test_a_generator_learns_to_keep_the_class_and_its_inverse_to_reconstruct():
-    """On stripes in two directions and a block, with a network that tells them apart."""
-    images = torch.zeros(9, 3, 12, 12, dtype=torch.uint8)
-    labels = torch.arange(9) % 3
-    images[labels == 0, :, ::2] = 255
-    images[labels == 1, :, :, ::2] = 255
-    images[labels == 2, :, 3:9, 3:9] = 255
-    method = method_of(generator_lr=1e-2)
-    optimizer = torch.optim.Adam(method.model.parameters(), lr=0.02)
-    for _ in range(80):
-        loss = torch.nn.functional.cross_entropy(method.model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.1
-    batches = [Batch(images, labels, seed=seed) for seed in range(60)]
-    found = learn(method, batches, names={"generator"})
-    first, last = (
-        {n: sum(f[n] for f in part) / len(part) for n in found[0]}
-        for part in (found[:5], found[-5:])
-    )
-    assert last["generator_ce"] < first["generator_ce"] / 2
-    assert last["cycle"] < first["cycle"] / 2
-    assert last["diversity"] > first["diversity"]
-
-
-def test_the_adversarial_term_drives_new_images_away_from_the_source():
-    method = method_of(w_cls=0, w_div=0, w_cyc=0, w_info=1.0, generator_lr=5e-3, tau=0.5)
-    found = learn(method, [batch_of()] * 25, names={"generator"})
-    assert found[-1]["adversarial_contrast"] < found[0]["adversarial_contrast"]
-    assert found[-1]["contrast"] > found[0]["contrast"]  # what the network will lower again
 
 
 def test_each_update_changes_only_what_its_optimizer_trains():
@@ -364,22 +303,6 @@ def test_noise_and_mix_are_drawn_for_each_image():
     assert 0 <= shares.min() and shares.max() <= 1 and shares.std() > 0.05
 
 
-def test_generators_see_pixels_and_the_network_normalises_after_them():
-    method, batch = method_of(), batch_of()
-    method.start_epoch(2)
-    seen: list[Tensor] = []
-    method.model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    views = method.views(batch, batch.generator())
-    for image in (*views.source, views.x_t):
-        assert 0 <= image.detach().min() and image.detach().max() <= 1
-    torch.testing.assert_close(views.source[0], batch.images / 255)
-    _, z = method.network_loss(views, batch.labels)
-    method.generator_loss(views, z, batch.labels)
-    expected = (torch.cat([*views.source, views.x_t]) - 0.4) / 0.3
-    torch.testing.assert_close(seen[0], expected.detach())
-    torch.testing.assert_close(seen[1], (views.x_t - 0.4) / 0.3)
-
-
 def test_batch_normalisation_sees_each_view_for_itself():
     method, batch = method_of(batch_norm=True), batch_of()
     seen: list[int] = []
@@ -415,29 +338,6 @@ def test_a_spatial_transformer_is_diverse_in_its_maps_and_needs_no_inverse(moves
     assert not list(method.inverse.parameters())
 
 
-def test_a_batch_has_the_same_images_wherever_it_is_seen():
-    batch, found = batch_of(), []
-    for global_seed in (1, 2):
-        method = method_of()
-        method.start_epoch(3)
-        torch.manual_seed(global_seed)
-        found.append(method.views(batch, batch.generator()))
-    for ours, theirs in zip(found[0].source, found[1].source, strict=True):
-        assert torch.equal(ours, theirs)
-    assert torch.equal(found[0].x_t, found[1].x_t)
-
-
-def test_a_run_has_memory_for_one_generator_in_training_however_many_there_are():
-    few, many = (
-        sum(p.numel() for plan in method.optimizers().values() for g in plan.groups
-            for p in g.parameters)
-        for method in (method_of(domains=2), method_of(domains=40))
-    )  # fmt: skip
-    assert few == many
-    stored = sum(p.numel() for p in PDEN(tiny_classifier()).finished.parameters())
-    assert stored == 19 * sum(p.numel() for p in ImageGenerator().parameters()) < 500_000
-
-
 def fit(out: Path, *, existing: str = "refuse", **options):
     return peerdg.fit(
         tiny_splits(), out=out, model=tiny_classifier(batch_norm=True, dropout=0.3),
@@ -446,30 +346,6 @@ def fit(out: Path, *, existing: str = "refuse", **options):
         checkpoint_minutes=0.0,
         pden={**SMALL, "domains": 2, "generator_lr": 0.01, **options},
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("options", [{}, {"generator": "affine", "gradients": "in-turn"}])
-def test_a_stop_at_a_change_of_domain_ends_bitwise_equal(options, tmp_path, monkeypatch):
-    """In the last step of a domain, as it ends, and in the first step of the next."""
-    whole = fit(tmp_path / "whole", **options).path
-    places = (("step", 6), ("end_epoch", 2), ("step", 7)) if not options else (("step", 7),)
-    for place, call in places:
-        out, calls = tmp_path / f"{place}-{call}", []
-        original = getattr(PDEN, place)
-
-        def stopped(self, *args, calls=calls, original=original, call=call):
-            calls.append(0)
-            if len(calls) == call:
-                signal.raise_signal(signal.SIGTERM)
-            return original(self, *args)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(PDEN, place, stopped)
-            with pytest.raises(Stopped):
-                fit(out, **options)
-        fit(out, existing="resume", **options)
-        for file in ("model/model.safetensors", "metrics.jsonl"):
-            assert (out / file).read_bytes() == (whole / file).read_bytes(), (place, call, file)
 
 
 def test_records_name_the_domain_and_the_checkpoint_has_every_generator(tmp_path):

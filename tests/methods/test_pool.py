@@ -82,7 +82,7 @@ def test_more_than_there_is_cannot_be_dropped():
 def test_a_label_that_the_source_lacks_is_refused(label: int):
     bad = PoolImages(images(2).images, torch.tensor([0, label]))
     grown = pool()
-    with pytest.raises(DataError, match="run from"):
+    with pytest.raises(DataError, match="labels from"):
         grown.change(bad)
     assert len(grown) == 10
 
@@ -98,7 +98,7 @@ def test_a_label_that_the_source_lacks_is_refused(label: int):
     ],
 )
 def test_only_labelled_8_bit_images_enter_the_pool(pixels: Tensor, labels: Tensor):
-    with pytest.raises(DataError, match="expected uint8"):
+    with pytest.raises(DataError, match="uint8"):
         PoolImages(pixels, labels)
 
 
@@ -129,8 +129,3 @@ def test_labelled_clean_images_come_with_their_own_labels():
             assert known[image[None].contiguous().numpy().tobytes()] == int(label)
             seen += 1
     assert seen == 300
-
-
-def test_clean_images_without_labels_have_no_labelled_chunks():
-    with pytest.raises(DataError, match="without labels"):
-        CleanImages(tiny_domain().images).labelled()

@@ -135,10 +135,3 @@ def test_nested_views_of_another_augmentation_are_refused():
     with pytest.raises(ConfigError, match="are there for RandConv only"):
         RandConvConsistency(tiny_classifier(), Settings(views="nested"), augment=Policy())
     RandConvConsistency(tiny_classifier(), augment=Policy()).loss(BATCH)
-
-
-def test_another_augmentation_is_drawn_again_in_every_epoch():
-    method = RandConvConsistency(tiny_classifier(), augment=Policy(seed=1))
-    drawn = [method.start_epoch(epoch)["policy"] for epoch in range(4)]
-    assert drawn == [Policy(seed=1).redraw(epoch) for epoch in range(4)]
-    assert RandConvConsistency(tiny_classifier()).start_epoch(0) == {"policy": {}}

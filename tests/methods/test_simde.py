@@ -2,17 +2,12 @@
 
 import copy
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import peerdg
-from peerdg.cli.main import run
-from peerdg.data.domain import Domain
-from peerdg.data.splits import Splits
 from peerdg.methods.base import Batch
 from peerdg.methods.simde import Settings, SimDE
 from peerdg.models.classifier import Classifier
@@ -154,22 +149,6 @@ def test_the_gradient_of_a_generator_depends_on_its_guide_only(guidance, epoch, 
         assert not any(torch.equal(a, b) for a, b in zip(before, changed, strict=True))
 
 
-def test_a_classifier_learns_from_both_generators_and_not_from_the_other_classifier():
-    method, batch = method_of(), batch_of()
-    x, made = made_by(method, batch)
-
-    def gradients(made: list[Tensor]) -> list[Tensor]:
-        loss = method.classifier_loss(x, made, batch.labels)["loss"]
-        return list(torch.autograd.grad(loss, list(method.first.parameters())))
-
-    before = gradients(made)
-    for view in (0, 1):
-        changed = [images.flip(0) if n == view else images for n, images in enumerate(made)]
-        assert not all(torch.equal(a, b) for a, b in zip(before, gradients(changed), strict=True))
-    other_weights(method.second)
-    assert all(torch.equal(a, b) for a, b in zip(before, gradients(made), strict=True))
-
-
 def test_each_update_changes_only_what_its_optimizer_trains():
     method = method_of()
     optimizers, seen = make_optimizers(method, PHASE), {}
@@ -184,52 +163,6 @@ def test_each_update_changes_only_what_its_optimizer_trains():
     generators = {n for n, _ in method.named_parameters() if "_generator." in n}
     assert seen["generators"] == generators
     assert seen["main"] == {n for n, _ in method.named_parameters()} - generators
-
-
-def test_the_loss_is_the_weighted_sum_of_its_recorded_terms():
-    method, batch = method_of(beta=0.3), batch_of()
-    x, made = made_by(method, batch)
-    terms = method.classifier_loss(x, made, batch.labels)
-    torch.testing.assert_close(terms["loss"].detach(), terms["ce_first"] + terms["ce_second"])
-    own = method.generator_loss(made, batch.labels)
-    expected = own["generator_ce"] - 0.3 * own["entropy"]
-    torch.testing.assert_close(own["generator_loss"].detach(), expected)
-
-
-def test_a_generator_finds_images_that_its_guide_gets_right_but_is_unsure_of():
-    images = torch.zeros(9, 3, 12, 12, dtype=torch.uint8)
-    y = torch.arange(9) % 3
-    images[y == 0, :, ::2] = 255
-    images[y == 1, :, :, ::2] = 255
-    images[y == 2, :, 3:9, 3:9] = 255
-    method = method_of(beta=0.5)
-    for model in method.classifiers:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        for _ in range(120):
-            loss = torch.nn.functional.cross_entropy(model(images), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    x = images / 255
-    entropies, parameters = {}, [p for g in method.generators for p in g.parameters()]
-    for beta in (0.0, 0.9):
-        trained = copy.deepcopy(method)
-        trained.settings = Settings(width=4, beta=beta)
-        parameters = [p for g in trained.generators for p in g.parameters()]
-        optimizer = torch.optim.Adam(parameters, lr=1e-2)
-        for seed in range(60):
-            made = trained.generate(x, torch.Generator().manual_seed(seed))
-            loss = trained.generator_loss(made, y)["generator_loss"]
-            optimizer.zero_grad()
-            loss.backward(inputs=parameters)
-            optimizer.step()
-        with torch.no_grad():
-            made = trained.generate(x, torch.Generator().manual_seed(99))
-            logits = [guide(each) for guide, each in zip(trained.guides, made, strict=True)]
-        right = [float((each.argmax(1) == y).float().mean()) for each in logits]
-        assert min(right) > 0.7
-        entropies[beta] = sum(float(plain_entropy(each)) for each in logits)
-    assert entropies[0.9] > 2 * entropies[0.0]
 
 
 def test_the_second_classifier_is_a_copy_with_a_head_of_its_own():
@@ -254,25 +187,6 @@ def test_the_ensemble_is_the_mean_of_both_probabilities_and_follows_them():
     assert not any("ensemble" in name for name in method.state_dict())
 
 
-def test_generators_see_pixels_and_classifiers_normalise_after_them():
-    method, batch = method_of(), batch_of()
-    seen: list[Tensor] = []
-    method.first.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    x, made = made_by(method, batch)
-    assert all(0 <= each.min() and each.max() <= 1 for each in (e.detach() for e in made))
-    method.classifier_loss(x, made, batch.labels)
-    torch.testing.assert_close(seen[0], (torch.cat([x, *made]).detach() - 0.4) / 0.3)
-
-
-def test_images_of_both_generators_and_of_each_row_have_noise_of_their_own():
-    method = method_of()
-    method.second_generator.load_state_dict(method.first_generator.state_dict())
-    x = (batch_of().images[:1] / 255).expand(4, -1, -1, -1)
-    with torch.no_grad():
-        rows = torch.cat(method.generate(x, torch.Generator().manual_seed(0)))
-    assert all(not torch.allclose(a, b) for i, a in enumerate(rows) for b in rows[i + 1 :])
-
-
 def test_batch_normalisation_sees_each_view_for_itself():
     method, seen = method_of(batch_norm=True), []
     method.second.encoder.norm.register_forward_pre_hook(lambda _, x: seen.append(len(x[0])))
@@ -295,54 +209,3 @@ def test_records_have_both_classifiers_the_ensemble_and_who_guides(tmp_path):
     evaluated = {r["model"] for r in records if r["kind"] == "evaluation" and r["epoch"] == 2}
     assert evaluated == {"first", "second", "ensemble"}
     assert json.loads((out / "done.json").read_text())["deployed"] == "ensemble"
-
-
-@pytest.fixture(scope="module")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a named network and images of 32 pixels, as a user would have it."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(24) % 3
-    images = torch.randint(0, 256, (24, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    domain = Domain("source", ("a", "b", "c"), images, labels)
-    out = tmp_path_factory.mktemp("simde") / "run"
-    peerdg.fit(
-        Splits(domain, domain, {"one": domain}), out=out, method="simde",
-        backbone="digits-cnn-half", pretrain={"epochs": 1, "batch_size": 8}, crafted="off",
-        train={"epochs": 1, "batch_size": 8}, evaluate_every=1, simde={"width": 4},
-    )  # fmt: skip
-    return out
-
-
-def test_the_stored_model_is_the_ensemble_that_was_evaluated(digits_run: Path):
-    model = peerdg.load_model(digits_run).classifier
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (24, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    with torch.no_grad():
-        right = (model(images).argmax(1) == torch.arange(24) % 3).sum()
-    records = map(json.loads, (digits_run / "metrics.jsonl").read_text().splitlines())
-    last = [r for r in records if r["kind"] == "evaluation" and r["epoch"] == 1]
-    (own,) = (r for r in last if r["model"] == "ensemble" and r["domain"] == "one")
-    assert int(right) == own["correct"]
-
-
-def test_onnx_answers_like_torch(digits_run: Path, tmp_path: Path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    file = tmp_path / "model.onnx"
-    assert run(["export", str(digits_run), "--format", "onnx", "-o", str(file)], debug=False) == 0
-    images = np.random.default_rng(0).integers(0, 256, (7, 3, 32, 32), dtype=np.uint8)
-    found = onnxruntime.InferenceSession(file).run(None, {"images": images})[0]
-    with torch.no_grad():
-        expected = peerdg.load_model(digits_run).classifier(torch.from_numpy(images))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_an_average_that_the_run_asks_for_is_deployed_in_its_place(tmp_path: Path):
-    out = peerdg.fit(
-        tiny_splits(), out=tmp_path / "run", model=tiny_classifier(), method="simde",
-        pretrain={"epochs": 0}, train={"epochs": 2, "batch_size": 8}, evaluate_every=2,
-        simde={"width": 4}, average={"kind": ["ema"]},
-    ).path  # fmt: skip
-    done = json.loads((out / "done.json").read_text())
-    assert done["deployed"] == "ema"
-    assert set(done["accuracy"]) == {"first", "second", "ensemble", "ema"}
-    assert "| deployed | ema |" in (out / "model/MODEL_CARD.md").read_text()

@@ -32,12 +32,12 @@ OPTIONS: dict[str, Any] = {
 SHORT = {"sma": {"t0": 3}, "swad": {"every": 2}}  # options of averages, for a few steps
 
 
-def train(out: Path, *kinds: str, batch_norm: bool = True, **average: Any) -> list[dict[str, Any]]:
+def train(out: Path, *kinds: str, **average: Any) -> list[dict[str, Any]]:
     average = {"kind": list(kinds), **merge(*(SHORT.get(kind, {}) for kind in kinds)), **average}
     peerdg.fit(
         tiny_splits(),
         method="randaugment",
-        model=tiny_classifier(batch_norm=batch_norm),
+        model=tiny_classifier(batch_norm=True),
         out=out,
         progress=False,
         average=average,
@@ -54,57 +54,28 @@ def of_model(records: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
     return [record for record in records if record.get("model") == model]
 
 
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_watched_together_they_are_bit_for_bit_what_each_is_alone(tmp_path: Path, batch_norm: bool):
-    together = train(tmp_path / "all", *KINDS, batch_norm=batch_norm)
+def test_watched_together_they_are_bit_for_bit_what_each_is_alone(tmp_path: Path):
+    together = train(tmp_path / "all", *KINDS)
+    deployed = load_file(tmp_path / "all/model/model.safetensors")
     for kind in KINDS:
-        alone = train(tmp_path / kind, kind, batch_norm=batch_norm)
+        alone = train(tmp_path / kind, kind)
         assert of_model(alone, kind) == of_model(together, kind)
         assert of_model(alone, "model") == of_model(together, "model")
-    unwatched = train(tmp_path / "none", batch_norm=batch_norm)
+        assert f'"deployed": "{kind}"' in (tmp_path / kind / "done.json").read_text()
+        own = load_file(tmp_path / kind / "model/model.safetensors")
+        same = all(torch.equal(value, deployed[name]) for name, value in own.items())
+        assert same == (kind == KINDS[0])  # the first is deployed
+    unwatched = train(tmp_path / "none")
     assert of_model(unwatched, "model") == of_model(together, "model")
     assert of_epochs(unwatched) == of_epochs(together)
     assert len({tuple(r["loss"] for r in of_model(together, kind)) for kind in KINDS}) == len(KINDS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_first_average_is_deployed(tmp_path: Path, kind: str):
-    others = [other for other in KINDS if other != kind]
-    train(tmp_path / "one", kind)
-    train(tmp_path / "all", kind, *others)
-    models = [tmp_path / run / "model" for run in ("one", "all")]
-    ours, theirs = (load_file(next(model.glob("*.safetensors"))) for model in models)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    done = (tmp_path / "all" / "done.json").read_text()
-    assert f'"deployed": "{kind}"' in done
-
-
-def test_a_recipe_is_what_it_expands_to(tmp_path: Path):
-    config = resolve({"method": "p-ens", "randaugment": {"k": 3}})
-    assert (config.method, config.average.kind, config.name) == (
-        "randaugment",
-        ("snapshots",),
-        "p-ens",
-    )
-    same = resolve(
-        {"method": "randaugment", "randaugment": {"k": 3}, "average": {"kind": ["snapshots"]}}
-    )
-    assert {**config.tables(), "recipe": None} == {**same.tables(), "recipe": None}
-    assert resolve(config.tables()).hash == config.hash
-
-
-def test_a_recipe_with_another_average_has_no_name_but_its_objectives():
-    config = resolve(resolve({"method": "p-ens"}).tables(), {"average": {"kind": ["ema"]}})
-    assert (config.recipe, config.name) == (None, "randaugment")
 
 
 @pytest.mark.parametrize(
     ("kind", "message", "hint"),
     [
         (["ema,ema"], "named twice", ""),
-        (["ema", "ema"], "named twice", ""),
         (["emma"], "Unknown average 'emma'", "ema"),
-        (["snapshot"], "Unknown average 'snapshot'", "snapshots"),
         ([""], "Unknown average ''", ""),
     ],
 )
@@ -150,24 +121,13 @@ def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
     assert method.deployed is method.evaluated_networks["ema"]
 
 
-@pytest.mark.parametrize("include_init", [False, True])
-def test_snapshots_that_were_never_taken_warn_in_ones_own_loop(include_init: bool):
-    method = ERM(tiny_classifier())
-    method.attach_averages({"snapshots": Snapshots(method.trained, k=2)})
-    peer = peerdg.PEER(tiny_classifier(), peerdg.PeerSettings(include_init=include_init))
-    for each in (method, peer):
-        learn(each)
-        with pytest.warns(PeerdgWarning, match="nothing was averaged"):
-            assert each.deployed is each.evaluated_networks[each.deployed_name]
-
-
 def test_a_watched_average_takes_no_name_that_is_taken():
     peer = peerdg.PEER(tiny_classifier())
     for name in ("task", "proxy"):
-        with pytest.raises(ConfigError, match=f"'{name}' is the name"):
+        with pytest.raises(ConfigError, match=f"the name '{name}'"):
             peer.attach_averages({name: EMA(peer.trained)})
     peer.attach_averages({"ema": EMA(peer.trained)})
-    with pytest.raises(ConfigError, match="'ema' is the name"):
+    with pytest.raises(ConfigError, match="the name 'ema'"):
         peer.attach_averages({"other": EMA(peer.trained), "ema": EMA(peer.trained)})
     assert list(peer.evaluated_networks) == ["proxy", "task", "ema"]
     assert peer.deployed is peer.task
@@ -176,7 +136,7 @@ def test_a_watched_average_takes_no_name_that_is_taken():
 def test_an_average_of_the_starts_of_epochs_is_not_watched():
     """It would never see one."""
     method = ERM(tiny_classifier())
-    with pytest.raises(ConfigError, match="at the start of epochs"):
+    with pytest.raises(ConfigError, match="include_init"):
         method.attach_averages({"initial": Snapshots(method.trained, include_init=True)})
 
 
@@ -301,7 +261,7 @@ def test_options_of_averages_that_the_run_does_not_have_are_refused(name: str):
         if kind == owner:
             assert getattr(resolve(given).average, name) == OTHER_VALUES[name]
             continue
-        with pytest.raises(ConfigError, match=f"average.{name} is an option of .* '{owner}'"):
+        with pytest.raises(ConfigError, match=f"average.{name} .* '{owner}'"):
             resolve(given)
     with pytest.raises(ConfigError, match=f"average.{name}"):
         resolve({"method": "erm", "average": option})
@@ -362,10 +322,10 @@ def test_windows_watch_the_proxy_of_peer(tmp_path: Path):
     assert window == proxy  # the newest snapshot alone, right after it was taken
 
 
-@pytest.mark.parametrize("name", ["last-0", "last", "first-3", "last-03", "start--1", ""])
-def test_a_window_that_is_none_is_refused(name: str):
-    with pytest.raises(ConfigError, match="Unknown window"):
-        AverageSettings(kind=("snapshots",), also=(name,))
+def test_a_window_that_is_none_is_refused():
+    for name in ("last-0", "last", "first-3", "last-03", "start--1", ""):
+        with pytest.raises(ConfigError, match="Unknown window"):
+            AverageSettings(kind=("snapshots",), also=(name,))
 
 
 def test_windows_without_a_deployed_average_are_refused():

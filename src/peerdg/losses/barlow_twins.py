@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from peerdg.losses.precision import in_full_precision
+from peerdg.losses import in_full_precision
 
 EPS = 1e-5
 

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from peerdg.losses.precision import in_full_precision
+from peerdg.losses import in_full_precision
 
 
 @in_full_precision

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from peerdg.losses.precision import in_full_precision
+from peerdg.losses import in_full_precision
 
 SMALLEST = 1e-7  # probability of the mixture, whose logarithm is taken
 

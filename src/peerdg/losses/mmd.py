@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from peerdg.losses.precision import in_full_precision
+from peerdg.losses import in_full_precision
 
 KERNELS, FACTOR = 5, 2.0  # bandwidths h/4, h/2, h, 2h, 4h around the mean distance h
 

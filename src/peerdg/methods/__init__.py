@@ -1,4 +1,4 @@
 """One method, one file: what to minimise, what to do between epochs, what to deploy.
 
-Shared: `base` (the interface), `views`, `clean`, `features`, `pool`, `registry`, `recipes`.
+Shared: `base` (the interface), `views`, `clean`, `alignment`, `pool`, `registry`, `recipes`.
 """

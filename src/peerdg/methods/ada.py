@@ -22,8 +22,6 @@ class Settings(AscentSettings):
         "source's",
     )  # fmt: skip
 
-    section = "ada"
-
 
 class ADA(PoolMethod):
     """Train F on the source and on images of fictitious domains that F finds hard.
@@ -52,10 +50,6 @@ class ADA(PoolMethod):
     - `k`: 6 in the released code, 3 in M-ADA, ME-ADA and AdvST.
 
     Images are made in eval mode.
-
-    Args:
-        model: F.
-        pool: What F learns from; the caller adds what `end_epoch` returns (`TrainingPool.change`).
     """
 
     settings: Settings
@@ -70,8 +64,7 @@ class ADA(PoolMethod):
         """Generate adversarial images every `every` epochs, at most `k` times."""
         if not self.settings.makes_images(epoch):
             return EpochResult()
-        add, records = self.ascent.make(self.pool, self._rows())
-        return EpochResult(records, new_images=add)
+        return self.ascent.make(self.pool, self._rows())
 
     @property
     def ascent(self) -> Ascent:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from peerdg.augment.semantic import Chain, Chains, semantic_transformations
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.long_work import iterate
+from peerdg.losses.contrastive import supcon
 from peerdg.losses.entropy import entropy
-from peerdg.losses.supcon import supcon
 from peerdg.methods.ascent import PoolMethod
-from peerdg.methods.base import Batch, EpochResult, Loss, MethodSettings
+from peerdg.methods.base import Batch, EpochResult, Loss, MethodSettings, weight_option
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_mode
 from peerdg.models.layers import projection_head
@@ -28,30 +28,16 @@ WIDE = 4096  # features of AlexNet and CaffeNet, behind fully connected layers
 class Settings(MethodSettings):
     """Usual image operations, with parameters that make images hard, give domains to learn from."""
 
-    k: int = option(
-        5, "how many of the made domains are learnt from, the newest", at_least=1, announced=True
-    )
+    k: int = option(5, "made domains that are learnt from, the newest", at_least=1, announced=True)
     every: int = option(1, "epochs between two domains", at_least=1)
     steps: int = option(20, "most steps of the maximisation", at_least=1)
     rate: float = option(0.2, "learning rate of RMSprop in the maximisation", above=0)
-    tolerance: float = option(
-        0.1, "change of the objective between two steps that ends the maximisation", at_least=0
-    )
-    batch_size: int = option(
-        256, "images that are maximised together, by one chain of operations", at_least=1
-    )
-    lam: float = option(
-        100.0, "weight of the penalty that keeps features near", at_least=0, announced=True
-    )
-    eta: float = option(
-        0.0, "weight of the entropy in the maximisation; AdvST-ME has some", at_least=0
-    )
-    eta_min: float = option(
-        10.0, "weight of the entropy that training rewards", at_least=0, announced=True
-    )
-    beta: float = option(
-        1.0, "weight of the supervised contrastive loss", at_least=0, announced=True
-    )
+    tolerance: float = option(0.1, "change of the objective that ends the maximization", at_least=0)
+    batch_size: int = option(256, "images that share one chain of operations", at_least=1)
+    lam: float = weight_option(100.0, "weight of the penalty that keeps features near")
+    eta: float = option(0.0, "weight of the entropy that is raised; AdvST-ME has some", at_least=0)
+    eta_min: float = weight_option(10.0, "weight of the entropy that training rewards")
+    beta: float = weight_option(1.0, "weight of the supervised contrastive loss")
     tau: float = option(0.07, "temperature of the contrastive loss", above=0)
     head_layers: int | None = option(
         None,
@@ -67,30 +53,17 @@ class Settings(MethodSettings):
     contrast: Literal["factor", "mean"] = option(
         "factor", "multiply pixels as released, or their distance from the mean grey as PIL does"
     )
-    frozen_statistics: bool = option(
-        True, "keep batch normalisation in eval mode, with the statistics of pre-training"
-    )
+    frozen_statistics: bool = option(True, "train with the batch statistics of pre-training")
 
     period_option = "every"
     grows_pool = True
-
     augments = False
-
-    def layers_for(self, features: int) -> int:
-        """Layers of the projection, for a network with so many features."""
-        return self.head_layers or (2 if features == WIDE else 1)
-
-    @property
-    def hole_pixels(self) -> int | None:
-        """Side of cutout's holes, if it is the same for all images."""
-        return HOLE if self.cutout == "absolute" else None
 
     def check_images(self, side: int) -> None:
         """A hole must not cover the whole image."""
-        if self.hole_pixels is not None and side <= self.hole_pixels:
+        if self.cutout == "absolute" and side <= HOLE:
             raise ConfigError(
-                f"Holes of {HOLE} pixels (--advst.cutout absolute) cover all of an image of "
-                f"{side} x {side}.",
+                f"Holes of {HOLE} pixels cover all of an image of {side} pixels.",
                 hint="Use --advst.cutout scaled.",
             )
 
@@ -125,11 +98,6 @@ class AdvST(PoolMethod):
       once. Here each image keeps its own, so that the stored image is the one that was ascended.
     - The first step is not compared with an objective of 0 before it.
     - A batch without two images of one class has no contrastive loss.
-
-    Args:
-        model: F.
-        pool: What F learns from; the caller adds and drops what `end_epoch` returns
-            (`TrainingPool.change`).
     """
 
     settings: Settings
@@ -139,23 +107,25 @@ class AdvST(PoolMethod):
         super().__init__(model, settings, pool=pool)
         self.projection = projection_head(
             model.feature_dim,
-            self.settings.head_dim,
-            layers=self.settings.layers_for(model.feature_dim),
-            hidden_dim=self.settings.head_dim,
+            settings.head_dim,
+            layers=settings.head_layers or (2 if model.feature_dim == WIDE else 1),
+            hidden_dim=settings.head_dim,
             norm="none",
         )
         transformations = semantic_transformations(
-            hole_pixels=self.settings.hole_pixels,
-            mean_contrast=self.settings.contrast == "mean",
+            hole_pixels=HOLE if settings.cutout == "absolute" else None,
+            mean_contrast=settings.contrast == "mean",
         )
-        self.chains = Chains(transformations, self.settings.length)
+        self.chains = Chains(transformations, settings.length)
 
     def loss(self, batch: Batch) -> Loss:
         """The minimisation: cross-entropy, contrastive loss, and entropy as a reward."""
         h = self.model.features(batch.images)
         logits = self.model.head(h)
         ce = F.cross_entropy(logits, batch.labels)
-        contrast = self._contrast(h, batch.labels)
+        contrast = h.new_zeros(())
+        if len(batch.labels.unique()) < len(batch.labels):
+            contrast = supcon(self.projection(h), batch.labels, tau=self.settings.tau)
         undecided = entropy(logits)
         loss = ce + self.settings.beta * contrast - self.settings.eta_min * undecided
         return Loss(loss, ce=ce, contrast=contrast, entropy=undecided)
@@ -177,21 +147,18 @@ class AdvST(PoolMethod):
         add = PoolImages(torch.cat(made), torch.cat(labels))
         drop = max(0, len(self.pool.additions) + 1 - self.settings.k)
         size = len(self.pool) + len(add) - sum(map(len, self.pool.additions[:drop]))
-        return EpochResult(
-            {"pool_images": size, **_summary(ascents)}, new_images=add, drop_oldest=drop
-        )
+        ascents = [ascent for ascent in ascents if ascent.steps]  # with something to learn
+        records = {
+            "pool_images": size,
+            "ascent_steps": sum(ascent.steps for ascent in ascents) / max(1, len(ascents)),
+            "objective_rise": sum(ascent.rise for ascent in ascents) / max(1, len(ascents)),
+        }
+        return EpochResult(records, new_images=add, drop_oldest=drop)
 
     def maximise(
         self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> tuple[UInt8[Tensor, "n 3 h w"], "AscentRecord"]:
-        """Draw a chain and move its parameters up the objective.
-
-        Returns:
-            What the chain then makes of the images, and how the objective rose.
-
-        Raises:
-            NumericalError: If the objective or the images are not finite.
-        """
+        """Move the parameters of a new chain up the objective; return what it makes of images."""
         x = images.float() / 255
         chain = self.chains.draw(len(x), device=x.device)
         ascent = self.ascend(chain, x, labels)
@@ -252,11 +219,6 @@ class AdvST(PoolMethod):
         """True with this option: weights were trained for these statistics, and for no others."""
         return self.settings.frozen_statistics and has_batch_statistics(self.model)
 
-    def _contrast(self, h: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> Tensor:
-        if len(labels.unique()) == len(labels):
-            return h.new_zeros(())
-        return supcon(self.projection(h), labels, tau=self.settings.tau)
-
     def _diverged(self) -> NumericalError:
         return NumericalError(
             "The maximisation that makes new images is not finite.",
@@ -270,13 +232,3 @@ class AscentRecord(NamedTuple):
 
     steps: int
     rise: float  # of the objective, from the first step to the last
-
-
-def _summary(ascents: list[AscentRecord]) -> dict[str, float]:
-    """Means over the mini-batches whose chain has something to learn."""
-    ascents = [ascent for ascent in ascents if ascent.steps]
-    count = max(1, len(ascents))
-    return {
-        "ascent_steps": sum(ascent.steps for ascent in ascents) / count,
-        "objective_rise": sum(ascent.rise for ascent in ascents) / count,
-    }

@@ -4,7 +4,6 @@ PEER, its variant with a fixed teacher and Barlow Twins share what is here.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,8 +17,8 @@ from peerdg.averages.base import Average
 from peerdg.averages.snapshots import BatchNormRule, Snapshots
 from peerdg.errors import ConfigError
 from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.losses.info_nce import info_nce
-from peerdg.methods.base import OFF, Batch, Loss, Method, MethodSettings, RunContext
+from peerdg.losses.contrastive import info_nce
+from peerdg.methods.base import OFF, Batch, Method, MethodSettings, RunContext
 from peerdg.methods.clean import CleanBatches, CleanImages
 from peerdg.methods.views import TwoViewOutput
 from peerdg.models.classifier import Classifier
@@ -46,29 +45,20 @@ class AlignmentSettings(MethodSettings):
         "how projected features are compared; none: cross-entropy alone",
         formerly="regulariser",
     )
-    tau: float = regularizer_option(
-        0.1, "temperature of InfoNCE; the paper's formula has 1", above=0
-    )
-    head: Literal["trained", "frozen", "none"] = regularizer_option(
-        "trained", "the projection head R"
-    )
+    tau: float = regularizer_option(0.1, "temperature of InfoNCE; the paper has 1", above=0)
+    head: Literal["trained", "frozen", "none"] = regularizer_option("trained", "projection head R")
     head_layers: int = regularizer_option(2, "layers of R; paper: 2 on Digits, else 3", at_least=1)
-    head_dim: int = regularizer_option(
-        128, "output dimension of R; paper: 128 on Digits, else 1024", at_least=1
-    )
+    head_dim: int = regularizer_option(128, "outputs of R; 128 on Digits, else 1024", at_least=1)
     head_hidden: int | None = regularizer_option(
         None, "hidden width of R; default max(dim, 512)", at_least=1
     )
     head_norm: Literal["bn", "ln", "none"] = regularizer_option("bn", "normalization inside R")
-    joint_views: bool = option(
-        False, "with batch normalization: normalize clean and augmented images together"
-    )
+    joint_views: bool = option(False, "batch normalization of both views together")
 
     period_option = "k"
 
     @property
     def is_baseline(self) -> bool:
-        """Without its regularizer, cross-entropy is all that is left."""
         return self.regularizer == OFF
 
 
@@ -76,17 +66,13 @@ class AlignmentSettings(MethodSettings):
 class FrozenGuideSettings(AlignmentSettings):
     """The same, where the features of a frozen network are those to compare with."""
 
-    head_grad_target: bool = regularizer_option(
-        True, "R also learns from the frozen network's branch"
-    )
+    head_grad_target: bool = regularizer_option(True, "R also learns from the frozen network")
     views: Literal["clean_aug", "aug_clean", "both_same"] = option(
         "clean_aug",
         "views compared: that of the frozen network, then of the trained one; both_same sums both "
         "views, each the same in both networks",
     )
-    cache_features: bool = option(
-        True, "compute the frozen network's clean features once while it stays the same"
-    )
+    cache_features: bool = option(True, "compute the frozen network's clean features only once")
 
 
 def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module:
@@ -105,38 +91,15 @@ def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module
 
 @stage("regularizer")
 def alignment_loss(
-    settings: AlignmentSettings,
-    projection: nn.Module,
-    target: Tensor,
-    features: Tensor,
-    *,
-    target_learns: bool = True,
+    settings: AlignmentSettings, projection: nn.Module, target: Tensor, features: Tensor
 ) -> Tensor:
-    """Compute BT(R(target), R(features)), or InfoNCE of both.
-
-    Args:
-        settings: The kind of regularizer and its values.
-        projection: R.
-        target: Features to agree with, of the same images.
-        features: Features of the network that is trained.
-        target_learns: Whether gradients flow through R(target), too.
-    """
+    """Compute BT(R(target), R(features)), or InfoNCE of both, with the projection R."""
     z_target, z = projection(target), projection(features)
-    if not target_learns:
+    if isinstance(settings, FrozenGuideSettings) and not settings.head_grad_target:
         z_target = z_target.detach()
     if settings.regularizer == "info-nce":
         return info_nce(z, z_target, tau=settings.tau)
     return barlow_twins(z_target, z, lam=settings.lam)
-
-
-def loss_terms(
-    ce: Tensor, ce_bar: Tensor, regularizer: Tensor | None = None, *, w: float = 0
-) -> Loss:
-    """Sum CE(x) + CE(x̄) + w · regularizer."""
-    if regularizer is None:
-        return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
-    total = ce + ce_bar + w * regularizer
-    return Loss(total, ce_clean=ce, ce_augmented=ce_bar, regularizer=regularizer)
 
 
 class CachedFeatures(nn.Module):
@@ -225,9 +188,6 @@ class RegularizerScale(nn.Module):
             `"gradient"`: the gradient at the encoder becomes as large as cross-entropy's.
         feature_dim: Dimension of the encoder's features.
         probe: Labeled images to measure gradients on, at the start of each period.
-
-    Raises:
-        ConfigError: If gradients are to be balanced without a probe.
     """
 
     norms: Tensor
@@ -257,34 +217,30 @@ class RegularizerScale(nn.Module):
         return regularizer
 
     def measure(self, method: Method, epoch: int) -> dict[str, Any]:
-        """At the start of a period, measure the norms for the records.
-
-        Nothing else of the method changes by it.
-        """
+        """At the start of a period, measure the norms. Nothing else of the method changes."""
         probe, settings = self.probe, self.settings
         if probe is None or settings.regularizer == OFF or epoch % settings.k:
             return {}
         if int(self.epoch) != epoch:
             encoder = method.trained.encoder
-            with _unchanged_buffers(method):
-                # A pass for each: a compiled network's graph can be used only once.
-                parts = method.loss(probe).parts
-                ce_norm = gradient_norm(parts["ce_clean"] + parts["ce_augmented"], encoder)
-                norm = gradient_norm(method.loss(probe).parts["regularizer"], encoder)
+            before = {name: buffer.clone() for name, buffer in method.named_buffers()}
+            # A pass for each: a compiled network's graph can be used only once.
+            parts = method.loss(probe).parts
+            ce_norm = gradient_norm(parts["ce_clean"] + parts["ce_augmented"], encoder)
+            norm = gradient_norm(method.loss(probe).parts["regularizer"], encoder)
+            for name, buffer in method.named_buffers():
+                buffer.copy_(before[name])  # batch statistics, for example
             self.norms.copy_(torch.stack((ce_norm, norm)))
             self.epoch.fill_(epoch)
         weighted = float(settings.w * self(self.norms[1]))
         return {"gradients": {"cross_entropy": float(self.norms[0]), "regularizer": weighted}}
 
 
-def probe_batch(context: RunContext, images: int) -> Batch | None:
+def probe_batch(context: RunContext, images: int) -> Batch:
     """Take at most `images` clean images of a run, spread over the classes as all are."""
-    if not images:
-        return None
     chunk, labels = next(iter(context.clean.labelled()))
     # Rows are sorted within a chunk, perhaps by class: take them evenly from all of it.
     rows = torch.linspace(0, len(chunk) - 1, min(images, len(chunk))).round().long()
-    rows = rows.to(chunk.device)
     return Batch(chunk[rows], labels[rows], seed=seed_for(context.seed, "probe"))
 
 
@@ -296,42 +252,15 @@ def gradient_norm(term: Tensor, encoder: nn.Module) -> Float[Tensor, ""]:
     return torch.stack(squares).sum().sqrt() if squares else term.new_zeros(())
 
 
-@contextmanager
-def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Undo what forward passes inside the block do to buffers, e.g. to batch statistics."""
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    try:
-        yield
-    finally:
-        for name, buffer in module.named_buffers():
-            buffer.copy_(before[name])
-
-
 def guiding_average(
     settings: "PeerSettings",
     model: Classifier,
     clean: CleanImages | CleanBatches | None,
-    average: Average | None = None,
     *,
     rule: SnapshotRule | None = None,
     deployed_bn: BatchNormRule | None = None,
 ) -> Average:
-    """Make PEER's average from its settings: all snapshots, every k epochs.
-
-    Args:
-        settings: Options of PEER.
-        model: The network to follow.
-        clean: All clean images.
-        average: Another average, which is checked against the settings and returned.
-        rule: Other snapshots.
-        deployed_bn: See `Snapshots`.
-
-    Raises:
-        ConfigError: If the settings contradict `average`.
-    """
-    if average is not None:
-        _require_agreement(settings, average)
-        return average
+    """Make PEER's average from its settings: by default all snapshots, every k epochs."""
     settings.check_average("snapshots")
     rule = rule or SnapshotRule(settings.k)
     return Snapshots(
@@ -365,23 +294,5 @@ def peer_of_run(model: Classifier, settings: "PeerSettings", context: RunContext
         "average": average,
         "clean": context.clean,
         "cache": settings.k * context.passes > 1,  # else an image is seen once per period at most
-        "probe": probe_batch(context, images),
+        "probe": probe_batch(context, images) if images else None,
     }
-
-
-def _require_agreement(settings: "PeerSettings", average: Average) -> None:
-    if not isinstance(average, Snapshots):
-        settings.check_average(type(average).__name__)
-        return
-    agrees = {
-        "include_init": average.include_init or not settings.include_init,
-        "reset_proxy": not (settings.reset_proxy and average.include_init),
-        "average": settings.average or average.last == 1,
-        "bn": settings.bn in (average.bn, "recalibrate"),
-    }
-    for name, does_agree in agrees.items():
-        if not does_agree:
-            raise ConfigError(
-                f"The given average contradicts {name}={getattr(settings, name)!r}.",
-                hint=f"Leave {name} out of the settings, or average= to have it made.",
-            )

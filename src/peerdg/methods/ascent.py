@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +11,13 @@ from torch import Tensor
 
 from peerdg.errors import NumericalError
 from peerdg.long_work import iterate
-from peerdg.methods.base import Method, MethodSettings, RunContext
+from peerdg.methods.base import EpochResult, Method, MethodSettings, RunContext, weight_option
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
 from peerdg.options import option
 
 ExtraObjective = Callable[[Float[Tensor, "n 3 h w"], Float[Tensor, "n classes"]], Float[Tensor, ""]]
 """What else images z ascend, given z and their logits; summed over images."""
-
-BonusFor = Callable[[Float[Tensor, "n 3 h w"]], ExtraObjective | None]
-"""The bonus of images that start from x, if there is one."""
 
 
 class PoolMethod(Method):
@@ -34,12 +31,11 @@ class PoolMethod(Method):
     """
 
     def __init__(self, model: Classifier, settings: Any, *, pool: TrainingPool) -> None:
-        super().__init__()
-        self.model, self.settings, self.pool = model, settings, pool
+        super().__init__(model, settings)
+        self.pool = pool
 
     @classmethod
     def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
-        """Build the method with the run's training pool."""
         return cls(model, settings, pool=context.pool)
 
 
@@ -47,15 +43,11 @@ class PoolMethod(Method):
 class AscentSettings(MethodSettings):
     """When images are made, and the steps that make them."""
 
-    k: int = option(3, "how often images are made; Volpi et al.: 6", at_least=0, announced=True)
+    k: int = weight_option(3, "how often images are made; Volpi et al.: 6")
     every: int = option(1, "epochs between two of these times", at_least=1)
     steps: int = option(15, "steps of gradient ascent for each image", at_least=1)
-    rate: float = option(
-        1 / 32, "size of a step, for each image by itself, pixels in [0, 1]", above=0
-    )
-    gamma: float = option(
-        1.0, "weight of the penalty that keeps features near", at_least=0, announced=True
-    )
+    rate: float = option(1 / 32, "size of a step, for each image, pixels in [0, 1]", above=0)
+    gamma: float = weight_option(1.0, "weight of the penalty that keeps features near")
     clip: Literal["end", "steps"] = option(
         "end", "keep pixels in [0, 1] when an image is stored, or after every step"
     )
@@ -63,8 +55,6 @@ class AscentSettings(MethodSettings):
     period_option = "every"
     grows_pool = True
     augments = False
-    section: ClassVar[str]
-    """The section of these options, for messages."""
 
     def makes_images(self, epoch: int) -> bool:
         """Whether images are made after epoch `epoch`, counted from 0."""
@@ -77,29 +67,26 @@ class Ascent:
 
     Gradient ascent from z = x, for each image by itself, on
 
-        CE(F(z), y) - γ · mean[(H(z) - H(x))²] + bonus(z)
+        CE(F(z), y) - γ · mean[(H(z) - H(x))²] + extra(z)
 
     Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
-    https://arxiv.org/abs/1805.12018; without a bonus this is ADA's.
+    https://arxiv.org/abs/1805.12018; without an extra objective this is ADA's.
 
     Args:
         model: F, with the features H before its last layer.
         settings: Number and size of the steps, γ, and when pixels are clipped.
-        make_extra_objective: Gives the bonus for some images x.
+        make_extra_objective: Gives the extra objective of images that start from x.
     """
 
     model: Classifier
     settings: AscentSettings
-    make_extra_objective: BonusFor
+    make_extra_objective: Callable[[Float[Tensor, "n 3 h w"]], ExtraObjective | None]
 
-    def make(
-        self, pool: TrainingPool, rows: Int64[Tensor, " n"]
-    ) -> tuple[PoolImages, dict[str, Any]]:
+    def make(self, pool: TrainingPool, rows: Int64[Tensor, " n"]) -> EpochResult:
         """Perturb images of the pool, in eval mode.
 
-        Returns:
-            The new images with the labels of the old ones, and what to record: the size of the pool
-            with them, and the mean change of a pixel in grey levels.
+        The new images have the labels of the old ones. Recorded are the size of the pool with them,
+        and the mean change of a pixel in grey levels.
         """
         side = pool.size or max(pool.images.shape[-2:])
         made, labels, moved = [], [], 0.0
@@ -111,22 +98,18 @@ class Ascent:
                 made.append(z)
                 labels.append(y)
         add = PoolImages(torch.cat(made), torch.cat(labels))
-        return add, {"pool_images": len(pool) + len(add), "perturbation": moved}
+        records = {"pool_images": len(pool) + len(add), "perturbation": moved}
+        return EpochResult(records, new_images=add)
 
     def perturb(
         self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> UInt8[Tensor, "n 3 h w"]:
-        """The images after the ascent, clipped and rounded to 8 bits.
-
-        Raises:
-            NumericalError: If an image becomes NaN or infinite.
-        """
+        """The images after the ascent, clipped and rounded to 8 bits."""
         z = self.ascend(images.float() / 255, labels)
         if not torch.isfinite(z).all():
             raise NumericalError(
                 "The gradient ascent that makes new images is not finite.",
-                hint=f"Lower its step (--{self.settings.section}.rate), or the learning rate "
-                "(--train.lr).",
+                hint="Lower the option 'rate' of the method, or the learning rate (--train.lr).",
                 details={"rate": self.settings.rate, "gamma": self.settings.gamma},
             )
         return z.clamp(0, 1).mul(255).round().to(torch.uint8)
@@ -135,32 +118,23 @@ class Ascent:
         self, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n 3 h w"]:
         """All steps of the ascent from images in [0, 1]."""
-        bonus = self.make_extra_objective(x)
+        extra = self.make_extra_objective(x)
         with torch.no_grad():
             features = self.model.features(x)
-        z = x
+        z = x.detach()
         for _ in iterate(range(self.settings.steps), "ascending"):
-            z = z + self.settings.rate * self._gradient(z, features, labels, bonus)
+            z.requires_grad_()
+            with torch.enable_grad():
+                h = self.model.features(z)
+                logits = self.model.head(h)
+                # Summed, so that the gradient of an image does not depend on the batch size.
+                ce = F.cross_entropy(logits, labels, reduction="sum")
+                distance = (h - features).square().mean(dim=1).sum()
+                objective = ce - self.settings.gamma * distance
+                if extra is not None:
+                    objective = objective + extra(z, logits)
+                (gradient,) = torch.autograd.grad(objective, z)
+            z = z.detach() + self.settings.rate * gradient
             if self.settings.clip == "steps":
                 z = z.clamp(0, 1)
         return z
-
-    def _gradient(
-        self,
-        z: Float[Tensor, "n 3 h w"],
-        features: Float[Tensor, "n dim"],
-        labels: Int64[Tensor, " n"],
-        bonus: ExtraObjective | None,
-    ) -> Float[Tensor, "n 3 h w"]:
-        """Per-image gradients; the objective is summed, so they do not depend on the batch size."""
-        z = z.detach().requires_grad_()
-        with torch.enable_grad():
-            h = self.model.features(z)
-            logits = self.model.head(h)
-            ce = F.cross_entropy(logits, labels, reduction="sum")
-            distance = (h - features).square().mean(dim=1).sum()
-            objective = ce - self.settings.gamma * distance
-            if bonus is not None:
-                objective = objective + bonus(z, logits)
-            (gradient,) = torch.autograd.grad(objective, z)
-        return gradient

@@ -1,10 +1,10 @@
 """The interface of a training method, for `train/loop.py` or a custom loop."""
 
-import abc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, Protocol, Self, cast
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -18,7 +18,7 @@ from peerdg.methods.clean import CleanImages, as_bytes, as_view
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.recipes import Reconstruction
 from peerdg.models.classifier import Classifier
-from peerdg.options import validate
+from peerdg.options import option, validate
 
 StatisticsRule = Literal["clean", "trained"]
 """Batch statistics of evaluated networks: of the clean training images, or what training left."""
@@ -27,37 +27,33 @@ Terms = dict[str, Tensor]
 """`"loss"` and the named parts of it."""
 
 OFF = "none"
-"""The value of an option that switches its component off, see `part_of` of `config.option`."""
+"""The value of an option that switches its component off, see `part_of` of `option`."""
+
+weight_option = partial(option, at_least=0, announced=True)
+"""Make the option of a loss term's weight. It is announced, since results depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
     """Base of every method's `Settings`: its options, and facts about the method."""
 
+    # The option that sets the period. None if the method does the same in every epoch.
     period_option: ClassVar[str | None] = None
-    """The option that sets the period. None if the method does the same in every epoch."""
-
+    # The kind of average that is part of the method, unless `--average` names another.
     own_average: ClassVar[str | None] = None
-    """The kind of average that is part of the method, unless `--average` names another."""
-
+    # The kind of augmentation, if the method uses any, unless `--augment` names another.
     own_augment: ClassVar[str] = "randaugment"
-    """The kind of augmentation, if the method uses any, unless `--augment` names another."""
-
+    # Options that have an effect only if the method's own average is one of snapshots.
     snapshot_options: ClassVar[tuple[str, ...]] = ()
-    """Options that have an effect only if the method's own average is one of snapshots."""
-
+    # Images that batches are drawn from. With "source", the method itself takes images that it
+    # added from the pool (`TrainingPool.view`).
     batches_from: ClassVar[Literal["pool", "source"]] = "pool"
-    """The images that batches are drawn from. With `"source"` the method itself takes images that
-    it added from the pool (`TrainingPool.view`)."""
-
+    # Whether the method adds images to the training pool.
     grows_pool: ClassVar[bool] = False
-    """Whether the method adds images to the training pool."""
-
+    # Where there is neither released code nor published values. Tables mark such rows.
     reconstruction: ClassVar[Reconstruction] = "no"
-    """Where there is neither released code nor published values. Tables mark such rows."""
-
+    # What is deployed where no average is, for the card of the model.
     deploys: ClassVar[str] = "the trained network"
-    """What is deployed where no average is, for the card of the model."""
 
     def __post_init__(self) -> None:
         validate(self)
@@ -88,11 +84,7 @@ class MethodSettings:
         return None
 
     def check_images(self, side: int) -> None:
-        """Refuse options that do not fit images of this side, before any work is done.
-
-        Raises:
-            ConfigError: If they do not.
-        """
+        """Refuse options that do not fit images of this side with a `ConfigError`."""
 
     @property
     def trains_on_pool(self) -> bool:
@@ -105,15 +97,7 @@ class MethodSettings:
         return bool(getattr(self, "include_init", False))
 
     def check_average(self, kind: str, *, last: int | None = None) -> None:
-        """Refuse `snapshot_options` if the method's own average is not one of snapshots.
-
-        Args:
-            kind: The kind of the method's own average.
-            last: How many of the newest snapshots the run averages. None for all.
-
-        Raises:
-            ConfigError: If one of them is given.
-        """
+        """Refuse `snapshot_options` that do not fit the kind and window of the method's average."""
         defaults = {f.name: f.default for f in fields(self)}
         given = [n for n in self.snapshot_options if getattr(self, n) != defaults[n]]
         if given and kind not in ("snapshots", "swa"):
@@ -169,16 +153,7 @@ def as_batch(batch: Batch | Tensor, labels: Tensor | None = None) -> Batch:
 
 
 class Loss(Terms):
-    """A loss and its named parts, which are detached. `["loss"]` is `total`.
-
-    Args:
-        total: The loss to minimize.
-        parts: Its terms.
-
-    Attributes:
-        total: The loss, with its graph.
-        parts: The terms with their graphs.
-    """
+    """A loss: `["loss"]` or `total`. Its named terms are detached here, but not in `parts`."""
 
     def __init__(self, total: Tensor, **parts: Tensor) -> None:
         super().__init__(loss=total, **{name: part.detach() for name, part in parts.items()})
@@ -187,12 +162,7 @@ class Loss(Terms):
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters with one learning rate.
-
-    Args:
-        parameters: What an optimizer trains.
-        lr_scale: Multiplies the optimizer's learning rate.
-    """
+    """Parameters whose learning rate is that of their optimizer times `lr_scale`."""
 
     parameters: list[nn.Parameter]
     lr_scale: float = 1.0
@@ -202,13 +172,8 @@ class ParamGroup:
 class OptimizerPlan:
     """What one optimizer trains, and how.
 
-    Args:
-        groups: Its parameters.
-        kind: Which optimizer; None takes that of the training phase with its learning rate and
-            schedule, and everything below is ignored.
-        lr: Its constant learning rate.
-        momentum: Momentum of SGD.
-        weight_decay: Weight decay.
+    Without a `kind` it is the optimizer of the training phase with its learning rate and schedule,
+    and the other options are ignored.
     """
 
     groups: list[ParamGroup]
@@ -217,72 +182,48 @@ class OptimizerPlan:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
+    @classmethod
+    def of(cls, *modules: nn.Module, **options: Any) -> Self:
+        """Train all parameters of `modules` that require a gradient, as one group."""
+        parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+        return cls([ParamGroup(parameters)], **options)
 
-class OptimizerStep(Protocol):
-    """Train one of a method's optimizers by one step; `Method.step` receives it."""
 
-    def __call__(self, name: str, loss: Tensor, terms: Terms | None = None) -> None:
-        """Backward, finite check, optimizer step and zero_grad of one named optimizer.
+OptimizerStep = Callable[..., None]
+"""`update(name, loss, terms)`: backward, finite check, optimizer step and zero_grad.
 
-        Args:
-            name: A key of `Method.optimizers`.
-            loss: What it minimises; only its own parameters receive gradients.
-            terms: Named parts of the loss, for the record of a failure.
-        """
-        ...
+It trains the optimizer `name` of `Method.optimizers` by one step. Only its own parameters receive
+gradients. `terms` are the named parts of the loss, for the record of a failure.
+"""
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What `end_epoch` returns to the loop.
+    """What `end_epoch` returns to the loop."""
 
-    Args:
-        records: What to record, as plain values.
-        reset_optimizers: Names of optimizers whose state is cleared.
-        new_images: Images to add to the training pool. The next epoch learns from them, too.
-        drop_oldest: How many of the earlier additions leave the pool, the oldest first.
-    """
-
-    records: dict[str, Any] = field(default_factory=dict)
-    reset_optimizers: tuple[str, ...] = ()
-    new_images: PoolImages | None = None
-    drop_oldest: int = 0
+    records: dict[str, Any] = field(default_factory=dict)  # as plain values
+    reset_optimizers: tuple[str, ...] = ()  # names of those whose state is cleared
+    new_images: PoolImages | None = None  # for the training pool, from the next epoch on
+    drop_oldest: int = 0  # how many of the earlier additions leave the pool, the oldest first
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Data and options of a run from which `Method.build` makes the method.
-
-    Args:
-        seed: The run's seed.
-        augment: The augmentation G of the run.
-        average: Which averages follow the trained network, and their options.
-        clean: All clean images of the source, in shuffled chunks with row indices and labels.
-        pool: The training images: those of the source, and those that a method added.
-        batch_statistics: How batch-normalised networks are evaluated: with statistics of `clean`,
-            or `"trained"`: with those that training left.
-        passes: How often each clean image is seen in an epoch, on average; 0 if views are random.
-        period: The method's k: epochs between two snapshots, unless `average.k` is set.
-        epochs: Epochs of the main phase.
-        steps: Steps of an epoch.
-        image_size: Side of the images that the network sees.
-        validation_loss: Loss of a network on the source's validation images, if there are any.
-        load_model: Reads a classifier from a run or model folder, e.g. a teacher.
-    """
+    """Data and options of a run from which `Method.build` makes the method."""
 
     seed: int
-    augment: Augment
+    augment: Augment  # G
     average: AverageSettings
-    clean: CleanImages
-    pool: TrainingPool
+    clean: CleanImages  # all images of the source, with row indices and labels
+    pool: TrainingPool  # those of the source, and those that a method added
     batch_statistics: StatisticsRule
-    passes: float
-    period: int
-    epochs: int
-    steps: int
-    image_size: int
-    validation_loss: ValidationLoss | None
-    load_model: Callable[[str], Classifier]
+    passes: float  # how often an epoch sees each clean image, on average; 0 if views are random
+    period: int  # the method's k: epochs between two snapshots, unless `average.k` is set
+    epochs: int  # of the main phase
+    steps: int  # of an epoch
+    image_size: int  # side of the images that the network sees
+    validation_loss: ValidationLoss | None  # of a network on the source's validation images
+    load_model: Callable[[str], Classifier]  # from a run or model folder, e.g. a teacher
 
     def make_average(self, kind: str, model: Classifier) -> Average:
         """Make an average of one of the kinds of `--average`."""
@@ -297,7 +238,7 @@ class RunContext:
         )
 
 
-class Method(nn.Module, abc.ABC):
+class Method(nn.Module):
     """Base class of training methods.
 
     Most methods define a `loss` and leave `step` and `optimizers` as they are: then one optimizer
@@ -306,43 +247,41 @@ class Method(nn.Module, abc.ABC):
 
     Averages may follow the trained network without any influence on it (`attach_averages`). The
     first of them is deployed instead of the network itself.
+
+    Args:
+        model: The network to train. None if the method has other names for its `networks`.
+        settings: The method's `Settings`.
     """
 
+    # How many entries of `--average` the method consumes itself. The rest are attached.
     averages_used: ClassVar[int] = 0
-    """How many entries of `--average` the method consumes itself; the rest are attached."""
-
+    # The key of `networks` to deploy even if averages are attached. None deploys the first attached
+    # average, or else the trained network.
     own_deployed: ClassVar[str | None] = None
-    """The key of `networks` to deploy even if averages are attached.
-
-    None: the first attached average, or else the trained network.
-    """
-
+    # What else to try where the loss diverges, after "Lower the learning rate".
     divergence_hint: ClassVar[str] = ""
-    """What else to try where the loss diverges, after "Lower the learning rate"."""
 
     model: Classifier
 
-    def __init__(self) -> None:
+    def __init__(self, model: Classifier | None = None, settings: Any = None) -> None:
         super().__init__()
         self.attached = nn.ModuleDict()
         self._warned = False
+        if model is not None:
+            self.model = model
+        self.settings = settings
 
     @classmethod
-    @abc.abstractmethod
     def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
-        """Build the method around `model` from its `Settings` and the context of the run."""
+        """Build the method around `model` from its `Settings` and what it needs of the run."""
+        return cls(model, settings)
 
     @classmethod
     def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
         """Change the network before the phase that `settings.adapts_before` names.
 
         The result is a copy, as `Classifier.with_layers` makes it, so that a stored model loads
-        without the method. By default nothing changes.
-
-        Args:
-            model: The network.
-            settings: The method's `Settings`.
-            size: Side of the images that it will see.
+        without the method. `size` is the side of the images that it will see.
         """
         return model
 
@@ -356,14 +295,13 @@ class Method(nn.Module, abc.ABC):
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
         """What each named optimizer trains; by default `"main"` trains everything."""
-        parameters = [p for p in self.parameters() if p.requires_grad]
-        return {"main": OptimizerPlan([ParamGroup(parameters)])}
+        return {"main": OptimizerPlan.of(self)}
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Learn from a batch; return the loss and its named terms, detached."""
+        """Learn from a batch; return the loss and its named terms."""
         terms = self.loss(batch)
         update("main", terms["loss"], terms)
-        return {name: value.detach() for name, value in terms.items()}
+        return terms
 
     def loss(self, batch: Batch) -> Loss:
         """Compute the loss to minimize, and its named terms."""
@@ -383,15 +321,11 @@ class Method(nn.Module, abc.ABC):
 
     @property
     def networks(self) -> dict[str, Classifier]:
-        """The method's networks to evaluate, by name; the trained one comes first.
-
-        By default it is the attribute `model`.
-        """
+        """The method's networks to evaluate, by name; the trained one comes first."""
         return {"model": self.model}
 
     @property
     def trained(self) -> Classifier:
-        """The trained network."""
         return next(iter(self.networks.values()))
 
     @property
@@ -432,8 +366,7 @@ class Method(nn.Module, abc.ABC):
             warnings.warn(
                 f"'{self.deployed_name}' is still the initial network: nothing was averaged yet. "
                 "Call `start_epoch` before each epoch, `update_averages` after each step, "
-                "`finish_epoch_averages` and `end_epoch` after each epoch. "
-                "Snapshots need at least k epochs.",
+                "`finish_epoch_averages` and `end_epoch` after each epoch, for at least k epochs.",
                 PeerdgWarning,
                 stacklevel=2,
             )
@@ -456,15 +389,9 @@ class Method(nn.Module, abc.ABC):
         """
         for name, average in averages.items():
             if name in self.evaluated_networks:
-                raise ConfigError(
-                    f"'{name}' is the name of a network that the method has already.",
-                    hint=f"Choose another name than {', '.join(self.evaluated_networks)}.",
-                )
+                raise ConfigError(f"The method already has a network with the name '{name}'.")
             if average.needs_epoch_start:
-                raise ConfigError(
-                    f"'{name}' averages networks at the start of epochs; only ends are seen.",
-                    hint="Make its snapshots without include_init.",
-                )
+                raise ConfigError(f"'{name}' must be made without include_init.")
         self.attached.update(averages)
 
     def update_averages(self) -> None:

@@ -1,8 +1,7 @@
 """All clean training images in a fixed shuffled order: for batch statistics and task features."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from peerdg.models.classifier import images_per_pass
 from peerdg.rng import generator_for
 
 _ACCEPTED = (
-    "Give all clean training images as one tensor [N, 3, H, W], a DataLoader or a list of "
-    "batches; a batch is a tensor [B, 3, H, W] or begins with one, as (images, labels)."
+    "Give one tensor [N, 3, H, W], a DataLoader or a list of batches; a batch is a tensor "
+    "[B, 3, H, W] or begins with one."
 )
 
 
@@ -28,15 +27,13 @@ def as_bytes(images: Tensor) -> UInt8[Tensor, "*shape"]:
     Raises:
         DataError: If the values are of another type or leave [0, 1].
     """
-    if images.dtype == torch.uint8:
+    if _is_uint8(images):
         return images
-    _require_known_type(images)
     low, high = (float(v) for v in images.aminmax()) if images.numel() else (0.0, 0.0)
     if not 0 <= low <= high <= 1:  # NaN fails it too
         raise DataError(
-            f"The values of floating-point images run from {low:.3g} to {high:.3g}; "
-            "they must lie in [0, 1].",
-            hint="Leave normalisation to the classifier: Classifier.from_module(network, "
+            f"Floating-point images run from {low:.3g} to {high:.3g}; they must lie in [0, 1].",
+            hint="Leave normalization to the classifier: Classifier.from_module(network, "
             "classes=..., mean=..., std=...).",
         )
     return images.float().mul(255).round_().to(torch.uint8)
@@ -47,22 +44,19 @@ def as_view(images: Tensor) -> Tensor:
 
     Floating-point values may leave [0, 1] and are not rounded. They are laid out as a classifier
     lays out uint8 images, which its convolutions are fastest with.
-
-    Raises:
-        DataError: If the values are of another type.
     """
-    if images.dtype == torch.uint8:
+    if _is_uint8(images):
         return images
-    _require_known_type(images)
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _require_known_type(images: Tensor) -> None:
+def _is_uint8(images: Tensor) -> bool:
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise DataError(
             f"Images of type {images.dtype} were given.",
             hint="Give uint8 images, or floating-point images in [0, 1].",
         )
+    return images.dtype == torch.uint8
 
 
 class CleanImages:
@@ -95,10 +89,7 @@ class CleanImages:
     ) -> None:
         count = len(images)
         if count < 2:
-            raise DataError(
-                f"Batch statistics need at least two clean training images, not {count}.",
-                hint="Give all training images.",
-            )
+            raise DataError(f"Batch statistics need at least two clean images, not {count}.")
         self.images = images
         self.size = size
         self.labels = labels
@@ -119,11 +110,7 @@ class CleanImages:
             yield rows, images if self.size is None else resize(images, self.size)
 
     def labelled(self) -> Iterator[tuple[UInt8[Tensor, "chunk 3 h w"], Int64[Tensor, " chunk"]]]:
-        """The images of each chunk and their classes.
-
-        Raises:
-            DataError: If the classes were not given.
-        """
+        """The images of each chunk and their classes."""
         if self.labels is None:
             raise DataError("The clean images were given without labels.")
         return ((images, self.labels[rows]) for rows, images in self.chunks())
@@ -137,9 +124,6 @@ class CleanBatches:
 
     Which rows of the training set a batch holds is not known, so nothing computed for them can be
     looked up by row. Batches of one image are left out: their statistics do not exist.
-
-    Args:
-        batches: A loader or a list; each batch is a tensor of images or begins with one.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -160,67 +144,33 @@ def as_clean(clean: Clean | None) -> CleanImages | CleanBatches | None:
     batches, but which rows of the training set they are is not known. A loader is used as it is;
     one of its batches is drawn here, to see that it can be used. It has to shuffle: a warning is
     given if it does not.
-
-    Raises:
-        ConfigError: If it is none of these, or a loader's batch begins with no tensor of images.
-        DataError: If floating-point images leave [0, 1], or there are fewer than two images.
     """
     if clean is None or isinstance(clean, CleanImages | CleanBatches):
         return clean
-    if isinstance(clean, Tensor):
-        return CleanImages(_images_of(clean))
     if isinstance(clean, list | tuple):
-        return CleanBatches(CleanImages(_pooled([_images_of(batch) for batch in clean])))
+        batches = [_images_of(batch) for batch in clean]
+        if len({images.shape[2:] for images in batches}) != 1:
+            raise DataError("The batches of clean images must have images of one size.")
+        return CleanBatches(CleanImages(torch.cat(batches)))
     if isinstance(clean, DataLoader):
-        with _unchanged_randomness(clean):
+        with torch.random.fork_rng(devices=[]):
             _images_of(next(iter(clean), None))
-        if _is_sequential(clean):
+        # With a batch sampler of the user's own, the loader's `sampler` is there but not used.
+        sampler = getattr(clean.batch_sampler or clean, "sampler", None)
+        if isinstance(sampler, SequentialSampler) and len(clean) > 1:
             warnings.warn(
-                "The loader of clean images does not shuffle. If its images are sorted by class, "
-                "batch statistics lose the variance between classes. Give it shuffle=True, or pass "
-                "all images as one tensor.",
+                "The loader of clean images does not shuffle, and batch statistics of one class at "
+                "a time are wrong. Give it shuffle=True, or pass all images as one tensor.",
                 PeerdgWarning,
                 stacklevel=3,
             )
         return CleanBatches(clean)
-    raise ConfigError(f"Clean images were given as {type(clean).__name__}.", hint=_ACCEPTED)
+    return CleanImages(_images_of(clean))
 
 
 def _images_of(batch: Any) -> UInt8[Tensor, "batch 3 h w"]:
     images = batch[0] if isinstance(batch, list | tuple) and batch else batch
-    if not isinstance(images, Tensor):
-        raise ConfigError(
-            f"A batch of clean images is or begins with {type(images).__name__}.", hint=_ACCEPTED
-        )
-    if images.ndim != 4 or images.shape[1] != 3:
-        raise ConfigError(f"Clean images have the shape {list(images.shape)}.", hint=_ACCEPTED)
+    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] != 3:
+        given = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ConfigError(f"Clean images were given as {given}.", hint=_ACCEPTED)
     return as_bytes(images)
-
-
-def _pooled(batches: Sequence[UInt8[Tensor, "_ 3 h w"]]) -> UInt8[Tensor, "n 3 h w"]:
-    sides = {tuple(images.shape[2:]) for images in batches}
-    if len(sides) != 1:
-        found = ", ".join(f"{height} x {width}" for height, width in sorted(sides))
-        raise DataError(
-            f"The batches of clean images have {found or 'no images'}; one size is needed.",
-            hint="Resize them to the size that the network is trained with.",
-        )
-    return torch.cat(list(batches))
-
-
-def _is_sequential(loader: "DataLoader[Any]") -> bool:
-    """Whether it gives several batches in the order of storage."""
-    # With a batch sampler of the user's own, the loader's `sampler` is there but not used.
-    batches = loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
-    return isinstance(sampler, SequentialSampler) and len(loader) > 1
-
-
-@contextmanager
-def _unchanged_randomness(loader: "DataLoader[Any]") -> Iterator[None]:
-    """Leave torch's global generator and the loader's own as they were."""
-    state = None if loader.generator is None else loader.generator.get_state()
-    with torch.random.fork_rng(devices=[]):
-        yield
-    if state is not None:
-        loader.generator.set_state(state)

@@ -1,16 +1,16 @@
 """L2D: learning to diversify (ICCV 2021): a style module and the network learn in turn."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from peerdg.errors import ConfigError
+from peerdg.losses.contrastive import supcon
 from peerdg.losses.gaussian import club, gaussian_nll
 from peerdg.losses.mmd import class_mmd
-from peerdg.losses.supcon import supcon
 from peerdg.methods.base import (
     Batch,
     Loss,
@@ -18,9 +18,9 @@ from peerdg.methods.base import (
     MethodSettings,
     OptimizerPlan,
     OptimizerStep,
-    ParamGroup,
     RunContext,
     Terms,
+    weight_option,
 )
 from peerdg.models.classifier import Classifier
 from peerdg.models.generators import StyleComplement
@@ -33,51 +33,36 @@ from peerdg.stages import stage
 class Settings(MethodSettings):
     """A module learns to restyle images while the network learns from what it makes of them."""
 
-    alpha1: float = option(
-        1.0, "weight of the supervised contrastive loss", at_least=0, announced=True
-    )
-    alpha2: float = option(
-        1.0, "weight of the likelihood of restyled images", at_least=0, announced=True
-    )
-    beta: float = option(
-        0.1, "weight of the mutual information in the style module's loss", at_least=0
-    )
+    alpha1: float = weight_option(1.0, "weight of the supervised contrastive loss")
+    alpha2: float = weight_option(1.0, "weight of the likelihood of restyled images")
+    beta: float = option(0.1, "weight of the mutual information for the style module", at_least=0)
     tau: float = option(0.07, "temperature of the contrastive loss", above=0)
-    mix: float = option(
-        0.6, "share of the restyled image, the rest is the clean one", at_least=0, at_most=1
-    )
+    mix: float = option(0.6, "share of the restyled image in the mix", at_least=0, at_most=1)
     style_lr: float = option(
         0.005, "learning rate of the style module; the released code's flag defaults to 10", above=0
     )
     kernels: tuple[int, ...] = option(
         (5, 9, 13, 17), "kernels of the style module's spatial branches, e.g. 3,5", at_least=1
     )
-    shift_std: float = option(
-        0.1, "standard deviation of the style module's initial shifts", at_least=0
-    )
+    shift_std: float = option(0.1, "standard deviation of the initial shifts", at_least=0)
     dim: int = option(512, "width of the Gaussian bottleneck", at_least=1, at_most=2**16)
-    noise: float = option(
-        0.2, "scale of the bottleneck's noise in training", at_least=0, at_most=100
-    )
+    noise: float = option(0.2, "scale of the bottleneck's noise", at_least=0, at_most=100)
     bottleneck: Literal["pretrain", "train"] = option(
         "pretrain", "first phase with the bottleneck; train: pre-train as other methods do"
     )
 
     reconstruction = "on digits"
-
     augments = False
 
     @property
     def adapts_before(self) -> Literal["pretrain", "train"]:
-        """The phase given by `bottleneck`."""
         return self.bottleneck
 
     def check_images(self, side: int) -> None:
         """Every kernel must leave a map of more than one pixel, which is normalised."""
         if self.kernels and max(self.kernels) >= side:
             raise ConfigError(
-                f"A kernel of {max(self.kernels)} pixels (--l2d.kernels) is too large for images "
-                f"of {side} x {side}.",
+                f"A kernel of {max(self.kernels)} pixels is too large for images of {side} pixels.",
                 hint="Use smaller ones; --l2d.kernels 3,5 suits images of 32 pixels.",
             )
 
@@ -113,26 +98,25 @@ class L2D(Method):
     Args:
         model: The network with its bottleneck, see `adapt`.
         size: Side of the images; T's styles are maps of this size.
-
-    Raises:
-        ConfigError: If the network has no bottleneck, or a kernel is as large as the images.
     """
 
+    settings: Settings
     divergence_hint = ", or the style module's (--l2d.style-lr)"
 
     def __init__(self, model: Classifier, settings: Settings | None = None, *, size: int) -> None:
-        super().__init__()
-        self.settings = settings or Settings()
+        super().__init__(model, settings or Settings())
         self.settings.check_images(size)
-        self.model = model
-        self._require_bottleneck()
+        if model.neck is None:
+            raise ConfigError(
+                "L2D needs a Gaussian bottleneck between encoder and head.",
+                hint="Give it the network L2D.adapt(model, settings, size).",
+            )
         self.style = StyleComplement(
             size, kernels=self.settings.kernels, shift_std=self.settings.shift_std
         )
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build L2D for the run's image size."""
         return cls(model, settings, size=context.image_size)
 
     @classmethod
@@ -150,12 +134,8 @@ class L2D(Method):
     def optimizers(self) -> dict[str, OptimizerPlan]:
         """The phase's for the network; plain SGD for the styles of T."""
         return {
-            "main": OptimizerPlan(
-                [ParamGroup([p for p in self.model.parameters() if p.requires_grad])]
-            ),
-            "style": OptimizerPlan(
-                [ParamGroup(list(self.style.parameters()))], kind="sgd", lr=self.settings.style_lr
-            ),
+            "main": OptimizerPlan.of(self.model),
+            "style": OptimizerPlan.of(self.style, kind="sgd", lr=self.settings.style_lr),
         }
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
@@ -165,17 +145,17 @@ class L2D(Method):
         update("main", terms["loss"], terms)
         style_terms = self.style_loss(batch, generator)
         update("style", style_terms["style_loss"], style_terms)
-        return {name: value.detach() for name, value in {**terms, **style_terms}.items()}
+        return {**terms, **style_terms}
 
     def network_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
         """Stage 1: `"loss"`, which the network minimises, and its named terms."""
         x, y = self.model.prepare(batch.images), batch.labels
         with torch.no_grad():  # T learns in the second stage only
             x_hat = self._mixed(self.style(x, generator), x)
-        views, both = self._embed(x_hat, x), y.repeat(2)
-        z = torch.cat((views.z_hat, views.z))  # (2 batch, dim)
+        z_hat, z, mu, log_variance = self._embed(x_hat, x)
+        z, both = torch.cat((z_hat, z)), y.repeat(2)  # (2 batch, dim)
         ce = F.cross_entropy(self.model.head(z), both)
-        nll = gaussian_nll(views.mu, views.log_variance, views.z_hat)
+        nll = gaussian_nll(mu, log_variance, z_hat)
         contrast = supcon(z, both, tau=self.settings.tau)
         loss = ce + self.settings.alpha2 * nll + self.settings.alpha1 * contrast
         return Loss(loss, ce=ce, likelihood=nll, contrast=contrast)
@@ -184,14 +164,14 @@ class L2D(Method):
         """Stage 2: `"style_loss"`, which T minimises, and its named terms."""
         x, y = self.model.prepare(batch.images), batch.labels
         x_hat = self._mixed(self.style.styled(x, generator), x)
-        views = self._embed(x_hat, x)
+        z_hat, z, mu, log_variance = self._embed(x_hat, x)
         permutation = torch.randperm(len(x), generator=generator).to(x.device)
-        information = club(views.mu, views.log_variance, views.z_hat, permutation)
-        distance = class_mmd(views.z_hat, views.z, y, y)
+        information = club(mu, log_variance, z_hat, permutation)
+        distance = class_mmd(z_hat, z, y, y)
         return {
             "style_loss": distance + self.settings.beta * information,
-            "mmd": distance.detach(),
-            "mutual_information": information.detach(),
+            "mmd": distance,
+            "mutual_information": information,
         }
 
     def _mixed(self, styled: Tensor, x: Tensor) -> Tensor:
@@ -200,26 +180,9 @@ class L2D(Method):
         return mix * self.model.prepare(styled.sigmoid()) + (1 - mix) * x
 
     @stage("forward")
-    def _embed(self, x_hat: Tensor, x: Tensor) -> "_Views":
-        """Both views through the network, in one batch of prepared images."""
-        bottleneck = self._require_bottleneck()
+    def _embed(self, x_hat: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """z_x̂, z_x, μ_x and log σ²_x, from one batch of both views."""
+        bottleneck = cast(GaussianBottleneck, self.model.neck)
         mu, log_variance = bottleneck.gaussian(self.model.encoder(torch.cat((x_hat, x))))
         z_hat, z = bottleneck.sample(mu, log_variance).chunk(2)
-        return _Views(z_hat, z, mu[len(x) :], log_variance[len(x) :])
-
-    def _require_bottleneck(self) -> GaussianBottleneck:
-        if self.model.neck is None:
-            raise ConfigError(
-                "L2D needs a Gaussian bottleneck between encoder and head.",
-                hint="Give it the network L2D.adapt(model, settings, size).",
-            )
-        return self.model.neck
-
-
-class _Views(NamedTuple):
-    """Embeddings of restyled and clean images, and the clean ones' Gaussians; (batch, dim) each."""
-
-    z_hat: Tensor
-    z: Tensor
-    mu: Tensor
-    log_variance: Tensor
+        return z_hat, z, mu[len(x) :], log_variance[len(x) :]

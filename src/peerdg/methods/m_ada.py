@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,7 +16,7 @@ from peerdg.errors import ConfigError, NumericalError
 from peerdg.long_work import iterate
 from peerdg.losses.wasserstein import autoencoder_loss, critic_loss, log_unit_gaussian
 from peerdg.methods.ascent import Ascent, AscentSettings, ExtraObjective, PoolMethod
-from peerdg.methods.base import Batch, EpochResult, Loss
+from peerdg.methods.base import Batch, EpochResult, Loss, weight_option
 from peerdg.methods.pool import TrainingPool
 from peerdg.models.classifier import Classifier
 from peerdg.models.generators import LatentCritic, WassersteinAutoEncoder
@@ -28,10 +28,7 @@ class Settings(AscentSettings):
     """ADA with far images and a meta-learnt network; on photos a reconstruction."""
 
     steps: int = option(25, "steps of gradient ascent for each image", at_least=1)
-    beta: float = option(
-        2000.0, "weight of the relaxation that drives the auto-encoder's images apart",
-        at_least=0, announced=True,
-    )  # fmt: skip
+    beta: float = weight_option(2000.0, "weight of the distance of the auto-encoder's images")
     meta_rate: float = option(1e-4, "size of the inner step on the source", at_least=0)
     domain_size: Literal["share", "source"] = option(
         "share", "images of the n-th domain: 1/n of the source's number, or as many"
@@ -40,7 +37,7 @@ class Settings(AscentSettings):
         "mlp", "fully connected as released, or convolutions: a reconstruction for photos"
     )
     thumbnail: int = option(
-        32, "side of the images that the auto-encoder sees, at most", at_least=4, at_most=256
+        32, "largest side of the auto-encoder's images", at_least=4, at_most=256
     )
     wae_epochs: int = option(20, "epochs of each auto-encoder", at_least=1)
     wae_lr: float = option(1e-3, "learning rate of auto-encoder and critic", above=0)
@@ -51,7 +48,6 @@ class Settings(AscentSettings):
         "it, or of the code itself",
     )  # fmt: skip
 
-    section = "m-ada"
     batches_from = "source"
     reconstruction = "on photos"
 
@@ -64,8 +60,7 @@ class Settings(AscentSettings):
         seen = self.autoencoder_side(side)
         if self.autoencoder == "conv" and seen % 4:
             raise ConfigError(
-                f"The convolutional auto-encoder sees images of {seen} x {seen} pixels; "
-                "their side must be a multiple of 4.",
+                f"The auto-encoder sees images of {seen} pixels; that must be a multiple of 4.",
                 hint=f"Use --m-ada.thumbnail {seen - seen % 4}, or --m-ada.autoencoder mlp.",
             )
 
@@ -101,10 +96,7 @@ class MADA(PoolMethod):
     - `autoencoder`, `thumbnail`: on photos there is neither released code nor published values.
       A convolutional auto-encoder of 32 x 32 thumbnails is our reconstruction.
 
-    Args:
-        model: F.
-        pool: The source and the domains that were made; the caller adds what `end_epoch` returns
-            (`TrainingPool.change`) and draws batches from the source.
+    The pool has the source and the domains that were made; batches are drawn from the source.
 
     Raises:
         ConfigError: If the network is compiled, since that cannot be differentiated twice.
@@ -114,7 +106,11 @@ class MADA(PoolMethod):
     divergence_hint = ", or the inner step (--m-ada.meta-rate)"
 
     def __init__(self, model: Classifier, settings: Settings, *, pool: TrainingPool) -> None:
-        _refuse_compiled(model)
+        if any(module._compiled_call_impl is not None for module in model.modules()):
+            raise ConfigError(
+                "M-ADA differentiates its network twice, which a compiled network does not allow.",
+                hint="Leave --compile out.",
+            )
         super().__init__(model, settings, pool=pool)
 
     def loss(self, batch: Batch) -> Loss:
@@ -122,30 +118,27 @@ class MADA(PoolMethod):
         if not self.pool.additions:
             loss = F.cross_entropy(self.model(batch.images), batch.labels)
             return Loss(loss, ce=loss)
-        made = self._made_images(len(batch.images), batch.generator())
+        generator = batch.generator()
+        rows = self._drawn_from_domains(len(batch.images), generator)
+        made = self.pool.view(rows.to(self.pool.images.device), generator)
         source, meta = meta_losses(
             self.model, (batch.images, batch.labels), made, step_size=self.settings.meta_rate
         )
         return Loss((source + meta) / 2, ce=source, meta=meta)
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """Make a domain, if it is time to."""
         if not self.settings.makes_images(epoch):
             return EpochResult()
-        autoencoder, loss = self._train_autoencoder()
-        make_extra_objective = partial(relaxation, autoencoder, beta=self.settings.beta)
-        ascent = Ascent(self.model, self.settings, make_extra_objective)
-        new_images, records = ascent.make(self.pool, self._rows())
-        return EpochResult({**records, "autoencoder_loss": loss}, new_images=new_images)
-
-    def _train_autoencoder(self) -> tuple[WassersteinAutoEncoder, float]:
-        """Train an auto-encoder on the newest domain; return it with its loss."""
         settings, pool = self.settings, self.pool
         side = settings.autoencoder_side(pool.size or max(pool.images.shape[-2:]))
         autoencoder = WassersteinAutoEncoder(side, settings.autoencoder).to(pool.images.device)
         newest = len(pool.additions[-1]) if pool.additions else len(pool)
         rows = torch.arange(len(pool) - newest, len(pool), device=pool.images.device)
-        return autoencoder, train_autoencoder(autoencoder, pool, rows, settings)
+        loss = train_autoencoder(autoencoder, pool, rows, settings)
+        extra = partial(relaxation, autoencoder, beta=settings.beta)
+        result = Ascent(self.model, settings, extra).make(pool, self._rows())
+        result.records["autoencoder_loss"] = loss
+        return result
 
     def _rows(self) -> Int64[Tensor, " n"]:
         """Which images become the next domain: a share of the source's, the rest from domains."""
@@ -165,13 +158,6 @@ class MADA(PoolMethod):
         first = len(self.pool.images)
         return first + torch.randperm(len(self.pool) - first, generator=generator)[:count]
 
-    def _made_images(
-        self, count: int, generator: torch.Generator | None
-    ) -> tuple[UInt8[Tensor, "n 3 h w"], Int64[Tensor, " n"]]:
-        """Draw a batch from all domains, seen as images are in training."""
-        rows = self._drawn_from_domains(count, generator).to(self.pool.images.device)
-        return self.pool.view(rows, generator)
-
 
 def relaxation(
     autoencoder: WassersteinAutoEncoder, x: Float[Tensor, "n 3 h w"], *, beta: float
@@ -180,10 +166,10 @@ def relaxation(
     with torch.no_grad():
         start = autoencoder.reconstruct(x)
 
-    def bonus(z: Tensor, logits: Tensor) -> Tensor:
+    def distance(z: Tensor, logits: Tensor) -> Tensor:
         return beta * (autoencoder.reconstruct(z) - start).square().mean((1, 2, 3)).sum()
 
-    return bonus
+    return distance
 
 
 def meta_losses(
@@ -195,11 +181,7 @@ def meta_losses(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """L_s(θ), and L_a(θ') after the inner step θ' = θ - step_size · ∇L_s(θ), with its graph.
 
-    Args:
-        model: F with weights θ.
-        source: Images of the source and their labels, for L_s.
-        made: Images of the domains that were made and their labels, for L_a.
-        step_size: Size of the inner step.
+    `source` has images and labels for L_s, `made` those for L_a.
     """
     theta = {name: p for name, p in model.named_parameters() if p.requires_grad}
     # Other kernels of attention have no second derivative.
@@ -217,14 +199,6 @@ def meta_losses(
     return source_loss, made_loss
 
 
-def _refuse_compiled(model: Classifier) -> None:
-    if any(module._compiled_call_impl is not None for module in model.modules()):
-        raise ConfigError(
-            "M-ADA differentiates its network twice, which a compiled network does not support.",
-            hint="Leave --compile out.",
-        )
-
-
 def train_autoencoder(
     model: WassersteinAutoEncoder,
     pool: TrainingPool,
@@ -234,13 +208,7 @@ def train_autoencoder(
     """Train `model` on images of the pool, against a critic that is thrown away.
 
     In each step the critic learns first, then the auto-encoder by what the critic says now, as in
-    Algorithm 1 of Tolstikhin et al.
-
-    Returns:
-        Mean loss of the auto-encoder over the last epoch, for an image.
-
-    Raises:
-        NumericalError: If it is not finite after an epoch.
+    Algorithm 1 of Tolstikhin et al. Returns the mean loss of an image over the last epoch.
     """
     critic = LatentCritic(model.dim).to(rows.device)
     critic_optimizer, optimizer = (

@@ -11,7 +11,7 @@ from peerdg.losses.entropy import entropy
 from peerdg.methods.ada import ADA
 from peerdg.methods.ada import Settings as ADASettings
 from peerdg.methods.ascent import ExtraObjective
-from peerdg.methods.base import Batch, Loss
+from peerdg.methods.base import Batch, Loss, weight_option
 from peerdg.options import option
 
 
@@ -23,14 +23,11 @@ class Settings(ADASettings):
         "pool", "which images: as many as the source has out of all so far, all so far (doubles "
         "them each time), or the source's",
     )  # fmt: skip
-    eta: float = option(
-        10.0, "weight of the entropy that the ascent raises", at_least=0, announced=True
-    )
+    eta: float = weight_option(10.0, "weight of the entropy that the ascent raises")
     eta_min: float = option(
         0.0, "weight of the entropy that training raises, too; the released code: none", at_least=0
     )
 
-    section = "me-ada"
     reconstruction = "on photos"
 
 
@@ -49,10 +46,6 @@ class MEADA(ADA):
     defaults (`perturb="pool"`: all images so far, which doubles them each time; clipped when they
     are stored), and `eta_min`: AdvST's re-implementation has a weight for the entropy in training,
     `CE - η_min · entropy`, too, the released code has none.
-
-    Args:
-        model: F.
-        pool: What F learns from; the caller adds what `end_epoch` returns (`TrainingPool.change`).
     """
 
     settings: Settings

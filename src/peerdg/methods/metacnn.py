@@ -1,26 +1,24 @@
 """MetaCNN, a reconstruction: local features composed of a learnt dictionary of meta-features."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.methods.base import (
     Batch,
     EpochResult,
     Loss,
-    Method,
     MethodSettings,
     OptimizerStep,
     RunContext,
     Terms,
 )
-from peerdg.methods.views import augment_ahead, cross_entropy_of_both
+from peerdg.methods.views import AugmentedMethod, forward_both
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.meta_features import CodeSums, MetaFeatures, OnlineDictionary, draw
 from peerdg.models.stages import choose_places
@@ -36,12 +34,8 @@ class Settings(MethodSettings):
     """Reconstruction: local features are composed of a dictionary; the rest is dropped."""
 
     k: int = option(10, "re-draw the augmentation policy every k epochs", at_least=1)
-    atoms: int = option(
-        256, "meta-features in the dictionary", at_least=1, at_most=4096, announced=True
-    )
-    addressed: int = option(
-        32, "atoms that compose a feature", at_least=1, at_most=256, announced=True
-    )
+    atoms: int = option(256, "atoms of the dictionary", at_least=1, at_most=4096, announced=True)
+    addressed: int = option(32, "atoms for each feature", at_least=1, at_most=256, announced=True)
     threshold: float = option(
         -1.0, "smallest cosine of an addressed atom; -1 sets no limit", at_least=-1, at_most=1
     )
@@ -49,28 +43,23 @@ class Settings(MethodSettings):
     gradient: Literal["closed-form", "straight-through"] = option(
         "closed-form", "through the composition, or past it"
     )
-    decay: float = option(
-        0.99, "share of earlier batches that the dictionary remembers", at_least=0, at_most=1
-    )
+    decay: float = option(0.99, "share of earlier batches in the dictionary", at_least=0, at_most=1)
     stage: int = option(1, "stage of the network that the layer stands behind", at_least=1)
     layer: str | None = option(None, "module that it stands behind, in place of a stage")
 
     period_option = "k"
     reconstruction = "everywhere"
+    adapts_before = "train"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.addressed > self.atoms:
             raise ConfigError(
-                f"{self.addressed} atoms are addressed (--metacnn.addressed) of a dictionary of "
-                f"{self.atoms} (--metacnn.atoms).",
-                hint="Address fewer of them.",
+                f"--metacnn.addressed is {self.addressed}; there are {self.atoms} atoms."
             )
 
-    adapts_before = "train"
 
-
-class MetaCNN(Method):
+class MetaCNN(AugmentedMethod):
     """Compose local features of a learnt dictionary, so that what is foreign to it is dropped.
 
     A reconstruction of Wan et al., "Meta convolutional neural networks for single domain
@@ -88,31 +77,24 @@ class MetaCNN(Method):
     What the abstract leaves open is a field of `Settings`: how atoms are addressed (`addressed`,
     `threshold`), how the gradient passes (`gradient`), where the layer stands (`stage`, `layer`).
 
-    Args:
-        model: F with its layer, see `adapt`.
-        augment: G.
-
-    Raises:
-        ConfigError: If the network does not have one layer of meta-features.
+    F is given with its layer, see `adapt`.
     """
 
+    settings: Settings
     divergence_hint = ", or raise the ridge (--metacnn.ridge)"
 
     def __init__(
         self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None
     ) -> None:
-        super().__init__()
-        self.settings = settings or Settings()
-        self.augment = augment or Policy()
-        self.model = model
+        super().__init__(model, settings or Settings(), augment=augment)
         count, dim = self.layer.atoms.shape
         self.dictionary = OnlineDictionary(count, dim, decay=self.settings.decay)
         self.dictionary.to(self.layer.atoms)
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Needs the augmentation, and clean images for the first dictionary."""
-        method = cls(model, settings, augment=context.augment)
+        """Build MetaCNN and learn its first dictionary from clean images."""
+        method = super().build(model, settings, context)
         chunks = (images for _, images in zip(range(FIRST_CHUNKS), context.clean, strict=False))
         # Not by the seed of the main phase: runs that share their start, to be averaged, must not
         # begin with other atoms or the same ones in another order.
@@ -144,7 +126,6 @@ class MetaCNN(Method):
 
     @property
     def layer(self) -> MetaFeatures:
-        """The layer of meta-features."""
         found = [part for part in self.model.modules() if isinstance(part, MetaFeatures)]
         if len(found) != 1:
             raise ConfigError(
@@ -157,9 +138,7 @@ class MetaCNN(Method):
     def start_from(self, images: Tensor, *, afresh: bool = True) -> None:
         """Learn the dictionary from clean images, before the first step.
 
-        Args:
-            images: Some of them, uint8.
-            afresh: Take features of these images as atoms first; False goes on from those learnt.
+        With `afresh`, features of these images become the atoms first.
         """
         layer = self.layer
         with in_eval_mode(self.model):
@@ -170,46 +149,30 @@ class MetaCNN(Method):
                 self.model.features(images)
         self._learn(sums)
 
-    def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """x̄ for a few steps ahead."""
-        return augment_ahead(batches, self.augment)
-
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
         """Update the network, then the dictionary by the codes of the batch."""
         with self.layer.collecting() as sums:
             terms = self.loss(batch)
         update("main", terms["loss"], terms)
         self._learn(sums)
-        return {name: value.detach() for name, value in terms.items()}
+        return terms
 
     def loss(self, batch: Batch) -> Loss:
-        """Sum of the cross-entropies on both views."""
-        return cross_entropy_of_both(self.model, batch, self.augment)
-
-    def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Use the policy of period `epoch // k`."""
-        return {"policy": self.augment.redraw(epoch // self.settings.k)}
+        return forward_both(self.model, batch, self.augment).loss()
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """Replace atoms that were not addressed in this epoch.
-
-        Raises:
-            NumericalError: If the dictionary is not finite.
-        """
-        self._require_finite()
-        return EpochResult({"reseeded": self.dictionary.reseed(self.layer.atoms)})
-
-    @stage("dictionary")
-    def _learn(self, sums: CodeSums) -> None:
-        self.dictionary.learn(self.layer.atoms, sums)
-
-    def _require_finite(self) -> None:
-        """Not in each step, where it would wait for the device: the next loss is NaN, then."""
+        """Replace atoms that were not addressed in this epoch."""
+        # Not checked in each step, where it would wait for the device: the next loss is NaN, then.
         if not torch.isfinite(self.layer.atoms).all():
             raise NumericalError(
                 "The dictionary is not finite.",
                 hint="Lower the learning rate, or raise the ridge (--metacnn.ridge).",
             )
+        return EpochResult({"reseeded": self.dictionary.reseed(self.layer.atoms)})
+
+    @stage("dictionary")
+    def _learn(self, sums: CodeSums) -> None:
+        self.dictionary.learn(self.layer.atoms, sums)
 
 
 def _features(model: Classifier, layer: MetaFeatures, images: Tensor) -> Tensor:

@@ -2,28 +2,26 @@
 
 import copy
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError
-from peerdg.losses.precision import in_full_precision
+from peerdg.losses import in_full_precision
 from peerdg.methods.base import (
     Batch,
     Loss,
-    Method,
     MethodSettings,
     OptimizerPlan,
     ParamGroup,
     RunContext,
+    weight_option,
 )
-from peerdg.methods.views import augment_ahead, augmented_view, both_views, joined
+from peerdg.methods.views import AugmentedMethod, augmented_view, each_view, joined
 from peerdg.models.classifier import Classifier
 from peerdg.models.stages import FeatureMap, find_stages, named_maps, recorded
 from peerdg.options import option
@@ -36,7 +34,7 @@ SMALLEST_VARIANCE = 1e-5
 class Settings(MethodSettings):
     """Features stay informative about those of the network that training begins with."""
 
-    lam: float = option(0.1, "weight of the regularizer", at_least=0, announced=True)
+    lam: float = weight_option(0.1, "weight of the regularizer")
     views: Literal["clean", "both"] = option(
         "clean", "train on clean images, as the paper; both: on augmented images too"
     )
@@ -56,16 +54,14 @@ class Settings(MethodSettings):
 
     @property
     def is_oracle(self) -> bool:
-        """True with a frozen network other than the initial one."""
         return self.oracle is not None
 
     @property
     def augments(self) -> bool:
-        """True if both views are used."""
         return self.views == "both"
 
 
-class MIRO(Method):
+class MIRO(AugmentedMethod):
     """Train F to keep, in each of its stages, what a frozen oracle F⁰ knows about an image.
 
     Cha et al., "Domain generalization by mutual-information regularization with pre-trained
@@ -95,13 +91,11 @@ class MIRO(Method):
     Args:
         model: F; a frozen copy of it becomes the oracle.
         size: Side of the images; the network is shown one to find its stages.
-        augment: G, re-drawn by `start_epoch`; only for `views="both"`.
+        augment: G; only for `views="both"`.
         oracle: F⁰, in place of the copy; the outputs of its layers must have the same shapes.
-
-    Raises:
-        ConfigError: If a named layer is not in the network, or the oracle is another network.
     """
 
+    settings: Settings
     divergence_hint = ", or the regularizer's weight (--miro.lam)"
 
     def __init__(
@@ -113,45 +107,34 @@ class MIRO(Method):
         augment: Augment | None = None,
         oracle: Classifier | None = None,
     ) -> None:
-        super().__init__()
-        self.settings = settings or Settings()
-        self.augment = augment or Policy()
-        self.model = model
+        super().__init__(model, settings or Settings(), augment=augment)
         self.oracle = (oracle or copy.deepcopy(model)).requires_grad_(False).eval()
         maps = self._maps_of(model, size)
-        if oracle is not None:
-            _require_same(maps, self._maps_of(oracle, size))
+        if oracle is not None and maps != self._maps_of(oracle, size):
+            raise ConfigError(
+                "The layers of the oracle are not those of the network.",
+                hint="Give a model with the same --backbone, trained at the same image size.",
+            )
         self.layers = [each.name for each in maps]
         self.variances = nn.ModuleList(Variance(each, self.settings.variance) for each in maps)
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build MIRO with the run's image size and augmentation, and the named oracle if any."""
-        return cls(
-            model,
-            settings,
-            size=context.clean.size or max(context.clean.images.shape[-2:]),
-            augment=context.augment,
-            oracle=context.load_model(settings.oracle) if settings.oracle else None,
-        )
+        oracle = context.load_model(settings.oracle) if settings.oracle else None
+        return cls(model, settings, size=context.image_size, augment=context.augment, oracle=oracle)
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
         """F at the phase's rate, the variances at a multiple of it."""
-        network = [p for p in self.model.parameters() if p.requires_grad]
-        variances = list(self.variances.parameters())
-        groups = [ParamGroup(network), ParamGroup(variances, lr_scale=self.settings.rate)]
-        return {"main": OptimizerPlan(groups)}
-
-    def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """Augment several batches ahead of their steps."""
-        return augment_ahead(batches, self.augment) if self.settings.augments else batches
+        (network,) = OptimizerPlan.of(self.model).groups
+        variances = ParamGroup(list(self.variances.parameters()), lr_scale=self.settings.rate)
+        return {"main": OptimizerPlan([network, variances])}
 
     def loss(self, batch: Batch) -> Loss:
         """Cross-entropy and weighted regularizer, summed over the trained views."""
         x, y = batch.images, batch.labels
         views = [x, augmented_view(batch, self.augment)] if self.settings.augments else [x]
         with recorded(self.model, self.layers) as maps:
-            logits = self._logits(views)
+            _, logits = each_view(self.model, views, joint=False)
         ce = [F.cross_entropy(each, y) for each in logits]
         regularizer = self._regularizer(maps, views)
         if self.settings.lam == 0:  # a gradient of zeros could change the last bits of the others
@@ -160,23 +143,11 @@ class MIRO(Method):
         loss = torch.stack(ce).sum() + self.settings.lam * regularizer
         return Loss(loss, **terms, regularizer=regularizer)
 
-    def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """With both views, use the policy of period `epoch // k`."""
-        if not self.settings.augments:
-            return {}
-        return {"policy": self.augment.redraw(epoch // self.settings.k)}
-
-    def train(self, mode: bool = True) -> "MIRO":
+    def train(self, mode: bool = True) -> Self:
         """The oracle stays in eval mode: its features must not depend on the batch."""
         super().train(mode)
         self.oracle.eval()
         return self
-
-    def _logits(self, views: list[Tensor]) -> tuple[Tensor, ...]:
-        if len(views) == 1:
-            return (self.model(views[0]),)
-        _, logits = both_views(self.model, *views, joint=False)
-        return logits
 
     @stage("regularizer")
     def _regularizer(self, maps: dict[str, list[Tensor]], views: list[Tensor]) -> Tensor:
@@ -196,12 +167,7 @@ class MIRO(Method):
 
 
 class Variance(nn.Module):
-    """v = softplus(b) + 1e-5 with one learnt b per channel, the same for every image.
-
-    Args:
-        of: The map whose channels have variances.
-        initial: What every v starts from.
-    """
+    """v = softplus(b) + 1e-5 with one learnt b per channel, the same for every image."""
 
     def __init__(self, of: FeatureMap, initial: float) -> None:
         super().__init__()
@@ -209,7 +175,6 @@ class Variance(nn.Module):
         self.b = nn.Parameter(torch.full(of.broadcast_shape, b))
 
     def forward(self) -> Tensor:
-        """The variances, in a shape that broadcasts over maps."""
         return F.softplus(self.b) + SMALLEST_VARIANCE
 
 
@@ -217,16 +182,3 @@ class Variance(nn.Module):
 def gaussian_term(f: Tensor, target: Tensor, variance: Tensor) -> Tensor:
     """½ mean[ (f - f⁰)² / v + log v ]: the negative log-likelihood of f⁰, less a constant."""
     return ((f - target).square() / variance + variance.log()).mean() / 2
-
-
-def _require_same(ours: Iterable[FeatureMap], theirs: Iterable[FeatureMap]) -> None:
-    shapes, others = ({each.name: each.shape for each in maps} for maps in (ours, theirs))
-    if shapes != others:
-        raise ConfigError(
-            f"The oracle's layers are {_listed(others)}; the network's are {_listed(shapes)}.",
-            hint="Give a model with the same --backbone, trained at the same image size.",
-        )
-
-
-def _listed(shapes: dict[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())

@@ -46,19 +46,11 @@ class MixStyle(ERM):
     With one source there are no domain labels to choose the other image by: it is random, as in the
     paper's variant without them. Places are `Settings.stages`, the paper's ends of the first
     residual stages, see `models.stages.stage_places`. `Settings.layers` names others.
-
-    Args:
-        model: F.
-        settings: Options of the method.
-        size: Side of the images.
-
-    Raises:
-        ConfigError: If the network has no such place.
     """
 
     def __init__(self, model: Classifier, settings: Settings | None = None, *, size: int) -> None:
-        super().__init__(model)
         settings = settings or Settings()
+        super().__init__(model, settings)
         places = choose_places(
             model,
             size,
@@ -74,10 +66,8 @@ class MixStyle(ERM):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build MixStyle for the run's image size."""
         return cls(model, settings, size=context.image_size)
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
-        """Compute the cross-entropy on the clean images, with mixed styles in training mode."""
         with inserted(self.model.encoder, zip(self.places, self.mixing, strict=True)):
             return super().loss(batch, labels)

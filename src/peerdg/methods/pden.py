@@ -1,15 +1,14 @@
 """PDEN: progressive domain expansion (CVPR 2021): one generator after the other makes a domain."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerdg.losses.adversarial_contrast import adversarial_contrast
-from peerdg.losses.precision import in_full_precision
-from peerdg.losses.supcon import supcon
+from peerdg.losses import in_full_precision
+from peerdg.losses.contrastive import adversarial_contrast, supcon
 from peerdg.methods.base import (
     Batch,
     EpochResult,
@@ -18,9 +17,8 @@ from peerdg.methods.base import (
     MethodSettings,
     OptimizerPlan,
     OptimizerStep,
-    ParamGroup,
-    RunContext,
     Terms,
+    weight_option,
 )
 from peerdg.methods.views import each_view
 from peerdg.models.classifier import Classifier
@@ -39,9 +37,7 @@ from peerdg.stages import stage
 class Settings(MethodSettings):
     """One generator of images after the other learns a new domain for the network."""
 
-    domains: int = option(
-        20, "domains that are made, with a generator each", at_least=1, at_most=1000
-    )
+    domains: int = option(20, "domains, each with a generator", at_least=1, at_most=1000)
     k: int = option(30, "epochs of a domain", at_least=1)
     generator_epochs: int | None = option(
         None, "first epochs of a domain in which its generator learns; default: half", at_least=1
@@ -50,21 +46,15 @@ class Settings(MethodSettings):
         "cnn", "what makes a domain: convolutions, or a map of coordinates (spatial transformer)"
     )
     generator_lr: float = option(1e-4, "learning rate of the generator, by Adam", above=0)
-    width: int = option(
-        16, "channels of the generator's first convolution", at_least=1, at_most=1024
-    )
-    w_cls: float = option(
-        1.0, "weight of the class in the generator's loss", at_least=0, announced=True
-    )
-    w_div: float = option(2.0, "weight of the diversity of its images", at_least=0, announced=True)
+    width: int = option(16, "channels of the first convolution", at_least=1, at_most=1024)
+    w_cls: float = weight_option(1.0, "weight of the class in the generator's loss")
+    w_div: float = weight_option(2.0, "weight of the diversity of its images")
     delta: float = option(0.5, "diversity that is enough", at_least=0)
     cap: Literal["image", "pixel"] = option(
         "image", "delta caps the mean difference of two images, as the code; or each pixel's"
     )
-    w_cyc: float = option(
-        20.0, "weight of the reconstruction from its images", at_least=0, announced=True
-    )
-    w_info: float = option(0.1, "weight of the adversarial contrast", at_least=0, announced=True)
+    w_cyc: float = weight_option(20.0, "weight of the reconstruction from its images")
+    w_info: float = weight_option(0.1, "weight of the adversarial contrast")
     tau: float = option(0.07, "temperature of both contrasts", above=0)
     dim: int = option(128, "width of the projection that is contrasted", at_least=1, at_most=2**16)
     gradients: Literal["together", "in-turn"] = option(
@@ -73,12 +63,11 @@ class Settings(MethodSettings):
 
     period_option = "k"
     reconstruction = "on photos"
-
     augments = False
 
     @property
     def learning_epochs(self) -> int:
-        """Epochs of a domain in which its generator learns: half of them, as in the paper's run."""
+        """Epochs of a domain in which its generator learns: half of them in the paper's run."""
         return (self.k + 1) // 2 if self.generator_epochs is None else self.generator_epochs
 
 
@@ -114,17 +103,13 @@ class PDEN(Method):
     Generators see and make images in [0, 1], which the network normalises. Finished generators are
     frozen, in one list with a place for each of them from the start; one pair of G and G⁻¹ learns
     and is initialised anew for each domain, with its optimizer.
-
-    Args:
-        model: F.
     """
 
+    settings: Settings
     divergence_hint = ", or the generator's (--pden.generator-lr)"
 
     def __init__(self, model: Classifier, settings: Settings | None = None) -> None:
-        super().__init__()
-        self.settings = settings or Settings()
-        self.model = model
+        super().__init__(model, settings or Settings())
         self.projection = nn.Linear(model.feature_dim, self.settings.dim)
         self.generator = make_generator(self.settings)
         self.inverse = make_inverse(self.settings)
@@ -136,20 +121,12 @@ class PDEN(Method):
         self.domain = 0  # counted from 0; a function of the epoch, as is the next
         self.generator_learns = True
 
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build PDEN; it uses nothing else of the run."""
-        return cls(model, settings)
-
     def optimizers(self) -> dict[str, OptimizerPlan]:
         """The phase's for network and projection; Adam for the current generator and inverse."""
-        network = [p for p in self.model.parameters() if p.requires_grad]
-        pair = [*self.generator.parameters(), *self.inverse.parameters()]
+        lr = self.settings.generator_lr
         return {
-            "main": OptimizerPlan([ParamGroup([*network, *self.projection.parameters()])]),
-            "generator": OptimizerPlan(
-                [ParamGroup(pair)], kind="adam", lr=self.settings.generator_lr
-            ),
+            "main": OptimizerPlan.of(self.model, self.projection),
+            "generator": OptimizerPlan.of(self.generator, self.inverse, kind="adam", lr=lr),
         }
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -182,7 +159,7 @@ class PDEN(Method):
         update("main", terms["loss"], terms)
         if self.generator_learns and not together:
             terms |= self._update_generator(views, z, batch.labels, update)
-        return {name: value.detach() for name, value in terms.items()}
+        return terms
 
     @stage("generator")
     def views(self, batch: Batch, generator: torch.Generator | None = None) -> "Views":
@@ -229,15 +206,17 @@ class PDEN(Method):
         diversity = capped_difference(
             views.code, views.other, delta=settings.delta, cap=settings.cap
         )
-        cycle = self._cycle(views.x_t, x)
+        cycle = x.new_zeros(())  # a map of coordinates has no inverse network
+        if isinstance(self.inverse, InverseGenerator):
+            cycle = F.mse_loss(self.inverse(views.x_t), x)
         loss = settings.w_cls * ce - settings.w_div * diversity
         loss = loss + settings.w_cyc * cycle + settings.w_info * information
         return {
             "generator_loss": loss,
-            "generator_ce": ce.detach(),
-            "diversity": diversity.detach(),
-            "cycle": cycle.detach(),
-            "adversarial_contrast": information.detach(),
+            "generator_ce": ce,
+            "diversity": diversity,
+            "cycle": cycle,
+            "adversarial_contrast": information,
         }
 
     def _update_generator(
@@ -247,29 +226,15 @@ class PDEN(Method):
         update("generator", terms["generator_loss"], terms)
         return terms
 
-    def _cycle(self, x_t: Tensor, x: Tensor) -> Tensor:
-        """Mean squared error of the reconstruction; a map of coordinates has no inverse network."""
-        if not isinstance(self.inverse, InverseGenerator):
-            return x.new_zeros(())
-        return F.mse_loss(self.inverse(x_t), x)
-
 
 class Views(NamedTuple):
-    """The images that a batch gives: each list entry and tensor has the batch as its length.
+    """The images that a batch gives: each list entry and tensor has the batch as its length."""
 
-    Args:
-        source: x; from the second domain on also x₂ and x₃.
-        x_t: Of the current generator.
-        code: What it decided about x_t: for `ImageGenerator` x_t itself.
-        other: The code of x_t', with other noise.
-        contrasted: The one of `source` from which x_t is to differ in the embedding.
-    """
-
-    source: list[Tensor]
-    x_t: Tensor
-    code: Tensor
-    other: Tensor
-    contrasted: int
+    source: list[Tensor]  # x; from the second domain on also x₂ and x₃
+    x_t: Tensor  # of the current generator
+    code: Tensor  # what it decided about x_t: for `ImageGenerator` x_t itself
+    other: Tensor  # the code of x_t', with other noise
+    contrasted: int  # the one of `source` from which x_t is to differ in the embedding
 
 
 @in_full_precision
@@ -282,14 +247,14 @@ def capped_difference(a: Tensor, b: Tensor, *, delta: float, cap: str) -> Tensor
 
 
 def make_generator(settings: Settings) -> DomainGenerator:
-    """A new generator."""
+    """G."""
     if settings.generator == "cnn":
         return ImageGenerator(settings.width)
     return AffineGenerator(settings.generator)
 
 
 def make_inverse(settings: Settings) -> nn.Module:
-    """A new inverse; nothing where the generator makes no images of its own."""
+    """G⁻¹; nothing where the generator makes no images of its own."""
     if settings.generator == "cnn":
         return InverseGenerator(settings.width)
     return nn.Sequential()

@@ -5,15 +5,14 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.averages.base import Average
 from peerdg.losses.barlow_twins import barlow_twins
-from peerdg.losses.info_nce import info_nce
+from peerdg.losses.contrastive import info_nce
 from peerdg.methods import alignment
-from peerdg.methods.base import Batch, EpochResult, Loss, Method, RunContext, as_batch
+from peerdg.methods.base import Batch, EpochResult, Loss, RunContext, as_batch
 from peerdg.methods.clean import Clean, as_clean
-from peerdg.methods.views import augment_ahead, forward_both
+from peerdg.methods.views import AugmentedMethod, forward_both
 from peerdg.models.classifier import Classifier
 from peerdg.options import option
 from peerdg.stages import stage
@@ -39,7 +38,7 @@ class Settings(alignment.FrozenGuideSettings):
     snapshot_options = ("average", "include_init", "reset_proxy", "bn")
 
 
-class PEER(Method):
+class PEER(AugmentedMethod):
     """A proxy P learns from augmented images, guided by F, the frozen mean of its own snapshots.
 
     Cho, Hwang and Lee, "PEER pressure: model-to-model regularization for single source domain
@@ -55,12 +54,13 @@ class PEER(Method):
     Args:
         model: The pre-trained network. It becomes the proxy, a copy of it the task model.
         augment: G.
-        average: Average of the proxy; by default its snapshots every k epochs.
+        average: Average of the proxy, in place of the snapshots that the settings describe.
         clean: All clean training images, see `as_clean`. Batch normalization needs them.
         cache: Whether H_f(x) is computed once per period, see `alignment.CachedFeatures`.
         probe: Images to measure gradients on, see `alignment.RegularizerScale`.
     """
 
+    settings: Settings
     averages_used = 1
     own_deployed = "task"
     divergence_hint = ", or the regularizer's weight (--peer.w)"
@@ -76,13 +76,12 @@ class PEER(Method):
         cache: bool | None = None,
         probe: Batch | None = None,
     ) -> None:
-        super().__init__()
-        self.settings = settings = settings or Settings()
-        self.augment = (augment or Policy()) if settings.augment else None
+        settings = settings or Settings()
+        super().__init__(settings=settings, augment=augment)
         self.proxy = model
         self.projection = alignment.build_projection(settings, model.feature_dim)  # R
         clean = as_clean(clean)
-        self.average = alignment.guiding_average(settings, model, clean, average)
+        self.average = average or alignment.guiding_average(settings, model, clean)
         cache = False if self.average.updates_every_step else cache
         self.task_features = alignment.CachedFeatures(settings, self.task, clean, cache)
         self.scale = alignment.RegularizerScale(settings, model.feature_dim, probe)
@@ -91,15 +90,14 @@ class PEER(Method):
         """Re-draw the policy every k epochs; with `include_init`, take a snapshot before."""
         self.average.before_epoch(self.proxy, epoch)
         self.task_features.refresh(self.average.version)
-        records: dict[str, Any] = {}
-        if self.augment is not None:
-            records["policy"] = self.augment.redraw(epoch // self.settings.k)
-        return records | self.scale.measure(self, epoch)
+        policy = super().start_epoch(epoch)  # re-drawn at each period of k epochs
+        return policy | self.scale.measure(self, epoch)
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute Eq. (3) for a `Batch`, or for images and their labels."""
         batch, settings, R = as_batch(batch, labels), self.settings, self.projection
-        out = forward_both(self.proxy, batch, self.augment, joint=settings.joint_views)
+        augment = self.augment if settings.augment else None
+        out = forward_both(self.proxy, batch, augment, joint=settings.joint_views)
         ce, ce_bar = out.ce, out.ce_bar
         if settings.regularizer == "none":
             return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
@@ -132,7 +130,6 @@ class PEER(Method):
 
     @property
     def networks(self) -> dict[str, Classifier]:
-        """Proxy and task model."""
         return {"proxy": self.proxy, "task": self.average.deployed}
 
     @property
@@ -140,11 +137,6 @@ class PEER(Method):
         """The average behind the task model, then the attached ones."""
         return {"task": self.average, **super().averages}
 
-    def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """Augment several batches ahead of their steps."""
-        return batches if self.augment is None else augment_ahead(batches, self.augment)
-
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build PEER with the average, the augmentation and the clean images of a run."""
         return cls(model, settings, **alignment.peer_of_run(model, settings, context))

@@ -15,15 +15,7 @@ from peerdg.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class PoolImages:
-    """Images that a method adds to the training pool at once.
-
-    Args:
-        images: RGB images of one size.
-        labels: The class of each.
-
-    Raises:
-        DataError: If they are of another type or shape, or there are none.
-    """
+    """Images that a method adds to the training pool at once, with the class of each."""
 
     images: UInt8[Tensor, "n 3 h w"]
     labels: Int64[Tensor, " n"]
@@ -34,18 +26,11 @@ class PoolImages:
         right = right and labels.dtype == torch.int64 and labels.shape == images.shape[:1]
         if not right or len(images) == 0:
             raise DataError(
-                f"Images for the training pool are {images.dtype} {tuple(images.shape)} with "
-                f"labels {labels.dtype} {tuple(labels.shape)}; expected uint8 [N, 3, H, W] and "
-                "int64 [N], N at least 1."
+                "Images for the training pool must be uint8 [N, 3, H, W], their labels int64 [N]."
             )
 
     def __len__(self) -> int:
         return len(self.images)
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the images."""
-        return self.images.numel()
 
     @cached_property
     def digest(self) -> str:
@@ -72,9 +57,6 @@ class TrainingPool:
         labels: Their classes.
         size: Side to which `clean` squashes images; None leaves them as they are.
         random_view: What training sees of images; None: the same as `clean`.
-
-    Attributes:
-        additions: What methods added and did not drop, oldest first.
     """
 
     def __init__(
@@ -89,38 +71,23 @@ class TrainingPool:
         self.labels = labels
         self.size = size
         self.random_view = random_view
-        self.additions: tuple[PoolImages, ...] = ()
+        self.additions: tuple[PoolImages, ...] = ()  # what methods added, oldest first
 
     def __len__(self) -> int:
         return len(self.images) + sum(map(len, self.additions))
 
     def change(self, add: PoolImages | None = None, *, drop: int = 0) -> None:
-        """Drop the `drop` oldest additions, then append `add`.
-
-        Raises:
-            DataError: If there are fewer additions, or a label that the source lacks.
-        """
+        """Drop the `drop` oldest additions, then append `add`."""
         if not 0 <= drop <= len(self.additions):
-            raise DataError(
-                f"{drop} additions to the training pool are to be dropped; "
-                f"it has {len(self.additions)}."
-            )
+            raise DataError(f"Of {len(self.additions)} additions, {drop} are to be dropped.")
         self.replace((*self.additions[drop:], *(() if add is None else (add,))))
 
     def replace(self, additions: tuple[PoolImages, ...]) -> None:
-        """Have these additions and no others.
-
-        Raises:
-            DataError: If a label is not one of the source's.
-        """
-        highest = int(self.labels.max())
+        """Have these additions and no others."""
         for addition in additions:
             low, high = (int(value) for value in addition.labels.aminmax())
-            if low < 0 or high > highest:
-                raise DataError(
-                    f"Labels of images for the training pool run from {low} to {high}; "
-                    f"those of the source from 0 to {highest}."
-                )
+            if low < 0 or high > int(self.labels.max()):
+                raise DataError(f"The source has no images with labels from {low} to {high}.")
         self.additions = tuple(addition.to(self.images.device) for addition in additions)
 
     def gather(
@@ -149,9 +116,7 @@ class TrainingPool:
     ) -> tuple[UInt8[Tensor, "b 3 size size"], Int64[Tensor, " b"]]:
         """Images as they are evaluated, that is only resized, and labels at `rows`."""
         size = self.size
-        if size is None:
-            return self.gather(rows, lambda images: images)
-        return self.gather(rows, lambda images: resize(images, size))
+        return self.gather(rows, lambda images: images if size is None else resize(images, size))
 
     def view(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None

@@ -1,14 +1,12 @@
 """RandAugment baseline: the source and its augmented copy, the network evaluated as it is."""
 
 from dataclasses import dataclass
-from typing import Any, Self
 
 from torch import Tensor
 
-from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
-from peerdg.methods.base import Batch, Loss, Method, MethodSettings, RunContext, as_batch
-from peerdg.methods.views import augment_ahead, cross_entropy_of_both
+from peerdg.methods.base import Batch, Loss, MethodSettings, as_batch
+from peerdg.methods.views import AugmentedMethod, forward_both
 from peerdg.models.classifier import Classifier
 from peerdg.options import option
 
@@ -17,16 +15,13 @@ from peerdg.options import option
 class Settings(MethodSettings):
     """Cross-entropy on clean and augmented images."""
 
-    k: int = option(
-        10, "re-draw the augmentation policy every k epochs", at_least=1, announced=True
-    )
+    k: int = option(10, "re-draw the policy every k epochs", at_least=1, announced=True)
 
     period_option = "k"
-
     is_baseline = True
 
 
-class AugmentedERM(Method):
+class AugmentedERM(AugmentedMethod):
     """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), G re-drawn every k epochs.
 
     The same loss and schedule as PEER's proxy without the regularizer. The paper does not say
@@ -41,24 +36,8 @@ class AugmentedERM(Method):
     def __init__(
         self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None
     ) -> None:
-        super().__init__()
-        self.model = model
-        self.k = (settings or Settings()).k
-        self.augment = augment or Policy()
-
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build the baseline with the run's augmentation."""
-        return cls(model, settings, augment=context.augment)
-
-    def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """Augment several batches ahead of their steps."""
-        return augment_ahead(batches, self.augment)
+        super().__init__(model, settings or Settings(), augment=augment)
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Sum the cross-entropies of both views of a `Batch`, or of images with labels."""
-        return cross_entropy_of_both(self.model, as_batch(batch, labels), self.augment)
-
-    def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Use the policy of period `epoch // k`."""
-        return {"policy": self.augment.redraw(epoch // self.k)}
+        return forward_both(self.model, as_batch(batch, labels), self.augment).loss()

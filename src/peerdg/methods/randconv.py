@@ -1,16 +1,16 @@
 """RandConv: predictions for three random convolutions of an image should agree."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal
 
 from torch import Tensor
 
 from peerdg.augment.protocol import Augment
 from peerdg.augment.randconv import RandConv
 from peerdg.errors import ConfigError
-from peerdg.methods.base import Batch, Loss, Method, MethodSettings, RunContext
+from peerdg.methods.base import Batch, Loss, MethodSettings, weight_option
 from peerdg.methods.clean import as_view
-from peerdg.methods.views import augmented_views, consistency_loss, each_view
+from peerdg.methods.views import AugmentedMethod, augmented_views, consistency_loss, each_view
 from peerdg.models.classifier import Classifier
 from peerdg.options import option
 
@@ -22,11 +22,8 @@ LAM = {"img": 5.0, "mix": 10.0}  # of the released code, by variant
 class Settings(MethodSettings):
     """Predictions for random convolutions of an image agree."""
 
-    lam: float | None = option(
-        None,
-        "weight of the divergence; default 5, or 10 with --augment.variant mix",
-        at_least=0,
-        announced=True,
+    lam: float | None = weight_option(
+        None, "weight of the divergence; default 5, or 10 with --augment.variant mix"
     )
     views: Literal["independent", "nested"] = option(
         "independent",
@@ -36,7 +33,7 @@ class Settings(MethodSettings):
     own_augment = "randconv"
 
 
-class RandConvConsistency(Method):
+class RandConvConsistency(AugmentedMethod):
     """L = CE(F(x₁), y) + λ · JSD(F(x₁), F(x₂), F(x₃)) with views x_i = G_i(x).
 
     Xu et al., "Robust and generalizable visual representation learning via random convolutions",
@@ -47,44 +44,26 @@ class RandConvConsistency(Method):
     and third view are convolutions of the first one, which is convolved already:
     `views="nested"`. As there, the views go through the network one by one, so that batch
     normalisation sees one convolution at a time.
-
-    Args:
-        model: F.
-        settings: λ and the views.
-        augment: G.
-
-    Raises:
-        ConfigError: For nested views of another augmentation, which takes uint8 images only.
     """
 
+    settings: Settings
     divergence_hint = ", or the divergence's weight (--randconv.lam)"
 
     def __init__(
         self, model: Classifier, settings: Settings | None = None, *, augment: Augment | None = None
     ) -> None:
-        super().__init__()
-        self.settings = settings or Settings()
-        self.model = model
-        self.augment = RandConv() if augment is None else augment
+        super().__init__(model, settings or Settings(), augment=augment or RandConv())
         variant = self.augment.variant if isinstance(self.augment, RandConv) else "img"
         self.lam = LAM[variant] if self.settings.lam is None else self.settings.lam
         if self.settings.views == "nested" and not isinstance(self.augment, RandConv):
-            raise ConfigError(
-                "Views of views (--randconv.views nested) are there for RandConv only.",
-                hint="Leave --augment.kind out, or use --randconv.views independent.",
+            raise ConfigError(  # others take uint8 images only
+                "Views of views (--randconv.views nested) are there for RandConv only."
             )
 
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build the method with the run's augmentation."""
-        return cls(model, settings, augment=context.augment)
-
-    def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Re-draw what an augmentation other than RandConv draws for a period: every epoch."""
-        return {"policy": self.augment.redraw(epoch)}
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        return batches  # the loss makes three views of each
 
     def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy of the first view and the weighted divergence of all."""
         _, logits = each_view(self.model, self._views(batch), joint=False)
         return consistency_loss(logits, batch.labels, lam=self.lam, ce="ce_augmented")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from peerdg.models.names import Outputs, Rule
-from peerdg.options import merge
+from peerdg.options import dotted, merge
 
 Reconstruction = Literal["no", "on digits", "on photos", "everywhere"]
 """Where a method is built without released code or values to compare with."""
@@ -33,23 +33,17 @@ def reconstructed_on(where: Reconstruction, data: str) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An objective and the options that make it a method of the literature.
+    """An objective and the options that make it a method of the literature."""
 
-    Args:
-        summary: One line for people.
-        method: The objective.
-        average: What averages the network it trains; None leaves that to the objective.
-        options: As in a config file, e.g. `{"augment": {"kind": "randconv"}}`.
-        unchanged: Further options that must stay what they are by default, None for unset: with
-            other values it is something else. Nothing has to be typed for them.
-        reconstruction: Where there is neither released code nor published values for it.
-    """
-
-    summary: str
-    method: str
-    average: str | None = None
+    summary: str  # one line for people
+    method: str  # the objective
+    average: str | None = None  # of the network it trains; None leaves that to the objective
+    # As in a config file, e.g. {"augment": {"kind": "randconv"}}.
     options: Mapping[str, Any] = field(default_factory=dict)
+    # Further options that must stay what they are by default, None for unset. With other values it
+    # is something else. Nothing has to be typed for them.
     unchanged: Mapping[str, Any] = field(default_factory=dict)
+    # Where there is neither released code nor published values for it.
     reconstruction: Reconstruction = "no"
 
     @property
@@ -62,16 +56,13 @@ class Recipe:
     def flags(self) -> str:
         """What it is short for on the command line."""
         average = [] if self.average is None else [f"--average {self.average}"]
-        rest = []
-        for key, value in self.options.items():
-            inside = value.items() if isinstance(value, Mapping) else ()
-            rest += [_flag(f"{key}.", name, inner) for name, inner in inside]
-            rest += [] if isinstance(value, Mapping) else [_flag("", key, value)]
+        rest = [_flag(name, value) for name, value in dotted(self.options).items()]
         return " ".join([f"--method {self.method}", *average, *rest])
 
     def describes(self, tables: Mapping[str, Any]) -> bool:
         """Whether a run with these options is still what the recipe stands for."""
-        return _contains(tables, self.tables) and _contains(tables, self.unchanged)
+        given, needed = dotted(tables), dotted(merge(self.tables, self.unchanged))
+        return all(given.get(name) == value for name, value in needed.items())
 
 
 ALL_SNAPSHOTS = {"average": {"start": 0, "last": None}}
@@ -119,39 +110,25 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Combination:
-    """A method of the literature that trains several runs and combines them.
+    """A method of the literature that trains several runs and combines them."""
 
-    Args:
-        summary: One line for people.
-        member: The method or recipe that each run trains.
-        members: How many runs.
-        rule: Of `peerdg combine`.
-        outputs: What an ensemble averages; None for a mean of weights.
-        shares_start: Whether all runs have one seed, and so one initialisation and pre-training,
-            and differ in that of the main phase; otherwise each has a seed of its own.
-        lr_scales: Learning rates of the main phase as multiples of the preset's; runs take them in
-            turn.
-        weight_decays: Likewise, as they are; empty leaves the preset's.
-        reconstruction: As in `Recipe`.
-    """
-
-    summary: str
-    member: str
+    summary: str  # one line for people
+    member: str  # the method or recipe that each run trains
     members: int
-    rule: Rule
-    outputs: Outputs | None = None
+    rule: Rule  # of `peerdg combine`
+    outputs: Outputs | None = None  # what an ensemble averages; None for a mean of weights
+    # Whether all runs have one seed, and so one initialization and pre-training, and differ in that
+    # of the main phase. Otherwise each has a seed of its own.
     shares_start: bool = True
+    # Learning rates of the main phase as multiples of the preset's. Runs take them in turn.
     lr_scales: tuple[float, ...] = (1.0,)
-    weight_decays: tuple[float, ...] = ()
-    reconstruction: Reconstruction = "no"
+    weight_decays: tuple[float, ...] = ()  # likewise, as they are; empty leaves the preset's
 
     def options(self, number: int, *, seed: int, lr: float) -> dict[str, Any]:
         """The options of run `number`, counted from 0, as in a config file.
 
-        Args:
-            number: Which of the runs.
-            seed: Seed of the whole; no two seeds have a run in common.
-            lr: Learning rate of the main phase that the member has by itself.
+        No two seeds of the whole have a run in common. `lr` is the learning rate of the main phase
+        that the member has by itself.
         """
         own = seed * self.members + number
         seeds = {"seed": seed, "train_seed": own} if self.shares_start else {"seed": own}
@@ -185,21 +162,12 @@ COMBINATIONS = {
 }
 
 
-def _flag(section: str, name: str, value: Any) -> str:
+def _flag(option: str, value: Any) -> str:
     """An option as one types it: `--augment.num-ops 2`, `--peer.no-average`, `--oracle`."""
-    name = name.replace("_", "-")
+    section, dot, name = option.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
-        return f"--{section}{name if value else f'no-{name}'}"
-    return f"--{section}{name} {value}"
-
-
-def _contains(tables: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
-    return all(
-        _contains(tables.get(key, {}), value)
-        if isinstance(value, Mapping)
-        else tables.get(key) == value
-        for key, value in part.items()
-    )
+        return f"--{section}{dot}{name if value else f'no-{name}'}"
+    return f"--{section}{dot}{name} {value}"
 
 
 def expand(layers: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -208,19 +176,12 @@ def expand(layers: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]
     The method of an earlier layer is forgotten, and so is what it would have expanded to.
     """
     last = max((n for n, layer in enumerate(layers) if "method" in layer), default=None)
-    return tuple(
-        _expanded(layer) if number == last else _without_method(layer)
-        for number, layer in enumerate(layers)
-    )
-
-
-def _expanded(layer: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = layer.get("method")
-    if not isinstance(name, str) or name not in RECIPES:
-        return layer
-    tables = RECIPES[name].tables
-    return merge(tables, layer, {"method": tables["method"], "recipe": name})
-
-
-def _without_method(layer: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {key: value for key, value in layer.items() if key != "method"}
+    expanded = [{k: v for k, v in layer.items() if k != "method"} for layer in layers]
+    if last is not None:
+        name = layers[last]["method"]
+        if isinstance(name, str) and name in RECIPES:
+            tables = RECIPES[name].tables
+            expanded[last] = merge(tables, expanded[last], {"recipe": name})
+        else:
+            expanded[last]["method"] = name
+    return tuple(expanded)

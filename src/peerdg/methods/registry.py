@@ -25,25 +25,11 @@ from peerdg.options import build, did_you_mean
 if TYPE_CHECKING:
     from peerdg.methods.base import Method, MethodSettings
 
-METHODS = {
-    "ada": "peerdg.methods.ada",
-    "advst": "peerdg.methods.advst",
-    "augmix": "peerdg.methods.augmix",
-    "barlow-twins": "peerdg.methods.barlow_twins",
-    "erm": "peerdg.methods.erm",
-    "l2d": "peerdg.methods.l2d",
-    "m-ada": "peerdg.methods.m_ada",
-    "me-ada": "peerdg.methods.me_ada",
-    "metacnn": "peerdg.methods.metacnn",
-    "miro": "peerdg.methods.miro",
-    "mixstyle": "peerdg.methods.mixstyle",
-    "pden": "peerdg.methods.pden",
-    "peer": "peerdg.methods.peer",
-    "randaugment": "peerdg.methods.randaugment",
-    "randconv": "peerdg.methods.randconv",
-    "simde": "peerdg.methods.simde",
-    "teacher": "peerdg.methods.teacher",
-}
+_NAMES = (
+    "ada advst augmix barlow-twins erm l2d m-ada me-ada metacnn miro mixstyle pden peer "
+    "randaugment randconv simde teacher"
+)
+METHODS = {name: f"peerdg.methods.{name.replace('-', '_')}" for name in _NAMES.split()}
 """The module of each method. A plugin has its method here while it is `registered`."""
 
 MAX_PLUGIN_BYTES = 2**20
@@ -52,23 +38,16 @@ _HINT = "docs/add-a-method.md shows what the file must have."
 
 @dataclass(frozen=True)
 class Plugin:
-    """A loaded plugin.
+    """A loaded plugin."""
 
-    Args:
-        name: The method's name: that of the file, with hyphens for underscores.
-        path: The file.
-        sha256: SHA-256 of the executed bytes.
-        module: The module, in `sys.modules` while the plugin is registered.
-    """
-
-    name: str
+    name: str  # of its method: that of the file, with hyphens for underscores
     path: Path
-    sha256: str
-    module: ModuleType
+    sha256: str  # of the executed bytes
+    module: ModuleType  # in `sys.modules` while the plugin is registered
 
     @property
     def identity(self) -> str:
-        """What a run records of it: the file's name and its SHA-256."""
+        """What a run records of it."""
         return f"{self.path.name} sha256:{self.sha256}"
 
     def failed_in(self, error: BaseException) -> bool:
@@ -80,16 +59,12 @@ _plugins: dict[str, Plugin] = {}  # by the name of their method, filled by `regi
 
 
 def method_names() -> tuple[str, ...]:
-    """List every method, those of registered plugins included."""
+    """Every method, those of registered plugins included."""
     return tuple(sorted(METHODS))
 
 
 def settings_of(name: str) -> "type[MethodSettings]":
-    """Return the dataclass of a method's options.
-
-    Raises:
-        ConfigError: If there is no such method, with the nearest name.
-    """
+    """Return the dataclass of a method's options."""
     kind: type[MethodSettings] = _module(name).Settings
     return kind
 
@@ -108,8 +83,7 @@ def summary_of(name: str) -> str:
 def stored_settings(name: str, values: Mapping[str, Any]) -> "MethodSettings | None":
     """Make the settings of a stored run; options that are not known here are left out.
 
-    Returns:
-        None if there is no such method here, or it refuses a value.
+    None if there is no such method here, or it refuses a value.
     """
     if name not in METHODS:
         return None
@@ -130,13 +104,11 @@ def model_options_of(name: str) -> tuple[str, ...]:
 def is_reconstruction(name: str, data: str) -> bool:
     """Tell whether no published code or paper specifies the method or recipe for this data set.
 
-    A recipe is one if it or its objective is, and so is a combination of runs. Methods that are
+    A recipe is one if it or its objective is, and a combination if its member is. Methods that are
     not known here are none.
     """
     if name in COMBINATIONS:
-        combination = COMBINATIONS[name]
-        own = reconstructed_on(combination.reconstruction, data)
-        return own or is_reconstruction(combination.member, data)
+        return is_reconstruction(COMBINATIONS[name].member, data)
     if name in RECIPES:
         recipe = RECIPES[name]
         own = reconstructed_on(recipe.reconstruction, data)
@@ -154,11 +126,7 @@ def own_augment_of(name: str) -> str | None:
 
 @contextmanager
 def registered(plugin: Plugin) -> Iterator[None]:
-    """Inside the block, the method of a plugin is known like any other.
-
-    Raises:
-        ConfigError: If a method or recipe has its name already.
-    """
+    """Inside the block, the method of a plugin is known like any other."""
     if plugin.name in (*METHODS, *RECIPES, *COMBINATIONS):
         raise ConfigError(
             f"There is a method '{plugin.name}' already.",
@@ -189,21 +157,14 @@ def file_of(identity: str) -> str:
 
 @contextmanager
 def loaded(path: Path) -> Iterator[Plugin]:
-    """Execute a plugin. Its module is known to Python inside the block.
-
-    Raises:
-        ConfigError: If the file cannot be read or executed, or is not a plugin.
-    """
+    """Execute a plugin. Its module is known to Python inside the block."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*\.py", path.name):
         raise ConfigError(
-            f"A plugin is a Python file that is named as its method; '{path.name}' cannot be.",
+            f"A plugin is named as its method; '{path.name}' cannot be.",
             hint="Use small letters, digits and underscores: my_method.py for --method my-method.",
         )
     if not path.is_file() or path.stat().st_size > MAX_PLUGIN_BYTES:
-        raise ConfigError(
-            f"There is no plugin {path} of at most {MAX_PLUGIN_BYTES:,} bytes.",
-            hint="Check --plugin.",
-        )
+        raise ConfigError(f"There is no plugin {path} of at most {MAX_PLUGIN_BYTES:,} bytes.")
     source = path.read_bytes()  # read once: what is executed is what is hashed
     module = ModuleType(f"peerdg_plugin_{path.stem}")
     module.__file__ = str(path)
@@ -245,10 +206,8 @@ def _execute(source: bytes, path: Path, module: ModuleType) -> None:
             f"The plugin {path} is not valid Python: line {error.lineno}: {error.msg}."
         ) from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"The plugin {path} cannot be imported:{_line(error, path)} "
-            f"{type(error).__name__}: {error}",
-        ) from error
+        where = f"{path} cannot be imported:{_line(error, path)}"
+        raise ConfigError(f"The plugin {where} {type(error).__name__}: {error}") from error
 
 
 def _line(error: BaseException, path: Path) -> str:
@@ -265,15 +224,11 @@ def _check(path: Path, module: ModuleType) -> None:
     if not (isinstance(settings, type) and issubclass(settings, MethodSettings)):
         raise ConfigError(f"The plugin {path} has no class Settings(MethodSettings).", hint=_HINT)
     if "__dataclass_params__" not in vars(settings):
-        raise ConfigError(
-            f"Settings of the plugin {path} is not a frozen dataclass.",
-            hint="Write @dataclass(frozen=True, kw_only=True) above it.",
-        )
+        raise ConfigError(f"Settings of the plugin {path} is not a frozen dataclass.", hint=_HINT)
     for f in fields(settings):
         if "help" not in f.metadata:
             raise ConfigError(
-                f"The option '{f.name}' of the plugin {path} has no help.",
-                hint=f"Make it with peerdg.options.option: {f.name}: ... = option(default, help).",
+                f"The option '{f.name}' of the plugin {path} is not made with `option`.", hint=_HINT
             )
     try:
         settings()
@@ -281,15 +236,6 @@ def _check(path: Path, module: ModuleType) -> None:
         raise ConfigError(f"The defaults of the plugin {path} are refused: {error}") from error
     methods = _methods_in(module)
     if len(methods) != 1:
-        names = ", ".join(kind.__name__ for kind in methods) or "none"
-        raise ConfigError(
-            f"The plugin {path} must define one Method; it defines {names}.", hint=_HINT
-        )
-    missing = sorted(methods[0].__abstractmethods__)
+        raise ConfigError(f"The plugin {path} must define one Method, not {len(methods)}.")
     if methods[0].loss is Method.loss and methods[0].step is Method.step:
-        missing.append("loss")
-    if missing:
-        raise ConfigError(
-            f"{methods[0].__name__} of the plugin {path} does not define {', '.join(missing)}.",
-            hint=_HINT,
-        )
+        raise ConfigError(f"{methods[0].__name__} of the plugin {path} has no loss.", hint=_HINT)

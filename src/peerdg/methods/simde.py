@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,8 @@ from peerdg.methods.base import (
     MethodSettings,
     OptimizerPlan,
     OptimizerStep,
-    ParamGroup,
-    RunContext,
     Terms,
+    weight_option,
 )
 from peerdg.methods.views import each_view
 from peerdg.models.classifier import Classifier
@@ -32,9 +31,7 @@ from peerdg.stages import stage
 class Settings(MethodSettings):
     """Two classifiers, each learning from generators that the other guides; a reconstruction."""
 
-    beta: float = option(
-        0.5, "how much a generator seeks uncertain predictions", at_least=0, announced=True
-    )
+    beta: float = weight_option(0.5, "how much a generator seeks uncertain predictions")
     guidance: Literal["switched", "alternating", "own"] = option(
         "switched", "whether a generator is guided by the other classifier, by both, or by its own"
     )
@@ -43,7 +40,6 @@ class Settings(MethodSettings):
 
     reconstruction = "everywhere"
     deploys = "the ensemble of two networks that were trained together"
-
     augments = False
 
 
@@ -69,16 +65,13 @@ class SimDE(Method):
     each image; both gradients are taken before either update; F₁ is the pre-trained network and
     F₂ a copy of it with a new head, since two equal classifiers would stay equal. Where "switching"
     is read as a change in time (`guidance="alternating"`), guides change places after each epoch.
-
-    Args:
-        model: F₁, as pre-trained.
     """
 
+    settings: Settings
     divergence_hint = ", or the generators' (--simde.generator-lr)"
 
     def __init__(self, model: Classifier, settings: Settings | None = None) -> None:
-        super().__init__()
-        self.settings = settings or Settings()
+        super().__init__(settings=settings or Settings())
         self.first, self.second = model, copy.deepcopy(model)
         self.second.head.reset_parameters()
         self.first_generator, self.second_generator = (
@@ -86,19 +79,12 @@ class SimDE(Method):
         )
         self.switched = self.settings.guidance != "own"
 
-    @classmethod
-    def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build SimDE; it uses nothing else of the run."""
-        return cls(model, settings)
-
     def optimizers(self) -> dict[str, OptimizerPlan]:
         """The phase's for both classifiers, Adam for both generators."""
-        classifiers = [p for m in self.classifiers for p in m.parameters() if p.requires_grad]
-        generators = [p for g in self.generators for p in g.parameters()]
         lr = self.settings.generator_lr
         return {
-            "main": OptimizerPlan([ParamGroup(classifiers)]),
-            "generators": OptimizerPlan([ParamGroup(generators)], kind="adam", lr=lr),
+            "main": OptimizerPlan.of(*self.classifiers),
+            "generators": OptimizerPlan.of(*self.generators, kind="adam", lr=lr),
         }
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -116,7 +102,7 @@ class SimDE(Method):
         own = self.generator_loss(made, y)
         update("generators", own["generator_loss"], own)
         update("main", terms["loss"], terms)
-        return {name: value.detach() for name, value in {**terms, **own}.items()}
+        return {**terms, **own}
 
     @stage("generator")
     def generate(self, x: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
@@ -140,8 +126,8 @@ class SimDE(Method):
         uncertainty = torch.stack([entropy(each) for each in logits]).sum()
         return {
             "generator_loss": ce - self.settings.beta * uncertainty,
-            "generator_ce": ce.detach(),
-            "entropy": uncertainty.detach(),
+            "generator_ce": ce,
+            "entropy": uncertainty,
         }
 
     @property
@@ -166,6 +152,5 @@ class SimDE(Method):
 
     @property
     def networks(self) -> dict[str, Classifier]:
-        """Both classifiers, and their ensemble as it is now."""
         mean = ensemble(self.classifiers)
         return {"first": self.first, "second": self.second, "ensemble": mean}

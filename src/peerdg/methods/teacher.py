@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.long_work import iterate
@@ -17,11 +16,10 @@ from peerdg.methods.alignment import (
     FrozenGuideSettings,
     alignment_loss,
     build_projection,
-    loss_terms,
 )
-from peerdg.methods.base import Batch, Loss, Method, RunContext
+from peerdg.methods.base import Batch, Loss, RunContext
 from peerdg.methods.clean import Clean, CleanImages, as_clean
-from peerdg.methods.views import augment_ahead, forward_both
+from peerdg.methods.views import AugmentedMethod, forward_both
 from peerdg.models.classifier import Classifier
 from peerdg.options import option
 
@@ -50,18 +48,16 @@ class Settings(FrozenGuideSettings):
         super().__post_init__()
         if self.adapter == "trained" and not self.head_grad_target:
             raise ConfigError(
-                "teacher.adapter 'trained' learns through R's branch of the teacher, which "
-                "teacher.head_grad_target = false cuts off.",
+                "teacher.adapter 'trained' learns nothing with teacher.head_grad_target = false.",
                 hint="Leave one of them out.",
             )
 
     @property
     def is_oracle(self) -> bool:
-        """With a teacher from elsewhere."""
         return self.model is not None
 
 
-class Teacher(Method):
+class Teacher(AugmentedMethod):
     """A student P learns from augmented images, guided by a frozen teacher T.
 
     The comparison of Table 5 of Cho, Hwang and Lee, "PEER pressure", CVPR 2025,
@@ -83,18 +79,15 @@ class Teacher(Method):
 
     Args:
         model: The student P.
-        augment: G, re-drawn by `start_epoch`.
+        augment: G.
         teacher: T; its classes may be others, since only H_T is used.
         clean: All clean training images: a `CleanImages` with labels fits A, and if a `Batch` gives
             its `index`, the teacher's features are looked up in a table that is computed once.
         cache: See `CachedFeatures`.
-
-    Raises:
-        ConfigError: If A is to be fitted and there are no clean images with labels.
     """
 
+    settings: Settings
     fitted: Tensor
-
     divergence_hint = ", or the regularizer's weight (--teacher.w)"
 
     def __init__(
@@ -107,33 +100,33 @@ class Teacher(Method):
         clean: Clean | None = None,
         cache: bool | None = None,
     ) -> None:
-        super().__init__()
-        self.settings = settings or Settings()
-        self.augment = augment or Policy()
+        super().__init__(settings=settings or Settings(), augment=augment)
         self.student = model
         self.teacher = (teacher or copy.deepcopy(model)).requires_grad_(False).eval()
         self.clean = as_clean(clean)
         self.projection = build_projection(self.settings, model.feature_dim)
-        self.adapter = _adapter(self.settings, self.teacher.feature_dim, model.feature_dim)
+        widths = self.teacher.feature_dim, model.feature_dim
+        self.adapter: nn.Module = nn.Identity()  # A
+        if widths[0] != widths[1]:
+            self.adapter = nn.Linear(*widths, bias=False)
+            self.adapter.requires_grad_(self.settings.adapter == "trained")
         self.teacher_features = CachedFeatures(self.settings, self.teacher, self.clean, cache)
-        self.register_buffer("fitted", torch.tensor(not self._is_fitted_first))
-        if self._is_fitted_first and not (
-            isinstance(self.clean, CleanImages) and self.clean.labels is not None
-        ):
+        must_fit = widths[0] != widths[1] and self.settings.adapter == "fitted"
+        must_fit = must_fit and self.settings.regularizer != "none"
+        self.register_buffer("fitted", torch.tensor(not must_fit))
+        if must_fit and getattr(self.clean, "labels", None) is None:
             raise ConfigError(
-                f"The teacher has {self.teacher.feature_dim} features, the student "
-                f"{model.feature_dim}, and there are no labelled images to fit an adapter.",
+                f"The teacher has {widths[0]} features, the student {widths[1]}, and there are no "
+                "labelled images to fit an adapter.",
                 hint="Pass clean=CleanImages(images, labels=labels), or use adapter='trained'.",
             )
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build the method with the run's augmentation, its clean images, and the named teacher."""
         teacher = context.load_model(settings.model) if settings.model else None
         if teacher is not None and teacher.image_size not in (None, context.image_size):
             raise ConfigError(
-                f"The teacher takes images of {teacher.image_size} x {teacher.image_size} pixels "
-                f"only, and the student sees {context.image_size} x {context.image_size}.",
+                f"The teacher takes images of {teacher.image_size} pixels only.",
                 hint=f"Use --transform.size {teacher.image_size}, or another teacher.",
             )
         return cls(
@@ -146,56 +139,38 @@ class Teacher(Method):
         )
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Use the policy of period `epoch // k`; before the first epoch, fit A if there is one."""
+        """Before the first epoch, fit A if there is one."""
         if not self.fitted:
             self._fit_adapter()
         self.teacher_features.refresh(version=0)
-        return {"policy": self.augment.redraw(epoch // self.settings.k)}
-
-    def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """Augment several batches ahead of their steps."""
-        return augment_ahead(batches, self.augment)
+        return super().start_epoch(epoch)
 
     def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy on both views and the weighted regularizer."""
         settings = self.settings
         out = forward_both(self.student, batch, self.augment, joint=settings.joint_views)
         if settings.regularizer == "none":
-            return loss_terms(out.ce, out.ce_bar)
+            return out.loss()
         regularizer = out.ce.new_zeros(())
         for h_t, h in self.teacher_features.pairs(batch, out):
             regularizer = regularizer + alignment_loss(
-                settings,
-                self.projection,
-                self.adapter(h_t),
-                h,
-                target_learns=settings.head_grad_target,
+                settings, self.projection, self.adapter(h_t), h
             )
-        return loss_terms(out.ce, out.ce_bar, regularizer, w=settings.w)
+        return out.loss(regularizer, w=settings.w)
 
     @property
     def networks(self) -> dict[str, Classifier]:
-        """The student."""
         return {"student": self.student}
 
-    def train(self, mode: bool = True) -> "Teacher":
+    def train(self, mode: bool = True) -> Self:
         """The teacher stays in eval mode: its features must not depend on the batch."""
         super().train(mode)
         self.teacher.eval()
         return self
 
-    @property
-    def _is_fitted_first(self) -> bool:
-        needed = isinstance(self.adapter, nn.Linear) and self.settings.adapter == "fitted"
-        return needed and self.settings.regularizer != "none"
-
     def _fit_adapter(self) -> None:
         """A <- argmin over A and C of CE(C·A·H_T(x), y) on the clean source images.
 
         C is thrown away. Nothing changes before the last pass is over, since it may be interrupted.
-
-        Raises:
-            NumericalError: If the fit diverges.
         """
         clean = self.clean
         assert isinstance(clean, CleanImages)  # noqa: S101  (the constructor ensures it)
@@ -218,11 +193,3 @@ class Teacher(Method):
             )
         self.adapter.load_state_dict(adapter.state_dict())
         self.fitted.fill_(True)
-
-
-def _adapter(settings: Settings, teacher_dim: int, student_dim: int) -> nn.Module:
-    """A, or the identity where the widths are the same."""
-    if teacher_dim == student_dim:
-        return nn.Identity()
-    adapter = nn.Linear(teacher_dim, student_dim, bias=False)
-    return adapter.requires_grad_(settings.adapter == "trained")

@@ -1,19 +1,55 @@
-"""The augmented views of a batch, and several views through one network."""
+"""Methods with augmented views: the views of a batch, and several views through one network."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from peerdg.augment.policy import Policy
 from peerdg.augment.protocol import Augment, unit
 from peerdg.losses.jensen_shannon import jensen_shannon
-from peerdg.methods.base import Batch, Loss
+from peerdg.methods.base import Batch, Loss, Method, RunContext
 from peerdg.methods.clean import as_view
 from peerdg.models.classifier import Classifier, has_batch_statistics
 from peerdg.stages import stage
+
+
+class AugmentedMethod(Method):
+    """A method that learns from images x and x̄ = G(x), with G re-drawn at each `Settings.period`.
+
+    G is `augment`, by default the policy of PEER.
+    """
+
+    def __init__(
+        self,
+        model: Classifier | None = None,
+        settings: Any = None,
+        *,
+        augment: Augment | None = None,
+    ) -> None:
+        super().__init__(model, settings)
+        self.augment = augment or Policy()
+
+    @classmethod
+    def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
+        return cls(model, settings, augment=context.augment)
+
+    def start_epoch(self, epoch: int) -> dict[str, Any]:
+        """Use the policy of the epoch's period."""
+        if not self.settings.augments:
+            return {}
+        return {"policy": self.augment.redraw(epoch // self.settings.period)}
+
+    def prepare(self, batches: list[Batch]) -> list[Batch]:
+        """Augment several batches ahead of their steps, as `augmented_view` would each."""
+        if not self.settings.augments:
+            return batches
+        images, generators = [b.images for b in batches], [b.generator() for b in batches]
+        views = self.augment.augment_batches(images, generators)
+        return [replace(batch, augmented=view) for batch, view in zip(batches, views, strict=True)]
 
 
 def augmented_view(batch: Batch, augment: Augment) -> Tensor:
@@ -29,20 +65,6 @@ def augmented_views(batch: Batch, augment: Augment, count: int) -> list[Tensor]:
     return [as_view(view) for view in views]
 
 
-def augment_ahead(batches: list[Batch], augment: Augment) -> list[Batch]:
-    """Make x̄ for several batches at once, as `augmented_view` would for each."""
-    views = augment.augment_batches([b.images for b in batches], [b.generator() for b in batches])
-    return [replace(batch, augmented=view) for batch, view in zip(batches, views, strict=True)]
-
-
-def both_views(
-    model: Classifier, x: Tensor, x_bar: Tensor, *, joint: bool
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Features and logits of x and x̄: ((h, h̄), (logits, logits̄)); see `each_view`."""
-    (h, h_bar), (logits, logits_bar) = each_view(model, (x, x_bar), joint=joint)
-    return (h, h_bar), (logits, logits_bar)
-
-
 class TwoViewOutput(NamedTuple):
     """What a network F = C∘H makes of a batch and of its augmented view."""
 
@@ -51,6 +73,14 @@ class TwoViewOutput(NamedTuple):
     h_bar: Tensor  # H(x̄)
     ce: Tensor  # CE(F(x), y)
     ce_bar: Tensor  # CE(F(x̄), y)
+
+    def loss(self, regularizer: Tensor | None = None, *, w: float = 0) -> Loss:
+        """Compute CE(F(x), y) + CE(F(x̄), y) + w · regularizer."""
+        terms = {"ce_clean": self.ce, "ce_augmented": self.ce_bar}
+        if regularizer is None:
+            return Loss(self.ce + self.ce_bar, **terms)
+        total = self.ce + self.ce_bar + w * regularizer
+        return Loss(total, **terms, regularizer=regularizer)
 
 
 def forward_both(
@@ -62,16 +92,10 @@ def forward_both(
     """
     x, y = batch.images, batch.labels
     x_bar = x if augment is None else augmented_view(batch, augment)
-    (h, h_bar), (logits, logits_bar) = both_views(model, x, x_bar, joint=joint)
+    (h, h_bar), (logits, logits_bar) = each_view(model, (x, x_bar), joint=joint)
     return TwoViewOutput(
         x_bar, h, h_bar, F.cross_entropy(logits, y), F.cross_entropy(logits_bar, y)
     )
-
-
-def cross_entropy_of_both(model: Classifier, batch: Batch, augment: Augment) -> Loss:
-    """Compute CE(F(x), y) + CE(F(x̄), y)."""
-    _, _, _, ce, ce_bar = forward_both(model, batch, augment)
-    return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
 
 
 @stage("forward")
@@ -103,11 +127,7 @@ def joined(views: Sequence[Tensor]) -> Tensor:
 def consistency_loss(logits: Sequence[Tensor], labels: Tensor, *, lam: float, ce: str) -> Loss:
     """Compute CE(F(x₁), y) + λ · JSD(F(x₁), ..., F(x_V)): the first view learns, all agree.
 
-    Args:
-        logits: F(x_v) of each view.
-        labels: y.
-        lam: λ.
-        ce: The name under which the cross-entropy is recorded.
+    The cross-entropy is recorded under the name `ce`.
     """
     cross_entropy = F.cross_entropy(logits[0], labels)
     divergence = jensen_shannon(*logits)
