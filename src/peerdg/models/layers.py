@@ -24,7 +24,7 @@ module of the encoder.
 
 FEATURES = "features"
 OUTPUT = "."  # names the encoder itself
-MIXSTYLE_EPS = 1e-6  # under the square root, as in the released code
+STYLE_EPS = 1e-6  # under the square root, as in the released code
 
 
 class GaussianBottleneck(nn.Module):
@@ -106,7 +106,7 @@ class StyleMixing(nn.Module):
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         with torch.no_grad():
             variance, mu = torch.var_mean(wide, dim=places, correction=0, keepdim=True)
-            sigma = (variance + MIXSTYLE_EPS).sqrt()
+            sigma = (variance + STYLE_EPS).sqrt()
             gamma = lam * sigma + (1 - lam) * sigma[other]
             beta = lam * mu + (1 - lam) * mu[other]
         return (gamma * ((wide - mu) / sigma) + beta).to(x.dtype)
