@@ -9,7 +9,7 @@ import torch
 import peerdg
 from peerdg.augment.policy import Policy
 from peerdg.methods.base import Batch
-from peerdg.run.plugin import plugin_method
+from peerdg.run.config import plugin_method
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 from tests.test_readme import ROOT, blocks
 

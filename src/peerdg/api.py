@@ -21,11 +21,10 @@ from peerdg.models.names import Outputs, Rule
 from peerdg.models.stored import OWN, load_stored
 from peerdg.options import build
 from peerdg.run.combine import combine as combine_runs
-from peerdg.run.config import RunConfig, resolve_given
+from peerdg.run.config import RunConfig, plugin_method, resolve_given
 from peerdg.run.folder import Existing, RunFolder
-from peerdg.run.plugin import plugin_method
 from peerdg.run.progress import ProgressDisplay, choose_progress
-from peerdg.run.start import start_run
+from peerdg.run.run import start_run
 from peerdg.terminal import Terminal
 
 

@@ -14,7 +14,7 @@ from peerdg.cli.main import run as command
 from peerdg.report.runs import RunResult, read_run
 from peerdg.run.config import RunConfig
 from peerdg.run.progress import ProgressDisplay
-from peerdg.run.start import start_run
+from peerdg.run.run import start_run
 from tests.data.image_files import make_tree, write_picture
 
 TRAIN = {"epochs": 4, "batch_size": 8, "steps_per_epoch": 2, "lr": 0.001}

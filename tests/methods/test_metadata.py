@@ -17,7 +17,7 @@ from peerdg.methods.registry import (
 )
 from peerdg.options import option
 from peerdg.run.config import resolve
-from peerdg.run.time_budget import TimeBudget, schedule
+from peerdg.run.time_budget import schedule, with_epochs
 from tests.report.made import peer
 
 
@@ -47,8 +47,8 @@ def test_its_period_decides_evaluation_schedule_and_fluctuation(mirage):
     assert config.evaluate_every == 3
     assert config.method_settings.period == 3
     assert schedule(config).endswith("9 epochs, every 3")
-    budget = TimeBudget.from_options(1.0, {"mirage": {"every": 3}}, "mirage", 0.0)
-    assert budget.fixed == {"period"}
+    assert with_epochs(config, 60, {"mirage.every"}).method_settings.period == 3
+    assert with_epochs(config, 10).method_settings.period == 2
     found = peer(method="mirage", mirage={"every": 3})
     assert (found.k, found.period) == (3, 3)
     assert settings_of("erm").period_option is None and settings_of("erm")().period == 1

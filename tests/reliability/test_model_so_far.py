@@ -77,7 +77,6 @@ def test_the_model_is_the_deployed_one_of_the_last_evaluation(tmp_path: Path):
 @pytest.mark.parametrize(
     ("moment", "far"),
     [
-        (("pretrain", 1, 1), "pre-trained only, for 1 of 2 epochs"),
         (("train", 0, 1), "pre-trained only, for 2 of 2 epochs"),
         (("train", 1, 2), "pre-trained only, for 2 of 2 epochs"),
         (("train", 2, 1), "trained for 2 of 8 epochs"),
@@ -89,8 +88,8 @@ def test_it_says_how_far(tmp_path: Path, moment: tuple[Any, ...], far: str):
         assert peerdg.load_model(tmp_path / "run", network=tiny_model()).how_far == far
 
 
-def test_a_network_that_has_learnt_nothing_is_not_kept(tmp_path: Path):
-    message = stopped(tmp_path / "a", "pretrain", 0, 1)
+def test_before_the_first_evaluation_there_is_no_model(tmp_path: Path):
+    message = stopped(tmp_path / "a", "pretrain", 1, 1)
     assert "predict" not in message
     stopped(tmp_path / "b", "train", 1, 1, pretrain={"epochs": 0}, evaluate_every=1)
     for out in (tmp_path / "a", tmp_path / "b"):

@@ -13,7 +13,6 @@ from torch.optim.swa_utils import update_bn
 import peerdg
 from peerdg.api import Run
 from peerdg.errors import Stopped
-from peerdg.methods.clean import CleanImages
 from peerdg.models.classifier import Classifier
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
@@ -222,83 +221,18 @@ def test_a_stop_saves_the_statistics_of_training(runs, tmp_path, inside):
 
 
 def test_the_model_so_far_of_a_stopped_run_is_as_it_was_evaluated(tmp_path, monkeypatch):
-    stopped(tmp_path / "run", monkeypatch, batch_norm=True)
+    step, count = loop.train_step, iter(range(100))
+
+    def stopping(*args: Any, **given: Any) -> Any:
+        if next(count) == 7:  # in the second epoch
+            signal.raise_signal(signal.SIGTERM)
+        return step(*args, **given)
+
+    monkeypatch.setattr(loop, "train_step", stopping)
+    with pytest.raises(Stopped):
+        fit(tmp_path / "run", "randaugment")
     found = load_file(tmp_path / "run/model/model.safetensors")
     model = tiny_classifier(batch_norm=True)
     model.load_state_dict(found)
     update_bn([tiny_splits().train.images], model)
     torch.testing.assert_close(found["encoder.norm.running_var"], model.encoder.norm.running_var)
-
-
-BEFORE_EVALUATION: dict[str, dict[str, Any]] = {
-    "pre-training": {"name": "erm", "at": 4, "pretrain": 2},
-    "no pre-training": {"name": "erm", "at": 7, "pretrain": 0, "evaluate_every": 3},
-    "pre-training of peer": {"name": "peer", "at": 4, "pretrain": 2},
-    "before a snapshot": {
-        "name": "peer", "at": 7, "pretrain": 1, "evaluate_every": 3,
-        "peer": {"k": 3, "head_dim": 4},
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BEFORE_EVALUATION)
-@pytest.mark.parametrize("rule", ["clean", "trained"])
-def test_a_stop_before_any_evaluation_stores_a_model_by_the_rule(tmp_path, monkeypatch, case, rule):
-    options = {**BEFORE_EVALUATION[case], "batch_statistics": rule}
-    at = options.pop("at")
-    stopped(tmp_path / "run", monkeypatch, at=at, **options)
-    found = load_file(tmp_path / "run/model/model.safetensors")
-    state = load_file(sorted((tmp_path / "run/checkpoint").rglob("*.safetensors"))[-1])
-    prefix = "method.average.averaged.module." if case == "before a snapshot" else "method.model."
-    trained = {key: state[f"{prefix}{key}"] for key in found}
-    reference = tiny_classifier(batch_norm=True)
-    reference.load_state_dict(trained)
-    if rule == "clean":
-        update_bn([tiny_splits().train.images], reference)
-    for key, value in reference.state_dict().items():
-        if not key.endswith("num_batches_tracked"):
-            torch.testing.assert_close(found[key], value, msg=key)
-    # The run goes on with the statistics of its training.
-    whole, resumed = tmp_path / "whole", fit(tmp_path / "run", existing="resume", **options)
-    fit(whole, **options)
-    for name in ("metrics.jsonl", "model/model.safetensors"):
-        assert (resumed.path / name).read_bytes() == (whole / name).read_bytes()
-
-
-def test_a_stop_recalibrates_for_some_seconds_only(tmp_path, monkeypatch):
-    """The chunks are shuffled: those that fit into the time are a sample of all images."""
-    monkeypatch.setattr("peerdg.run.model.STOP_STATISTICS_SECONDS", 0.0)
-    monkeypatch.setattr("peerdg.methods.clean.images_per_pass", lambda side: 6)
-    stopped(tmp_path / "run", monkeypatch, at=4, name="erm", pretrain=2)
-    found = load_file(tmp_path / "run/model/model.safetensors")
-    reference = tiny_classifier(batch_norm=True)
-    reference.load_state_dict(found)
-    images = tiny_splits().train.images
-    update_bn([images[CleanImages(images).rows[0]]], reference)
-    expected = reference.encoder.norm.running_var
-    torch.testing.assert_close(found["encoder.norm.running_var"], expected)
-
-
-# Runs that were started before there was a rule
-
-
-def stopped(
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    name: str = "randaugment",
-    at: int = 7,
-    **options: Any,
-) -> None:
-    """A run that was stopped at a step, counted from 0: by default in its second epoch."""
-    with monkeypatch.context() as patch:
-        step, count = loop.train_step, iter(range(100))
-
-        def stopping(*args: Any, **given: Any) -> Any:
-            if next(count) == at:
-                signal.raise_signal(signal.SIGTERM)
-            return step(*args, **given)
-
-        patch.setattr(loop, "train_step", stopping)
-        with pytest.raises(Stopped):
-            fit(out, name, **options)

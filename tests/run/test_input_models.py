@@ -19,7 +19,7 @@ from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import checksum, save_model
 from peerdg.report.compare import by_variant
 from peerdg.report.runs import load_runs, read_run, save_runs
-from peerdg.run import model as run_model
+from peerdg.run import prepare
 from peerdg.run.config import resolve
 from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
@@ -146,19 +146,19 @@ def test_a_network_may_be_given_by_name_with_its_published_weights(tmp_path, mon
              if n.startswith("encoder.")}  # fmt: skip
     file = tmp_path / "alexnet.safetensors"
     save_file({name: t.contiguous() for name, t in state.items()}, file)
-    for module in ("peerdg.run.model", "peerdg.models.weights"):
+    for module in ("peerdg.run.prepare", "peerdg.models.weights"):
         monkeypatch.setattr(f"{module}.weights_file", lambda backbone, weights: file)
-    network = run_model.load_input_model("alexnet")
+    network = prepare.load_input_model("alexnet")
     for name, value in network.encoder.state_dict().items():
         assert torch.equal(value, state[name]), name
     config = resolve({"method": "teacher", "teacher": {"model": "alexnet"}})
-    assert run_model.input_models_record(config)["models"] == {"teacher.model": sha256(file)}
+    assert prepare.input_models_record(config)["models"] == {"teacher.model": sha256(file)}
 
 
 def test_a_folder_comes_before_a_network_of_its_name(tmp_path, monkeypatch):
     save_teacher(tmp_path / "alexnet")
     monkeypatch.chdir(tmp_path)
-    assert run_model.load_input_model("alexnet").feature_dim != 4096
+    assert prepare.load_input_model("alexnet").feature_dim != 4096
 
 
 def test_an_oracle_learns_from_source_and_targets():

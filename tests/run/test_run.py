@@ -11,28 +11,20 @@ import torch
 from safetensors.torch import load_file
 
 import peerdg
+from peerdg.api import Run
 from peerdg.data.splits import Splits
 from peerdg.errors import DataError, PeerdgWarning
 from peerdg.run.checkpoint import checkpoints, load_checkpoint
-from peerdg.run.folder import RunFolder
 from peerdg.run.prepare import check_fit
-from peerdg.run.run import MIN_STEPS_TO_LEARN
+from peerdg.run.run import MIN_STEPS_TO_LEARN, space_needed
 from peerdg.stages import REST, write_profile
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
 EPOCHS = 3
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that runs ask for."""
-    bytes_asked: list[int] = []
-    monkeypatch.setattr(RunFolder, "check_space", lambda self, needed: bytes_asked.append(needed))
-    return bytes_asked
-
-
-def fit(out: Path, **options: Any) -> None:
-    peerdg.fit(
+def fit(out: Path, **options: Any) -> Run:
+    return peerdg.fit(
         tiny_splits(),
         out=out,
         model=tiny_classifier(batch_norm=True),
@@ -45,18 +37,18 @@ def fit(out: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["erm", "peer"])
-def test_the_disk_has_room_for_what_a_run_leaves(method: str, tmp_path: Path, asked: list[int]):
+def test_the_disk_has_room_for_what_a_run_leaves(method: str, tmp_path: Path):
     """Three checkpoints and two models at a time, and the snapshots."""
     out = tmp_path / "run"
     own = {"peer": {"k": 1, "head_dim": 4}} if method == "peer" else {}
-    fit(out, method=method, keep_snapshots=method == "erm", **own)
+    run = fit(out, method=method, keep_snapshots=method == "erm", **own)
     tensors = load_checkpoint(checkpoints(out / "checkpoint")[-1]).tensors
     network = tuple(f"method.{name}" for name in ("model.", "proxy.", "task.", "average."))
     state = sum(t.nbytes for name, t in tensors.items() if name.startswith(network))
     model = sum(t.nbytes for t in load_file(out / "model/model.safetensors").values())
     snapshots = sum(t.nbytes for file in out.glob("snapshots/*") for t in load_file(file).values())
     assert (snapshots > 0) == (method == "erm")
-    (needed,) = asked
+    needed = space_needed(run.config, tiny_classifier(batch_norm=True))
     assert 3 * state + 2 * model + snapshots <= needed < 20 * model + snapshots
 
 

@@ -138,7 +138,7 @@ def run(arguments: list[str], *, debug: bool) -> int:
     try:
         with ExitStack() as stack:
             if file := _plugin_file(arguments):
-                from peerdg.run.plugin import plugin_method
+                from peerdg.run.config import plugin_method
 
                 plugin = stack.enter_context(plugin_method(file))
             _call(arguments)

@@ -13,7 +13,6 @@ from peerdg.options import merge, read_toml
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import Existing, RunFolder
 from peerdg.run.progress import ConsoleProgress, ProgressDisplay
-from peerdg.run.start import start_run
 from peerdg.terminal import console, error_console
 
 
@@ -80,6 +79,8 @@ def run_and_report(
     """Train into `out`, then print the accuracies and how to use the model."""
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.")
+    from peerdg.run.run import start_run
+
     start_run(
         config,
         out,

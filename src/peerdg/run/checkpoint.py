@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -48,11 +47,7 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Write tensors and plain values as a folder with checksums.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
+    """Write tensors and plain values as a folder with checksums."""
     with replace_atomically(path) as temporary:
         temporary.mkdir()
         save_tensors(temporary / TENSORS, tensors)
@@ -62,11 +57,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, An
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint folder.
-
-    Raises:
-        DamagedError: If a file is missing or does not match its checksum.
-    """
+    """Read one checkpoint folder. `DamagedError` if a file does not match its checksum."""
     with reading(path):
         manifest = read_json(path / MANIFEST, format=FORMAT)
         for name in (TENSORS, STATE):
@@ -78,13 +69,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Load the newest undamaged checkpoint.
-
-    Returns:
-        The checkpoint, or None if there is none, and a sentence about each damaged one.
+    """Load the newest undamaged checkpoint, if there is any, and describe each damaged one.
 
     Raises:
-        DamagedError: If there are checkpoints, but all are damaged.
+        DamagedError: If all are damaged.
     """
     problems: list[str] = []
     paths = checkpoints(folder)
@@ -107,9 +95,6 @@ def save_checkpoint(
     """Write checkpoint `number`, then remove all but the newest `KEEP`, and their pool images.
 
     Images of the pool that `state` names must already be there.
-
-    Raises:
-        OutputError: If it cannot be written.
     """
     path = folder / f"{number:013d}"
     if path.exists():
@@ -186,14 +171,9 @@ class Background:
 
 
 class Checkpointer:
-    """Saves the states of a run, and restores the newest.
+    """Saves the states of a run at most `minutes` apart, and restores the newest.
 
-    Args:
-        run: Run folder, held by this process.
-        minutes: Longest time between two checkpoints.
-
-    Attributes:
-        problems: Sentences about damaged checkpoints and lost records.
+    `problems` has sentences about damaged checkpoints and lost records.
     """
 
     def __init__(self, run: RunFolder, *, minutes: float) -> None:
@@ -201,7 +181,6 @@ class Checkpointer:
         self.seconds = minutes * 60
         self._saved_at = time.monotonic()
         self._background = Background()
-        self._copies: dict[str, Tensor] = {}
         remove_leftovers(run.path)
         self._pending, damaged = load_newest(run.checkpoints)
         self.problems = [f"{problem} The one before it is used." for problem in damaged]
@@ -249,37 +228,20 @@ class Checkpointer:
     def save(self, state: TrainState, *, wait: bool = False) -> None:
         """Copy the state and write the copy while training continues.
 
-        Args:
-            state: State to save.
-            wait: Return only when it is on disk.
-
-        Raises:
-            OutputError: If this checkpoint (with `wait`) or the one before could not be written.
+        With `wait`, return only when it is on disk. Raises what writing it raised, or the one
+        before.
         """
         plain = {**state.metadata(), "metrics_bytes": self.run.metrics.size()}
         self._background.wait()
-        self._copy(state.tensors())
-        self._background.start(self._write, _number(state), self._copies, plain, state.additions)
+        copies = {n: t.detach().to("cpu", copy=True) for n, t in state.tensors().items()}
+        self._background.start(self._write, _number(state), copies, plain, state.additions)
         self._saved_at = time.monotonic()
         if wait:
             self._background.wait()
 
     def close(self) -> None:
-        """Wait until everything is written.
-
-        Raises:
-            OutputError: If the last checkpoint could not be written.
-        """
+        """Wait until everything is written. Raises what that raised."""
         self._background.close()
-
-    def _copy(self, tensors: dict[str, Tensor]) -> None:
-        """Copy into the memory of the last checkpoint's copies, which are on disk by now."""
-        last, self._copies = self._copies, {}
-        for name, tensor in tensors.items():
-            copy = last.get(name)
-            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            self._copies[name] = copy.copy_(tensor.detach())
 
     def _write(
         self,
@@ -312,12 +274,7 @@ class Checkpointer:
         )
         records = metrics.read()
         if records and records[-1]["kind"] == "evaluation":  # its other records may be lost
-            last = _position(records[-1])
-            metrics.cut(metrics.size_before(lambda record: _position(record) == last))
-
-
-def _position(record: dict[str, Any]) -> tuple[Any, ...]:
-    return record["kind"], record["phase"], record["epoch"]
+            metrics.cut(metrics.size_before(records[-1], "kind", "phase", "epoch"))
 
 
 def _number(state: TrainState) -> int:

@@ -8,10 +8,11 @@ models is EoA: Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv
 import copy
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -32,17 +33,15 @@ from peerdg.models.stored import (
     require_model,
     write_model,
 )
-from peerdg.options import did_you_mean
+from peerdg.options import convert
 from peerdg.run.config import resolve, without_method
-from peerdg.run.folder import read_run_config
-from peerdg.run.manifest import read_inputs
+from peerdg.run.folder import RunFolder, read_run_config
 from peerdg.run.model import SELECTION, results, write_card
 from peerdg.run.prepare import evaluation_domains, load_splits, match_classes, natural_domains
 from peerdg.terminal import storable
 from peerdg.train.settings import TransformSettings
 from peerdg.train.source import Source
 
-MAX_MEMBERS = 100
 # Batch statistics that are averaged like weights.
 LEARNED = ("trained", "frozen")
 GREEDY = "runs were chosen by their accuracy on the source's validation images"
@@ -50,23 +49,15 @@ GREEDY = "runs were chosen by their accuracy on the source's validation images"
 
 @dataclass
 class _Member:
-    """A run to combine, not loaded.
+    """A run to combine, not loaded."""
 
-    Args:
-        path: Run folder or model folder, as it was given.
-        description: Content of its `model.json`.
-        used: Whether it is part of the model.
-        validation: Accuracy on the source's validation images, if it was computed.
-    """
-
-    path: Path
-    description: dict[str, Any]
+    path: Path  # run folder or model folder, as it was given
+    description: dict[str, Any]  # content of its `model.json`
     used: bool = True
-    validation: float | None = None
+    validation: float | None = None  # accuracy on validation images, if it was computed
 
     @property
     def name(self) -> str:
-        """The name of the run folder."""
         place = self.path.resolve()
         return storable(place.parent.name if place.name == "model" else place.name)
 
@@ -94,19 +85,12 @@ class _Member:
         }
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The data that the runs were trained on.
-
-    Args:
-        splits: Its parts.
-        source: Training images, as the network sees them.
-        domains: Domains that models are evaluated on.
-    """
+class _Data(NamedTuple):
+    """The data that the runs were trained on."""
 
     splits: Splits
     source: Source
-    domains: Mapping[str, Domain]
+    domains: Mapping[str, Domain]  # that models are evaluated on
 
 
 def combine(
@@ -131,32 +115,17 @@ def combine(
 
     The batch statistics of a mean of weights are recomputed on the source's clean images if the
     runs were evaluated that way. Without the images they are averaged. If the data is there, the
-    model is evaluated on it for its card.
-
-    Args:
-        runs: Run folders or model folders, at least two.
-        out: Model folder to make.
-        rule: How to combine.
-        outputs: What an ensemble averages. Default: probabilities.
-        root: Folder with the data, if it was moved.
-        splits: Data of runs on data in memory.
-        network: Network that the weights belong to, if the runs trained the user's own.
-        note: Receives sentences about the result.
+    model is evaluated on it for its card. The arguments are those of `peerdg.combine`, and `note`
+    receives sentences about the result.
 
     Returns:
         Description of the model, with the accuracies.
-
-    Raises:
-        ConfigError: If the runs cannot be combined, or a greedy choice has no validation images.
-        OutputError: If `out` exists.
     """
-    _check_options(rule, outputs, out)
+    outputs = _check_options(rule, outputs, out)
     members = _read_members(runs)
-    _require_combinable(members)
     if rule != "ensemble":
         _warn_of_different_starts(members)
     data = _find_data(members, root, splits, needed=rule == "greedy")
-    outputs = outputs or "probabilities"
     statistics = members[0].training.get("batch_statistics")
 
     def load(member: _Member) -> Classifier:
@@ -175,21 +144,18 @@ def combine(
             blend(model, load(member), 1 / (count + 1))
         model = with_statistics(model)
     else:
-        assert data is not None  # noqa: S101  (`_find_data` ensures it)
         model = _greedy(members, data, load, with_statistics)
         chosen = [member.name for member in members if member.used]
         note(f"{len(chosen)} of {len(members)} runs are in the mean: {', '.join(chosen)}.")
-    if rule != "ensemble" and has_batch_statistics(model) and statistics not in LEARNED:
-        if data is None:
-            statistics = "mean of the members'"
-            warnings.warn(
-                "The training images are not there: the batch statistics of the combined model "
-                "are the mean of the members', not recomputed.",
-                PeerdgWarning,
-                stacklevel=3,
-            )
-        else:
-            note(f"Batch statistics were recomputed on {len(data.source):,} clean source images.")
+    averaged = rule != "ensemble" and has_batch_statistics(model) and statistics not in LEARNED
+    if averaged and data is None:
+        statistics = "mean of the members'"
+        warnings.warn(
+            "The training images are not there: the batch statistics of the combined model are "
+            "the mean of the members', not recomputed.",
+            PeerdgWarning,
+            stacklevel=3,
+        )
     training = _training(members, rule, outputs, model, data)
     if training and statistics and has_batch_statistics(model):
         training["batch_statistics"] = statistics
@@ -208,16 +174,16 @@ def combine(
 
 def _greedy(
     members: Sequence[_Member],
-    data: _Data,
+    data: _Data | None,
     load: Callable[[_Member], Classifier],
     with_statistics: Callable[[Classifier], Classifier],
 ) -> Classifier:
     """Average the runs whose addition does not lower the accuracy on validation images."""
-    validation = data.splits.validation
-    assert validation is not None  # noqa: S101  (`_find_data` ensures it)
+    assert data is not None and data.splits.validation is not None  # noqa: S101  (`_find_data`)
+    validation, size = data.splits.validation, data.source.size
 
     def accuracy(model: Classifier) -> float:
-        return float(evaluate_domain(model, validation, size=data.source.size)["accuracy"])
+        return float(evaluate_domain(model, validation, size=size)["accuracy"])
 
     accuracies = [accuracy(load(member)) for member in members]
     for member, value in zip(members, accuracies, strict=True):
@@ -249,13 +215,12 @@ def _training(
 
     count = f"{len(records)}" + (f" of {len(members)}" if len(records) < len(members) else "")
     how = f"mean of the {outputs if rule == 'ensemble' else 'weights'} of {count} runs"
-    images = {record["fingerprint"]: record["images"] for record in records}.values()
+    images: Counter[str] = Counter()
+    for counts in {record["fingerprint"]: record["images"] for record in records}.values():
+        images.update(counts)
     training = {
         **{name: joined(name) for name in ("data", "source", "weights", "budget", "fingerprint")},
-        "images": {
-            part: sum(counts.get(part, 0) for counts in images)
-            for part in sorted({part for counts in images for part in counts})
-        },
+        "images": {part: images[part] for part in sorted(images)},
         "method": f"{how}: {joined('method')}",
         "seed": records[0]["seed"],
         "settings": {
@@ -277,11 +242,9 @@ def _training(
     return training
 
 
-def _check_options(rule: Rule, outputs: Outputs | None, out: Path) -> None:
-    for name, value, known in (("rule", rule, Rule), ("outputs", outputs, Outputs)):
-        if value is not None and value not in get_args(known):
-            hint = did_you_mean(str(value), get_args(known))
-            raise ConfigError(f"Unknown {name} '{value}'.", hint=hint)
+def _check_options(rule: Rule, outputs: Outputs | None, out: Path) -> Outputs:
+    """Refuse unknown options and a folder with something in it. Return what is averaged."""
+    convert(rule, Rule, "rule")
     if outputs is not None and rule != "ensemble":
         raise ConfigError(
             f"The rule '{rule}' averages weights, not {outputs}.",
@@ -290,12 +253,15 @@ def _check_options(rule: Rule, outputs: Outputs | None, out: Path) -> None:
     is_empty = out.is_dir() and not out.is_symlink() and not any(out.iterdir())
     if os.path.lexists(out) and not is_empty:
         raise OutputError(f"{out} exists.", hint="Choose a new folder with -o.")
+    chosen: Outputs = convert(outputs or "probabilities", Outputs, "outputs")
+    return chosen
 
 
 def _read_members(runs: Sequence[Path]) -> list[_Member]:
-    if not 2 <= len(runs) <= MAX_MEMBERS:
+    """Read the descriptions of the runs, and refuse those that cannot be combined."""
+    if len(runs) < 2:
         raise ConfigError(
-            f"{len(runs)} runs were given. 2 to {MAX_MEMBERS} can be combined.",
+            f"{len(runs)} runs were given. At least two can be combined.",
             hint="peerdg combine runs/a runs/b -o combined",
         )
     members: dict[str, _Member] = {}
@@ -307,31 +273,26 @@ def _read_members(runs: Sequence[Path]) -> list[_Member]:
                 f"{other.path} and {path} are the same model.",
                 hint="Name each run once. Runs of one seed need another --train-seed each.",
             )
+        if describes_ensemble(member.description):
+            raise ConfigError(f"{path} is an ensemble.", hint="Name its members instead.")
+        _require_alike(next(iter(members.values())), member)
         if far := how_far(member.description):
-            warnings.warn(
-                f"{path} was {far}: its run is not finished.", PeerdgWarning, stacklevel=3
-            )
+            message = f"{path} was {far}: its run is not finished."
+            warnings.warn(message, PeerdgWarning, stacklevel=3)
     return list(members.values())
 
 
-def _require_combinable(members: Sequence[_Member]) -> None:
-    for member in members:
-        if describes_ensemble(member.description):
-            raise ConfigError(f"{member.path} is an ensemble.", hint="Name its members instead.")
-    first, names = members[0], ("classes", "backbone", "added_layers", "mean", "std")
-    for member in members[1:]:
-        pairs = [
-            (name, first.description[name], member.description[name])
-            for name in (*names, "image_size", "stored_size")
-        ]
-        rule = "batch_statistics"
-        pairs.append((rule, first.training.get(rule), member.training.get(rule)))
-        for name, ours, theirs in pairs:
-            if ours != theirs:
-                raise ConfigError(
-                    f"{first.path} and {member.path} differ in {name}: {ours} and {theirs}.",
-                    hint="Combine runs of one --backbone on the same classes and image size.",
-                )
+def _require_alike(first: _Member, member: _Member) -> None:
+    names = ("classes", "backbone", "added_layers", "mean", "std", "image_size", "stored_size")
+    pairs = {name: (first.description[name], member.description[name]) for name in names}
+    rule = "batch_statistics"
+    pairs[rule] = (first.training.get(rule), member.training.get(rule))
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise ConfigError(
+                f"{first.path} and {member.path} differ in {name}: {ours} and {theirs}.",
+                hint="Combine runs of one --backbone on the same classes and image size.",
+            )
 
 
 def _warn_of_different_starts(members: Sequence[_Member]) -> None:
@@ -344,11 +305,10 @@ def _warn_of_different_starts(members: Sequence[_Member]) -> None:
         theirs = _start(member)
         differing = [name for name in ours if name in theirs and ours[name] != theirs[name]]
         if differing or not ours or not theirs:
-            reason = f"they differ in {', '.join(differing)}" if differing else "it is unknown"
             warnings.warn(
                 f"{members[0].path} and {member.path} may not have started from the same weights "
-                f"({reason}), so the mean of their weights may be useless. Train them with one "
-                "--seed and another --train-seed each, or use --rule ensemble.",
+                f"(differing: {', '.join(differing) or 'unknown'}). Train them with one --seed and "
+                "another --train-seed each, or use --rule ensemble.",
                 PeerdgWarning,
                 stacklevel=4,
             )
@@ -364,10 +324,10 @@ def _start(member: _Member) -> dict[str, Any]:
     for name, value in training["settings"].items():
         if name.startswith(("pretrain.", "transform.")):
             start[name] = value
-    if member.run is not None:
-        inputs = read_inputs(member.run / "manifest.json")
-        start["network weights"] = inputs.network_weights
-        start["file of initial weights"] = inputs.weights_sha256
+    manifest = None if member.run is None else RunFolder(member.run).manifest
+    if manifest is not None:
+        start["network weights"] = manifest.network_weights
+        start["file of initial weights"] = manifest.weights_sha256
     return start
 
 
@@ -390,9 +350,8 @@ def _find_data(
                 f"A greedy choice needs the validation images of the runs' source. {error.message}",
                 hint=error.hint or "Say where the data is with --root, or use --rule uniform.",
             ) from error
-        warnings.warn(
-            f"The combined model is not evaluated: {error.message}", PeerdgWarning, stacklevel=3
-        )
+        message = f"The combined model is not evaluated: {error.message}"
+        warnings.warn(message, PeerdgWarning, stacklevel=3)
         return None
 
 
@@ -400,17 +359,18 @@ def _load_data(members: Sequence[_Member], root: str | None, splits: Splits | No
     fingerprints = {member.training.get("fingerprint") for member in members}
     if len(fingerprints) > 1 or None in fingerprints:
         raise ConfigError("The runs were trained on different images, or did not record which.")
-    classes = tuple(members[0].description["classes"])
-    place = next(filter(None, (member.run for member in members)), None)
-    config = None if place is None else resolve(without_method(read_run_config(place)))
+    about = members[0].description
+    run = next((member.run for member in members if member.run), None)
+    config = None if run is None else resolve(without_method(read_run_config(run)))
     if splits is not None:
-        splits = match_classes(splits, classes)
+        splits = match_classes(splits, tuple(about["classes"]))
     elif config is not None:
-        splits = load_splits(replace(config, root=root or config.root), classes)
+        config = replace(config, root=root or config.root)
+        splits = load_splits(config, tuple(about["classes"]))
     else:
         raise ConfigError("None of the folders is a run folder, which names its data.")
     if splits.train.fingerprint not in fingerprints:
         raise ConfigError("The training images are no longer those of the runs.")
-    size = members[0].description["image_size"]
     domains = natural_domains(splits) if config is None else evaluation_domains(config, splits)
-    return _Data(splits, Source(splits.train, TransformSettings(size=size)), domains)
+    source = Source(splits.train, TransformSettings(size=about["image_size"]))
+    return _Data(splits, source, domains)

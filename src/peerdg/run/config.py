@@ -5,7 +5,8 @@ Free of torch: a wrong option or a taken output folder is reported before torch 
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +18,15 @@ from peerdg.averages.average_options import AverageSettings
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings, benchmark
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, expand
-from peerdg.methods.registry import file_of, method_names, plugin_of, settings_of
+from peerdg.methods.registry import (
+    Plugin,
+    file_of,
+    loaded,
+    method_names,
+    plugin_of,
+    registered,
+    settings_of,
+)
 from peerdg.models.names import OWN, check_backbone
 from peerdg.options import (
     build,
@@ -35,7 +44,6 @@ from peerdg.train.settings import PhaseSettings, TransformSettings
 
 if TYPE_CHECKING:
     from peerdg.data.splits import Splits
-    from peerdg.methods.base import MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +98,7 @@ class RunConfig:
     method_settings: Any = None
 
     def tables(self, *, unset: bool = False) -> dict[str, Any]:
-        """Nested plain values, with the sections named as in a config file.
-
-        Args:
-            unset: Include options that are not set, as None.
-        """
+        """Nested plain values as in a config file. `unset` includes those not set, as None."""
         values = to_dict(self, unset=unset)
         values[self.method] = values.pop("method_settings", {})
         values[self.benchmark] = values.pop("data", {})
@@ -143,13 +147,9 @@ class RunConfig:
     @property
     def hash(self) -> str:
         """Short name of everything that decides the result."""
-        return hash_of(self.tables())
-
-
-def hash_of(tables: Mapping[str, Any]) -> str:
-    """Short name of the options in `tables` that decide the result."""
-    text = json.dumps({k: v for k, v in tables.items() if k not in MAY_CHANGE}, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+        decisive = {k: v for k, v in self.tables().items() if k not in MAY_CHANGE}
+        text = json.dumps(decisive, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 # What may change between start and resume: where and how safely the run goes on, not what it does.
@@ -200,7 +200,10 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     data = benchmark(_text(given, "benchmark", RunConfig.benchmark))
     method = _text(given, "method", RunConfig.method)
     if method in COMBINATIONS:
-        raise _needs_several_runs(method)
+        raise ConfigError(
+            f"'{method}' is made of {COMBINATIONS[method].members} runs, which are combined.",
+            hint=f"peerdg bench --methods {method} trains and combines them.",
+        )
     _require_plugin(layers, method)
     method_kind = settings_of(method)
     budget = _text(given, "budget", RunConfig.budget)
@@ -225,7 +228,15 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     config = replace(build(RunConfig, values, where=""), **parts)
     if config.backbone != OWN:
         check_backbone(config.backbone, config.weights)
-    _check_averages(config.average, config.method_settings)
+    average, own = config.average, config.method_settings.own_average
+    average.check_used(own)
+    if own is not None:
+        config.method_settings.check_average(config.deployed_average, last=average.last)
+    if average.also and not config.deployed_average:  # they only accompany one
+        raise ConfigError(
+            f"average.also names {', '.join(average.also)}, but no average is deployed.",
+            hint="Add --average snapshots.",
+        )
     recipe = RECIPES.get(config.recipe or "")
     is_recipe = recipe is not None and recipe.describes(config.tables())
     return config if is_recipe else replace(config, recipe=None)
@@ -237,15 +248,9 @@ def resolve_given(
     file: Mapping[str, Any] | None = None,
     splits: "Splits | None" = None,
 ) -> tuple[RunConfig, Choices | None]:
-    """Resolve the options of a user. For own images, options not given follow from the images.
+    """Resolve the options that a user gave, from a config file and over it from flags or Python.
 
-    Args:
-        given: Options from flags or Python, nested as in a config file.
-        file: Options from a config file. `given` wins over them.
-        splits: Domains from Python, instead of a folder or list.
-
-    Returns:
-        The config, and the options that the images decided with their reasons.
+    For own images, options not given follow from the images. They are returned with their reasons.
     """
     file = file or {}
     is_complete = file.keys() >= _COMPLETE
@@ -327,28 +332,6 @@ def without_method(tables: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in tables.items() if key not in left_out}
 
 
-def _check_averages(average: AverageSettings, method: "MethodSettings") -> None:
-    """Refuse options that would have no effect with the averages of the run."""
-    own = method.own_average
-    average.check_used(own)
-    if own is not None:
-        method.check_average(average.kind[0] if average.kind else own, last=average.last)
-    if average.also and not (average.kind or own):  # they only accompany one
-        raise ConfigError(
-            f"average.also names {', '.join(average.also)}, but no average is deployed.",
-            hint="Add --average snapshots.",
-        )
-
-
-def _needs_several_runs(name: str) -> ConfigError:
-    """Explain a method that consists of several runs."""
-    members = COMBINATIONS[name].members
-    return ConfigError(
-        f"'{name}' is made of {members} runs, which are combined.",
-        hint=f"peerdg bench --methods {name} trains and combines them.",
-    )
-
-
 def notes(config: RunConfig) -> list[str]:
     """Write messages about a legal but surprising configuration."""
     messages = []
@@ -374,19 +357,37 @@ def notes(config: RunConfig) -> list[str]:
     return messages
 
 
-def refuse_difference(old: RunConfig, new: RunConfig) -> None:
-    """Check that a run with the options `old` can be resumed with `new`.
+def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Name the options that decide the result and differ, one in a line, with both values."""
+    changes = difference(old, new)
+    return "\n  ".join(str(change) for change in changes if change.key not in MAY_CHANGE)
 
-    Raises:
-        ConfigError: With every differing key, its old and its new value.
-    """
-    changes = [c for c in difference(old.tables(), new.tables()) if c.key not in MAY_CHANGE]
-    if changes:
+
+def refuse_difference(old: RunConfig, new: RunConfig) -> None:
+    """Refuse to resume a run with the options `old` with `new`, if they differ."""
+    if changes := changed_options(old.tables(), new.tables()):
         raise ConfigError(
-            "This run was started with other options:\n  " + "\n  ".join(map(str, changes)),
+            f"This run was started with other options:\n  {changes}",
             hint="Resume without these options (with the same --plugin file, if it has one), or "
             "start a new run in another --out folder.",
         )
+
+
+@contextmanager
+def plugin_method(path: Path) -> Iterator[Plugin]:
+    """Inside the block, the method in a file can be trained like any other.
+
+    The file is executed: it must be one that the user named, never one that a file names.
+    """
+    with loaded(path) as plugin:
+        taken = {*SECTIONS, *SCALARS, *(name.replace("-", "_") for name in BENCHMARKS)}
+        if plugin.name.replace("-", "_") in taken:
+            raise ConfigError(
+                f"'{plugin.name}' is an option of every run, so no method can have this name.",
+                hint=f"Rename {plugin.path.name}: a method is named as its file.",
+            )
+        with registered(plugin):
+            yield plugin
 
 
 def _text(given: Mapping[str, Any], key: str, default: str) -> str:

@@ -17,7 +17,6 @@ else can be resumed.
 
 import contextlib
 import os
-import shutil
 import socket
 import time
 from dataclasses import asdict, replace
@@ -52,13 +51,9 @@ LOCK, OWNER = ".lock", ".owner.json"
 
 
 class FolderLock:
-    """A file lock that keeps other processes out of a folder, with a note who holds it.
+    """A file lock, `NAME.lock`, with a note who holds it, `NAME.owner.json`.
 
     The system releases it when its process ends.
-
-    Args:
-        folder: Folder to protect.
-        name: Stem of the lock file, `NAME.lock`, and of the note, `NAME.owner.json`.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -68,11 +63,7 @@ class FolderLock:
         self._lock = FileLock(self.file, timeout=0)
 
     def acquire(self) -> None:
-        """Take the lock and note who has it.
-
-        Raises:
-            RunInUseError: If another process holds it, with the id of that process.
-        """
+        """Take the lock and note who has it. Refuse if another process holds it."""
         try:
             self._lock.acquire()
         except Timeout as error:
@@ -84,11 +75,7 @@ class FolderLock:
         write_json(self._owner, owner)
 
     def release(self, *, keep_file: bool = True) -> None:
-        """Release the lock.
-
-        Args:
-            keep_file: Leave the lock file, because other processes may wait for it.
-        """
+        """Release the lock. With `keep_file`, leave its file: other processes may wait for it."""
         self._owner.unlink(missing_ok=True)
         if not keep_file:
             remove(self.file)  # while it is held: after the release it may belong to another
@@ -99,13 +86,11 @@ class FolderLock:
         """Whether a process holds it, this one included."""
         if not self.file.exists():
             return False
-        probe = FileLock(self.file, timeout=0)
         try:
-            probe.acquire()
+            with FileLock(self.file, timeout=0):
+                return False
         except (Timeout, OSError):
             return True
-        probe.release()
-        return False
 
     def _describe_owner(self) -> str:
         # The owner writes its note right after taking the lock. Give it a moment.
@@ -178,17 +163,14 @@ class RunFolder:
 
     def change_config(self, config: RunConfig) -> None:
         """Start the new run with `config` instead of the one that the folder was opened with."""
-        if self._config is None:
-            raise RuntimeError("The run was already started.")
         self._config = config
 
     def renew(self) -> bool:
         """Start again because the data has changed, if the folder was opened for that."""
+        is_allowed = self._renewal is not None
         self._config, self._renewal = self._renewal, None
-        if self._config is None:
-            return False
         self.begin()
-        return True
+        return is_allowed
 
     @property
     def may_renew(self) -> bool:
@@ -197,17 +179,12 @@ class RunFolder:
 
     @property
     def manifest(self) -> Manifest | None:
-        """The manifest, read once. None if there is none yet.
-
-        Raises:
-            DamagedError: If it cannot be read.
-        """
+        """The manifest, read once. None if there is none yet."""
         if self._manifest is None and self.manifest_file.exists():
             self._manifest = read_manifest(self.manifest_file)
         return self._manifest
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest."""
         write_json(self.manifest_file, asdict(manifest))
         self._manifest = manifest
 
@@ -247,19 +224,6 @@ class RunFolder:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self.events.append({"event": kind, "time": now, **values})
 
-    def check_space(self, needed: int) -> None:
-        """Refuse to start a run that cannot be saved.
-
-        Raises:
-            OutputError: If fewer than `needed` bytes are free.
-        """
-        free = shutil.disk_usage(self.path).free
-        if free < needed:
-            raise OutputError(
-                f"{self.path} has {free / 1e6:.1f} MB free; the run needs {needed / 1e6:.1f} MB.",
-                hint="Free some space, or choose a folder on another disk with --out.",
-            )
-
     def _create(self) -> None:
         with writing(self.path):  # the name may be too long even to look at it
             if self.path.exists() and not self.path.is_dir():
@@ -286,33 +250,29 @@ class RunFolder:
         elif existing == "overwrite":
             self._require_own_run()
         else:
-            self._refuse_other_options(config)
+            stored = resolve(read_toml(self.config_file))
+            if self.manifest is not None:
+                refuse_edited_config(self.manifest, stored, file=self.config_file)
+            elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+                raise DamagedError(
+                    f"{self.manifest_file} is missing: the options of the run are unknown.",
+                    hint="Restore it, or start again with --overwrite.",
+                )
+            refuse_difference(stored, config)
             self._renewal = config if existing == "renew" else None
             return
         self._config = config
 
-    def _refuse_other_options(self, config: RunConfig) -> None:
-        stored = resolve(read_toml(self.config_file))
-        if self.manifest is not None:
-            refuse_edited_config(self.manifest, stored, file=self.config_file)
-        elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
-            raise DamagedError(
-                f"{self.manifest_file} is missing: the options of the run are unknown.",
-                hint="Restore it, or start again with --overwrite.",
-            )
-        refuse_difference(stored, config)
-
     def _require_own_run(self) -> None:
         """Replace only a folder that peerdg made: other programs have a config.toml, too."""
-        if self.manifest_file.exists() or self.events.path.exists():
-            return
         with contextlib.suppress(ConfigError):
             if {"benchmark", "method"} <= read_toml(self.config_file).keys():
                 return
-        raise OutputError(
-            f"{self.path} is not a run folder: its config.toml is not one of peerdg.",
-            hint="Choose a new or empty folder with --out.",
-        )
+        if not self.manifest_file.exists() and not self.events.path.exists():
+            raise OutputError(
+                f"{self.path} is not a run folder: its config.toml is not one of peerdg.",
+                hint="Choose a new or empty folder with --out.",
+            )
 
     def _require_empty(self) -> None:
         # Temporary files belong to a process that was killed, or that just probes the folder.
@@ -336,12 +296,7 @@ class RunFolder:
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Read the options that a run was started with.
-
-    Raises:
-        ConfigError: If `path` is not a run folder, or its config is not one.
-        DamagedError: If it holds a symbolic link.
-    """
+    """Read the options that a run was started with, from a run folder without links."""
     if not (path / "config.toml").is_file():
         raise ConfigError(
             f"{path} is not a run folder: it has no config.toml.",

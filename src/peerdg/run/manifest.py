@@ -12,7 +12,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,7 @@ from peerdg import __version__
 from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
 from peerdg.files import read_json, reading, write_json
-from peerdg.options import difference
-from peerdg.run.config import MAY_CHANGE, RunConfig
+from peerdg.run.config import RunConfig, changed_options
 from peerdg.terminal import storable, visible
 
 if TYPE_CHECKING:
@@ -38,59 +37,26 @@ _HINT = "Restore it, or start again with --overwrite."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Inputs of a run that its config only names, as reports keep them.
+class Manifest:
+    """Everything that a run was started with."""
 
-    Args:
-        network: Fingerprint of the structure of the user's own network, if there is one.
-        network_weights: Fingerprint of its initial values.
-        weights_sha256: SHA-256 of the file of initial weights, if there is one.
-        trained: Name of the evaluated network that is trained. None before the main phase.
-        deployed: Name of the evaluated network that is deployed. None before the main phase.
-        models: SHA-256 of the weights of networks that the method is given, by option.
-        oracle: Whether the run, or a network that it is given, was trained on targets.
-        images: Number of images in each part of the data.
-        software: Versions that the run was started and resumed with.
-    """
-
-    network: str | None = None
-    network_weights: str | None = None
-    weights_sha256: str | None = None
-    trained: str | None = None
-    deployed: str | None = None
-    models: dict[str, str] = field(default_factory=dict)
-    oracle: bool = False
-    images: dict[str, int] = field(default_factory=dict)
-    software: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest(Inputs):
-    """Everything that a run was started with.
-
-    Args:
-        config: All options, None for those that are not set.
-        data: Fingerprint of each part of the data.
-        torch: Version of torch.
-        hardware: Device, number of CPU threads and instruction set.
-        added_layers: Layers that the method adds to the network.
-        config_hash: `RunConfig.hash`.
-        command: Command line.
-        skipped: Image files that could not be read, with the reason.
-        peerdg: Version of peerdg.
-        python: Version of Python.
-        platform: Operating system.
-        format: Format of the run folder.
-    """
-
-    config: dict[str, Any]
-    data: dict[str, str]
+    network: str | None = None  # fingerprint of the structure of the user's own network
+    network_weights: str | None = None  # fingerprint of its initial values
+    weights_sha256: str | None = None  # SHA-256 of the file of initial weights
+    trained: str | None = None  # evaluated network that is trained; None before the main phase
+    deployed: str | None = None  # evaluated network that is deployed; None before the main phase
+    models: dict[str, str] = field(default_factory=dict)  # SHA-256 of given models, by option
+    oracle: bool = False  # the run, or a model that it is given, was trained on targets
+    images: dict[str, int] = field(default_factory=dict)  # in each part of the data
+    software: tuple[str, ...] = ()  # versions that the run was started and resumed with
+    config: dict[str, Any]  # all options, None for those that are not set
+    data: dict[str, str]  # fingerprint of each part of the data
     torch: str
-    hardware: dict[str, Any]
-    added_layers: list[dict[str, Any]] = field(default_factory=list)
+    hardware: dict[str, Any]  # device, number of CPU threads and instruction set
+    added_layers: list[dict[str, Any]] = field(default_factory=list)  # by the method
     config_hash: str = ""
     command: tuple[str, ...] = ()
-    skipped: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    skipped: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # unreadable images
     peerdg: str = __version__
     python: str = field(default_factory=platform.python_version)
     platform: str = field(default_factory=platform.platform)
@@ -108,34 +74,16 @@ def read_manifest(path: Path) -> Manifest:
         return Manifest(**values | {"software": tuple(values["software"])})
 
 
-def read_inputs(path: Path) -> Inputs:
-    """Read the inputs of a run from its manifest. A missing or damaged one leaves them unknown."""
-    try:
-        manifest = read_manifest(path)
-    except DamagedError:
-        return Inputs()
-    return Inputs(**{f.name: getattr(manifest, f.name) for f in fields(Inputs)})
-
-
 def refuse_edited_config(manifest: Manifest, config: RunConfig, *, file: Path) -> None:
-    """Refuse to resume a run whose `config.toml` was edited.
-
-    Args:
-        manifest: Manifest of the run.
-        config: Options in the file now.
-        file: Path of the `config.toml`.
+    """Refuse to resume a run whose `config.toml`, read as `config`, was edited.
 
     Raises:
         ConfigError: With every option that differs.
     """
-    changes = [
-        change
-        for change in difference(manifest.config, config.tables(unset=True))
-        if change.key not in MAY_CHANGE
-    ]
+    changes = changed_options(manifest.config, config.tables(unset=True))
     if changes:
         raise ConfigError(
-            f"{file} was changed after the run was started:\n  " + "\n  ".join(map(str, changes)),
+            f"{file} was changed after the run was started:\n  {changes}",
             hint=f"Undo that, or {_start_again(file)}",
         )
 
@@ -170,9 +118,16 @@ def check_manifest(
         run.write_manifest(now)
         return
     _refuse_other_inputs(run, before, now)
-    for message in _other_versions(before, now):
-        warnings.warn(message, PeerdgWarning, stacklevel=3)
-        run.event("other_version", message=message)
+    pairs: dict[str, tuple[Any, Any]] = {"torch": (before.torch, now.torch)}
+    pairs |= {name: (before.hardware.get(name), value) for name, value in now.hardware.items()}
+    for name, (old, new) in pairs.items():
+        if old != new:
+            message = (
+                f"The run was started with {name} {visible(str(old))} and continues with {new}: "
+                "it does not end bit for bit as without the interruption."
+            )
+            warnings.warn(message, PeerdgWarning, stacklevel=3)
+            run.event("other_version", message=message)
     if now.software[0] not in before.software:
         run.update_manifest(software=(*before.software, *now.software))
 
@@ -183,9 +138,17 @@ def refuse_changed_data(run: "RunFolder", splits: "Splits") -> None:
     Raises:
         ConfigError: With the parts and files that changed.
     """
-    message = _data_changes(run, splits)
-    if not message:
+    from peerdg.data.splits import describe_changes, file_hashes
+
+    before, now = {} if run.manifest is None else run.manifest.data, splits.fingerprint
+    parts = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    if not before or not parts:
         return
+    lines = [f"The data has changed since {run.path} was started: {', '.join(parts)}."]
+    with contextlib.suppress(DamagedError):  # then the parts are all that can be named
+        files = read_json(run.files_file, format=FORMAT)["files"]
+        lines += describe_changes(files, file_hashes(splits))
+    message = "\n  ".join(lines)
     if not run.renew():
         raise ConfigError(
             message,
@@ -209,7 +172,7 @@ def _manifest(
     import torch
 
     validation = {} if splits.validation is None else {VALIDATION: splits.validation}
-    parts = {**splits.targets, **validation, "train": splits.train}  # a target may be called so
+    parts = {**splits.targets, **validation, "train": splits.train}
     return Manifest(
         command=tuple(storable(argument) for argument in sys.argv),
         config=config.tables(unset=True),
@@ -245,45 +208,12 @@ def _start_again(config_file: Path) -> str:
     return f"start again: {command}"
 
 
-def _other_versions(before: Manifest, now: Manifest) -> list[str]:
-    """Describe differences after which a run does not end with the same bits."""
-    pairs: dict[str, tuple[Any, Any]] = {"torch": (before.torch, now.torch)}
-    pairs |= {name: (before.hardware.get(name), now.hardware[name]) for name in now.hardware}
-    return [
-        f"The run was started with {name} {visible(str(old))} and continues with {new}: "
-        "it does not end bit for bit as without the interruption."
-        for name, (old, new) in pairs.items()
-        if old != new
-    ]
-
-
 def _write_files(run: "RunFolder", splits: "Splits") -> None:
     from peerdg.data.splits import file_hashes
 
-    parts = {"train": splits.train}
-    if splits.validation is not None:
-        parts[VALIDATION] = splits.validation
-    pixels = {part: sorted(set(domain.pixel_hashes)) for part, domain in parts.items()}
+    known = {name: part for name, part in splits.parts.items() if name in ("train", VALIDATION)}
+    pixels = {name: sorted(set(domain.pixel_hashes)) for name, domain in known.items()}
     write_json(run.files_file, {"format": FORMAT, "files": file_hashes(splits), "pixels": pixels})
-
-
-def _data_changes(run: "RunFolder", splits: "Splits") -> str:
-    """Name the parts and files of the data that changed since the run was started."""
-    from peerdg.data.splits import describe_changes, file_hashes
-
-    parts = [] if run.manifest is None else _differing_parts(run.manifest.data, splits)
-    if not parts:
-        return ""
-    lines = [f"The data has changed since {run.path} was started: {', '.join(parts)}."]
-    with contextlib.suppress(DamagedError):  # then the parts are all that can be named
-        before = read_json(run.files_file, format=FORMAT)["files"]
-        lines += describe_changes(before, file_hashes(splits))
-    return "\n  ".join(lines)
-
-
-def _differing_parts(before: Mapping[str, str], splits: "Splits") -> list[str]:
-    now = splits.fingerprint
-    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
 
 @dataclass(frozen=True)
@@ -297,10 +227,12 @@ class KnownImages:
         """Count the images of `domain` among them."""
         from peerdg.evaluate.accuracy import Overlap
 
-        trained = [pixels in self.train for pixels in domain.pixel_hashes]
-        validated = [pixels in self.validation for pixels in domain.pixel_hashes]
-        only = sum(v and not t for t, v in zip(trained, validated, strict=True))
-        return Overlap(sum(trained), only, len(domain))
+        hashes, only = domain.pixel_hashes, self.validation - self.train
+        return Overlap(
+            trained=sum(pixels in self.train for pixels in hashes),
+            validated=sum(pixels in only for pixels in hashes),
+            n=len(domain),
+        )
 
 
 def read_known_images(folder: Path) -> KnownImages | None:
@@ -312,8 +244,7 @@ def read_known_images(folder: Path) -> KnownImages | None:
     Raises:
         DamagedError: If the record cannot be read.
     """
-    place = folder.parent if folder.name == "model" else folder
-    path = place / "files.json"
+    path = (folder.parent if folder.name == "model" else folder) / "files.json"
     if not path.exists():
         return None
     with reading(path):

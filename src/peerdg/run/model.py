@@ -1,9 +1,6 @@
-"""The deployed model of a run: write it with its card, and load models that a method is given."""
+"""The deployed model of a run: write it with its card."""
 
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -11,75 +8,43 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup
-from torch import Tensor
 
 from peerdg.data import CRAFTED, VALIDATION
-from peerdg.data.splits import Splits
-from peerdg.errors import DataError, PeerdgWarning
 from peerdg.evaluate.accuracy import BINS, DomainReport, evaluate_in_detail
 from peerdg.evaluate.statistics import FEW, accuracy_text
-from peerdg.files import reading, replace_atomically, sha256, write_json
+from peerdg.files import replace_atomically, write_json
 from peerdg.methods.base import Method
-from peerdg.methods.clean import CleanImages
-from peerdg.methods.registry import model_options_of
-from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import Classifier, has_batch_statistics
-from peerdg.models.names import BACKBONES, TIMM
-from peerdg.models.statistics import clean_statistics
-from peerdg.models.stored import (
-    describe_model,
-    how_far,
-    load_stored,
-    require_model,
-    save_model,
-    write_model,
-)
-from peerdg.models.weights import initialise, weights_file
+from peerdg.models.classifier import has_batch_statistics
+from peerdg.models.stored import describe_model, how_far, require_model, write_model
 from peerdg.run.config import SECTIONS, RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import peak_memory
+from peerdg.run.prepare import Inputs
 from peerdg.terminal import markdown_text, visible
-from peerdg.train.source import Source
 from peerdg.train.state import TrainState
 
 CARD = "MODEL_CARD.md"
 SELECTION = "selection rule last: no epoch was chosen by its accuracy"
-STOP_STATISTICS_SECONDS = 10.0  # for the batch statistics of a model that is stored by a stop
-PUBLISHED = "imagenet"  # the weights of a network that is given by its name
 
 
 def model_writer(
     config: RunConfig,
     run: RunFolder,
-    splits: Splits,
-    source: Source,
+    inputs: Inputs,
     state: TrainState,
-    records: list[dict[str, Any]] | None,
+    records: Sequence[Mapping[str, Any]],
 ) -> Callable[[], None] | None:
-    """Prepare to write the deployed model. None if it was not trained for an epoch yet.
+    """Prepare to write the deployed model inside an evaluation with these `records`.
 
-    Inside an evaluation the model is taken as it is. Without `records`, at a stop, its batch
-    statistics are first computed as an evaluation would.
+    None if it was not trained for an epoch yet.
     """
-    method, pretraining = state.method, state.phase == "pretrain"
-    epoch = 0 if pretraining else method.epochs_seen(state.epoch)
-    pretrain_epoch = state.epoch if pretraining else config.pretrain.epochs
-    if not epoch and not pretrain_epoch:
+    epoch = state.method.epochs_seen(state.epoch)
+    if not epoch and not config.pretrain.epochs:
         return None
-    name = method.deployed_name
-    model = method.evaluated_networks[name]
-    own = [record for record in records or () if record["model"] == name]
-    description = describe_model(
-        model,
-        backbone=config.backbone,
-        image_size=source.size,
-        stored_size=splits.train.image_size[0],
-        training=_training_record(config, run, splits, method, own),
-        progress=_progress(config, epoch, pretrain_epoch, complete=False),
-    )
-    as_stored = nullcontext() if records is not None else _as_stored(config, source.clean, method)
-    with as_stored:  # copied now, because it is written while training continues
-        tensors = {n: t.detach().to("cpu", copy=True) for n, t in model.state_dict().items()}
+    description = _describe(config, run, inputs, state.method, records, epoch=epoch)
+    weights = state.method.evaluated_networks[state.method.deployed_name].state_dict()
+    # Copied now, because they are written while training continues.
+    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
 
     def write() -> None:
         write_model(run.model, tensors, description)
@@ -89,7 +54,7 @@ def model_writer(
 
 
 def finish(
-    config: RunConfig, run: RunFolder, method: Method, splits: Splits, size: int, seconds: float
+    config: RunConfig, run: RunFolder, inputs: Inputs, method: Method, seconds: float
 ) -> None:
     """Write the finished model, its card and `done.json` into the run folder."""
     final = [
@@ -97,95 +62,43 @@ def finish(
         for record in run.metrics.read()
         if record["kind"] == "evaluation" and record["epoch"] == config.train.epochs
     ]
-    deployed = method.deployed_name
-    model = method.evaluated_networks[deployed]
-    validation = None
-    if splits.validation is not None:
-        validation = evaluate_in_detail(model, splits.validation, size=size, worst=0)
-    own = [record for record in final if record["model"] == deployed]
     epoch = method.epochs_seen(config.train.epochs)
-    digest = save_model(
-        run.model,
-        model,
-        backbone=config.backbone,
-        image_size=size,
-        stored_size=splits.train.image_size[0],
-        training=_training_record(config, run, splits, method, own, validation),
-        progress=_progress(config, epoch, config.pretrain.epochs, complete=True),
-    )
+    description = _describe(config, run, inputs, method, final, epoch=epoch, complete=True)
+    deployed = method.deployed_name
+    digest = write_model(run.model, method.evaluated_networks[deployed].state_dict(), description)
     write_card(run.model)
     run.event("done", seconds=round(seconds, 3), peak_memory=peak_memory())
     accuracy: dict[str, dict[str, float]] = {}
     for record in final:
         accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
-    write_json(
-        run.done_file, {"weights_sha256": digest, "deployed": deployed, "accuracy": accuracy}
-    )
+    done = {"weights_sha256": digest, "deployed": deployed, "accuracy": accuracy}
+    write_json(run.done_file, done)
 
 
-def _progress(
-    config: RunConfig, epoch: int, pretrain_epoch: int, *, complete: bool
-) -> dict[str, Any]:
-    return {
-        "complete": complete,
-        "epoch": epoch,
-        "epochs": config.train.epochs,
-        "pretrain_epoch": pretrain_epoch,
-        "pretrain_epochs": config.pretrain.epochs,
-    }
-
-
-def _as_stored(
-    config: RunConfig, clean: CleanImages, method: Method
-) -> AbstractContextManager[None]:
-    """Give the deployed network the batch statistics of an evaluation, in bounded time.
-
-    Chunks that do not fit into `STOP_STATISTICS_SECONDS` are left out. They are shuffled, so the
-    first ones are a sample of all images.
-    """
-    needs = method.deployed_name in method.needs_clean_statistics
-    if config.batch_statistics == "trained" or not needs:
-        return nullcontext()
-    deployed = method.evaluated_networks[method.deployed_name]
-    return clean_statistics([deployed], _for_seconds(clean, STOP_STATISTICS_SECONDS))
-
-
-def _for_seconds(chunks: Iterable[Tensor], seconds: float) -> Iterator[Tensor]:
-    end = time.monotonic() + seconds
-    for chunk in chunks:
-        yield chunk
-        if time.monotonic() >= end:
-            return
-
-
-def _training_record(
+def _describe(
     config: RunConfig,
     run: RunFolder,
-    splits: Splits,
+    inputs: Inputs,
     method: Method,
-    records: Sequence[Mapping[str, Any]],
-    validation: DomainReport | None = None,
+    records: Iterable[Mapping[str, Any]],
+    *,
+    epoch: int,
+    complete: bool = False,
 ) -> dict[str, Any]:
-    """Collect data, method, settings and results of a run for `model.json` and the card.
-
-    Args:
-        config: Options of the run.
-        run: Run folder.
-        splits: Data of the run.
-        method: Trained method.
-        records: Last evaluations of the deployed model, one for each domain.
-        validation: Detailed results on the source's validation images, if there are any.
-    """
-    tables = config.tables()
+    """Describe the deployed model for `model.json` after `epoch` epochs and these evaluations."""
+    splits, size, tables = inputs.splits, inputs.source.size, config.tables()
+    model = method.evaluated_networks[method.deployed_name]
     settings = {
         f"{section}.{name}": _without_folder(value)
         for section in (config.method, *SECTIONS)
         for name, value in tables.get(section, {}).items()
     }
-    images = {"train": len(splits.train)}
+    images, detail = {"train": len(splits.train)}, None
     if splits.validation is not None:
         images[VALIDATION] = len(splits.validation)
-    record = {
+        if complete:
+            detail = evaluate_in_detail(model, splits.validation, size=size, worst=0)
+    training = {
         "data": config.benchmark,
         "source": splits.train.name,
         "images": images,
@@ -197,16 +110,29 @@ def _training_record(
         "seed": config.seed,
         "settings": settings,
         "selection": SELECTION,
-        **results(records, validation),
+        **results((r for r in records if r["model"] == method.deployed_name), detail),
     }
     if config.train_seed is not None:
-        record["train_seed"] = config.train_seed
-    if has_batch_statistics(method.evaluated_networks[method.deployed_name]):
+        training["train_seed"] = config.train_seed
+    if has_batch_statistics(model):
         rule = "frozen" if method.frozen_statistics else config.batch_statistics
-        record["batch_statistics"] = rule
+        training["batch_statistics"] = rule
     if run.manifest is not None and run.manifest.oracle:
-        record["oracle"] = True
-    return record
+        training["oracle"] = True
+    return describe_model(
+        model,
+        backbone=config.backbone,
+        image_size=size,
+        stored_size=splits.train.image_size[0],
+        training=training,
+        progress={
+            "complete": complete,
+            "epoch": epoch,
+            "epochs": config.train.epochs,
+            "pretrain_epoch": config.pretrain.epochs,
+            "pretrain_epochs": config.pretrain.epochs,
+        },
+    )
 
 
 def results(
@@ -249,28 +175,23 @@ def model_card(
         load: Lines of Python that load the model.
         remarks: Sentences about an exported file, in Markdown.
         normalizes: Whether the loaded model normalizes its input itself.
-
-    Raises:
-        DamagedError: If the description is not one that peerdg wrote.
     """
-    with reading(Path("model.json")):
-        training, combined = description.get("training") or {}, description.get("combined")
-        domains = training.get("accuracy") or {}
-        is_oracle = bool(training.get("oracle"))
-        return _card_template().render(
-            {
-                **description,
-                "training": training,
-                "far": how_far(description),
-                "of_runs": combined and all(m.get("weights_sha256") for m in combined["members"]),
-                "has_targets": any(d != VALIDATION and not d.startswith(CRAFTED) for d in domains),
-                "meanings": {d: _meaning(d, is_oracle=is_oracle) for d in domains},
-                "few": FEW,
-                "load": [Markup(visible(line)) for line in load],  # noqa: S704  (in a code block)
-                "remarks": remarks,
-                "normalizes": normalizes,
-            }
-        )
+    training, combined = description.get("training") or {}, description.get("combined")
+    domains, is_oracle = training.get("accuracy") or {}, bool(training.get("oracle"))
+    return _card_template().render(
+        {
+            **description,
+            "training": training,
+            "far": how_far(description),
+            "of_runs": combined and all(m.get("weights_sha256") for m in combined["members"]),
+            "has_targets": any(d != VALIDATION and not d.startswith(CRAFTED) for d in domains),
+            "meanings": {d: _meaning(d, is_oracle=is_oracle) for d in domains},
+            "few": FEW,
+            "load": [Markup(visible(line)) for line in load],  # noqa: S704  (in a code block)
+            "remarks": remarks,
+            "normalizes": normalizes,
+        }
+    )
 
 
 def _meaning(domain: str, *, is_oracle: bool) -> str:
@@ -307,54 +228,3 @@ def _seeds(record: Mapping[str, Any]) -> str:
     """Return the seed, and after a slash that of the main phase if it had its own."""
     seeds = [record.get("seed"), record.get("train_seed")]
     return "/".join(str(seed) for seed in seeds if seed is not None) or "unknown"
-
-
-def input_models_record(config: RunConfig) -> dict[str, Any]:
-    """Return values for the `Manifest` of a run about the models that its method is given.
-
-    Raises:
-        PeerdgError: If one of them does not exist.
-    """
-    settings, names = config.method_settings, model_options_of(config.method)
-    values = {name: getattr(settings, name) for name in names}
-    models, is_oracle = {}, bool(config.oracle)
-    for name, value in values.items():
-        if value is None:
-            continue
-        option = f"{config.method}.{name}"
-        if _is_published(value):
-            file = weights_file(value, PUBLISHED)
-            assert file is not None  # noqa: S101  (None is for no weights)
-            models[option] = sha256(file)
-        else:
-            try:
-                description = require_model(Path(value))
-            except DataError as error:
-                raise DataError(
-                    f"--{option.replace('_', '-')}: {error.message}",
-                    hint="Give a run folder, a model folder, or a network with published weights: "
-                    f"{', '.join(BACKBONES)}.",
-                ) from error
-            models[option] = description["weights_sha256"]
-            is_oracle |= bool(description["training"].get("oracle"))
-    return {"models": models, "oracle": is_oracle}
-
-
-def load_input_model(value: str) -> Classifier:
-    """Load the model of a run or model folder, or a network with its published weights.
-
-    Warns if it comes from an unfinished run. The head of a published network is not trained.
-    """
-    if _is_published(value):
-        network = build_classifier(value, classes=("0", "1"))
-        initialise(network, value, PUBLISHED)
-        return network.eval()
-    network, description = load_stored(Path(value))
-    if far := how_far(description):
-        warnings.warn(f"The model in {value} was {far}.", PeerdgWarning, stacklevel=2)
-    return network
-
-
-def _is_published(value: str) -> bool:
-    """Whether it is the name of a network. A folder of that name comes first."""
-    return not Path(value).exists() and (value in BACKBONES or value.startswith(TIMM))

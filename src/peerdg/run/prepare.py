@@ -24,47 +24,38 @@ from peerdg.evaluate.accuracy import evaluate_domain
 from peerdg.files import sha256
 from peerdg.methods.base import Method, RunContext
 from peerdg.methods.erm import ERM
-from peerdg.methods.registry import implementation_of
+from peerdg.methods.registry import implementation_of, model_options_of
 from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import (
-    Classifier,
-    as_classifier,
-    in_eval_mode,
-    network_fingerprint,
+from peerdg.models.classifier import Classifier, as_classifier, in_eval_mode, network_fingerprint
+from peerdg.models.names import (
+    BACKBONES,
+    TIMM,
+    check_backbone,
+    has_normalisation,
+    is_weights_file,
 )
-from peerdg.models.names import check_backbone, has_normalisation, is_weights_file
+from peerdg.models.stored import how_far, load_stored, require_model
 from peerdg.models.weights import initialise, weights_file
 from peerdg.rng import seeded
 from peerdg.run.config import RunConfig
 from peerdg.run.hardware import find_device
-from peerdg.run.model import input_models_record, load_input_model
 from peerdg.terminal import one_line
 from peerdg.train.settings import Phase
 from peerdg.train.source import Source, steps_per_epoch
 
+PUBLISHED = "imagenet"  # the weights of a network that is given by its name
+
 
 @dataclass(frozen=True)
 class Inputs:
-    """Data and network of a run.
+    """Data and network of a run."""
 
-    Args:
-        splits: The data, in the class order of the network.
-        domains: The domains that networks are evaluated on.
-        source: The training images, on the run's device.
-        network: The initial network, with the layers that pre-training needs.
-        adapted: The same with the layers of the main phase. Used for its layer structure only: the
-            weights are set after pre-training.
-        fingerprints: Fingerprints of inputs that the config refers to by name.
-        weight_messages: Sentences about the weights that were loaded.
-    """
-
-    splits: Splits
-    domains: Mapping[str, Domain]
-    source: Source
-    network: Classifier
-    adapted: Classifier
-    fingerprints: Mapping[str, Any]
-    weight_messages: Sequence[str]
+    splits: Splits  # in the class order of the network
+    domains: Mapping[str, Domain]  # that networks are evaluated on
+    source: Source  # the training images, on the run's device
+    network: Classifier  # the initial one, with the layers that pre-training needs
+    fingerprints: Mapping[str, Any]  # of inputs that the config refers to by name
+    weight_messages: Sequence[str]  # about the weights that were loaded
 
 
 def load_inputs(
@@ -114,7 +105,7 @@ def load_inputs(
         network.encoder.compile()
     check_fit(network, splits, source.size)
     fingerprints["added_layers"] = list(adapted.added)
-    return Inputs(splits, domains, source, network, adapted, fingerprints, messages)
+    return Inputs(splits, domains, source, network, fingerprints, messages)
 
 
 def class_order(model: nn.Module | None) -> tuple[str, ...] | None:
@@ -159,12 +150,9 @@ def match_classes(
     *,
     class_map: Mapping[str, str] | None = None,
 ) -> Splits:
-    """Relabel every part in one class order, matched by name.
+    """Relabel every part in the order of `classes` (default: the source's), matched by name.
 
-    Args:
-        splits: The data.
-        classes: The class order of the network to train. None keeps the source's.
-        class_map: For classes that targets call otherwise, the source's names.
+    For classes that targets call otherwise, `class_map` has the source's names.
 
     Raises:
         ConfigError: If source and network do not have the same classes, or the map has an unknown
@@ -228,13 +216,7 @@ def make_network(
 def build_model(
     config: RunConfig, classes: tuple[str, ...], *, note: Callable[[str], None] | None = None
 ) -> Classifier:
-    """Build the configured network with its initial weights.
-
-    Args:
-        config: The run's options.
-        classes: Class names in label order.
-        note: Receives a sentence about the loaded weights.
-    """
+    """Build the configured network with its initial weights. `note` is told what was loaded."""
     check_backbone(config.backbone, config.weights)
     mean, std = None, None  # Pretrained weights expect the normalization of their backbone.
     if not has_normalisation(config.backbone):
@@ -258,11 +240,7 @@ def adapt_network(config: RunConfig, network: Classifier, phase: str, size: int)
 
 
 def check_fit(model: Classifier, splits: Splits, size: int) -> None:
-    """Run one image of each domain through the model, before any work is done.
-
-    Raises:
-        DataError: If it cannot take it.
-    """
+    """Run one image of each domain through the model, before any work is done."""
     for domain in (splits.train, *natural_domains(splits).values()):
         try:
             with torch.inference_mode(), in_eval_mode(model):
@@ -296,14 +274,7 @@ def make_method(
 def build_method(
     config: RunConfig, model: Classifier, source: Source, *, validation: Domain | None = None
 ) -> Method:
-    """Build the configured method around `model`, with the averages that follow it.
-
-    Args:
-        config: The run's options.
-        model: The network.
-        source: The training images.
-        validation: The source's validation images, if there are any.
-    """
+    """Build the configured method around `model`, with the averages that follow it."""
     images, steps = len(source), steps_per_epoch(config.train, len(source))
     # A method without augmentation ignores these options, and they need not fit the images.
     augment = config.augment if config.augments else AugmentSettings()
@@ -334,14 +305,60 @@ def build_method(
     return method
 
 
+def input_models_record(config: RunConfig) -> dict[str, Any]:
+    """Return values for the `Manifest` of a run about the models that its method is given."""
+    models, is_oracle = {}, bool(config.oracle)
+    for name in model_options_of(config.method):
+        value = getattr(config.method_settings, name)
+        if value is None:
+            continue
+        option = f"{config.method}.{name}"
+        if _is_published(value):
+            file = weights_file(value, PUBLISHED)
+            assert file is not None  # noqa: S101  (None is for no weights)
+            models[option] = sha256(file)
+            continue
+        try:
+            description = require_model(Path(value))
+        except DataError as error:
+            raise DataError(
+                f"--{option.replace('_', '-')}: {error.message}",
+                hint="Give a run folder, a model folder, or a network with published weights: "
+                f"{', '.join(BACKBONES)}.",
+            ) from error
+        models[option] = description["weights_sha256"]
+        is_oracle |= bool(description["training"].get("oracle"))
+    return {"models": models, "oracle": is_oracle}
+
+
+def load_input_model(value: str) -> Classifier:
+    """Load the model of a run or model folder, or a network with its published weights.
+
+    Warns if it comes from an unfinished run. The head of a published network is not trained.
+    """
+    if _is_published(value):
+        network = build_classifier(value, classes=("0", "1"))
+        initialise(network, value, PUBLISHED)
+        return network.eval()
+    network, description = load_stored(Path(value))
+    if far := how_far(description):
+        warnings.warn(f"The model in {value} was {far}.", PeerdgWarning, stacklevel=2)
+    return network
+
+
+def _is_published(value: str) -> bool:
+    """Whether it is the name of a network. A folder of that name comes first."""
+    return not Path(value).exists() and (value in BACKBONES or value.startswith(TIMM))
+
+
 def _fingerprints(config: RunConfig, model: nn.Module | None) -> dict[str, Any]:
     """Return fingerprints of inputs that the config refers to by name, for the manifest."""
     if isinstance(model, nn.Module):
         structure, values = network_fingerprint(model)
         return {"network": structure, "network_weights": values}
-    if model is not None or not is_weights_file(config.weights):
-        return {}
-    return {"weights_sha256": sha256(Path(config.weights))}
+    if model is None and is_weights_file(config.weights):
+        return {"weights_sha256": sha256(Path(config.weights))}
+    return {}
 
 
 def _describe(config: RunConfig, splits: Splits) -> list[str]:

@@ -6,7 +6,7 @@ depends on the clock goes to `events.jsonl`.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,11 @@ class JsonLines:
         """Return the length in bytes."""
         return self.path.stat().st_size if self.path.exists() else 0
 
-    def size_before(self, stop: Callable[[dict[str, Any]], bool]) -> int:
-        """Return the length in bytes of the records before the first for which `stop` is true."""
+    def size_before(self, other: dict[str, Any], *keys: str) -> int:
+        """Return the bytes of the records before the first that equals `other` in `keys`."""
         size = 0
         for line, record in self._whole_lines(self._content()):
-            if stop(record):
+            if all(record[key] == other[key] for key in keys):
                 break
             size += len(line) + 1
         return size

@@ -1,9 +1,11 @@
 """Train one run: prepare it, train its phases, and leave everything in its folder."""
 
 import contextlib
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,17 +14,18 @@ from typing_extensions import override
 
 from peerdg.data import VALIDATION
 from peerdg.data.splits import Splits
-from peerdg.errors import NumericalError, PeerdgWarning, Stopped
+from peerdg.errors import NumericalError, OutputError, PeerdgWarning, Stopped
 from peerdg.evaluate.accuracy import evaluate_models
 from peerdg.files import replace_atomically, write_json
 from peerdg.methods.base import Method
 from peerdg.models.classifier import Classifier
 from peerdg.models.statistics import clean_statistics, recompute_statistics
 from peerdg.models.stored import load_stored, save_tensors
+from peerdg.options import dotted
 from peerdg.rng import seeded
 from peerdg.run.checkpoint import Background, Checkpointer
 from peerdg.run.config import RunConfig, notes
-from peerdg.run.folder import RunFolder
+from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import has_bf16, peak_memory
 from peerdg.run.manifest import check_manifest, refuse_changed_data
 from peerdg.run.model import finish, model_writer
@@ -38,7 +41,7 @@ from peerdg.run.prepare import (
 from peerdg.run.pretraining import pretrain, shared_entry
 from peerdg.run.progress import ProgressDisplay
 from peerdg.run.records import NOTHING_LEARNT
-from peerdg.run.time_budget import TimeBudget, fit_to_time, schedule
+from peerdg.run.time_budget import TimeBudget, fit_to_time, keep_schedule, schedule
 from peerdg.stages import write_profile
 from peerdg.train.loop import Hooks, run_phase
 from peerdg.train.settings import Phase
@@ -53,39 +56,73 @@ NOTHING_LEARNT_SHARE = 0.98  # of the loss of a constant answer
 MIN_STEPS_TO_LEARN = 100  # a network may know nothing before
 
 
-def train_run(
+def start_run(
     config: RunConfig,
-    folder: RunFolder,
-    progress: ProgressDisplay,
+    out: Path,
     *,
+    existing: Existing,
+    progress: ProgressDisplay,
     splits: Splits | None = None,
     model: nn.Module | None = None,
     profile: bool = False,
-    budget: TimeBudget | None = None,
+    minutes: float | None = None,
+    options: Mapping[str, Any] | None = None,
     stop_after: int | None = None,
-) -> Classifier:
-    """Start or continue a run, and leave the result in its folder.
+) -> tuple[RunConfig, Classifier]:
+    """Open the run folder and start or continue the run in it.
 
     Args:
         config: The run's options.
-        folder: The run folder, held by this process.
-        progress: Receives the progress.
+        out: The run folder.
+        existing: What to do with a run that is there.
+        progress: Receives the progress. It is closed at the end.
         splits: The data, if it is in memory.
         model: The network to train instead of `config.backbone`. A module that is not a
             `Classifier` becomes one with the classes of the data.
         profile: Measure the time of each stage, and write it to `profile.json`.
-        budget: The time that a new run may take. It decides the epochs, which the folder stores.
+        minutes: Choose the epochs so that a new run takes about this long.
+        options: The options that the user set, which `minutes` does not change.
         stop_after: Save and stop after this many epochs of the main phase.
 
     Returns:
-        The deployed model.
+        The options with the chosen epochs, and the deployed network.
     """
+    budget, began = None, time.monotonic()
+    with contextlib.closing(progress):
+        if minutes is not None:
+            budget = TimeBudget(minutes, began, dotted(options or {}).keys())
+            if existing in ("resume", "renew") and RunFolder(out).holds_run:
+                config = keep_schedule(config, read_run_config(out), budget.given)
+        with contextlib.closing(RunFolder.open(out, config, existing=existing)) as folder:
+            if splits is not None:
+                splits = normalize_splits(config, splits, class_order(model))
+            if folder.done:
+                _check_finished(config, folder, splits, model)
+            if folder.done:  # Again: a run whose data changed may have been reset.
+                return config, load_stored(folder.model, model)[0]
+            return _train_run(config, folder, progress, splits, model, budget, profile, stop_after)
+
+
+def _check_finished(
+    config: RunConfig, folder: RunFolder, splits: Splits | None, model: nn.Module | None
+) -> None:
+    """Check that a finished run was trained on this data, or reset it if that is allowed."""
+    if folder.may_renew:
+        splits = splits or load_splits(config, class_order(model))
     if splits is not None:
-        splits = normalize_splits(config, splits, class_order(model))
-    if folder.done:
-        splits = _check_finished(config, folder, splits, class_order(model))
-    if folder.done:  # Again: `_check_finished` may have reset the run because its data changed.
-        return load_stored(folder.model, model)[0]
+        refuse_changed_data(folder, splits)
+
+
+def _train_run(
+    config: RunConfig,
+    folder: RunFolder,
+    progress: ProgressDisplay,
+    splits: Splits | None,
+    model: nn.Module | None,
+    budget: TimeBudget | None,
+    profile: bool,
+    stop_after: int | None,
+) -> tuple[RunConfig, Classifier]:
     began = time.perf_counter()
     inputs = load_inputs(
         config, splits=splits, model=model, note=progress.note, reading=progress.reading
@@ -96,29 +133,28 @@ def train_run(
         progress.note(f"--minutes {budget.minutes:g}: {change}.")
         config = fitted
         folder.change_config(config)
-    folder.check_space(_space_needed(config, inputs.network))
-    _check_manifest(config, folder, inputs)
+    needed, free = space_needed(config, inputs.network), shutil.disk_usage(folder.path).free
+    if free < needed:
+        raise OutputError(
+            f"{folder.path} has {free / 1e6:.1f} MB free; the run needs {needed / 1e6:.1f} MB.",
+            hint="Free some space, or choose a folder on another disk with --out.",
+        )
+    _warn_of_options(config, inputs.source.device)
+    folder.begin()
+    check_manifest(config, folder, inputs.splits, inputs.source.device, inputs.fingerprints)
+    folder.failure_file.unlink(missing_ok=True)
     run = Run(config, folder, inputs, progress)
-    run.announce()
     with run.failures_recorded():
         method = run.train(profile=profile, stop_after=stop_after)
     deployed = method.evaluated_networks[method.deployed_name]
     if config.batch_statistics == "clean" and method.deployed_name in method.needs_clean_statistics:
         recompute_statistics(deployed, inputs.source.clean)  # as it was evaluated
-    seconds = time.perf_counter() - began
-    finish(config, folder, method, inputs.splits, inputs.source.size, seconds)
-    return deployed
+    finish(config, folder, inputs, method, time.perf_counter() - began)
+    return config, deployed
 
 
 class Run(Hooks):
-    """A run in training: evaluates, saves, records and shows its phases.
-
-    Args:
-        config: The run's options.
-        folder: The run folder, held by this process.
-        inputs: Data and network.
-        progress: Receives the progress.
-    """
+    """A run in training: evaluates, saves, records and shows its phases."""
 
     def __init__(
         self, config: RunConfig, folder: RunFolder, inputs: Inputs, progress: ProgressDisplay
@@ -127,17 +163,14 @@ class Run(Hooks):
         self.config, self.folder, self.inputs, self.progress = config, folder, inputs, progress
         self.checkpointer = Checkpointer(folder, minutes=config.checkpoint_minutes)
         self._background = Background()
-
-    def announce(self) -> None:
-        """Say where the run starts or continues, and what was damaged."""
-        resumes = self.checkpointer.resumes
-        messages = [f"Continuing {self.checkpointer.position}."]
-        for message in messages if resumes else self.inputs.weight_messages:
-            self.progress.note(message)
         for problem in self.checkpointer.problems:
             warnings.warn(problem, PeerdgWarning, stacklevel=3)
-            self.folder.event("damaged", message=problem)
-        self.folder.event("resume" if resumes else "start", torch=torch.__version__)
+            folder.event("damaged", message=problem)
+        resumes = self.checkpointer.resumes
+        messages = [f"Continuing {self.checkpointer.position}."]
+        for message in messages if resumes else inputs.weight_messages:
+            progress.note(message)
+        folder.event("resume" if resumes else "start", torch=torch.__version__)
 
     @contextlib.contextmanager
     def failures_recorded(self) -> Iterator[None]:
@@ -152,10 +185,8 @@ class Run(Hooks):
             self.folder.event("stop", signal=stopped.signal_number, peak_memory=peak_memory())
             raise
         finally:
-            try:
+            with contextlib.closing(self._background):
                 self.checkpointer.close()
-            finally:
-                self._background.close()
 
     def train(self, *, profile: bool = False, stop_after: int | None = None) -> Method:
         """Train the phases. A resumed run continues in the phase where it stopped."""
@@ -254,8 +285,12 @@ class Run(Hooks):
             rows = ({"kind": "evaluation", **position, **record} for record in records)
             self.folder.metrics.append(*rows)
             if self.config.keep_snapshots:
-                self._store_snapshot(state)
-            self._store_model(state, records)
+                path = self.folder.snapshots / f"{state.epoch:06d}.safetensors"
+                with replace_atomically(path) as file:
+                    save_tensors(file, state.method.trained.state_dict())
+            write = model_writer(self.config, self.folder, self.inputs, state, records)
+            if write is not None:
+                self._background.start(write)
             self.progress.evaluated(state.epoch, records)
 
     @property
@@ -271,47 +306,14 @@ class Run(Hooks):
     def save_stopped(self, state: TrainState, stopped: Stopped) -> None:
         self.save(state, wait=True)
         self._background.wait()  # for the model of the last evaluation
-        folder = self.folder
-        if not folder.model.exists():
-            self._store_model(state, None)
-            self._background.wait()
         where = f"{state.phase} epoch {state.epoch + 1}, step {state.step}"
-        resume = f"peerdg resume {folder.path}"
-        stopped.message = f"Stopped in {where}. Saved. Continue with:\n  {resume}"
-        if folder.model.exists():
-            stopped.message += f"\n  or use the model so far:\n  peerdg predict {folder.path} IMAGE"
-
-    def _store_model(self, state: TrainState, records: list[dict[str, Any]] | None) -> None:
-        """Write the deployed model in the background, unless it has learned nothing yet."""
-        write = model_writer(
-            self.config, self.folder, self.inputs.splits, self.inputs.source, state, records
-        )
-        if write is not None:
-            self._background.start(write)
-
-    def _store_snapshot(self, state: TrainState) -> None:
-        path = self.folder.snapshots / f"{state.epoch:06d}.safetensors"
-        with replace_atomically(path) as file:
-            save_tensors(file, state.method.trained.state_dict())
+        path = self.folder.path
+        stopped.message = f"Stopped in {where}. Saved. Continue with:\n  peerdg resume {path}"
+        if self.folder.model.exists():
+            stopped.message += f"\n  or use the model so far:\n  peerdg predict {path} IMAGE"
 
 
-def _check_finished(
-    config: RunConfig, folder: RunFolder, splits: Splits | None, classes: tuple[str, ...] | None
-) -> Splits | None:
-    """Check that a finished run was trained on this data, if the data is available; return it.
-
-    If its data changed, a run that may be renewed is reset.
-    """
-    if folder.may_renew:
-        splits = splits or load_splits(config, classes)
-    if splits is not None:
-        refuse_changed_data(folder, splits)
-    return splits
-
-
-def _check_manifest(config: RunConfig, folder: RunFolder, inputs: Inputs) -> None:
-    """Write the manifest of a new run, or check that a resumed run still agrees with it."""
-    device = inputs.source.device
+def _warn_of_options(config: RunConfig, device: torch.device) -> None:
     messages = notes(config)
     if config.precision == "bf16" and not has_bf16(device):
         messages.append(
@@ -320,12 +322,9 @@ def _check_manifest(config: RunConfig, folder: RunFolder, inputs: Inputs) -> Non
         )
     for message in messages:
         warnings.warn(message, PeerdgWarning, stacklevel=3)
-    folder.begin()
-    check_manifest(config, folder, inputs.splits, device, inputs.fingerprints)
-    folder.failure_file.unlink(missing_ok=True)
 
 
-def _space_needed(config: RunConfig, network: Classifier) -> int:
+def space_needed(config: RunConfig, network: Classifier) -> int:
     """Estimate the bytes on disk: checkpoints, snapshots and models."""
     weights: int = sum(tensor.nbytes for tensor in network.state_dict().values())
     snapshots = phases_of(config)[-1].evaluations if config.keep_snapshots else 0
