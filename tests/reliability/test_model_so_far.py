@@ -185,6 +185,6 @@ def test_the_commands_use_it_and_resume_says_where_it_goes_on(
     capsys.readouterr()
     assert run(["resume", str(out)], debug=False) == 0
     said = capsys.readouterr().err
-    assert "in training, epoch 3, after step 1" in said
+    assert "train after epoch 2, step 1" in said
     assert "start fresh" not in said
     assert run(["predict", str(out), image], debug=False) == 0  # and without a warning

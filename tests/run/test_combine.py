@@ -263,7 +263,7 @@ def test_model_folders_are_members_like_run_folders(made, tmp_path):
 
 def test_runs_with_another_start_get_a_warning_for_means_only(made, tmp_path):
     folders = [made / "bn-0", made / "other"]
-    with pytest.warns(PeerdgWarning, match="differ in seed") as warned:
+    with pytest.warns(PeerdgWarning, match="differing: seed") as warned:
         combined(folders, tmp_path / "u")
     assert sum("same weights" in str(each.message) for each in warned) == 1
     combined(folders, tmp_path / "e", rule="ensemble")  # a warning would be an error

@@ -196,13 +196,8 @@ class Checkpointer:
     @property
     def position(self) -> str:
         """Where the run continues, for a person."""
-        if self._pending is None:
-            return "at the start"
-        state = self._pending.state
-        phase = "pre-training" if state["phase"] == "pretrain" else "training"
-        if state["step"]:
-            return f"in {phase}, epoch {state['epoch'] + 1}, after step {state['step']}"
-        return f"in {phase}, after epoch {state['epoch']}"
+        state = self._pending.state if self._pending else {"phase": "start", "epoch": 0, "step": 0}
+        return f"{state['phase']} after epoch {state['epoch']}, step {state['step']}"
 
     def is_past(self, phase: str) -> bool:
         """Whether the run to be resumed has finished `phase`."""

@@ -228,11 +228,11 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     config = replace(build(RunConfig, values, where=""), **parts)
     if config.backbone != OWN:
         check_backbone(config.backbone, config.weights)
-    average, own = config.average, config.method_settings.own_average
-    average.check_used(own)
-    if own is not None:
-        config.method_settings.check_average(config.deployed_average, last=average.last)
-    if average.also and not config.deployed_average:  # they only accompany one
+    average, deployed = config.average, config.deployed_average
+    average.check_used(config.method_settings.own_average)
+    if config.method_settings.own_average is not None:
+        config.method_settings.check_average(deployed, last=average.last)
+    if average.also and not deployed:  # they only accompany one
         raise ConfigError(
             f"average.also names {', '.join(average.also)}, but no average is deployed.",
             hint="Add --average snapshots.",

@@ -93,12 +93,9 @@ class FolderLock:
             return True
 
     def _describe_owner(self) -> str:
-        # The owner writes its note right after taking the lock. Give it a moment.
-        for _ in range(10):
-            with contextlib.suppress(DamagedError), reading(self._owner):
-                owner = read_json(self._owner)
-                return f" by process {owner['pid']} on {owner['host']} since {owner['since']}"
-            time.sleep(0.05)
+        with contextlib.suppress(DamagedError), reading(self._owner):
+            owner = read_json(self._owner)
+            return f" by process {owner['pid']} on {owner['host']} since {owner['since']}"
         return ""
 
 
@@ -106,6 +103,10 @@ class RunFolder:
     """A run folder, held by this process until `close`.
 
     Use `RunFolder.open` to lock it. The constructor alone only names its parts for reading.
+
+    Attributes:
+        new_config: Options of the run that `begin` is going to start here. None if there is none.
+        renewal: Options of the run that starts if the data has changed, if that is allowed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,12 +120,12 @@ class RunFolder:
         self.done_file = path / "done.json"
         self.failure_file = path / "failure.json"
         self.profile_file = path / "profile.json"
-        self.metrics = JsonLines(path / "metrics.jsonl", "kind", "phase", "epoch")
-        self.events = JsonLines(path / "events.jsonl", "event")
+        self.metrics = JsonLines(path / "metrics.jsonl")
+        self.events = JsonLines(path / "events.jsonl")
         self._lock = FolderLock(path, "run")
         self._manifest: Manifest | None = None
-        self._config: RunConfig | None = None  # to be written by `begin`; None once it is
-        self._renewal: RunConfig | None = None  # for `renew`, if that was allowed
+        self.new_config: RunConfig | None = None
+        self.renewal: RunConfig | None = None
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
@@ -149,33 +150,19 @@ class RunFolder:
 
     def begin(self) -> None:
         """Start a new run, after everything it needs was found. An old one is removed."""
-        if self._config is None:
+        if self.new_config is None:
             return
         self._clear()
         with replace_atomically(self.config_file) as temporary:
-            temporary.write_text(self._config.toml(), "utf-8")
-        self._config = None
-
-    @property
-    def is_new(self) -> bool:
-        """Whether `begin` is going to start a run here."""
-        return self._config is not None
-
-    def change_config(self, config: RunConfig) -> None:
-        """Start the new run with `config` instead of the one that the folder was opened with."""
-        self._config = config
+            temporary.write_text(self.new_config.toml(), "utf-8")
+        self.new_config = None
 
     def renew(self) -> bool:
         """Start again because the data has changed, if the folder was opened for that."""
-        is_allowed = self._renewal is not None
-        self._config, self._renewal = self._renewal, None
+        self.new_config, self.renewal = self.renewal, None
+        is_allowed = self.new_config is not None
         self.begin()
         return is_allowed
-
-    @property
-    def may_renew(self) -> bool:
-        """Whether a change of the data starts the run again."""
-        return self._renewal is not None
 
     @property
     def manifest(self) -> Manifest | None:
@@ -209,7 +196,7 @@ class RunFolder:
     @property
     def done(self) -> bool:
         """Whether that run is complete, and not about to be replaced."""
-        return self.done_file.exists() and self._config is None
+        return self.done_file.exists() and self.new_config is None
 
     def status(self) -> Status:
         """Compute the status of the run from the folder's files."""
@@ -231,8 +218,7 @@ class RunFolder:
                     f"{self.path} is a file, not a folder.", hint="Choose another name with --out."
                 )
             self.path.mkdir(parents=True, exist_ok=True)
-            if not self.holds_run:
-                self._require_empty()
+            self._require_own()
             refuse_links(self.path)
             # Root may write where the mode forbids it. Only a probe shows whether writing works.
             probe = self.path / f"{TEMPORARY}probe-{os.getpid()}"
@@ -240,45 +226,34 @@ class RunFolder:
             probe.unlink(missing_ok=True)  # the process that holds the folder may have removed it
 
     def _prepare(self, config: RunConfig, existing: Existing) -> None:
-        if not self.holds_run:
-            self._require_empty()
-        elif existing == "refuse":
+        if not self.holds_run or existing == "overwrite":
+            self.new_config = config
+            return
+        if existing == "refuse":
             raise OutputError(
                 f"{self.path} already holds {'a finished' if self.done else 'an unfinished'} run.",
                 hint="Continue it with --resume, replace it with --overwrite, or change --out.",
             )
-        elif existing == "overwrite":
-            self._require_own_run()
-        else:
-            stored = resolve(read_toml(self.config_file))
-            if self.manifest is not None:
-                refuse_edited_config(self.manifest, stored, file=self.config_file)
-            elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
-                raise DamagedError(
-                    f"{self.manifest_file} is missing: the options of the run are unknown.",
-                    hint="Restore it, or start again with --overwrite.",
-                )
-            refuse_difference(stored, config)
-            self._renewal = config if existing == "renew" else None
-            return
-        self._config = config
-
-    def _require_own_run(self) -> None:
-        """Replace only a folder that peerdg made: other programs have a config.toml, too."""
-        with contextlib.suppress(ConfigError):
-            if {"benchmark", "method"} <= read_toml(self.config_file).keys():
-                return
-        if not self.manifest_file.exists() and not self.events.path.exists():
-            raise OutputError(
-                f"{self.path} is not a run folder: its config.toml is not one of peerdg.",
-                hint="Choose a new or empty folder with --out.",
+        stored = resolve(read_toml(self.config_file))
+        if self.manifest is not None:
+            refuse_edited_config(self.manifest, stored, file=self.config_file)
+        elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
+            raise DamagedError(
+                f"{self.manifest_file} is missing: the options of the run are unknown.",
+                hint="Restore it, or start again with --overwrite.",
             )
+        refuse_difference(stored, config)
+        self.renewal = config if existing == "renew" else None
 
-    def _require_empty(self) -> None:
+    def _require_own(self) -> None:
+        """Refuse the folder of another program, which may have a config.toml and a model, too."""
         # Temporary files belong to a process that was killed, or that just probes the folder.
         own = (f"run{LOCK}", f"run{OWNER}", TEMPORARY)
         foreign = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(own))
-        if foreign:
+        is_run = self.manifest_file.exists() or self.events.path.exists() or not foreign
+        with contextlib.suppress(ConfigError):
+            is_run = is_run or {"benchmark", "method"} <= read_toml(self.config_file).keys()
+        if not is_run:
             raise OutputError(
                 f"{self.path} is not empty and holds no run (it has '{foreign[0]}').",
                 hint="Choose a new or empty folder with --out.",

@@ -45,13 +45,6 @@ def shared_entry(
     The name has a hash of everything that the last bits depend on: options, data, network,
     versions, hardware and peerdg's own code. A network of the user's own is not shared, because it
     may compute something else with the same layers and weights.
-
-    Args:
-        config: Options of the run.
-        phase: Pre-training.
-        network: Network before pre-training.
-        source: Training images.
-        run: Run folder. Its manifest has the fingerprint of the training images.
     """
     folder, manifest = cache_folder(), run.manifest
     is_off = not config.share_pretraining or os.environ.get(SWITCH) == "0"
@@ -87,7 +80,7 @@ def pretrain(
     *,
     note: Callable[[str], None],
     stop: StopRequest,
-) -> bool:
+) -> None:
     """Take the stored pre-training, or train and store it. Equal runs wait for the first one.
 
     Args:
@@ -95,11 +88,8 @@ def pretrain(
         entry: Cache entry, from `shared_entry`.
         network: Network to pre-train.
         run: Run folder.
-        note: Receives a sentence if another run has to be waited for.
-        stop: Ends the waiting.
-
-    Returns:
-        Whether it was taken from another run.
+        note: Receives a sentence about another run.
+        stop: Ends the waiting for another run.
     """
     lock = FileLock(entry.with_name(f"{entry.name}.lock"))
     try:
@@ -109,19 +99,17 @@ def pretrain(
         except Timeout:
             note("Waiting for another run with the same pre-training (--no-share-pretraining).")
             lock.acquire(cancel_check=lambda: bool(stop))
-    except Timeout:  # stopped while waiting: `train` stops at its first step
-        train()
-        return False
     except (OSError, NotImplementedError) as error:
-        _warn_not_shared(error)
+        if not stop:  # Else it ended the waiting, and `train` stops at its first step.
+            _warn_not_shared(error)
         train()
-        return False
+        return
     try:
         if _load(entry, network, run):
-            return True
-        train()
-        _store(entry, network, run)
-        return False
+            note("Pre-training is taken from an equal run (--no-share-pretraining).")
+        else:
+            train()
+            _store(entry, network, run)
     finally:
         lock.release()
 
@@ -181,7 +169,5 @@ def _tensors(network: Classifier) -> dict[str, Tensor]:
 
 
 def _warn_not_shared(error: Exception) -> None:
-    reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
-    warnings.warn(
-        f"Pre-training is not shared with other runs: {reason}", PeerdgWarning, stacklevel=3
-    )
+    message = f"Pre-training is not shared with other runs: {getattr(error, 'message', error)}"
+    warnings.warn(message, PeerdgWarning, stacklevel=3)

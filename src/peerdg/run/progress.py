@@ -91,13 +91,10 @@ class ConsoleProgress(ProgressDisplay):
         )
         self._task = self._bar.add_task("", total=None, detail="")
         # The unit of work is a training step.
-        self._work: dict[str, float] = {}  # of each phase
-        self._phases: dict[str, tuple[Phase, int]] = {}
+        self._phases: dict[str, tuple[Phase, int]] = {}  # with the steps of an epoch
         self._evaluation_steps = 0.0
-        self._done = 0.0
-        self._shown_at = self._step_at = clock()
-        self._step_seconds = 0.0  # exponential moving average
-        self._images = 0
+        self._images = self._epoch = self._step = 0
+        self._shown_at = clock()
 
     @override
     def note(self, text: str) -> None:
@@ -112,24 +109,19 @@ class ConsoleProgress(ProgressDisplay):
         self._reading.close()
         self._evaluation_steps = evaluation_steps
         self._phases = {phase.name: (phase, steps) for phase, steps in phases}
-        self._work = {
-            phase.name: phase.settings.epochs * steps + phase.evaluations * evaluation_steps
-            for phase, steps in phases
-        }
 
     @override
     def start_phase(self, name: str, *, epoch: int, step: int) -> None:
+        work = {
+            phase.name: phase.settings.epochs * steps + phase.evaluations * self._evaluation_steps
+            for phase, steps in self._phases.values()
+        }
+        names = list(work)
+        self._before = sum(work[earlier] for earlier in names[: names.index(name)])
         self._phase, self._steps = self._phases[name]
-        names = list(self._phases)
-        self._before = sum(self._work[earlier] for earlier in names[: names.index(name)])
-        if epoch or step:
-            self._before += self._evaluation_steps * sum(
-                map(self._phase.is_evaluated_after, range(epoch + 1))
-            )
-        self._move(epoch, step)
-        self._bar.reset(
-            self._task, total=sum(self._work.values()), completed=round(self._done), detail=""
-        )
+        self._epoch, self._step = epoch, step
+        total, done = sum(work.values()), round(self._done())
+        self._bar.reset(self._task, total=total, completed=done, detail="")
         if self._is_live:
             self._bar.start()
         else:
@@ -139,30 +131,24 @@ class ConsoleProgress(ProgressDisplay):
 
     @override
     def step(self, epoch: int, step: int, *, images: int, terms: "Mapping[str, Tensor]") -> None:
-        now = self.clock()
-        seconds, self._step_at = now - self._step_at, now
-        self._step_seconds = 0.9 * (self._step_seconds or seconds) + 0.1 * seconds
-        self._images = images
-        self._move(epoch, step)
-        if now - self._shown_at < REFRESH_SECONDS:
+        self._epoch, self._step, self._images = epoch, step, images
+        seconds = self.clock() - self._shown_at
+        if seconds < REFRESH_SECONDS:
             return
-        self._bar.update(self._task, completed=self._done)
-        if self._is_live or now - self._shown_at >= LINE_SECONDS:
+        self._bar.update(self._task, completed=self._done())
+        if self._is_live or seconds >= LINE_SECONDS:
             self._show(" ".join(f"{name} {float(value):.3f}" for name, value in terms.items()))
 
     @override
     def work(self, label: str, share: float) -> None:
-        self._step_at = now = self.clock()
-        if not label or now - self._shown_at < (REFRESH_SECONDS if self._is_live else LINE_SECONDS):
-            return
-        done = self._done + (share * self._evaluation_steps if label == EVALUATING else 0.0)
-        self._bar.update(self._task, completed=done)
-        self._show(f"{label} {int(100 * share)} %")
+        interval = REFRESH_SECONDS if self._is_live else LINE_SECONDS
+        if label and self.clock() - self._shown_at >= interval:
+            done = share * self._evaluation_steps if label == EVALUATING else 0.0
+            self._bar.update(self._task, completed=self._done() + done)
+            self._show(f"{label} {int(100 * share)} %")
 
     @override
     def evaluated(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
-        self._before += self._evaluation_steps
-        self._step_at = self.clock()
         accuracy: dict[str, dict[str, float]] = {}
         for record in records:
             accuracy.setdefault(record["model"], {})[record["domain"]] = record["accuracy"]
@@ -176,30 +162,28 @@ class ConsoleProgress(ProgressDisplay):
         self._reading.close()
         self._bar.stop()
 
-    def _move(self, epoch: int, step: int) -> None:
-        """Set the position. An epoch may have more steps than planned if the pool has grown."""
-        self._epoch = epoch
-        self._done = self._before + epoch * self._steps + min(step, self._steps)
+    def _done(self) -> float:
+        """Return the work so far. An epoch may have more steps than planned if the pool grows."""
+        started = range(self._epoch + 1 if self._epoch or self._step else 0)
+        evaluations = sum(map(self._phase.is_evaluated_after, started))
+        steps = self._epoch * self._steps + min(self._step, self._steps)
+        return self._before + steps + evaluations * self._evaluation_steps
 
     def _show(self, detail: str) -> None:
         self._shown_at = self.clock()
-        epochs = self._phase.settings.epochs
+        epochs, task = self._phase.settings.epochs, self._bar.tasks[0]
         position = f"{self._phase.name} {min(self._epoch + 1, epochs)}/{epochs}"
-        if self._step_seconds:
-            detail = f"{self._images / self._step_seconds:,.0f} images/s  {detail}"
+        if task.speed:
+            detail = f"{self._images * task.speed:,.0f} images/s  {detail}"
         self._bar.update(self._task, description=position, detail=detail)
         if not self._is_live:
-            seconds = self._bar.tasks[0].time_remaining
+            seconds = task.time_remaining
             left = "" if seconds is None else f"  {duration(seconds)} left"
             self.note(f"{position}  {detail}{left}")
 
 
 class ReadingBar:
-    """A bar for reading files: called with the number done, the total and a label.
-
-    Args:
-        console: Where to show it. Without a terminal, long reading prints one line at its end.
-    """
+    """A bar for reading files. Without a terminal, long reading prints one line at its end."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -209,7 +193,7 @@ class ReadingBar:
         self._bar: Progress | None = None
 
     def __call__(self, done: int, total: int, label: str) -> None:
-        """Show that `done` of `total` are read."""
+        """Show that `done` of `total` files are read."""
         if (label, total) != (self._label, self._total):
             self.close()
             self._label, self._total, self._began = label, total, time.monotonic()
@@ -235,7 +219,6 @@ class ReadingBar:
             self._bar.update(self._task, completed=done)
 
     def close(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
         self._label, self._bar = None, None
@@ -255,19 +238,14 @@ def summarize(accuracy: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def duration(seconds: float) -> str:
-    """Format a time: `45 s`, `4 min 10 s`, `42 min`, `2 h 05 min`, `3 d 4 h`."""
+    """Format a time: `45 s`, `4 min 10 s`, `42 min`, `2 h 05 min`, `76 h 00 min`."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
     if whole < 600:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 24 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    hours = round(seconds / 3600)
-    return f"{hours // 24} d {hours % 24} h"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def choose_progress(progress: ProgressDisplay | bool | None = None) -> ProgressDisplay:

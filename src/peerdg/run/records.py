@@ -18,16 +18,10 @@ NOTHING_LEARNT = "nothing_learnt"  # event of a phase whose network gives every 
 
 
 class JsonLines:
-    """A file with one JSON object per line.
+    """A file with one JSON object per line."""
 
-    Args:
-        path: File to read and write.
-        keys: Keys that every record has.
-    """
-
-    def __init__(self, path: Path, *keys: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.keys = frozenset(keys)
 
     def append(self, *records: dict[str, Any]) -> None:
         """Add records in one write, so that a kill leaves all of them or a torn last line."""
@@ -36,7 +30,6 @@ class JsonLines:
             file.write("".join(lines).encode())
 
     def size(self) -> int:
-        """Return the length in bytes."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def size_before(self, other: dict[str, Any], *keys: str) -> int:
@@ -86,8 +79,8 @@ class JsonLines:
         for line in content.split(b"\n")[:-1]:
             try:
                 record = json.loads(line)
-            except (ValueError, RecursionError):
+            except ValueError:
                 return
-            if not isinstance(record, dict) or not self.keys <= record.keys():
+            if not isinstance(record, dict):
                 return
             yield line, record

@@ -107,7 +107,7 @@ def _check_finished(
     config: RunConfig, folder: RunFolder, splits: Splits | None, model: nn.Module | None
 ) -> None:
     """Check that a finished run was trained on this data, or reset it if that is allowed."""
-    if folder.may_renew:
+    if folder.renewal is not None:
         splits = splits or load_splits(config, class_order(model))
     if splits is not None:
         refuse_changed_data(folder, splits)
@@ -127,12 +127,12 @@ def _train_run(
     inputs = load_inputs(
         config, splits=splits, model=model, note=progress.note, reading=progress.reading
     )
-    if budget is not None and folder.is_new:
+    if budget is not None and folder.new_config is not None:
         fitted = fit_to_time(config, budget, inputs)
         change = f"{schedule(fitted)}, instead of {schedule(config)}"
         progress.note(f"--minutes {budget.minutes:g}: {change}.")
         config = fitted
-        folder.change_config(config)
+        folder.new_config = config
     needed, free = space_needed(config, inputs.network), shutil.disk_usage(folder.path).free
     if free < needed:
         raise OutputError(
@@ -233,8 +233,9 @@ class Run(Hooks):
         entry = shared_entry(self.config, phase, network, source, self.folder)
         if self.checkpointer.resumes or entry is None:
             train()
-        elif pretrain(train, entry, network, self.folder, note=self.progress.note, stop=self.stop):
-            self.progress.note("Pre-training is taken from an equal run (--no-share-pretraining).")
+        else:
+            note = self.progress.note
+            pretrain(train, entry, network, self.folder, note=note, stop=self.stop)
 
     @override
     def restore(self, state: TrainState) -> None:
