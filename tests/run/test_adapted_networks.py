@@ -1,6 +1,5 @@
 """A method that changes its network: trained, resumed, stored and compared as that network."""
 
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,15 +9,15 @@ import torch
 from safetensors.torch import load_file
 
 import peerdg
-from peerdg.errors import ConfigError, Stopped
+from peerdg.errors import ConfigError
 from peerdg.methods.base import Method, MethodSettings, RunContext
 from peerdg.methods.erm import ERM
 from peerdg.methods.registry import METHODS
 from peerdg.models.classifier import Classifier
 from peerdg.models.stored import load_stored
 from peerdg.options import option
-from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
+from tests.run.stops import stopped_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,28 +69,14 @@ def fit(out: Path, *, existing: str = "refuse", when: str = "pretrain", dim: int
     )  # fmt: skip
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    steps, step = [], loop.train_step
-
-    def counted(*args, **kwargs):
-        steps.append(0)
-        if len(steps) == count:
-            signal.raise_signal(signal.SIGTERM)
-        return step(*args, **kwargs)
-
-    monkeypatch.setattr(loop, "train_step", counted)
-
-
 @pytest.mark.parametrize("when", ["pretrain", "train"])
-def test_an_adapted_run_resumes_exactly_and_loads_without_its_method(when, tmp_path, monkeypatch):
+def test_an_adapted_run_resumes_exactly_and_loads_without_its_method(when, tmp_path):
     whole = fit(tmp_path / "whole", when=when)
     weights = (whole.path / "model/model.safetensors").read_bytes()
-    for batch in (1, 3, 4, 8):
+    for batch in (3, 8):
         out = tmp_path / f"stopped-{batch}"
-        with monkeypatch.context() as patch:
-            stop_at(patch, batch)
-            with pytest.raises(Stopped):
-                fit(out, when=when)
+        with stopped_at(batch):
+            fit(out, when=when)
         resumed = fit(out, when=when, existing="resume")
         assert (resumed.path / "model/model.safetensors").read_bytes() == weights, batch
     loaded, description = load_stored(whole.path / "model", tiny_classifier(batch_norm=True))
@@ -104,11 +89,8 @@ def test_an_adapted_run_resumes_exactly_and_loads_without_its_method(when, tmp_p
 
 
 @pytest.mark.parametrize(("when", "width"), [("pretrain", 5), ("train", 8)])
-def test_the_network_changes_before_the_phase_that_the_method_names(
-    when, width, tmp_path, monkeypatch
-):
-    stop_at(monkeypatch, 3)  # the last step of pre-training
-    with pytest.raises(Stopped):
+def test_the_network_changes_before_the_phase_that_the_method_names(when, width, tmp_path):
+    with stopped_at(3):  # the last step of pre-training
         fit(tmp_path / "run", when=when)
     stop = sorted((tmp_path / "run/checkpoint").glob("*/"))[-1]
     found = {k: v for file in stop.glob("*.safetensors") for k, v in load_file(file).items()}
@@ -136,10 +118,8 @@ def test_pretraining_of_the_plain_network_is_that_of_every_method(tmp_path, monk
 
 
 def test_a_run_whose_method_now_changes_the_network_otherwise_is_not_resumed(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5)
-        with pytest.raises(Stopped):
-            fit(tmp_path / "run")
+    with stopped_at(5):
+        fit(tmp_path / "run")
     monkeypatch.setattr(Narrow, "shrink", 1)
     with pytest.raises(ConfigError, match="layers"):
         fit(tmp_path / "run", existing="resume")

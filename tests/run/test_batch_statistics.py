@@ -14,9 +14,9 @@ import peerdg
 from peerdg.api import Run
 from peerdg.errors import Stopped
 from peerdg.models.classifier import Classifier
-from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.methods.tiny import TINY
+from tests.run.stops import stopped_at
 
 METHODS: dict[str, dict[str, Any]] = {
     "erm": {"method": "erm"},
@@ -220,16 +220,8 @@ def test_a_stop_saves_the_statistics_of_training(runs, tmp_path, inside):
         assert torch.equal(state[f"method.model.{key}"], value), key
 
 
-def test_the_model_so_far_of_a_stopped_run_is_as_it_was_evaluated(tmp_path, monkeypatch):
-    step, count = loop.train_step, iter(range(100))
-
-    def stopping(*args: Any, **given: Any) -> Any:
-        if next(count) == 7:  # in the second epoch
-            signal.raise_signal(signal.SIGTERM)
-        return step(*args, **given)
-
-    monkeypatch.setattr(loop, "train_step", stopping)
-    with pytest.raises(Stopped):
+def test_the_model_so_far_of_a_stopped_run_is_as_it_was_evaluated(tmp_path):
+    with stopped_at(8):  # in the second epoch
         fit(tmp_path / "run", "randaugment")
     found = load_file(tmp_path / "run/model/model.safetensors")
     model = tiny_classifier(batch_norm=True)

@@ -8,7 +8,7 @@ from peerdg.data.benchmarks import BENCHMARKS
 from peerdg.errors import ConfigError
 from peerdg.methods.registry import method_names
 from peerdg.options import read_toml
-from peerdg.run.config import RunConfig, notes, resolve
+from peerdg.run.config import notes, resolve
 from peerdg.run.presets import BUDGETS, origins, preset, preset_files
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -60,18 +60,6 @@ def test_images_are_made_after_the_released_number_of_seen_images(data, method):
         assert float(stated[1]) == pytest.approx(100 * 32 / SOURCES[data], abs=0.06)
 
 
-def test_the_paper_budget_of_digits_has_the_papers_values():
-    config = resolve({"benchmark": "digits", "budget": "paper"})
-    assert (config.pretrain.epochs, config.pretrain.batch_size) == (100, 256)
-    assert (config.train.epochs, config.train.batch_size, config.train.lr) == (1000, 128, 1e-4)
-    peer = config.method_settings
-    assert (peer.k, peer.w, peer.lam, peer.head_layers, peer.head_dim) == (10, 2.0, 0.005, 2, 128)
-
-
-def test_digits_presets_use_the_set_with_invert():
-    assert resolve({"benchmark": "digits"}).augment.operations == "sdg"
-
-
 def test_later_layers_win_and_evaluation_follows_k():
     config = resolve({"train": {"epochs": 40}, "seed": 1}, {"seed": 2, "peer": {"k": 4}})
     assert (config.train.epochs, config.seed, config.method_settings.k) == (40, 2, 4)
@@ -91,11 +79,6 @@ def test_another_budget_on_top_of_a_file_is_refused():
         resolve(file, {"budget": "paper"})
 
 
-def test_the_default_is_peer_on_digits_mini():
-    config = resolve({})
-    assert (config.method, config.benchmark) == (RunConfig.method, "digits-mini")
-
-
 def test_a_fixed_strength_is_refused_where_the_policy_is_drawn():
     with pytest.raises(ConfigError, match="belong to the fixed policy"):
         resolve({"augment": {"num_ops": 3}})
@@ -103,12 +86,9 @@ def test_a_fixed_strength_is_refused_where_the_policy_is_drawn():
     assert (fixed.num_ops, fixed.magnitude) == (3, None)
 
 
-def test_options_of_another_method_are_refused():
+def test_options_of_another_method_or_data_set_are_refused():
     with pytest.raises(ConfigError, match="Options of the method"):
         resolve({"method": "peer", "erm": {}})
-
-
-def test_options_of_another_data_set_are_refused():
     with pytest.raises(ConfigError, match="data set 'digits'"):
         resolve({"benchmark": "digits-mini", "digits": {"train": 5}})
 

@@ -1,7 +1,6 @@
 """Every method, stopped somewhere in a short run and resumed, ends as if it never was."""
 
 import random
-import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,11 +9,11 @@ import pytest
 import peerdg
 from peerdg.api import Run
 from peerdg.augment.augment_options import DEFAULTS
-from peerdg.errors import PeerdgWarning, Stopped
+from peerdg.errors import PeerdgWarning
 from peerdg.methods.registry import method_names
-from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.methods.tiny import TINY
+from tests.run.stops import stopped_at
 
 EPOCHS, STEPS = 3, 3  # 24 images in batches of 8; one epoch of pre-training before
 VARIANTS = [
@@ -69,20 +68,6 @@ def stops(name: str) -> list[int]:
     return [draw.randint(1, STEPS), draw.randint(STEPS + 1, LAST)]
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let the signal arrive during step number `count` of this process."""
-    seen = {"steps": 0}
-    step = loop.train_step
-
-    def counted(*args, **kwargs):
-        seen["steps"] += 1
-        if seen["steps"] == count:
-            signal.raise_signal(signal.SIGTERM)
-        return step(*args, **kwargs)
-
-    monkeypatch.setattr(loop, "train_step", counted)
-
-
 variants = pytest.mark.parametrize(
     ("method", "settings"),
     VARIANTS,
@@ -91,28 +76,25 @@ variants = pytest.mark.parametrize(
 
 
 @variants
-def test_a_resumed_run_ends_bitwise_equal(method, settings, tmp_path, monkeypatch, request):
-    assert_resumes(method, settings, tmp_path, monkeypatch, stops(request.node.name))
+def test_a_resumed_run_ends_bitwise_equal(method, settings, tmp_path, request):
+    assert_resumes(method, settings, tmp_path, stops(request.node.name))
 
 
 @pytest.mark.slow
 @variants
-def test_stopped_at_any_batch_it_ends_bitwise_equal(method, settings, tmp_path, monkeypatch):
-    assert_resumes(method, settings, tmp_path, monkeypatch, range(1, LAST + 1))
+def test_stopped_at_any_batch_it_ends_bitwise_equal(method, settings, tmp_path):
+    assert_resumes(method, settings, tmp_path, range(1, LAST + 1))
 
 
-def assert_resumes(method, settings, tmp_path, monkeypatch, batches) -> None:
+def assert_resumes(method, settings, tmp_path, batches) -> None:
     """Stop a run in each of the batches, resume it, and compare it with one that went through."""
     whole = fit(tmp_path / "whole", method, settings).path
     expected = (whole / "model/model.safetensors").read_bytes()
     metrics = (whole / "metrics.jsonl").read_bytes()
     for batch in batches:
         out = tmp_path / f"stopped-{batch}"
-        with monkeypatch.context() as patch:
-            stop_after(patch, batch)
-            with pytest.raises(Stopped) as stopped:
-                fit(out, method, settings)
-            assert stopped.value.exit_code == 143
+        with stopped_at(batch):
+            fit(out, method, settings)
         resumed = fit(out, method, settings, existing="resume").path
         assert (resumed / "model/model.safetensors").read_bytes() == expected, (
             f"after batch {batch}"

@@ -1,16 +1,12 @@
 """Runs with one seed and several train seeds share their start and nothing after it."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 
 import peerdg
-from peerdg.errors import Stopped
 from peerdg.methods.registry import method_names
-from peerdg.run.config import resolve
-from peerdg.train import loop
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.methods.tiny import TINY
 
@@ -39,12 +35,6 @@ def lines(run: Path, *, phase: str) -> list[str]:
 
 def weights(run: Path) -> bytes:
     return (run / "model/model.safetensors").read_bytes()
-
-
-def test_without_it_a_config_is_what_it_was():
-    config = resolve({"seed": 3})
-    assert "train_seed" not in config.tables()
-    assert config.main_seed == 3
 
 
 def test_the_seed_itself_as_train_seed_changes_nothing(tmp_path):
@@ -93,21 +83,3 @@ def test_with_every_method_the_trained_network_starts_as_with_another_train_seed
         starts.append({r["domain"]: r["loss"] for r in records if r["model"] == trained})
     assert starts[0] == starts[1]
     assert starts[0]
-
-
-def test_a_resumed_run_ends_bitwise_equal(tmp_path, monkeypatch):
-    whole = fit(tmp_path / "whole", train_seed=9)
-    seen, step = {"steps": 0}, loop.train_step
-
-    def stopping(*args, **kwargs):
-        seen["steps"] += 1
-        if seen["steps"] == 8:  # in the main phase
-            signal.raise_signal(signal.SIGTERM)
-        return step(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", stopping)
-        with pytest.raises(Stopped):
-            fit(tmp_path / "stopped", train_seed=9)
-    resumed = fit(tmp_path / "stopped", train_seed=9, existing="resume")
-    assert weights(resumed) == weights(whole)

@@ -96,12 +96,7 @@ def save_checkpoint(
 
     Images of the pool that `state` names must already be there.
     """
-    path = folder / f"{number:013d}"
-    if path.exists():
-        with contextlib.suppress(DamagedError):  # then it is written again
-            load_checkpoint(path)
-            return  # equal numbers mean equal states, up to an evaluation that is repeated
-    write_checkpoint(path, tensors, state)
+    write_checkpoint(folder / f"{number:013d}", tensors, state)
     for old in checkpoints(folder)[:-KEEP]:
         # Rename first: a kill must not leave half a checkpoint under its name.
         gone = old.with_name(f"{TEMPORARY}{old.name}")
@@ -130,12 +125,8 @@ def remove_leftovers(run: Path) -> None:
             remove(path)
 
 
-def _pool_file(folder: Path, digest: str) -> Path:
-    return folder / POOL / f"{digest}.safetensors"
-
-
 def _load_addition(folder: Path, digest: str) -> PoolImages:
-    path = _pool_file(folder, digest)
+    path = folder / POOL / f"{digest}.safetensors"
     with reading(path):
         tensors = load_file(path)
         addition = PoolImages(tensors["images"], tensors["labels"])
@@ -157,13 +148,13 @@ class Background:
         self._running = self._executor.submit(work, *arguments)
 
     def wait(self) -> None:
-        """Wait for the running work, if any. Raises what it raised."""
+        """Wait for the running work. Raises what it raised."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
 
     def close(self) -> None:
-        """Wait for the last work and end the thread. Raises what the work raised."""
+        """Wait for the last work and end the thread."""
         try:
             self.wait()
         finally:
@@ -246,7 +237,7 @@ class Checkpointer:
         additions: tuple[PoolImages, ...],
     ) -> None:
         for addition in additions:  # before the checkpoint that names them
-            path = _pool_file(self.run.checkpoints, addition.digest)
+            path = self.run.checkpoints / POOL / f"{addition.digest}.safetensors"
             if addition.digest not in self._stored or not path.exists():
                 with replace_atomically(path) as file:
                     save_tensors(file, {"images": addition.images, "labels": addition.labels})

@@ -1,5 +1,6 @@
 """The machine: memory, the device, and whether it computes in bfloat16."""
 
+import contextlib
 import ctypes
 import os
 import re
@@ -17,12 +18,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def keep_memory() -> None:
-    """Have the C library keep freed memory for the next step, instead of returning it each time.
+    """Have glibc keep freed memory for the next step, unless the environment sets it up.
 
-    The activations of a step are large, so glibc would map them anew in every step, and the kernel
-    clear each page again: 40,000 page faults a step for the Digits CNN at batch 128, and up to a
-    third of the time of a SqueezeNet at 224 px. The process keeps what it needed at its peak. Does
-    nothing if the environment variable is already set, or with another C library.
+    Else glibc maps the large activations anew in every step, and the kernel clears each page again:
+    up to a third of the time of a SqueezeNet at 224 px.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
@@ -35,26 +34,22 @@ def keep_memory() -> None:
 
 
 def peak_memory() -> int | None:
-    """The most bytes of memory that this process has had at once; None where that is not known.
+    """Return the most bytes of memory that this process has had. None where that is not known.
 
     Not from `getrusage`, which counts the process that started this one until it became this one.
     """
-    try:
+    with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text("ascii", "replace")
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return None if found is None else 1024 * int(found[1])
+        if peak := re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE):
+            return 1024 * int(peak[1])
+    return None
 
 
 def find_device(name: str) -> "torch.device":
-    """The device called `name`, after a value went there and back.
-
-    Args:
-        name: As torch calls it, or `"auto"`: the accelerator if there is one, else the CPU.
+    """Return a device that works here. `"auto"` is the accelerator if there is one, else the CPU.
 
     Raises:
-        ConfigError: If it cannot be used here.
+        ConfigError: If it cannot be used.
     """
     import torch  # here, so that the command starts without it
 

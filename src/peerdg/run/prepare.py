@@ -70,7 +70,7 @@ def load_inputs(
 
     Args:
         config: The run's options.
-        splits: The data, if it is in memory, see `normalize_splits`.
+        splits: The data, if it is in memory, see `load_splits`.
         model: The network, if it is in memory.
         note: Receives sentences about the data.
         reading: Receives the progress of reading files.
@@ -86,8 +86,11 @@ def load_inputs(
     domains = evaluation_domains(config, splits)
     for sentence in _describe(config, splits):
         note(sentence)
-    # Before anything changes the network.
-    fingerprints = {**_fingerprints(config, model), **input_models_record(config)}
+    fingerprints = input_models_record(config)
+    if isinstance(model, nn.Module):  # Before anything changes the network.
+        fingerprints["network"], fingerprints["network_weights"] = network_fingerprint(model)
+    elif model is None and is_weights_file(config.weights):
+        fingerprints["weights_sha256"] = sha256(Path(config.weights))
     for phase in phases_of(config):
         steps_per_epoch(phase.settings, len(splits.train))  # Refuse batches without enough images.
     config.average.check_validation(available=splits.validation is not None)
@@ -117,19 +120,20 @@ def load_splits(
     config: RunConfig,
     classes: tuple[str, ...] | None = None,
     progress: Progress | None = None,
+    *,
+    splits: Splits | None = None,
 ) -> Splits:
-    """Load the configured data, with labels in the order of `classes` (default: the source's)."""
-    data, root = benchmark(config.benchmark), data_root(config)
-    splits = data.load(config.data, root=root, targets=config.targets, progress=progress)
-    splits = match_classes(splits, classes)
-    return with_targets(splits) if config.oracle else splits
+    """Load the configured data, with labels in the order of `classes` (default: the source's).
 
-
-def normalize_splits(
-    config: RunConfig, splits: Splits, classes: tuple[str, ...] | None = None
-) -> Splits:
-    """Do to data in memory what `load_splits` does to files: class names, targets of an oracle."""
-    splits = match_classes(splits, classes, class_map=parse_class_map(config.data.class_map))
+    `splits` are data in memory, which are relabeled like files.
+    """
+    class_map = None
+    if splits is None:
+        data, root = benchmark(config.benchmark), data_root(config)
+        splits = data.load(config.data, root=root, targets=config.targets, progress=progress)
+    else:
+        class_map = parse_class_map(config.data.class_map)
+    splits = match_classes(splits, classes, class_map=class_map)
     return with_targets(splits) if config.oracle else splits
 
 
@@ -349,16 +353,6 @@ def load_input_model(value: str) -> Classifier:
 def _is_published(value: str) -> bool:
     """Whether it is the name of a network. A folder of that name comes first."""
     return not Path(value).exists() and (value in BACKBONES or value.startswith(TIMM))
-
-
-def _fingerprints(config: RunConfig, model: nn.Module | None) -> dict[str, Any]:
-    """Return fingerprints of inputs that the config refers to by name, for the manifest."""
-    if isinstance(model, nn.Module):
-        structure, values = network_fingerprint(model)
-        return {"network": structure, "network_weights": values}
-    if model is None and is_weights_file(config.weights):
-        return {"weights_sha256": sha256(Path(config.weights))}
-    return {}
 
 
 def _describe(config: RunConfig, splits: Splits) -> list[str]:

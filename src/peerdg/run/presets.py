@@ -7,7 +7,7 @@ the user did not set. A run's config keeps them, so a resumed run does not choos
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -76,18 +76,15 @@ def reason(origin: str) -> str:
 class Choices:
     """Options for images of one kind, and why.
 
-    Args:
-        preset: Preset they start from.
-        options: Nested as in a config file. They override the preset, and the user overrides them.
-        reasons: A sentence for each chosen option, by its dotted name.
+    `options` override the preset `preset`, and the user overrides them. `reasons` has a sentence
+    for each, by its dotted name.
     """
 
     preset: str
-    options: dict[str, Any] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any]
+    reasons: dict[str, str]
 
     def base(self, budget: str) -> dict[str, Any]:
-        """Return the preset with the choices."""
         return merge(preset(self.preset, budget), self.options)
 
     def explain(self, config: Mapping[str, Any]) -> list[str]:

@@ -35,7 +35,6 @@ from peerdg.run.prepare import (
     load_inputs,
     load_splits,
     make_method,
-    normalize_splits,
     phases_of,
 )
 from peerdg.run.pretraining import pretrain, shared_entry
@@ -95,7 +94,7 @@ def start_run(
                 config = keep_schedule(config, read_run_config(out), budget.given)
         with contextlib.closing(RunFolder.open(out, config, existing=existing)) as folder:
             if splits is not None:
-                splits = normalize_splits(config, splits, class_order(model))
+                splits = load_splits(config, class_order(model), splits=splits)
             if folder.done:
                 _check_finished(config, folder, splits, model)
             if folder.done:  # Again: a run whose data changed may have been reset.
