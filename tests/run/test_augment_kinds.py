@@ -29,22 +29,12 @@ def fit(out: Path, *, existing: Any = "refuse", **options: Any) -> Run:
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"method": "peer", "peer": {"k": 1}}, "peer+augmix"),
-        ({"method": "p-ens", "randaugment": {"k": 1}}, "p-ens+augmix"),
-    ],
-)
-def test_reports_name_another_augmentation(tmp_path: Path, options: dict[str, Any], name: str):
-    fit(tmp_path / "run", augment={"kind": "augmix"}, **options)
-    assert read_run(tmp_path / "run").method == name
-
-
-def test_another_augmentation_is_another_run(tmp_path: Path):
-    fit(tmp_path / "run", method="randaugment")
-    with pytest.raises(ConfigError, match=r"augment\.kind: 'randaugment' -> 'augmix'"):
-        fit(tmp_path / "run", method="randaugment", augment={"kind": "augmix"}, existing="resume")
+def test_reports_name_another_augmentation_which_is_another_run(tmp_path: Path):
+    given = {"method": "p-ens", "randaugment": {"k": 1}}
+    fit(tmp_path / "run", augment={"kind": "augmix"}, **given)
+    assert read_run(tmp_path / "run").method == "p-ens+augmix"
+    with pytest.raises(ConfigError, match=r"augment\.kind: 'augmix' -> 'randaugment'"):
+        fit(tmp_path / "run", existing="resume", **given)
 
 
 def test_a_stored_config_repeats_the_run(tmp_path: Path):

@@ -145,13 +145,6 @@ def test_a_run_is_resumed_from_anywhere(tmp_path, monkeypatch):
     assert Path("../run/metrics.jsonl").read_text() == whole
 
 
-def test_neither_a_data_set_nor_a_folder_is_refused_with_the_nearest_name(tmp_path, capsys):
-    assert run(["train", "digitz"], debug=False) == 2
-    assert "Did you mean 'digits'?" in capsys.readouterr().err
-    assert run(["train", str(tmp_path / "nowhere")], debug=False) == 5
-    assert "There is no folder or list" in capsys.readouterr().err
-
-
 def test_data_that_changed_since_the_start_is_named_file_by_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder(Path("photos"))
