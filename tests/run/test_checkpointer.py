@@ -77,20 +77,13 @@ def test_a_run_goes_on_from_the_state_that_was_saved_last(tmp_path: Path):
 
 def test_a_state_of_another_phase_is_not_taken(tmp_path: Path):
     after = kept(tmp_path / "run", trained("pretrain", epoch=3, step=1))
-    assert after.resumes
-    assert not after.is_past("pretrain")
-    main = trained("train")
+    assert after.resumes and not after.is_past("pretrain")
+    main, own = trained("train"), trained("pretrain")
     after.restore(main)
-    assert (main.epoch, main.step) == (0, 0)
-    own = trained("pretrain")
     after.restore(own)
-    assert (own.epoch, own.step) == (3, 1)
-
-
-def test_pretraining_is_past_once_the_main_phase_was_saved(tmp_path: Path):
-    after = kept(tmp_path / "run", trained("train", epoch=0, step=1))
-    assert after.is_past("pretrain")
-    assert not after.is_past("train")
+    assert (main.epoch, main.step, own.epoch, own.step) == (0, 0, 3, 1)
+    later = kept(tmp_path / "later", trained("train", epoch=0, step=1))
+    assert later.is_past("pretrain") and not later.is_past("train")
 
 
 def test_a_checkpoint_is_due_when_its_minutes_are_over(
@@ -121,18 +114,13 @@ def test_background_work_is_done_in_order_while_its_caller_continues():
     assert order == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("when", ["start", "wait", "close"])
-def test_a_failure_of_background_work_is_raised_once(when: str):
+def test_a_failure_of_background_work_is_raised_once():
     def fail() -> None:
         raise OSError("full")
 
-    background = Background()
-    background.start(fail)
-    occasions = {
-        "start": lambda: background.start(lambda: None),
-        "wait": background.wait,
-        "close": background.close,
-    }
-    with pytest.raises(OSError, match="full"):
-        occasions[when]()
-    background.close()
+    for occasion in (lambda b: b.start(lambda: None), Background.wait, Background.close):
+        background = Background()
+        background.start(fail)
+        with pytest.raises(OSError, match="full"):
+            occasion(background)
+        background.close()

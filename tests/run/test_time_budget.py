@@ -1,7 +1,5 @@
 """A run of a given length: which epochs are chosen, and that a resume never chooses again."""
 
-import os
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ import peerdg
 from peerdg.api import Run
 from peerdg.cli.main import run
 from peerdg.data.splits import Splits
-from peerdg.errors import ConfigError, Stopped
+from peerdg.errors import ConfigError
 from peerdg.models.classifier import Classifier
 from peerdg.run.config import RunConfig, resolve
 from peerdg.run.folder import read_run_config
@@ -32,6 +30,7 @@ from peerdg.run.time_budget import (
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.methods.tiny import TINY as TINY_METHODS
 from tests.reliability.tiny_run import OPTIONS as TINY
+from tests.run.stops import stopped_at
 
 # How many steps fit into the time depends on the machine, and in noise there is nothing to learn.
 pytestmark = pytest.mark.filterwarnings("ignore:(Training|Pre-training) has learned nothing")
@@ -145,16 +144,11 @@ def test_a_time_must_be_positive():
 
 
 def test_epochs_and_minutes_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = f"--out={tmp_path / 'run'}"
-    for flag in ("--epochs=3", "--train.epochs=3"):
+    (tmp_path / "given.toml").write_text("[train]\nepochs = 3\n")
+    for flag in ("--train.epochs=3", f"--config={tmp_path / 'given.toml'}"):
+        out = f"--out={tmp_path / 'run'}"
         assert run(["train", "digits-mini", "--minutes=1", flag, out], debug=False) == 2
         assert "exclude each other" in capsys.readouterr().err
-    (tmp_path / "given.toml").write_text("[train]\nepochs = 3\n")
-    file = f"--config={tmp_path / 'given.toml'}"
-    assert run(["train", "digits-mini", "--minutes=1", file, out], debug=False) == 2
-    assert "exclude each other" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="exclude each other"):
-        peerdg.fit("digits-mini", out=tmp_path / "run", minutes=1, train={"epochs": 3})
     assert not (tmp_path / "run").exists()
 
 
@@ -167,85 +161,28 @@ SMALL = {
 }
 
 
-class Slow(TinyEncoder):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.0005 * len(x))
-        return super().forward(x)
-
-
-def slow_model() -> torch.nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return peerdg.Classifier(Slow(), torch.nn.Linear(8, 3), classes=("a", "b", "c"))
-
-
-def fit_minutes(out: Path, **options: Any) -> Run:
-    """A short run of a given length; longer where the machine is busy."""
-    for minutes in (0.05, 0.2, 0.8, 1.6):
-        try:
-            return peerdg.fit(
-                tiny_splits(), out=out, model=slow_model(), minutes=minutes, **SMALL, **options
-            )
-        except ConfigError as error:
-            assert "too few" in error.message
-    raise AssertionError("The machine is too busy.")
-
-
-def test_the_chosen_epochs_are_in_the_run_folder_and_are_those_of_the_run(tmp_path: Path):
-    notes: list[str] = []
-    progress = ProgressDisplay()
-    progress.note = notes.append  # type: ignore[method-assign]
-    out = tmp_path / "run"
-    done = fit_minutes(out, progress=progress)
-    stored = read_run_config(out)
-    assert "minutes" not in stored
-    epochs = stored["train"]["epochs"]
-    assert done.config.train.epochs == epochs
-    assert done.config.tables() == stored
-    trained = [r["epoch"] for r in done.records if r["kind"] == "epoch" and r["phase"] == "train"]
-    assert trained == list(range(1, epochs + 1))
-    assert any(f"+ {epochs} epochs, k {stored['peer']['k']}" in note for note in notes)
-
-
-class StopAt(ProgressDisplay):
-    """Asks for a stop as a signal would, after some steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def step(self, *_: object, **__: object) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_resume_keeps_the_epochs_and_ends_like_a_run_that_was_not_stopped(
+def test_the_chosen_epochs_are_those_of_the_run_and_of_its_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    out = tmp_path / "run"
-    with pytest.raises(Stopped):
-        fit_minutes(out, progress=StopAt(12))
-    config = (out / "config.toml").read_bytes()
+    monkeypatch.setattr("peerdg.run.time_budget.measure_costs", lambda *_, **__: costs(1.0))
+    out, notes, progress = tmp_path / "run", [], ProgressDisplay()
+    progress.note = notes.append  # type: ignore[method-assign]
+
+    def fit(**options: Any) -> Run:
+        model = tiny_classifier()
+        return peerdg.fit(tiny_splits(), out=out, model=model, minutes=1, **SMALL, **options)
+
+    with stopped_at(12):
+        fit(progress=progress)
+    stored = read_run_config(out)
+    epochs = stored["train"]["epochs"]
+    assert "minutes" not in stored
+    assert any(f"+ {epochs} epochs, k {stored['peer']['k']}" in note for note in notes)
     monkeypatch.setattr("peerdg.run.time_budget.measure_costs", None)  # nothing is measured again
-    resumed = peerdg.fit(
-        tiny_splits(), out=out, model=slow_model(), minutes=0.1, existing="resume", **SMALL
-    )
-    assert (out / "config.toml").read_bytes() == config
-    chosen = resumed.config
-    sections = {
-        "pretrain": {**SMALL["pretrain"], "epochs": chosen.pretrain.epochs},
-        "train": {**SMALL["train"], "epochs": chosen.train.epochs},
-        "peer": {**SMALL["peer"], "k": chosen.method_settings.k},
-        "evaluate_every": chosen.evaluate_every,
-    }
-    whole = peerdg.fit(
-        tiny_splits(), out=tmp_path / "whole", model=slow_model(), **{**SMALL, **sections}
-    )
-    assert (out / "metrics.jsonl").read_bytes() == (
-        tmp_path / "whole" / "metrics.jsonl"
-    ).read_bytes()
-    for name, value in whole.model.classifier.state_dict().items():
-        assert torch.equal(value, resumed.model.classifier.state_dict()[name]), name
+    done = fit(existing="resume")
+    assert done.config.tables() == read_run_config(out) == stored
+    trained = [r["epoch"] for r in done.records if r["kind"] == "epoch" and r["phase"] == "train"]
+    assert trained == list(range(1, epochs + 1))
 
 
 def test_a_stored_schedule_wins_over_the_preset_but_not_over_the_user():
