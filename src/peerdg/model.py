@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self, overload
@@ -39,7 +38,7 @@ from peerdg.export.formats import Format
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, how_far, load_stored
 from peerdg.run.hardware import find_device
-from peerdg.run.manifest import KnownImages, read_known_images
+from peerdg.run.manifest import count_known_images
 from peerdg.terminal import visible
 
 _FEW = 5  # class names that are shown
@@ -195,14 +194,10 @@ class Model:
 
     def _count_seen(self, domain: Domain) -> Overlap | None:
         """How many images were trained on, with a warning; None if that is not known."""
-        seen = None if self._known_images is None else self._known_images.count(domain)
+        seen = None if self.folder is None else count_known_images(self.folder, domain)
         if seen is not None and seen.trained:
             warnings.warn(f"'{visible(domain.name)}': {seen}", PeerdgWarning, stacklevel=3)
         return seen
-
-    @cached_property
-    def _known_images(self) -> KnownImages | None:
-        return None if self.folder is None else read_known_images(self.folder)
 
     def export(self, path: str | Path, *, format: Format, overwrite: bool = False) -> Exported:
         """Write the model as `"onnx"`, `"torch-export"` or `"safetensors"`, and check the result.

@@ -33,8 +33,12 @@ def combine(
     from peerdg.run.combine import combine as combine_runs
     from peerdg.terminal import Table
 
-    made = combine_runs(runs, output, rule=rule, outputs=outputs, root=root, note=console.print)
+    made = combine_runs(runs, output, rule=rule, outputs=outputs, root=root)
     accuracy = made["training"].get("accuracy", {})
+    members = made["combined"]["members"]
+    used = [member["name"] for member in members if member["used"]]
+    if len(used) < len(members):
+        console.print(f"{len(used)} of {len(members)} runs are in the mean: {', '.join(used)}.")
     if accuracy:
         rows = [[name, f"{r['accuracy']:.2f}", f"{r['n']:,}"] for name, r in accuracy.items()]
         console.print(Table(["domain", "accuracy %", "images"], rows, is_text=True))

@@ -102,7 +102,6 @@ def combine(
     root: str | None = None,
     splits: Splits | None = None,
     network: nn.Module | None = None,
-    note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Make a model folder of several runs. It does not need them afterwards.
 
@@ -115,8 +114,7 @@ def combine(
 
     The batch statistics of a mean of weights are recomputed on the source's clean images if the
     runs were evaluated that way. Without the images they are averaged. If the data is there, the
-    model is evaluated on it for its card. The arguments are those of `peerdg.combine`, and `note`
-    receives sentences about the result.
+    model is evaluated on it for its card. The arguments are those of `peerdg.combine`.
 
     Returns:
         Description of the model, with the accuracies.
@@ -145,8 +143,6 @@ def combine(
         model = with_statistics(model)
     else:
         model = _greedy(members, data, load, with_statistics)
-        chosen = [member.name for member in members if member.used]
-        note(f"{len(chosen)} of {len(members)} runs are in the mean: {', '.join(chosen)}.")
     averaged = rule != "ensemble" and has_batch_statistics(model) and statistics not in LEARNED
     if averaged and data is None:
         statistics = "mean of the members'"
@@ -185,12 +181,10 @@ def _greedy(
     def accuracy(model: Classifier) -> float:
         return float(evaluate_domain(model, validation, size=size)["accuracy"])
 
-    accuracies = [accuracy(load(member)) for member in members]
-    for member, value in zip(members, accuracies, strict=True):
-        member.validation, member.used = value, False
-    order = sorted(range(len(members)), key=lambda number: -accuracies[number])
-    first, *rest = (members[number] for number in order)
-    mean, best, count = load(first), max(accuracies), 1
+    for member in members:
+        member.validation, member.used = accuracy(load(member)), False
+    first, *rest = sorted(members, key=lambda member: -(member.validation or 0.0))
+    mean, best, count = load(first), first.validation or 0.0, 1
     first.used = True
     for member in rest:
         candidate = copy.deepcopy(mean)

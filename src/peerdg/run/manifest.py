@@ -216,40 +216,25 @@ def _write_files(run: "RunFolder", splits: "Splits") -> None:
     write_json(run.files_file, {"format": FORMAT, "files": file_hashes(splits), "pixels": pixels})
 
 
-@dataclass(frozen=True)
-class KnownImages:
-    """Hashes of the pixels that a run was trained and validated on."""
+def count_known_images(folder: Path, domain: "Domain") -> "Overlap | None":
+    """Count the images of `domain` that a run was trained and validated on.
 
-    train: frozenset[str]
-    validation: frozenset[str]
-
-    def count(self, domain: "Domain") -> "Overlap":
-        """Count the images of `domain` among them."""
-        from peerdg.evaluate.accuracy import Overlap
-
-        hashes, only = domain.pixel_hashes, self.validation - self.train
-        return Overlap(
-            trained=sum(pixels in self.train for pixels in hashes),
-            validated=sum(pixels in only for pixels in hashes),
-            n=len(domain),
-        )
-
-
-def read_known_images(folder: Path) -> KnownImages | None:
-    """Read which images a run was trained on. None if `folder` does not belong to a run.
-
-    Args:
-        folder: Run folder, or the model folder in it.
-
-    Raises:
-        DamagedError: If the record cannot be read.
+    `folder` is the run folder, or the model folder in it. None if it does not belong to a run.
     """
+    from peerdg.evaluate.accuracy import Overlap
+
     path = (folder.parent if folder.name == "model" else folder) / "files.json"
     if not path.exists():
         return None
     with reading(path):
         pixels = read_json(path, format=FORMAT)["pixels"]
-        return KnownImages(frozenset(pixels["train"]), frozenset(pixels.get(VALIDATION, ())))
+        train, hashes = set(pixels["train"]), domain.pixel_hashes
+        validation = set(pixels.get(VALIDATION, ())) - train
+    return Overlap(
+        trained=sum(image in train for image in hashes),
+        validated=sum(image in validation for image in hashes),
+        n=len(domain),
+    )
 
 
 @cache

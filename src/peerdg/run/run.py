@@ -95,21 +95,13 @@ def start_run(
         with contextlib.closing(RunFolder.open(out, config, existing=existing)) as folder:
             if splits is not None:
                 splits = load_splits(config, class_order(model), splits=splits)
+            if folder.done and folder.renewal is not None and splits is None:
+                splits = load_splits(config, class_order(model))
+            if folder.done and splits is not None:
+                refuse_changed_data(folder, splits)  # or reset the run, if that is allowed
             if folder.done:
-                _check_finished(config, folder, splits, model)
-            if folder.done:  # Again: a run whose data changed may have been reset.
                 return config, load_stored(folder.model, model)[0]
             return _train_run(config, folder, progress, splits, model, budget, profile, stop_after)
-
-
-def _check_finished(
-    config: RunConfig, folder: RunFolder, splits: Splits | None, model: nn.Module | None
-) -> None:
-    """Check that a finished run was trained on this data, or reset it if that is allowed."""
-    if folder.renewal is not None:
-        splits = splits or load_splits(config, class_order(model))
-    if splits is not None:
-        refuse_changed_data(folder, splits)
 
 
 def _train_run(

@@ -39,17 +39,11 @@ TIME_SAFETY_FACTOR = 0.97  # of the given time: starting and storing take the re
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """The time a run may take.
+    """The time a run may take."""
 
-    Args:
-        minutes: From `began` to the stored model.
-        began: When the command started, by `time.monotonic`.
-        given: Names of the options that the user set, such as `peer.k`. They stay.
-    """
-
-    minutes: float
-    began: float
-    given: Collection[str] = ()
+    minutes: float  # from `began` to the stored model
+    began: float  # when the command started, by `time.monotonic`
+    given: Collection[str] = ()  # options that the user set, such as `peer.k`, and that stay
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < float("inf"):
@@ -63,16 +57,10 @@ class TimeBudget:
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured seconds of the parts of a run.
+    """Measured seconds of the parts of a run."""
 
-    Args:
-        step: One step of each phase, by its name.
-        period: The work between the epochs of one period of the method.
-        evaluation: One evaluation.
-    """
-
-    step: Mapping[str, float]
-    period: float
+    step: Mapping[str, float]  # in each phase, by its name
+    period: float  # the work between the epochs of one period of the method
     evaluation: float
 
     def seconds(self, config: RunConfig, images: int) -> float:
@@ -85,11 +73,7 @@ class Costs:
 
 
 def fit_to_time(config: RunConfig, budget: TimeBudget, inputs: Inputs) -> RunConfig:
-    """Measure the costs of a run and choose its epochs, so that it takes the given time.
-
-    Raises:
-        ConfigError: If the costs cannot be measured, or the shortest run takes longer.
-    """
+    """Measure the costs of a run and choose its epochs, so that it takes the given time."""
     seconds = min(MAX_MEASURING_SECONDS, MEASURING_SHARE * 60 * budget.minutes)
     try:
         costs = measure_costs(config, inputs, seconds=max(1.0, seconds))
@@ -105,11 +89,7 @@ def fit_to_time(config: RunConfig, budget: TimeBudget, inputs: Inputs) -> RunCon
 def fit_epochs(
     config: RunConfig, budget: TimeBudget, costs: Costs, *, images: int, spent: float
 ) -> RunConfig:
-    """Return the config with as many epochs as fit into the time.
-
-    Raises:
-        ConfigError: If not even the shortest run fits.
-    """
+    """Return the config with as many epochs as fit into the time. Refuse if too few fit."""
 
     def seconds(epochs: int) -> float:
         return spent + costs.seconds(with_epochs(config, epochs, budget.given), images)
@@ -186,14 +166,9 @@ def schedule(config: RunConfig) -> str:
 
 
 def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs:
-    """Time some steps, the work between epochs and an evaluation on copies.
+    """Time some steps, the work between epochs and an evaluation, each for some `seconds` at most.
 
     The run is not affected: its network is copied, and torch's global generator is restored.
-
-    Args:
-        config: The run's options.
-        inputs: Its data and network.
-        seconds: About this long each part is measured at most.
     """
     train, size, device = inputs.source.domain, inputs.source.size, inputs.source.device
     step = {}
