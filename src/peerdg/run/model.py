@@ -177,7 +177,7 @@ def model_card(
         normalizes: Whether the loaded model normalizes its input itself.
     """
     training, combined = description.get("training") or {}, description.get("combined")
-    domains, is_oracle = training.get("accuracy") or {}, bool(training.get("oracle"))
+    domains = training.get("accuracy") or {}
     return _card_template().render(
         {
             **description,
@@ -185,23 +185,12 @@ def model_card(
             "far": how_far(description),
             "of_runs": combined and all(m.get("weights_sha256") for m in combined["members"]),
             "has_targets": any(d != VALIDATION and not d.startswith(CRAFTED) for d in domains),
-            "meanings": {d: _meaning(d, is_oracle=is_oracle) for d in domains},
             "few": FEW,
             "load": [Markup(visible(line)) for line in load],  # noqa: S704  (in a code block)
             "remarks": remarks,
             "normalizes": normalizes,
         }
     )
-
-
-def _meaning(domain: str, *, is_oracle: bool) -> str:
-    if domain == VALIDATION:
-        return "unseen images of the source domain"
-    if domain.startswith(CRAFTED):
-        return "distorted copies of validation images: a guess at unseen domains"
-    if is_oracle:
-        return "oracle: a domain that it, or a network that guided it, was trained on"
-    return "an unseen domain, never used to choose anything"
 
 
 @cache
