@@ -186,12 +186,6 @@ def test_a_network_trained_with_frozen_statistics_is_stored_with_these_and_says_
     assert training["batch_statistics"] == "frozen"
 
 
-def test_statistics_that_are_not_frozen_follow_the_rule(tmp_path):
-    options = {**FROZEN, "advst": {**TINY["advst"], "frozen_statistics": False}}
-    run = fit(tmp_path / "run", "erm", **options)
-    assert {r["batch_statistics"] for r in records(run, "evaluation")} == {"clean"}
-
-
 @pytest.mark.parametrize("inside", ["recalibration", "evaluation"])
 def test_a_stop_saves_the_statistics_of_training(runs, tmp_path, inside):
     model = tiny_classifier(batch_norm=True, dropout=0.3)

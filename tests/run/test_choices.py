@@ -105,11 +105,8 @@ def test_the_reasons_are_the_comments_of_the_preset():
 def test_domains_in_memory_are_chosen_for_in_the_same_way():
     config, _ = resolve_own_data({}, tiny_splits())
     assert (config.backbone, config.transform.size) == ("digits-cnn", 32)
-
-
-def test_a_network_of_ones_own_sees_images_as_they_are():
     config, _ = resolve_own_data({"backbone": "own"}, tiny_splits())
-    assert (config.transform.size, config.weights) == (None, "none")
+    assert (config.transform.size, config.weights) == (None, "none")  # images as they are
 
 
 def test_a_folder_is_all_a_person_types(tmp_path, monkeypatch, capsys):
@@ -125,24 +122,15 @@ def test_a_folder_is_all_a_person_types(tmp_path, monkeypatch, capsys):
     assert "16 images of 3 classes to learn: cat, dog, owl." in shown.err
     assert "2 images for validation (--own-data.validation-fraction" in shown.err
     assert "sketches" in shown.out
-    assert Path("runs/photos-erm-0/model/model.safetensors").is_file()
-
-
-def test_a_run_is_resumed_from_anywhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder(Path("photos"))
-    folder(Path("sketches"), side=33)
-    arguments = ["train", "photos", "--target", "sketches", "--epochs", "1", "--method", "erm",
-                 "--pretrain.epochs", "0", "--out", "run", "--quiet"]  # fmt: skip
-    assert run(arguments, debug=True) == 0
-    whole = Path("run/metrics.jsonl").read_text()
-    for name in ("done.json", "model", "checkpoint"):
-        path = Path("run", name)
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (tmp_path / "elsewhere").mkdir()
+    out = Path("runs/photos-erm-0")
+    assert (out / "model/model.safetensors").is_file()
+    whole = (out / "metrics.jsonl").read_text()
+    (out / "done.json").unlink()
+    shutil.rmtree(out / "checkpoint")
+    (tmp_path / "elsewhere").mkdir()  # it can be resumed from anywhere
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert run(["resume", "../run", "--quiet"], debug=True) == 0
-    assert Path("../run/metrics.jsonl").read_text() == whole
+    assert run(["resume", f"../{out}", "--quiet"], debug=True) == 0
+    assert (tmp_path / out / "metrics.jsonl").read_text() == whole
 
 
 def test_data_that_changed_since_the_start_is_named_file_by_file(tmp_path, monkeypatch, capsys):

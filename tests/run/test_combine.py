@@ -382,18 +382,6 @@ def test_it_is_exported_and_answers_the_same(stored, tmp_path):
     assert [m["name"] for m in text["combined"]["members"]] == ["a", "b"]
 
 
-def test_the_card_of_exported_weights_loads_them(stored, tmp_path):
-    peerdg.load_model(stored / "e").export(tmp_path / "out", format="safetensors")
-    card = (tmp_path / "out/MODEL_CARD.md").read_text()
-    file = "weights.safetensors"
-    code = card.split("```python\n")[1].split("```")[0].replace(file, str(tmp_path / "out" / file))
-    net = build_classifier("digits-cnn-half", classes=CLASSES, mean=(0.5,) * 3, std=(0.2,) * 3)
-    names: dict[str, Any] = {"net": net}
-    exec(code, names)
-    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
-    assert torch.equal(names["net"](images), load_stored(stored / "e")[0](images))
-
-
 def test_members_with_added_layers_are_stored_with_them(tmp_path):
     folders = [save(tmp_path / "a", 0, layer=True), save(tmp_path / "b", 1, layer=True)]
     with pytest.warns(PeerdgWarning):

@@ -79,7 +79,9 @@ def test_the_manifest_has_the_hash_of_a_teachers_weights(tmp_path):
     files = ("metrics.jsonl", "model/MODEL_CARD.md", "model/model.json")
     assert not any("oracle" in (run / name).read_text() for name in files)
     assert read_run(run).options["teacher.model"] == f"teacher@{digest[:12]}"
-    assert manifest(fit(tmp_path / "without", method="teacher"))["models"] == {}
+    with pytest.raises(DataError, match=r"--teacher\.model"):
+        guided(tmp_path / "other", tmp_path / "nothing")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_resumed_student_ends_bitwise_equal(tmp_path):
@@ -122,12 +124,6 @@ def test_a_run_is_not_resumed_with_a_changed_teacher(tmp_path):
         guided(run, teacher, existing="resume")
     kept.rename(teacher)
     guided(run, teacher, existing="resume")
-
-
-def test_a_missing_teacher_is_reported_before_any_work(tmp_path):
-    with pytest.raises(DataError, match=r"--teacher\.model"):
-        guided(tmp_path / "run", tmp_path / "nothing")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_network_may_be_given_by_name_with_its_published_weights(tmp_path, monkeypatch):
@@ -192,13 +188,6 @@ def test_an_oracle_is_called_one_everywhere(oracle, tmp_path, capsys):
     assert load_runs(tmp_path)[0].oracle
 
 
-def test_any_method_may_be_an_oracle_and_is_called_so(tmp_path):
-    with pytest.warns(PeerdgWarning, match="An oracle"):
-        run = fit(tmp_path / "run", method="randaugment", oracle=True)
-    assert read_run(run).method == "randaugment (oracle)"
-    assert_labelled(run)
-
-
 def test_the_student_of_an_oracle_is_called_one(tmp_path):
     teacher = save_teacher(tmp_path / "teacher", oracle=True)
     run = guided(tmp_path / "run", teacher)
@@ -209,7 +198,9 @@ def test_the_student_of_an_oracle_is_called_one(tmp_path):
 
 def test_a_combination_with_an_oracle_is_one(oracle, tmp_path):
     with pytest.warns(PeerdgWarning, match="An oracle"):
-        other = fit(tmp_path / "other", method="oracle-erm", train_seed=5)
+        other = fit(tmp_path / "other", method="randaugment", oracle=True, train_seed=5)
+    assert read_run(other).method == "randaugment (oracle)"
+    assert_labelled(other)
     splits = with_targets(tiny_splits())
     peerdg.combine([oracle, other], out=tmp_path / "u", data=splits, network=tiny_classifier())
     assert "It is an oracle" in (tmp_path / "u/MODEL_CARD.md").read_text()

@@ -198,11 +198,6 @@ def test_the_bar_of_reading_fits_on_one_line(monkeypatch: pytest.MonkeyPatch):
         assert all(line.isprintable() for line in shown.lines())
 
 
-def test_a_domain_called_mean_is_not_taken_for_the_mean():
-    accuracy = {"mean": 10.0, "crafted": 20.0, "crafted:blur": 90.0}
-    assert sorted(value for _, value in summarize(accuracy)) == [10.0, 15.0, 20.0, 90.0]
-
-
 def test_the_crafted_mean_is_over_the_families_of_the_final_tables():
     record = {"kind": "evaluation", "phase": "train", "epoch": 1, "model": "model"}
     accuracy = {f"crafted:{name}": 7.0 * n for n, name in enumerate(FAMILIES)}

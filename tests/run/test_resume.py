@@ -14,7 +14,7 @@ import peerdg
 from peerdg.augment.augment_options import DEFAULTS, AugmentSettings
 from peerdg.cli.main import run
 from peerdg.data.splits import Splits
-from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
+from peerdg.errors import ConfigError, OutputError, PeerdgWarning
 from peerdg.methods.erm import ERM
 from peerdg.options import merge, read_toml
 from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -294,16 +294,11 @@ def test_new_data_is_accepted_on_request_and_starts_again(tmp_path: Path, done: 
         assert torch.equal(value, expected[name]), name
     events = (out / "events.jsonl").read_text()
     assert events.count('"start"') == 1  # nothing of the old run is left
-    fit(out, other)  # and the folder knows the new data
-
-
-def test_accepting_new_data_goes_on_if_there_is_none(tmp_path: Path):
-    fit(tmp_path / "run")
-    before = (tmp_path / "run/metrics.jsonl").read_bytes()
-    (tmp_path / "run/done.json").unlink()
-    fit(tmp_path / "run", existing="renew")
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
-    assert '"resume"' in (tmp_path / "run/events.jsonl").read_text()
+    before = (out / "metrics.jsonl").read_bytes()
+    (out / "done.json").unlink()
+    fit(out, other, existing="renew")  # nothing changed, so the run continues
+    assert (out / "metrics.jsonl").read_bytes() == before
+    assert '"resume"' in (out / "events.jsonl").read_text()
 
 
 def test_another_version_or_hardware_continues_with_a_warning(tmp_path: Path):
@@ -322,11 +317,8 @@ def test_another_version_or_hardware_continues_with_a_warning(tmp_path: Path):
 
 
 def test_fewer_images_than_a_batch_are_refused_before_anything_is_trained(tmp_path: Path):
-    with pytest.raises(
-        ConfigError, match="24 training images, fewer than one batch of 25"
-    ) as caught:
+    with pytest.raises(ConfigError, match="fewer than one batch of 25"):
         fit(tmp_path / "run", train={"epochs": 1, "batch_size": 25})
-    assert "--train.batch-size" in (caught.value.hint or "")
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
@@ -342,13 +334,6 @@ def test_periods_that_do_not_fit_the_epochs_are_said(tmp_path: Path):
 def with_target(*classes: str) -> Splits:
     domain = tiny_domain("strange", classes=len(classes))
     return replace(tiny_splits(), targets={"strange": replace(domain, classes=classes)})
-
-
-def test_a_target_with_a_class_the_source_lacks_is_refused_with_the_nearest(tmp_path: Path):
-    with pytest.raises(DataError, match=r"'bb' \(did you mean 'b'\?\)") as caught:
-        fit(tmp_path / "run", with_target("a", "bb"))
-    assert caught.value.exit_code == 5
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_target_may_lack_classes_and_have_them_in_another_order(tmp_path: Path):

@@ -198,17 +198,13 @@ def test_a_stored_schedule_wins_over_the_preset_but_not_over_the_user():
     assert found.train.epochs == stored.train.epochs
 
 
-def test_a_run_that_cannot_be_measured_asks_for_epochs(tmp_path: Path):
-    class Uncopied(TinyEncoder):
-        def __deepcopy__(self, memo: dict) -> "Uncopied":
-            raise TypeError("one of a kind")
+def test_a_run_that_cannot_be_measured_asks_for_epochs(tmp_path: Path, monkeypatch):
+    def fail(*_: Any, **__: Any) -> Costs:
+        raise TypeError("cannot be copied")
 
-    model = peerdg.Classifier(Uncopied(), torch.nn.Linear(8, 3), classes=("a", "b", "c"))
-    with pytest.raises(ConfigError, match="cannot be measured") as caught:
-        peerdg.fit(
-            tiny_splits(), out=tmp_path / "run", model=model, method="erm", minutes=1, **BATCHES
-        )
-    assert "--epochs" in (caught.value.hint or "")
+    monkeypatch.setattr("peerdg.run.time_budget.measure_costs", fail)
+    with pytest.raises(ConfigError, match="cannot be measured"):
+        peerdg.fit(tiny_splits(), out=tmp_path / "run", model=tiny_classifier(), minutes=1, **SMALL)
     assert not (tmp_path / "run").exists()
 
 
