@@ -147,7 +147,7 @@ def test_overwriting_replaces_nothing_that_another_program_made(tmp_path: Path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").write_text("mine")
     (tmp_path / "config.toml").write_text('baseURL = "x"')
-    with pytest.raises(OutputError, match="not a run folder"):
+    with pytest.raises(OutputError, match="holds no run"):
         RunFolder.open(tmp_path, resolve(), existing="overwrite")
     assert (tmp_path / "model" / "mine").read_text() == "mine"
 

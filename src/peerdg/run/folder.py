@@ -120,8 +120,8 @@ class RunFolder:
         self.done_file = path / "done.json"
         self.failure_file = path / "failure.json"
         self.profile_file = path / "profile.json"
-        self.metrics = JsonLines(path / "metrics.jsonl")
-        self.events = JsonLines(path / "events.jsonl")
+        self.metrics = JsonLines(path / "metrics.jsonl", "kind", "phase", "epoch")
+        self.events = JsonLines(path / "events.jsonl", "event")
         self._lock = FolderLock(path, "run")
         self._manifest: Manifest | None = None
         self.new_config: RunConfig | None = None

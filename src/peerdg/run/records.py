@@ -18,10 +18,10 @@ NOTHING_LEARNT = "nothing_learnt"  # event of a phase whose network gives every 
 
 
 class JsonLines:
-    """A file with one JSON object per line."""
+    """A file with one JSON object per line, each with these `keys`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *keys: str) -> None:
+        self.path, self.keys = path, frozenset(keys)
 
     def append(self, *records: dict[str, Any]) -> None:
         """Add records in one write, so that a kill leaves all of them or a torn last line."""
@@ -81,6 +81,6 @@ class JsonLines:
                 record = json.loads(line)
             except ValueError:
                 return
-            if not isinstance(record, dict):
+            if not isinstance(record, dict) or not self.keys <= record.keys():
                 return
             yield line, record
