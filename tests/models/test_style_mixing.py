@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peerdg.models.layers import MIXSTYLE_EPS, StyleMixing
+from peerdg.models.layers import STYLE_EPS, StyleMixing
 from peerdg.rng import seeded
 
 MAPS = torch.randn(6, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -19,8 +19,8 @@ def plain(x: torch.Tensor, share: torch.Tensor, other: torch.Tensor) -> torch.Te
         for c in range(x.shape[1]):
             mine, theirs = x[i, c].flatten(), x[j, c].flatten()
             mu, mu_other = mine.sum() / 25, theirs.sum() / 25
-            sigma = (((mine - mu) ** 2).sum() / 25 + MIXSTYLE_EPS) ** 0.5
-            sigma_other = (((theirs - mu_other) ** 2).sum() / 25 + MIXSTYLE_EPS) ** 0.5
+            sigma = (((mine - mu) ** 2).sum() / 25 + STYLE_EPS) ** 0.5
+            sigma_other = (((theirs - mu_other) ** 2).sum() / 25 + STYLE_EPS) ** 0.5
             gamma = lam * sigma + (1 - lam) * sigma_other
             result[i, c] = gamma * (x[i, c] - mu) / sigma + lam * mu + (1 - lam) * mu_other
     return result
@@ -57,7 +57,7 @@ def test_an_image_gets_the_style_of_another_and_keeps_its_pattern():
 def test_gradients_do_not_pass_through_the_statistics():
     x = MAPS.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(StyleMixing().mixed(x, SHARE, OTHER).sum(), x)
-    sigma = (MAPS.var((2, 3), correction=0, keepdim=True) + MIXSTYLE_EPS).sqrt()
+    sigma = (MAPS.var((2, 3), correction=0, keepdim=True) + STYLE_EPS).sqrt()
     share = SHARE.view(-1, 1, 1, 1)
     expected = (share * sigma + (1 - share) * sigma[OTHER]) / sigma
     torch.testing.assert_close(gradient, expected.expand_as(MAPS))
