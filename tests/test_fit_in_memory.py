@@ -187,7 +187,7 @@ def test_one_target_may_stand_alone_in_a_config_file_too():
 REFUSED = {
     "other lengths": (((X, Y[:5]), {}), DataError, "for 60 images"),
     "normalised images": (((X.float() / 255 - 0.5, Y), {}), DataError, "not within 0..1"),
-    "float labels": (((X, Y.float()), {}), DataError, "labels are float32"),
+    "float labels": (((X, Y.float()), {}), DataError, "type float"),
     "NaN": (((torch.full((60, 3, 12, 12), torch.nan), Y), {}), DataError, "NaN"),
     "negative label": (((X, Y - 1), {}), DataError, "label -1"),
     "one class": (((X, Y * 0), {}), DataError, "one class only"),

@@ -17,22 +17,13 @@ RED = Image.new("RGB", (1, 1), "red")
 
 @dataclass(frozen=True)
 class Odd:
-    """One kind of file.
-
-    Args:
-        kind: What it is.
-        make: Gives its content.
-        reason: What the refusal must say; None if it is an image.
-        expected: What the image must look like, each mean colour within `tolerance`.
-        tolerance: In steps of 255; 0 means equal pixel by pixel.
-        suffix: Of its name.
-    """
+    """One kind of file."""
 
     kind: str
     make: Callable[[], bytes]
-    reason: str | None = None
-    expected: Image.Image | None = None
-    tolerance: float = 2
+    reason: str | None = None  # what the refusal must say; None if it is an image
+    expected: Image.Image | None = None  # each mean colour within `tolerance`
+    tolerance: float = 2  # 0 means equal pixel by pixel
     suffix: str = ".png"
 
 
@@ -66,27 +57,10 @@ def zero_bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data)
 
 
-def gif_bomb(width: int, height: int) -> bytes:
-    content = bytearray(encode(Image.new("P", (8, 8)), "GIF"))
-    content[6:10] = struct.pack("<HH", width, height)
-    return bytes(content)
-
-
-def bmp_header(width: int, height: int) -> bytes:
-    content = bytearray(encode(Image.new("RGB", (4, 4)), "BMP"))
-    content[18:26] = struct.pack("<ii", width, height)
-    return bytes(content)
-
-
 def jpeg_of_size(width: int, height: int) -> bytes:
     content = encode(PICTURE, "JPEG")
     at = content.index(b"\xff\xc0") + 5
     return content[:at] + struct.pack(">HH", height, width) + content[at + 4 :]
-
-
-def damaged_middle(content: bytes, count: int = 60) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes(count) + content[middle + count :]
 
 
 def frames(format: str, count: int = 3, **options) -> bytes:
@@ -126,26 +100,8 @@ def broken_exif() -> bytes:
     return encode(PICTURE, "JPEG", quality=95, exif=b"Exif\0\0MM\0*\0\0\0\xff" + bytes(range(200)))
 
 
-def text_chunk_bomb(kind: bytes) -> bytes:
-    packed = zlib.compress(bytes(200 * 2**20), 9)  # 200 MB of text in 200 kB
-    rows = b"".join(b"\0" + row.tobytes() for row in np.asarray(PICTURE))
-    return png(40, 30, chunk(kind, b"name\0\0" + packed), data=rows)
-
-
 def profile() -> bytes:
     return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-
-
-def mpo() -> bytes:
-    return encode(PICTURE, "MPO", save_all=True, append_images=[Image.new("RGB", (40, 30))])
-
-
-def wrong_checksum(kind: bytes) -> bytes:
-    content = bytearray(encode(PICTURE))
-    at = content.index(kind)
-    length = struct.unpack(">I", content[at - 4 : at])[0]
-    content[at + 4 + length] ^= 0xFF
-    return bytes(content)
 
 
 def tiff(image: Image.Image, **options) -> bytes:
@@ -160,38 +116,25 @@ HEIC = b"\0\0\0\x18ftypheic" + bytes(200)
 TABLE = [
     # Not images at all
     Odd("zero bytes", lambda: b"", "empty"),
-    Odd("one byte", lambda: b"\xff", "not an image", suffix=".jpg"),
     Odd("random bytes", lambda: NOISE, "not an image"),
     Odd("text called .jpg", lambda: b"hello, world\n" * 50, "not an image", suffix=".jpg"),
     Odd("web page called .jpg", lambda: b"<!DOCTYPE html><html>404", "not an image", suffix=".jpg"),
-    Odd("HEIC called .jpg", lambda: HEIC, "a HEIC image", suffix=".jpg"),
-    Odd("AVIF called .png", lambda: HEIC.replace(b"heic", b"avif"), "an AVIF image"),
-    Odd("PDF", lambda: b"%PDF-1.7\n" + NOISE, "not an image"),
+    Odd("HEIC called .jpg", lambda: HEIC, "a HEIC or AVIF", suffix=".jpg"),
+    Odd("AVIF called .png", lambda: HEIC.replace(b"heic", b"avif"), "a HEIC or AVIF"),
     Odd("PostScript", lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
-    Odd("ZIP", lambda: b"PK\3\4" + NOISE, "not an image"),
     Odd("SVG", lambda: b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not an image"),
     # Cut short or damaged
     Odd("truncated JPEG", lambda: encode(PICTURE, "JPEG")[:500], "damaged", suffix=".jpg"),
     Odd("JPEG without its end", lambda: encode(PICTURE, "JPEG")[:-200], "damaged", suffix=".jpg"),
     Odd("truncated PNG", lambda: encode(PICTURE)[:-200], "damaged"),
-    Odd("PNG signature only", lambda: encode(PICTURE)[:8], "damaged|not an image"),
     Odd("truncated WebP", lambda: encode(PICTURE, "WEBP")[:150], "damaged|not an image"),
-    Odd("truncated TIFF", lambda: tiff(PICTURE)[:900], "damaged|not an image"),
-    Odd("PNG with a hole", lambda: damaged_middle(encode(PICTURE)), "damaged"),
-    Odd("PNG, wrong checksum of the header", lambda: wrong_checksum(b"IHDR"), "damaged|not an im"),
     Odd("zero width PNG", lambda: png(0, 5), "damaged|not an image|0 x 5"),
-    Odd("zero height BMP", lambda: bmp_header(4, 0), "damaged|not an image|4 x 0"),
     Odd("PNG without pixels", lambda: png(40, 30), "damaged"),
     # Too large
     Odd("100 megapixels", lambda: zero_bomb(10_000, 10_000), "pixels"),
     Odd("1 gigapixel", lambda: zero_bomb(32_000, 32_000), "pixels"),
-    Odd("4 gigapixel GIF", lambda: gif_bomb(65_535, 65_535), "pixels"),
-    Odd("2 gigapixel BMP", lambda: bmp_header(2**15, 2**16), "pixels"),
     Odd("4 gigapixel JPEG", lambda: jpeg_of_size(65_000, 65_000), "pixels"),
     Odd("60,000 x 1", lambda: encode(Image.new("L", (60_000, 1))), "on a side"),
-    Odd("1 x 60,000", lambda: encode(Image.new("1", (1, 60_000))), "on a side"),
-    Odd("zTXt bomb", lambda: text_chunk_bomb(b"zTXt"), "too large"),
-    Odd("iCCP bomb", lambda: text_chunk_bomb(b"iCCP"), "too large"),
     # Other kinds of pixels
     Odd("32-bit float", lambda: tiff(GREY.convert("F")), "floats"),
     Odd("32-bit integers", lambda: tiff(GREY.convert("I")), "32-bit integers"),
@@ -205,7 +148,6 @@ TABLE = [
     Odd("palette with transparency", lambda: palette(True), expected=palette_on_white()),
     Odd("1-bit", lambda: encode(GREY.convert("1")), expected=GREY.convert("1"), tolerance=0),
     Odd("grey", lambda: encode(GREY), expected=GREY, tolerance=0),
-    Odd("grey JPEG", lambda: encode(GREY, "JPEG", quality=95), expected=GREY, suffix=".jpg"),
     Odd("grey and alpha", lambda: encode(with_alpha(GREY, 100)), expected=on_white(GREY, 100)),
     Odd("RGBA", lambda: encode(with_alpha(PICTURE, 100)), expected=on_white(PICTURE, 100)),
     Odd("wholly transparent", lambda: encode(with_alpha(PICTURE, 0)), expected=on_white(GREY, 0)),
@@ -215,7 +157,6 @@ TABLE = [
     Odd("one pixel", lambda: encode(Image.new("RGB", (1, 1), "red")), expected=RED, tolerance=0),
     # Odd files with a sound picture
     Odd("PNG called .jpg", lambda: encode(PICTURE), expected=PICTURE, tolerance=0, suffix=".jpg"),
-    Odd("JPEG called .png", lambda: encode(PICTURE, "JPEG", quality=95), expected=PICTURE),
     Odd("animated GIF", lambda: frames("GIF"), expected=PICTURE),
     Odd("animated WebP", lambda: frames("WEBP", lossless=True), expected=PICTURE, tolerance=0),
     Odd("animated PNG", lambda: frames("PNG"), expected=PICTURE, tolerance=0),
@@ -226,9 +167,7 @@ TABLE = [
     Odd("PNG with junk behind", lambda: encode(PICTURE) + NOISE, expected=PICTURE, tolerance=0),
     Odd("progressive JPEG", lambda: encode(PICTURE, "JPEG", quality=95, progressive=True),
         expected=PICTURE, suffix=".jpg"),
-    Odd("MPO", mpo, expected=PICTURE, suffix=".jpg"),
     Odd("broken EXIF", broken_exif, expected=PICTURE, suffix=".jpg"),
-    Odd("PNG, wrong checksum of the end", lambda: wrong_checksum(b"IEND"), expected=PICTURE),
     Odd("interlaced GIF", lambda: encode(PICTURE.quantize(256), "GIF", interlace=True),
         expected=PICTURE),
     Odd("PPM as text", lambda: b"P3 1 1 255 255 0 0", expected=RED, tolerance=0),

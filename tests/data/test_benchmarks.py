@@ -13,16 +13,11 @@ def test_listing_benchmarks_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", path + script]).returncode == 0
 
 
-def test_an_unknown_name_gives_the_nearest_one():
-    with pytest.raises(ConfigError, match="digit-mini") as caught:
+def test_an_unknown_name_gives_the_nearest_one(tmp_path):
+    with pytest.raises(ConfigError, match=r"digit-mini.*\n.*'digits-mini'"):
         benchmark("digit-mini")
-    assert caught.value.hint == "Did you mean 'digits-mini'?"
-
-
-def test_an_unknown_target_gives_the_nearest_one(tmp_path):
-    with pytest.raises(ConfigError, match="no target domain 'shvn'") as caught:
+    with pytest.raises(ConfigError, match=r"no target domain 'shvn'.*\n.*'svhn'"):
         benchmark("digits").load(None, root=tmp_path, targets=["shvn"])
-    assert caught.value.hint == "Did you mean 'svhn'?"
 
 
 def test_loads_through_the_registry():
@@ -41,10 +36,6 @@ def test_an_existing_folder_without_the_source_is_refused_as_by_loading(name, tm
         info.load(settings, root=tmp_path)
     assert first.value.message == second.value.message
     assert str(tmp_path) in first.value.message
-
-
-@pytest.mark.parametrize("name", ["pacs", "office-home", "vlcs", "terra"])
-def test_the_sources_folder_alone_is_enough_to_start_with(name, tmp_path):
-    info = benchmark(name)
-    (tmp_path / info.source).mkdir()
-    info.require_source(info.settings(), tmp_path)
+    if name != "digits":  # the source's folder alone is enough to start with
+        (tmp_path / info.source).mkdir()
+        info.require_source(settings, tmp_path)

@@ -59,32 +59,20 @@ def test_loads_all_domains_at_32_pixels_in_the_papers_order(full_root):
         assert torch.equal(domain.labels, torch.arange(len(domain)) % 10), domain.name
 
 
-def test_a_target_that_was_asked_for_and_is_missing_says_where_to_get_it(root):
-    with pytest.raises(DataError, match=r"no files of svhn \(test\)") as caught:
-        digits.load(SMALL, root=root, targets=["svhn"])
-    assert "housenumbers" in caught.value.hint
+def test_missing_files_say_where_to_get_them(root, tmp_path_factory):
+    for folder, name, place in (
+        (root, "svhn", "housenumbers"),
+        (tmp_path_factory.mktemp("empty"), "mnist", "MNIST/raw"),
+    ):
+        with pytest.raises(DataError, match=f"no files of {name}") as caught:
+            digits.load(SMALL, root=folder, targets=["svhn"])
+        assert place in caught.value.hint
 
 
-def test_a_missing_source_says_where_to_get_it(tmp_path):
-    with pytest.raises(DataError, match=r"no files of mnist \(train\)") as caught:
-        digits.load(SMALL, root=tmp_path)
-    assert "MNIST/raw" in caught.value.hint
-
-
-@pytest.mark.parametrize("folder", ["MNIST/raw", "mnist", "Mnist/RAW", "raw", "."])
-@pytest.mark.parametrize("gz", [True, False])
-def test_finds_mnist_in_the_usual_places(tmp_path, folder, gz):
-    write_mnist(tmp_path / folder, 2060, gz=gz)
-    assert len(digits.load(SMALL, root=tmp_path).train) == 40
-
-
-def test_idx_files_give_their_pixels(tmp_path):
-    images, labels = draw(7, 28, 28), cycle(7)
-    (tmp_path / "i").write_bytes(idx_images(images))
-    (tmp_path / "l.gz").write_bytes(gzip.compress(idx_labels(labels)))
-    read_images, read_labels = digits._read_idx(tmp_path / "i", tmp_path / "l.gz")
-    assert np.array_equal(read_images, images)
-    assert np.array_equal(read_labels, labels)
+def test_finds_mnist_in_the_usual_places(tmp_path):
+    for number, folder in enumerate(["MNIST/raw", "mnist", "Mnist/RAW", "raw", "."]):
+        write_mnist(tmp_path / str(number) / folder, 4, gz=number % 2 == 0)
+        assert len(digits._require(tmp_path / str(number), "mnist", "train")) == 2
 
 
 def test_libsvm_values_become_the_bytes_of_torchvision(tmp_path):
@@ -100,11 +88,14 @@ def test_libsvm_values_become_the_bytes_of_torchvision(tmp_path):
     assert images[0, 0, :4].tolist() == [255, 127, 127, 0]
 
 
-def test_mat_files_give_their_pixels_and_ten_means_zero(tmp_path):
+def test_mat_files_give_their_pixels_and_ten_means_zero(tmp_path, monkeypatch):
     write_mat(tmp_path / "test_32x32.mat", 21)
     images, labels = digits._read_mat(tmp_path / "test_32x32.mat")
     assert np.array_equal(images[4], draw(32, 32, 3, 21, seed=2)[..., 4])
     assert np.array_equal(labels, cycle(21))
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(ConfigError, match="needs scipy"):
+        digits._read_mat(tmp_path / "test_32x32.mat")
 
 
 def test_png_folders_give_the_pixels_in_the_order_of_the_list(tmp_path):
@@ -114,14 +105,6 @@ def test_png_folders_give_the_pixels_in_the_order_of_the_list(tmp_path):
     images, labels = digits._read_png_folder(list_file, tmp_path / "mnist_m_test")
     assert np.array_equal(images[0], draw(32, 32, 3, seed=2))
     assert labels.tolist() == [7, 1, 4]
-
-
-def test_scipy_is_asked_for_by_its_extra(tmp_path, monkeypatch):
-    write_mat(tmp_path / "a.mat", 10)
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(ConfigError, match="scipy") as caught:
-        digits._read_mat(tmp_path / "a.mat")
-    assert caught.value.hint == "pip install 'peerdg[digits]'"
 
 
 def test_first_and_train_choose_the_training_images_and_validation_follows_them(root):
@@ -144,21 +127,11 @@ def test_validation_goes_on_at_the_beginning_and_never_meets_the_training_images
     assert train.isdisjoint(image.numpy().tobytes() for image in splits.validation.images)
 
 
-def test_too_many_training_images_are_refused(root):
+def test_more_images_than_mnist_has_are_refused(root):
     with pytest.raises(ConfigError, match="MNIST has 2060"):
         digits.load(DigitsSettings(first=5, train=2100), root=root)
-
-
-def test_no_room_for_validation_is_refused_with_a_way_out(root):
-    with pytest.raises(ConfigError, match="left to validate on") as caught:
+    with pytest.raises(ConfigError, match="others for validation"):
         digits.load(DigitsSettings(train=2060), root=root)
-    assert "mnist-test" in caught.value.hint
-
-
-def test_mnist_test_can_be_the_validation_set(full_root):
-    settings = DigitsSettings(train=2060, validation="mnist-test")
-    splits = digits.load(settings, root=full_root)
-    assert (len(splits.train), len(splits.validation)) == (2060, 30)
 
 
 def test_resize_changes_the_pixels_of_small_images_only(full_root):
@@ -170,10 +143,11 @@ def test_resize_changes_the_pixels_of_small_images_only(full_root):
         assert torch.equal(a.images, b.images) != resized, name
 
 
-def test_all_means_train_and_test_together(full_root):
-    settings = DigitsSettings(train=40, svhn="all", usps="all")
-    targets = digits.load(settings, root=full_root).targets
-    assert (len(targets["svhn"]), len(targets["usps"])) == (45, 28)
+def test_splits_may_be_taken_together_and_mnist_test_may_validate(full_root):
+    settings = DigitsSettings(train=2060, validation="mnist-test", svhn="all", usps="all")
+    splits = digits.load(settings, root=full_root)
+    assert (len(splits.train), len(splits.validation)) == (2060, 30)
+    assert (len(splits.targets["svhn"]), len(splits.targets["usps"])) == (45, 28)
 
 
 def test_values_change_the_normalisation_and_not_the_images():
@@ -182,19 +156,12 @@ def test_values_change_the_normalisation_and_not_the_images():
     assert info.normalization(DigitsSettings(values="centred")) == ((0.5,) * 3, (0.5,) * 3)
 
 
-def test_the_second_load_reads_no_source_file(full_root, monkeypatch):
-    first = digits.load(SMALL, root=full_root)
-
-    def refuse(*_):
-        raise AssertionError("read again")
-
-    monkeypatch.setattr("peerdg.data.digits.Domain", refuse)
-    assert digits.load(SMALL, root=full_root).fingerprint == first.fingerprint
-
-
-def test_a_replaced_file_is_read_again(root):
+def test_a_file_is_read_again_only_if_it_was_replaced(root, monkeypatch):
     write_usps(root, 11)
-    digits.load(SMALL, root=root)
+    first = digits.load(SMALL, root=root)
+    with monkeypatch.context() as patch:
+        patch.setattr("peerdg.data.digits.Domain", None)
+        assert digits.load(SMALL, root=root).fingerprint == first.fingerprint
     write_usps(root, 12)
     assert len(digits.load(SMALL, root=root).targets["usps"]) == 12
 
@@ -210,28 +177,20 @@ def reports(root):
     return {(report.domain, report.split): report for report in digits.verify(root)}
 
 
-def test_the_report_names_what_is_missing_and_where_to_get_it(root):
+def test_the_report_compares_with_the_published_sizes(root, monkeypatch):
     found = reports(root)
     assert len(found) == 8
     missing = found["svhn", "test"]
     assert (missing.status, missing.count, missing.expected) == ("missing", None, 26_032)
-    assert missing.obtain.startswith("http")
     assert found["svhn", "train"].optional and not missing.optional
-
-
-def test_the_report_counts_and_compares_with_the_published_sizes(root, monkeypatch):
-    report = reports(root)["mnist", "train"]
-    assert (report.status, report.count) == ("problem", 2060)
-    assert report.problems == ("2,060 images where 60,000 are published.",)
-    parts = [p for p in digits.SPLITS if (p.domain, p.split) == ("mnist", "train")]
-    monkeypatch.setattr(digits, "SPLITS", [parts[0]._replace(expected=2060)])
-    (report,) = digits.verify(root)
-    assert (report.status, report.problems) == ("found", ())
+    assert found["mnist", "train"].problems == ("2,060 images where 60,000 are published.",)
+    key = "mnist", "train"
+    monkeypatch.setitem(digits.SPLITS, key, digits.SPLITS[key]._replace(expected=2060))
+    assert reports(root)[key].status == "found"
 
 
 MNIST = ("MNIST/raw/train-images-idx3-ubyte", "MNIST/raw/train-labels-idx1-ubyte")
 IMAGES, LABELS = idx_images(draw(5, 28, 28)), idx_labels(cycle(5))
-USPS_LINE = libsvm_text(np.zeros((1, 16, 16)), np.array([3]))
 M_NAMES = "mnist_m/mnist_m_test_labels.txt"
 
 
@@ -246,33 +205,22 @@ def mat(**variables) -> bytes:
     [
         ({MNIST[0]: b"", MNIST[1]: LABELS}, "images-idx3"),
         ({MNIST[0]: IMAGES[:-1], MNIST[1]: LABELS}, "bytes follow"),
-        ({MNIST[0]: IMAGES + b"x", MNIST[1]: LABELS}, "bytes follow"),
         ({MNIST[0]: idx_images(draw(5, 30, 30)), MNIST[1]: LABELS}, "30, 30"),
         ({MNIST[0]: IMAGES, MNIST[1]: idx_labels(cycle(4))}, "5 images and 4 labels"),
         ({MNIST[0]: IMAGES, MNIST[1]: idx_labels(cycle(5) + 6)}, "from 6 to 10"),
         ({f"{MNIST[0]}.gz": gzip.compress(IMAGES)[:-20], MNIST[1]: LABELS}, "ended before"),
-        ({f"{MNIST[0]}.gz": b"not gzip at all", MNIST[1]: LABELS}, "gzip"),
         ({"usps.t.bz2": b"plain text"}, "usps"),
-        ({"usps.t.bz2": bz2.compress(USPS_LINE * 50)[:-9]}, "usps"),
         ({"usps.t.bz2": bz2.compress(b"")}, "usps"),
         ({"usps.t.bz2": bz2.compress(b"4 1:a\n")}, "could not convert"),
         ({"usps.t.bz2": bz2.compress(b"4 300:1\n")}, "out of bounds"),
-        ({"usps.t.bz2": bz2.compress(b"4 1:7\n")}, "between -1 and 1"),
         ({"usps.t.bz2": bz2.compress(b"4 1:nan\n")}, "between -1 and 1"),
-        ({"usps.t.bz2": bz2.compress(b"0 1:1\n")}, "from -1 to -1"),
-        ({"test_32x32.mat": b""}, "32x32"),
         ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5), y=cycle(5))[:5000]}, "32x32"),
         ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5))}, "'y'"),
         ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5).astype(float), y=cycle(5))}, "X is float64"),
-        ({"test_32x32.mat": mat(X=draw(5, 32, 32), y=cycle(5))}, r"\(5, 32, 32\)"),
-        ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5), y=cycle(4))}, "5 images and 4 labels"),
-        ({"test_32x32.mat": mat(X=draw(32, 32, 3, 5), y=cycle(5) + 7)}, "from 0 to 11"),
         ({M_NAMES: b""}, "labels.txt"),
-        ({M_NAMES: b"00000000.png\n"}, "labels.txt"),
         ({M_NAMES: b"00000000.png one\n"}, "one"),
         ({M_NAMES: b"../secret.png 1\n"}, "outside"),
         ({M_NAMES: b"00000009.png 3\n"}, "00000009.png"),
-        ({M_NAMES: b"00000000.png 10\n"}, "from 10 to 10"),
     ],
 )
 def test_a_damaged_file_is_named_with_the_reason(tmp_path, files, reason):

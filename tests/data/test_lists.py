@@ -53,19 +53,10 @@ def test_every_kind_of_list_gives_the_same_images(tmp_path, name):
     assert listing.splits == ("train", "validation", "test")
 
 
-@pytest.mark.parametrize(
-    "header", ["file,class", "FileName, Target ".replace(" ", ""), "image,CATEGORY", "Path,Label"]
-)
-def test_columns_may_have_their_usual_names_in_any_case(tmp_path, header):
-    (tmp_path / "l.csv").write_text(f"{header}\na/1.jpg,cat\na/2.jpg,dog\n")
-    assert [item.label for item in read_list(tmp_path / "l.csv").items] == ["cat", "dog"]
-
-
-def test_a_missing_header_is_refused_with_an_example(tmp_path):
-    (tmp_path / "l.csv").write_text("a/1.jpg,cat\na/2.jpg,dog\n")
-    with pytest.raises(DataError, match=r"no column 'path'.*a/1\.jpg, cat") as e:
-        read_list(tmp_path / "l.csv")
-    assert "path,label" in e.value.hint
+def test_columns_may_have_their_usual_names_in_any_case(tmp_path):
+    for header in ("file,class", "FileName,Target", "image,CATEGORY", "Path,Label"):
+        (tmp_path / "l.csv").write_text(f"{header}\na/1.jpg,cat\na/2.jpg,dog\n")
+        assert [item.label for item in read_list(tmp_path / "l.csv").items] == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +74,12 @@ def test_labels_are_numbers_or_text(tmp_path, labels, classes):
     [
         ("path,label\na/1.jpg,cat\na/2.jpg,\n", "line 3: there is no label"),
         ("path,label\n,cat\n", "line 2: there is no path"),
-        ("path,label\na/1.jpg,cat,extra\n", "line 2: there are more"),
-        ("path,label\na/1.jpg,cat\nnone.jpg,dog\n", r"1 of the 2 files .*\n  line 3: .*none\.jpg"),
+        ("path,label\na/1.jpg,cat,extra\n", "line 2: the values"),
+        ("path,label\na/1.jpg,cat\nnone.jpg,dog\n", r"1 of the 2 files .*none\.jpg \(line 3\)"),
         ("path,label\na/1.jpg,cat\na/../a/1.jpg,dog\n", "line 3: .*already in line 2"),
         ("path,label,split\na/1.jpg,cat,trian\n", "line 2: .*'trian'"),
         ("path,label\n", "has no images"),
-        ("", "has no images"),
+        ("a/1.jpg,cat\na/2.jpg,dog\n", r"no column 'path'.*a/1\.jpg, cat"),
         ("path,label\n\x00", "line 2"),
         ('path,label\n"a/1.jpg,cat', "Cannot read the list"),
     ],
@@ -104,7 +95,7 @@ def test_a_wrong_list_is_refused_with_the_line(tmp_path, text, reason):
     [
         ("l.json", b"{", "Cannot read the list"),
         ("l.json", b'{"path": "a"}', "not of the form"),
-        ("l.json", b"[3]", "line 1: 3 has no"),
+        ("l.json", b"[3]", "line 1: the values"),
         ("l.jsonl", b'{"path": "a/1.jpg", "label": 1}\n{"path":\n', "line 2: "),
         ("l.csv", b"path,label\n\xff\xfe,cat\n", "Cannot read the list"),
         ("l.json", b"[" * 100_000, "Cannot read the list"),
@@ -137,15 +128,6 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="pyarrow") as caught:
         read_list(tmp_path / "l.parquet")
     assert "pip install" in caught.value.hint
-
-
-def test_many_missing_files_are_counted_and_the_first_twenty_shown(tmp_path):
-    lines = [f"none{i}.jpg,cat" for i in range(50)]
-    (tmp_path / "l.csv").write_text("path,label\n" + "\n".join(lines))
-    with pytest.raises(DataError, match="50 of the 50 files") as caught:
-        read_list(tmp_path / "l.csv")
-    assert caught.value.message.count("line ") == 20
-    assert "30 more" in caught.value.message
 
 
 def test_a_row_of_json_without_a_label_is_refused(tmp_path):

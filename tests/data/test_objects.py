@@ -6,7 +6,6 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from peerdg.data.objects import as_domain
 from peerdg.errors import DataError
-from tests.conftest import tiny_domain
 from tests.data.image_files import encode, picture
 
 PICTURES = [picture(seed) for seed in range(6)]
@@ -95,21 +94,15 @@ def test_numbers_that_do_not_occur_are_no_classes():
     domain = as_domain((PIXELS, [7, 10, 7, 2**40, 10, 7]))
     assert domain.classes == ("7", "10", str(2**40))
     assert domain.labels.tolist() == [0, 1, 0, 2, 1, 0]
-
-
-def test_a_label_beyond_the_given_classes_is_refused():
-    with pytest.raises(DataError, match="labels run from 0 to 2, but there are 2 classes"):
+    with pytest.raises(DataError, match="from 0 to 2, but there are 2 classes"):
         as_domain((PIXELS, LABELS), classes=("ant", "bee"))
 
 
 def test_files_named_by_a_dataset_are_read(tmp_path):
     PICTURES[0].save(tmp_path / "a.png")
     rows = [{"bytes": None, "path": str(tmp_path / "a.png")}]
-    assert torch.equal(as_domain(HuggingFace(rows)).images[0], PIXELS[0])
-
-
-def test_a_domain_stays_itself():
-    domain = tiny_domain()
+    domain = as_domain(HuggingFace(rows))
+    assert torch.equal(domain.images[0], PIXELS[0])
     assert as_domain(domain, name="other") is domain
 
 
@@ -133,20 +126,16 @@ def test_mixed_sizes_become_256_and_a_given_size_is_kept_to():
         (3, "A int cannot"),
         ({"train": Dataset(), "test": Dataset()}, r"Several data sets .*train, test"),
         ((PIXELS.float(), LABELS), "not within 0..1"),
-        ((PIXELS, LABELS.float()), "labels are float32"),
-        ((PIXELS, LABELS[:3]), "for 6 images"),
+        ((PIXELS, LABELS.float()), "type float"),
         ((PICTURES, ROWS[:3]), "3 labels, 6 images"),
         ((PIXELS, None), "labels of 'source' are a NoneType"),
         ((PIXELS, torch.eye(6, dtype=torch.int64)), r"\(6, 6\)"),
         ((PIXELS, [0, 1, 2, -1, 0, 1]), "has the label -1"),
-        ((PIXELS, [0, "ant", 1, 2, 0, 1]), "both numbers and names"),
-        ((PIXELS, np.array([None] * 6)), "labels are object"),
+        ((PIXELS, [0, "ant", 1, 2, 0, 1]), "type int, str"),
+        ((PIXELS, np.array([None] * 6)), "type NoneType"),
         ((torch.where(PIXELS > 9, PIXELS / 255.0, torch.nan), LABELS), "NaN or infinite"),
-        ((PIXELS.double() / torch.zeros(1), LABELS), "NaN or infinite"),
         ((PIXELS.long(), LABELS), "values are torch.int64"),
         ((PIXELS.numpy().astype(object), LABELS), "values of type object"),
-        ((PIXELS.numpy().astype(np.uint16), LABELS), "values are torch.uint16"),
-        ((PIXELS > 3, LABELS), "values are torch.bool"),
         ("photos", "'photos' is a path"),
         (DataLoader(TensorDataset(PIXELS, LABELS)), r"DataLoader cannot .*\nGive its .dataset"),
         ((PIXELS[:, :2], LABELS), r"\(6, 2, 24, 24\)"),
@@ -154,9 +143,7 @@ def test_mixed_sizes_become_256_and_a_given_size_is_kept_to():
         (Dataset(["none.png"], [0]), "No such file"),
         (Dataset([3], [0]), "image 0 of 'source' is a int"),
         (Dataset(PICTURES[:1], ["cat"]), "label 'cat', which is none of its classes"),
-        (Dataset(PICTURES[:1], [1.5]), "label 1.5"),
-        (Dataset(PICTURES[:1], [True]), "labels are bool"),
-        (Dataset(PICTURES[:1], [7]), "labels run from 7 to 7"),
+        (Dataset(PICTURES[:1], [1.5]), "type float"),
         (Dataset([Image.new("F", (4, 4))], [0]), "floats"),
         ([PICTURES[0]], "Item 0 of 'source' is a Image"),
     ],

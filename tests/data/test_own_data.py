@@ -58,16 +58,13 @@ def test_a_target_folder_takes_its_name_and_the_sources_image_size(photos, sketc
     assert splits.targets["sketches"].image_size == splits.train.image_size == (16, 16)
 
 
-def test_classes_are_matched_by_name_and_a_target_may_lack_some(photos, tmp_path):
+def test_classes_are_matched_by_name_and_an_extra_one_is_refused_at_once(
+    photos, tmp_path, monkeypatch
+):
     write_picture(tmp_path / "t/horse/1.png", 800)
     domain = load(photos, str(tmp_path / "t")).targets["t"]
     assert domain.classes == BY_CLASS
     assert set(domain.labels.tolist()) == {2}
-
-
-def test_an_extra_class_of_a_target_is_refused_before_anything_is_decoded(
-    photos, tmp_path, monkeypatch
-):
     target = make_tree(tmp_path / "t", "cat", "dogs")
     monkeypatch.setattr(own_data, "read_images", None)
     with pytest.raises(DataError, match=r"'dogs' \(did you mean 'dog'\?\)"):
@@ -81,19 +78,13 @@ def test_domains_of_one_folder_are_source_and_targets(both):
     assert list(load(both, "SKETCH", domain="photo").targets) == ["sketch"]
 
 
-def test_several_domains_without_a_choice_are_refused_with_their_names(both):
-    with pytest.raises(ConfigError, match="2 domains: photo, sketch") as caught:
+def test_a_domain_must_be_chosen_and_known(both):
+    with pytest.raises(ConfigError, match="2 domains: photo, sketch"):
         load(both)
-    assert "--own-data.domain photo" in caught.value.hint
-
-
-def test_unknown_domains_and_targets_give_the_nearest_name(both):
-    with pytest.raises(ConfigError, match="no domain 'foto'") as caught:
+    with pytest.raises(ConfigError, match=r"no domain 'foto'.*\n.*'photo'"):
         load(both, domain="foto")
-    assert caught.value.hint == "Did you mean 'photo'?"
-    with pytest.raises(ConfigError, match="target 'sketches'") as caught:
+    with pytest.raises(ConfigError, match=r"target 'sketches'.*\n.*'sketch'"):
         load(both, "sketches", domain="photo")
-    assert caught.value.hint == "Did you mean 'sketch'?"
 
 
 def test_a_domain_and_the_same_images_as_a_folder_of_their_own_are_equal(both, photos, sketches):
@@ -127,24 +118,18 @@ def test_a_list_with_domains_and_splits_is_followed(both, tmp_path):
     assert len(splits.targets["sketch"]) == 9
 
 
-def test_validation_can_be_a_folder_of_its_own(photos, sketches):
-    splits = load(photos, validation_folder=str(sketches))
-    assert (len(splits.train), len(splits.validation)) == (30, 12)
-
-
-def test_the_held_out_images_follow_their_own_seed(photos):
+def test_validation_is_drawn_by_its_own_seed_or_another_folder(photos, sketches):
     first, again, other = (load(photos, split_seed=seed).validation.paths for seed in (0, 0, 1))
     assert first == again != other
+    splits = load(photos, validation_folder=str(sketches))
+    assert (len(splits.train), len(splits.validation)) == (30, 12)
 
 
 def test_targets_of_one_name_keep_apart_and_none_is_called_validation(photos, tmp_path):
     for number, place in enumerate(("a/test", "b/test", "c/validation")):
         write_picture(tmp_path / place / "cat" / "1.png", 900 + number)
     targets = [str(tmp_path / place) for place in ("a/test", "b/test", "c/validation")]
-    names = list(load(photos, *targets).targets)
-    assert len(set(names)) == 3
-    assert names[0] == "test"
-    assert "validation" not in names
+    assert list(load(photos, *targets).targets) == ["test", "b-test", "c-validation"]
 
 
 def test_the_same_image_in_source_and_target_is_warned_of_with_the_pair(photos, sketches):
@@ -179,72 +164,50 @@ def test_targets_of_a_trained_model_follow_its_classes_and_size(sketches):
     assert torch.bincount(domain.labels).tolist() == [4, 0, 4, 4]
 
 
-def messages(report, severity=None) -> str:
-    return "\n".join(p.message for p in report.problems if severity in (None, p.severity))
-
-
-def test_a_sound_folder_has_no_problems(photos):
-    report = check_folders([photos])
-    assert report.problems == ()
-    assert {name: len(domain) for name, domain in report.parts.items()} == {"photos": 30}
+def messages(problems, severity) -> str:
+    return "\n".join(p.message for p in problems if p.severity == severity)
 
 
 def test_every_bad_file_is_listed_with_its_reason_and_a_remedy(photos):
+    assert check_folders([photos])[1] == []
     (photos / "cat/empty.png").write_bytes(b"")
     (photos / "dog/text.jpg").write_text("hello")
-    (problem,) = check_folders([photos]).errors
+    _, (problem,) = check_folders([photos])
+    assert problem.severity == "error"
     assert "2 of 32 images of 'photos'" in problem.message
     assert "cat/empty.png: the file is empty" in problem.message
-    assert "dog/text.jpg: it is not an image in a known format" in problem.message
-    assert "skip-bad-images" in problem.remedy
 
 
-def test_copies_are_named_by_what_they_spoil(photos, sketches):
+def test_copies_are_named_with_both_places(photos, sketches):
     shutil.copy(photos / "cat/0.png", photos / "dog/copy.png")
     shutil.copy(photos / "cat/1.png", photos / "cat/copy.png")
     (sketches / "dog/same.bmp").write_bytes(encode(picture(102), "BMP"))  # dog/2 in another format
-    text = messages(check_folders([photos, sketches]), "note")
-    assert "1 images are in two classes: photos: cat/0.png = photos: dog/copy.png" in text
-    assert "1 images are there twice: photos: cat/1.png = photos: cat/copy.png" in text
-    assert "1 images are in two parts: photos: dog/2.png = sketches: dog/same.bmp" in text
-
-
-def test_small_classes_and_ignored_files_are_noted(photos):
-    for index in range(2):
-        write_picture(photos / "fox" / f"{index}.png", 500 + index, (30, 20))
-    (photos / "cat/phone.heic").touch()
-    report = check_folders([photos])
-    text = messages(report, "note")
-    assert "1 classes of 'photos' have fewer than 5 images: fox (2)" in text
-    assert "1 files" in text
-    assert "cat/phone.heic" in text
-    assert report.errors == []
+    text = messages(check_folders([photos, sketches])[1], "note")
+    assert "3 images are there twice" in text
+    assert "photos: cat/0.png = photos: dog/copy.png" in text
+    assert "photos: dog/2.png = sketches: dog/same.bmp" in text
 
 
 def test_problems_of_the_tree_are_part_of_the_report(photos):
     (photos / "zebra").mkdir()
     write_picture(photos / "Dog/1.png", 700)
     (photos / "dog/1.heic").touch()
-    report = check_folders([photos])
-    assert "no images in the class zebra" in messages(report, "training")
-    assert "one image only: Dog" in messages(report, "training")
-    assert "'Dog' and 'dog'" in messages(report, "error")
-    assert report.problems[-1].severity == "note"
+    _, problems = check_folders([photos])
+    assert "no images in the class zebra" in messages(problems, "training")
+    assert "one image only: Dog" in messages(problems, "training")
+    assert "'Dog' and 'dog'" in messages(problems, "error")
+    assert "dog/1.heic" in messages(problems, "note")
+    assert problems[-1].severity == "note"
 
 
 def test_each_domain_of_a_tree_is_a_part(both):
     (both / "photo/cat/bad.png").write_bytes(b"")
-    report = check_folders([both])
-    assert report.counts == {"photo": 31, "sketch": 12}
-    assert {name: len(domain) for name, domain in report.parts.items()} == {
-        "photo": 30,
-        "sketch": 12,
-    }
+    parts, _ = check_folders([both])
+    assert {name: len(domain) for name, domain in parts.items()} == {"photo": 30, "sketch": 12}
 
 
-def make(name, images, labels=None, paths=None):
-    labels = torch.zeros(len(images), dtype=torch.int64) if labels is None else labels
-    return Domain(name, ("a", "b"), images, labels, paths)
+def make(name, images):
+    return Domain(name, ("a", "b"), images, torch.zeros(len(images), dtype=torch.int64))
 
 
 def random_images(count, seed=0, side=12):
@@ -256,19 +219,9 @@ def test_every_image_that_occurs_in_two_parts_is_found():
     images, others = random_images(50), random_images(80, seed=1)
     others[torch.arange(0, 50, 2) + 7] = images[::2]
     found = find_duplicates({"train": make("x", images), "sketch": make("y", others)})
-    rows = [(d.first.part, d.first.path, d.second.part, d.second.path) for d in found]
-    assert sorted(rows) == sorted(
+    assert sorted((*first, *second) for first, second in found) == sorted(
         ("train", f"image {i}", "sketch", f"image {i + 7}") for i in range(0, 50, 2)
     )
-
-
-def test_the_same_image_in_two_classes_of_one_part_is_found_with_both_names():
-    images = random_images(3)
-    images[2] = images[0]
-    domain = make("photo", images, torch.tensor([0, 0, 1]), ("a/1.png", "a/2.png", "b/1.png"))
-    (found,) = find_duplicates({"photo": domain})
-    assert (found.first.label, found.second.label) == ("a", "b")
-    assert str(found) == "photo: a/1.png = photo: b/1.png"
 
 
 def test_a_difference_of_one_value_anywhere_is_a_difference():
@@ -281,5 +234,5 @@ def test_a_difference_of_one_value_anywhere_is_a_difference():
 def test_many_copies_are_each_paired_with_the_first():
     found = find_duplicates({"x": make("x", torch.zeros(500, 3, 8, 8, dtype=torch.uint8))})
     assert len(found) == 499
-    assert {d.first.path for d in found} == {"image 0"}
-    assert describe_duplicates(found).endswith("; and 494 more")
+    assert {first.path for first, _ in found} == {"image 0"}
+    assert describe_duplicates(found).endswith(" and 494 more")

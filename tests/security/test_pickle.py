@@ -3,10 +3,10 @@
 import io
 import os
 import pickle  # noqa: TID251  (only to forge what must be refused)
-import pickletools
 import shutil
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,27 +52,17 @@ def payloads(canary: Path) -> dict[str, object]:
 NAMES = tuple(payloads(Path("x")))
 
 
-def as_pickle(payload: object) -> bytes:
-    return pickle.dumps(payload)
+def as_pickle(payload: object, protocol: int = 4) -> bytes:
+    return pickle.dumps(payload, protocol=protocol)
 
 
-def as_old_pickle(payload: object) -> bytes:
-    return pickle.dumps(payload, protocol=0)
-
-
-def as_torch(payload: object) -> bytes:
+def as_torch(payload: object, new: bool = True) -> bytes:
     buffer = io.BytesIO()
-    torch.save(payload, buffer)
+    torch.save(payload, buffer, _use_new_zipfile_serialization=new)
     return buffer.getvalue()
 
 
-def as_old_torch(payload: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(payload, buffer, _use_new_zipfile_serialization=False)
-    return buffer.getvalue()
-
-
-FORMS = (as_pickle, as_old_pickle, as_torch, as_old_torch)
+FORMS = (as_pickle, partial(as_pickle, protocol=0), as_torch, partial(as_torch, new=False))
 
 
 @pytest.fixture
@@ -105,32 +95,24 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_payloads_would_work(canary: Path):
     for name in NAMES:
         data = as_pickle(payloads(canary)[name])
-        assert pickletools.dis(data, io.StringIO()) is None
         pickle.loads(data)
         assert canary.exists(), name
         shutil.rmtree(canary) if canary.is_dir() else canary.unlink()
 
 
-@pytest.mark.parametrize("protected", [True, False], ids=["", "forced"])
-@pytest.mark.parametrize("suffix", ["pth", "pt", "safetensors"])
 @pytest.mark.parametrize("name", NAMES)
 def test_as_weights_it_is_refused(
-    tmp_path: Path,
-    canary: Path,
-    name: str,
-    suffix: str,
-    protected: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, canary: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    if protected:
-        monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-    path = tmp_path / f"weights.{suffix}"
-    for form in FORMS:
-        path.write_bytes(form(payloads(canary)[name]))
-        with pytest.raises(DamagedError) as caught:
-            load_weights(path)
-        assert caught.value.exit_code == 7
-        assert not canary.exists(), form
+    for suffix in ("pth", "safetensors"):
+        path = tmp_path / f"weights.{suffix}"
+        for form in FORMS:
+            path.write_bytes(form(payloads(canary)[name]))
+            with pytest.raises(DamagedError) as caught:
+                load_weights(path)
+            assert caught.value.exit_code == 7
+            assert not canary.exists(), form
+        monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
 
 
 def test_as_any_file_of_a_checkpoint_it_is_refused(tmp_path: Path, canary: Path, finished: Path):
@@ -186,14 +168,11 @@ def test_an_archive_that_only_looks_like_torchs_is_refused(tmp_path: Path, canar
     assert not (tmp_path.parent / "outside").exists()
 
 
-def test_weights_that_are_only_tensors_are_taken(tmp_path: Path):
+def test_only_a_table_of_tensors_is_taken(tmp_path: Path):
     for payload in ({"a": torch.ones(2)}, {"state_dict": {"a": torch.ones(2)}}):
         torch.save(payload, tmp_path / "weights.pth")
         assert load_weights(tmp_path / "weights.pth")["a"].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("content", [[torch.ones(2)], {"a": 1}, torch.ones(2), {"a": None}])
-def test_anything_but_a_table_of_tensors_is_refused(tmp_path: Path, content: object):
-    torch.save(content, tmp_path / "weights.pth")
-    with pytest.raises(DamagedError):
-        load_weights(tmp_path / "weights.pth")
+    for content in ([torch.ones(2)], {"a": 1}, torch.ones(2), {"a": None}):
+        torch.save(content, tmp_path / "weights.pth")
+        with pytest.raises(DamagedError):
+            load_weights(tmp_path / "weights.pth")

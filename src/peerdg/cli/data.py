@@ -17,7 +17,8 @@ from peerdg.run.progress import ReadingBar
 from peerdg.terminal import Table, console, error_console
 
 if TYPE_CHECKING:
-    from peerdg.data.own_data import FolderReport
+    from peerdg.data.domain import Domain
+    from peerdg.data.folder import Problem
     from peerdg.data.splits import Splits
 
 Root = Annotated[Path | None, Parameter(help="folder with the data set's files")]
@@ -48,7 +49,7 @@ def show_data(
     from peerdg.data.domain import contact_sheet
 
     if _is_path(name):
-        domains = list(_read_folders([Path(name)]).parts.values())
+        domains = list(_read_folders([Path(name)])[0].values())
     else:
         splits = _load(name, root)
         domains = [splits.train, *splits.targets.values()]
@@ -100,12 +101,12 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
 def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
     """Unpack a data set's archives, or decode it into the cache.
 
-    With archives: unpack them under --root and verify the result. Without: decode everything under
-    --root, so that the next training starts at once.
+    With archives: unpack them into the new folder --root and verify it. Without: decode everything
+    under --root, so that the next training starts at once.
 
     Args:
         name: The data set.
-        archives: Downloaded zip and tar files. For pacs also kfold lists.
+        archives: Downloaded zip and tar files.
     """
     if archives:
         from peerdg.data.archive import unpack
@@ -172,22 +173,22 @@ def _is_path(name: str) -> bool:
 
 
 def _verify_folders(paths: Sequence[Path]) -> None:
-    report = _read_folders(paths)
+    parts, problems = _read_folders(paths)
     rows = [
-        [name, f"{len(domain)}", f"{report.counts[name]}", f"{len(domain.classes)}"]
-        for name, domain in report.parts.items()
+        [name, f"{len(domain)}", f"{len(domain) + len(domain.skipped)}", f"{len(domain.classes)}"]
+        for name, domain in parts.items()
     ]
     console.print(Table(["images of", "usable", "files", "classes"], rows, is_text=True))
-    for problem in report.problems:
+    for problem in problems:
         kind = "Note" if problem.severity == "note" else "Problem"
         console.print(f"{kind}: {problem.message}\n  {problem.remedy}")
-    if report.errors:
+    if errors := [problem for problem in problems if problem.severity != "note"]:
         where = ", ".join(str(path) for path in paths)
-        raise DataError(f"{len(report.errors)} problems must be solved before training on {where}.")
+        raise DataError(f"{len(errors)} problems must be solved before training on {where}.")
     console.print("Everything can be decoded.")
 
 
-def _read_folders(paths: Sequence[Path]) -> "FolderReport":
+def _read_folders(paths: Sequence[Path]) -> "tuple[dict[str, Domain], list[Problem]]":
     from peerdg.data.own_data import check_folders
 
     for path in paths:

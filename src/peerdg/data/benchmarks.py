@@ -19,33 +19,24 @@ if TYPE_CHECKING:
     from peerdg.data.splits import Splits
 
 _Channels = tuple[float, float, float]
+_UNIT: tuple[_Channels, _Channels] = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+_IMAGENET: tuple[_Channels, _Channels] = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DomainReport:
-    """One part of a benchmark on disk.
-
-    Args:
-        domain: The domain's name.
-        split: Part of the domain, e.g. `"test"`.
-        expected: Images in the published set.
-        count: Images on disk, None if there are no files.
-        problems: Sentences about files that are damaged, or more or fewer than published.
-        obtain: Where to get the files, and where to put them.
-        optional: Whether only a switch other than the default needs it.
-    """
+    """One part of a benchmark on disk."""
 
     domain: str
-    split: str
-    expected: int
-    count: int | None = None
-    problems: tuple[str, ...] = ()
-    obtain: str
-    optional: bool = False
+    split: str  # part of the domain, e.g. "test"
+    expected: int  # images in the published set
+    count: int | None  # images on disk, None if there are no files
+    problems: tuple[str, ...]  # with files that are damaged, or more or fewer than published
+    obtain: str  # where to get the files, and where to put them
+    optional: bool = False  # needed only by a switch other than the default
 
     @property
     def status(self) -> Literal["found", "missing", "problem"]:
-        """Whether the files are there, and as published."""
         if self.problems:
             return "problem"
         return "missing" if self.count is None else "found"
@@ -53,39 +44,22 @@ class DomainReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A published protocol: its domains, classes, image size and origin.
+    """A published protocol: its domains, classes, image size and origin."""
 
-    Args:
-        name: Its name on the command line and in records.
-        title: One line for `peerdg data list`.
-        source: The paper's source domain.
-        targets: The paper's target domains, in the order of its tables.
-        classes: Class names in label order.
-        settings: The dataclass of its protocol switches.
-        loader: Module, or `module:object`, with `load(settings, root=, targets=, progress=)`,
-            `verify(root)` and, for published files, `require_source(settings, root)`.
-        license: License of the data, in a few words.
-        obtain: Where to get the files.
-        needs_root: Whether the user must give the folder of the files.
-        image_size: Side of the square images.
-        mean: Per-channel mean that the model subtracts, on the scale 0..1.
-        std: Per-channel scale that the model divides by.
-        aliases: Further names of domains, apart from different case and separators.
-    """
-
-    name: str
-    title: str
-    source: str
-    targets: tuple[str, ...]
-    classes: tuple[str, ...]
-    settings: type[Any]
+    name: str  # on the command line and in records
+    title: str  # one line for `peerdg data list`
+    source: str  # the paper's source domain
+    targets: tuple[str, ...]  # the paper's target domains, in the order of its tables
+    classes: tuple[str, ...]  # in label order
+    settings: type[Any]  # the dataclass of its protocol switches
+    # Module, or `module:object`, with `load(settings, root=, targets=, progress=)`, `verify(root)`
+    # and, for published files, `require_source(settings, root)`.
     loader: str
     license: str
-    obtain: str
-    needs_root: bool = True
-    image_size: int = 224
-    mean: _Channels = (0.485, 0.456, 0.406)  # ImageNet
-    std: _Channels = (0.229, 0.224, 0.225)
+    obtain: str  # where to get the files
+    needs_root: bool = True  # the user must give the folder of the files
+    normalize: tuple[_Channels, _Channels] = _IMAGENET  # mean and scale of each channel, for 0..1
+    # Further names of domains, apart from different case and separators.
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -100,6 +74,10 @@ class Benchmark:
                 return domain
         return None
 
+    def resolve(self) -> Any:
+        """Import the module or object that loads it."""
+        return pkgutil.resolve_name(self.loader)
+
     def load(
         self,
         settings: Any,
@@ -111,77 +89,56 @@ class Benchmark:
         """Load train, validation and target domains. `targets=None` takes all that are there."""
         if targets is not None and self.name != OWN_DATA:
             source = getattr(settings, "source", self.source)
-            targets = [self._target(name, source) for name in targets]
-        splits: Splits = self.resolve().load(
-            settings, root=root, targets=targets, progress=progress
-        )
+            found = {name: self.find_domain(name) for name in targets}
+            for name, domain in found.items():
+                if domain is None or domain == source:
+                    raise ConfigError(
+                        f"{self.name} has no target domain '{name}' with the source '{source}'.",
+                        hint=did_you_mean(name, [each for each in self.domains if each != source]),
+                    )
+            targets = list(filter(None, found.values()))
+        root = self.check_root(root)
+        loader = self.resolve()
+        splits: Splits = loader.load(settings, root=root, targets=targets, progress=progress)
         return splits
 
     def require_source(self, settings: Any, root: Path | None) -> None:
-        """Check that the files of the source are under `root`, without reading them.
-
-        Raises:
-            DataError: If they are not.
-        """
-        if hasattr(self.resolve(), "require_source"):
-            self.resolve().require_source(settings, root)
+        """Check that the files of the source are under `root`, without reading them."""
+        if self.needs_root:
+            self.resolve().require_source(settings, self.check_root(root))
 
     def verify(self, root: Path | None) -> list[DomainReport]:
         """Report which files of each domain are under `root`."""
-        reports: list[DomainReport] = self.resolve().verify(root)
+        reports: list[DomainReport] = self.resolve().verify(self.check_root(root))
         return reports
 
     def normalization(self, settings: Any) -> tuple[_Channels, _Channels]:
         """Choose mean and scale that the model applies to values 0..1, by the settings."""
         if getattr(settings, "values", "unit") == "centred":
             return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-        return self.mean, self.std
+        return self.normalize
 
     def refuse_unused_root(self, root: Path | str | None) -> None:
-        """Refuse a folder for a set that reads none, because the user expects it to be read.
-
-        Raises:
-            ConfigError: If the set is embedded and a folder is given.
-        """
+        """Refuse a folder for a set that reads none, because the user expects it to be read."""
         if root is not None and not self.needs_root and self.name != OWN_DATA:
             raise ConfigError(
-                f"{self.name} is made from installed packages and reads no folder, but --root is "
-                f"{root}.",
+                f"{self.name} reads no folder, but --root is {root}.",
                 hint="Leave out --root, or name the data set that is in this folder.",
             )
 
-    def resolve(self) -> Any:
-        """Import the module or object that loads it."""
-        return pkgutil.resolve_name(self.loader)
-
-    def _target(self, name: str, source: str) -> str:
-        domain = self.find_domain(name)
-        if domain is None or domain == source:
-            others = [each for each in self.domains if each != source]
-            raise ConfigError(
-                f"{self.name} has no target domain '{name}' with the source '{source}'.",
-                hint=did_you_mean(name, others),
-            )
-        return domain
+    def check_root(self, root: Path | None) -> Path | None:
+        """Return the folder of the files. It must be there if the set needs one."""
+        hint = "Give the folder with the data set's files with --root DIR."
+        if self.needs_root and root is None:
+            raise ConfigError(f"{self.name} needs the folder with its files.", hint=hint)
+        if self.needs_root and root is not None and not root.is_dir():
+            raise DataError(f"There is no data folder {root}.", hint=hint)
+        return root
 
 
 def fold(name: str) -> str:
     """Strip case and separators, which people and archives spell differently."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def check_root(root: Path | None) -> Path:
-    """Return `root` if it is an existing folder.
-
-    Raises:
-        DataError: If it was not given, does not exist or is not a folder.
-    """
-    hint = "Give the folder that holds the data with --root."
-    if root is None:
-        raise DataError("This data set is read from files, and no folder was given.", hint=hint)
-    if not root.is_dir():
-        raise DataError(f"There is no data folder {root}.", hint=hint)
-    return root
 
 
 def find_entry(places: Iterable[Path], name: str) -> Path | None:
@@ -190,34 +147,28 @@ def find_entry(places: Iterable[Path], name: str) -> Path | None:
     Case and separators do not matter. A name that ends in "/" is a folder.
     """
     for place in places:
-        if place.is_dir():
-            for entry in entries_in(place):
-                is_kind = entry.is_dir() if name.endswith("/") else entry.is_file()
-                if fold(entry.name) == fold(name) and is_kind:
-                    return Path(entry.path)
+        for entry in entries_in(place) if place.is_dir() else ():
+            is_kind = entry.is_dir() if name.endswith("/") else entry.is_file()
+            if fold(entry.name) == fold(name) and is_kind:
+                return Path(entry.path)
     return None
 
 
 def entries_in(folder: Path) -> list[os.DirEntry[str]]:
-    """List a folder, sorted by name.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """List a folder without hidden entries, sorted by name."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
+            visible = [entry for entry in entries if entry.name[0] != "."]
     except OSError as error:
         raise DataError(f"Cannot read the folder {folder}: {error.strerror}.") from error
+    return sorted(visible, key=lambda entry: entry.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsMiniSettings:
     """Switches of the embedded digits."""
 
-    train: int = option(
-        4000, "training images of the source (10 to 4000)", at_least=10, at_most=4000
-    )
+    train: int = option(4000, "training images of the source", at_least=10, at_most=4000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,17 +180,14 @@ class DigitsSettings:
     zero; JigenDG tests on all SVHN and USPS images.
     """
 
-    first: int = option(
-        0, "index of the first MNIST training image used", at_least=0, at_most=59_999
-    )
+    first: int = option(0, "index of the first MNIST training image", at_least=0, at_most=59_999)
     train: int = option(10_000, "MNIST training images used", at_least=1, at_most=60_000)
     resize: Literal["lanczos", "bilinear"] = option("lanczos", "filter for 28 or 16 -> 32 pixels")
     values: Literal["unit", "centred"] = option("unit", "model input: [0, 1], or (x - 0.5) / 0.5")
     svhn: Literal["test", "all"] = option("test", "SVHN images: test split, or train and test")
     usps: Literal["test", "all"] = option("test", "USPS images: test split, or train and test")
     validation: Literal["holdout", "mnist-test"] = option(
-        "holdout",
-        "source validation: the 2,000 MNIST images after the training ones, or MNIST test",
+        "holdout", "source validation: 2,000 MNIST images after the training ones, or MNIST test"
     )
 
 
@@ -368,9 +316,7 @@ BENCHMARKS = {
             source="mnist",
             targets=("street", "mnist-m", "syn", "uci"),
             classes=_DIGITS,
-            image_size=32,
-            mean=(0.0, 0.0, 0.0),
-            std=(1.0, 1.0, 1.0),
+            normalize=_UNIT,
             settings=DigitsMiniSettings,
             loader="peerdg.data.digits_mini",
             needs_root=False,
@@ -383,9 +329,7 @@ BENCHMARKS = {
             source="mnist",
             targets=("svhn", "mnist-m", "syn", "usps"),
             classes=_DIGITS,
-            image_size=32,
-            mean=(0.0, 0.0, 0.0),
-            std=(1.0, 1.0, 1.0),
+            normalize=_UNIT,
             settings=DigitsSettings,
             loader="peerdg.data.digits",
             license="per set; `peerdg data verify digits --root DIR` names each",
@@ -398,7 +342,7 @@ BENCHMARKS = {
             targets=("art_painting", "cartoon", "sketch"),
             classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
             settings=PacsSettings,
-            loader="peerdg.data.pacs:PACS",
+            loader="peerdg.data.published:PACS",
             license="CC BY 4.0 according to the PEER paper; research use",
             obtain=(
                 "https://dali-dl.github.io/project_iccv2017.html (Li et al., ICCV 2017); PACS.zip "
@@ -462,9 +406,7 @@ BENCHMARKS = {
             source="source",
             targets=(),
             classes=(),
-            image_size=32,
-            mean=(0.0, 0.0, 0.0),
-            std=(1.0, 1.0, 1.0),
+            normalize=_UNIT,
             settings=OwnDataSettings,
             loader="peerdg.data.own_data",
             needs_root=False,
@@ -505,11 +447,7 @@ def find_data(data: str | Path) -> dict[str, Any]:
 
 
 def benchmark(name: str) -> Benchmark:
-    """Return the benchmark called `name`.
-
-    Raises:
-        ConfigError: If there is none, with the nearest name.
-    """
+    """Return the benchmark called `name`."""
     if name not in BENCHMARKS:
         raise ConfigError(f"Unknown data set '{name}'.", hint=did_you_mean(name, PUBLISHED))
     return BENCHMARKS[name]

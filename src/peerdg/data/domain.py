@@ -55,34 +55,28 @@ class Domain:
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
+        problem = hint = None
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            raise DataError(
-                f"Domain '{self.name}': images are {images.dtype} {tuple(images.shape)}, "
-                "expected uint8 [N, 3, H, W].",
-                hint="Convert to RGB and to the range 0..255 before making a Domain.",
-            )
-        if len(images) == 0:
-            raise DataError(f"Domain '{self.name}' has no images.")
-        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            raise DataError(
-                f"Domain '{self.name}': labels are {labels.dtype} {tuple(labels.shape)} for "
-                f"{len(images)} images, expected int64 [{len(images)}]."
-            )
-        if len(set(self.classes)) != len(self.classes):
+            found = f"{images.dtype} {tuple(images.shape)}"
+            problem = f"its images are {found}, expected uint8 [N, 3, H, W]"
+            hint = "Convert to RGB and to the range 0..255 before making a Domain."
+        elif len(images) == 0:
+            problem = "it has no images"
+        elif labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            problem = f"its labels are {labels.dtype} {tuple(labels.shape)} for "
+            problem += f"{len(images)} images, expected int64 [{len(images)}]"
+        elif len(set(self.classes)) != len(self.classes):
             twice = next(name for name in self.classes if self.classes.count(name) > 1)
-            raise DataError(f"Domain '{self.name}' names the class '{twice}' twice.")
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= len(self.classes):
-            raise DataError(
-                f"Domain '{self.name}': labels run from {low} to {high}, "
-                f"but there are {len(self.classes)} classes.",
-                hint="Labels count from 0. Some published lists count from 1.",
-            )
-        for field, values in (("paths", self.paths), ("hashes", self.hashes)):
+            problem = f"it names the class '{twice}' twice"
+        elif labels.min() < 0 or labels.max() >= len(self.classes):
+            problem = f"its labels run from {int(labels.min())} to {int(labels.max())}, "
+            problem += f"but there are {len(self.classes)} classes"
+            hint = "Labels count from 0. Some published lists count from 1."
+        for values in (self.paths, self.hashes):
             if values is not None and len(values) != len(images):
-                raise DataError(
-                    f"Domain '{self.name}': {len(values)} {field}, {len(images)} images."
-                )
+                problem = f"it has {len(values)} paths or hashes for {len(images)} images"
+        if problem:
+            raise DataError(f"Domain '{self.name}': {problem}.", hint=hint)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -102,14 +96,17 @@ class Domain:
 
     @cached_property
     def images_digest(self) -> str:
-        """The `digest` of the pixels."""
         return digest(self.images.contiguous().numpy())
 
     @cached_property
     def pixel_hashes(self) -> tuple[str, ...]:
         """A 64-bit hash of each image's pixels, as 16 hex digits."""
+
+        def pixel_hash(image: NDArray[np.uint8]) -> str:
+            return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8).hexdigest()
+
         with ThreadPoolExecutor(cores()) as pool:
-            return tuple(pool.map(_pixel_hash, self.images.numpy()))
+            return tuple(pool.map(pixel_hash, self.images.numpy()))
 
     def with_digest(self, known: str) -> "Domain":
         """Set `images_digest`, because computing it reads every byte."""
@@ -133,15 +130,7 @@ class Domain:
     def with_classes(
         self, classes: tuple[str, ...], class_map: Mapping[str, str] | None = None
     ) -> "Domain":
-        """Relabel the images by the index into `classes`, matched by name.
-
-        Args:
-            classes: The class names to use. They may include classes that this domain lacks.
-            class_map: From names of this domain to names in `classes`, where these differ.
-
-        Raises:
-            DataError: If this domain has a class that `classes` does not name.
-        """
+        """Relabel the images by the index into `classes`, matched by name through `class_map`."""
         if self.classes == classes and not class_map:
             return self
         position = class_positions(self.classes, classes, name=self.name, class_map=class_map)
@@ -158,19 +147,10 @@ def digest(images: NDArray[np.uint8]) -> str:
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def _pixel_hash(image: NDArray[np.uint8]) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8).hexdigest()
-
-
 def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 64) -> Image.Image:
     """Draw a block per domain and a column per class, with the first `per_class` images of each.
 
-    At most 100 classes are shown.
-
-    Args:
-        domains: Domains from top to bottom.
-        per_class: Rows of each block.
-        cell: Side of each image on the sheet. Small images are enlarged without smoothing.
+    At most 100 classes are shown, each image as a square of side `cell`.
     """
     step = cell + _GAP
     block = _TITLE + _HEADER + per_class * step + _GAP
@@ -179,9 +159,7 @@ def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 
     draw = ImageDraw.Draw(sheet)
     large, small = ImageFont.load_default(18), ImageFont.load_default(11)
     for top, domain in zip(range(0, sheet.height, block), domains, strict=True):
-        shown = f", {columns} of {len(domain.classes):,} classes"
-        more = shown if len(domain.classes) > _MAX_COLUMNS else ""
-        title = f"{visible(domain.name)} ({len(domain):,} images{more})"
+        title = f"{visible(domain.name)} ({len(domain):,} images, {len(domain.classes):,} classes)"
         draw.text((_GAP, top + 6), title, fill="black", font=large)
         for column, name in enumerate(domain.classes[:_MAX_COLUMNS]):
             left, name = _GAP + column * step, visible(name)
@@ -196,7 +174,7 @@ def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 
 
 
 def tile(domain: Domain, index: int, cell: int) -> Image.Image:
-    """Draw one image of a domain as a square of side `cell`."""
+    """Draw one image as a square of side `cell`. Small images are enlarged without smoothing."""
     image = Image.fromarray(domain.images[index].permute(1, 2, 0).contiguous().numpy())
     enlarged = max(image.size) <= cell
     resample = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS

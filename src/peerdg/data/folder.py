@@ -32,7 +32,7 @@ SYSTEM_NAMES = frozenset(
     "system volume information|lost+found|__pycache__".split("|")
 )
 _STRAY_SHARE = 0.1  # of images that lie next to folders of classes by mistake
-_EXAMPLES = 3
+_EXAMPLES = 5
 
 
 class ListedImage(NamedTuple):
@@ -45,13 +45,10 @@ class ListedImage(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something about the files that a person should know.
+    """Something about the files that a person should know, and advice.
 
-    Args:
-        severity: `"error"`: they cannot be used. `"training"`: they can be tested on, but not
-            trained on. `"note"`: they can be used.
-        message: Description with its place.
-        remedy: Advice.
+    An `"error"` means that they cannot be used, `"training"` that they can be tested on but not
+    trained on, a `"note"` that they can be used.
     """
 
     severity: Literal["error", "training", "note"]
@@ -61,30 +58,16 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The images under a folder or in a list file.
+    """The images under a folder or in a list file."""
 
-    Args:
-        root: Folder that paths are shown relative to.
-        items: Images, sorted.
-        origin: The folder or list file, for messages.
-        ignored: Files that are left out because of their type or place, relative to `root`.
-        structure: Problems with the places of files.
-    """
-
-    root: Path
-    items: tuple[ListedImage, ...]
-    origin: Path
-    ignored: tuple[str, ...] = ()
-    structure: tuple[Problem, ...] = ()
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """All problems with the places of files and with their classes."""
-        return (*self.structure, *self._class_problems())
+    root: Path  # paths are shown relative to it
+    items: tuple[ListedImage, ...]  # sorted
+    origin: Path  # the folder or list file, for messages
+    ignored: tuple[str, ...] = ()  # files left out because of their type or place
+    structure: tuple[Problem, ...] = ()  # problems with the places of files
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of all classes that have an image."""
         return in_order({item.label for item in self.items})
 
     @property
@@ -110,21 +93,13 @@ class Listing:
     def files(
         self, classes: Sequence[str], *, name: str, class_map: Mapping[str, str] | None = None
     ) -> list[ImageFile]:
-        """Label the images by the index into `classes`, matched by name through `class_map`.
-
-        Raises:
-            DataError: If an image belongs to a class that `classes` lacks.
-        """
+        """Label the images by the index into `classes`, matched by name through `class_map`."""
         positions = class_positions(self.classes, classes, name=name, class_map=class_map)
         index = dict(zip(self.classes, positions, strict=True))
         return [ImageFile(item.path, index[item.label]) for item in self.items]
 
     def require(self, *, training: bool) -> "Listing":
-        """Return this listing if it has no problem that forbids its use.
-
-        Raises:
-            DataError: With all such problems.
-        """
+        """Return this listing if no problem forbids its use, else raise a `DataError` with all."""
         forbidden = {"error", "training"} if training else {"error"}
         problems = [problem for problem in self.problems if problem.severity in forbidden]
         if not problems:
@@ -134,20 +109,17 @@ class Listing:
         lines = [f"{self.origin} cannot be used as it is:"]
         raise DataError("\n  ".join(lines + [f"{p.message} {p.remedy}" for p in problems]))
 
-    def _class_problems(self) -> list[Problem]:
+    @property
+    def problems(self) -> list[Problem]:
+        """All problems with the places of files and with their classes."""
+        problems = list(self.structure)
         counts = Counter(item.label for item in self.items)
         folded: dict[str, list[str]] = {}
         for name in sorted(counts):
             folded.setdefault(name.casefold(), []).append(f"'{name}'")
-        problems = [
-            Problem(
-                "error",
-                f"{self.origin} has classes that differ only in case: {' and '.join(names)}.",
-                "Give them one name, or names that differ.",
-            )
-            for names in folded.values()
-            if len(names) > 1
-        ]
+        if alike := [" and ".join(names) for names in folded.values() if len(names) > 1]:
+            message = f"{self.origin} has classes that differ only in case: {', '.join(alike)}."
+            problems.append(Problem("error", message, "Give them one name, or names that differ."))
         if len(counts) == 1:
             message = f"{self.origin} has one class ('{next(iter(counts))}')."
             remedy = "A classifier needs at least two, e.g. photos/cat and photos/dog."
@@ -162,12 +134,7 @@ class Listing:
 def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
     """List the images under `root` with their classes and, if there are any, domains or splits.
 
-    Args:
-        root: The folder.
-        layout: What the first level of folders is. `"auto"` looks.
-
-    Raises:
-        DataError: If it has no images, or its layout is not clear.
+    `layout` is what the first level of folders is. `"auto"` looks.
     """
     tree = _walk(root)
     if not tree.images:
@@ -190,7 +157,12 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
             continue
         domain = readable(parts[0]) if depth == 2 else None
         items.append(ListedImage(root.joinpath(*parts, name), readable(parts[depth - 1]), domain))
-    problems = _empty_folders(root, tree, depth)
+    problems = []
+    for level, kind in [(depth, "class"), (1, "domain")][:depth]:
+        full = {parts[level - 1] for parts, _ in tree.images if len(parts) >= depth}
+        if empty := sorted({p[level - 1] for p in tree.folders if len(p) == level} - full):
+            message = f"There are no images in the {kind} {examples(empty)} of {root}."
+            problems.append(Problem("training", message, "Add images, or remove the folder."))
     if tree.unreadable:
         message = f"Folders in {root} cannot be read: {examples(tree.unreadable)}."
         problems.append(Problem("error", message, "Change their permissions."))
@@ -230,7 +202,7 @@ def examples(names: Sequence[str]) -> str:
 
 @dataclass
 class _Tree:
-    """Everything below a folder. `parts` are the names of folders below the root."""
+    """Everything below a folder. The parts of a path are the names of folders below the root."""
 
     images: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
     folders: list[tuple[str, ...]] = field(default_factory=list)
@@ -239,37 +211,33 @@ class _Tree:
 
 
 def _walk(root: Path) -> _Tree:
-    """List everything below `root`. Links to folders are followed once, and not in a circle."""
+    """List everything below `root`. Each folder is listed once: links may lead in a circle."""
     tree = _Tree()
-    followed: set[str] = set()
-    stack: list[tuple[str, ...]] = [()]
-    while stack:
-        parts = stack.pop()
-        place = os.path.join(root, *parts)
-        try:
-            entries = list(os.scandir(place))
-        except OSError:
-            tree.unreadable.append(readable("/".join(parts)))
-            continue
-        for entry in entries:
-            name, inside = entry.name, (*parts, entry.name)
-            if name.startswith(".") or name.lower() in SYSTEM_NAMES:
-                continue
-            if os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir():
-                if entry.is_symlink():
-                    target = os.path.realpath(entry.path)
-                    here = os.path.realpath(place)
-                    if target in followed or f"{here}/".startswith(f"{target}/"):
-                        continue
-                    followed.add(target)
-                tree.folders.append(inside)
-                stack.append(inside)
-            elif os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+    seen = {os.path.realpath(root)}
+
+    def note_unreadable(error: OSError) -> None:
+        tree.unreadable.append(readable(os.path.relpath(error.filename, root)))
+
+    for place, folders, files in os.walk(root, followlinks=True, onerror=note_unreadable):
+        parts = Path(place).relative_to(root).parts
+        folders.sort()
+        for name in folders.copy():
+            folder = os.path.realpath(os.path.join(place, name))
+            if folder in seen or _is_system(name):
+                folders.remove(name)
+            seen.add(folder)
+        tree.folders += [(*parts, name) for name in folders]
+        for name in files:
+            if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not _is_system(name):
                 tree.images.append((parts, name))
-            else:
-                tree.ignored.append("/".join(inside))
+            elif not _is_system(name):
+                tree.ignored.append("/".join((*parts, name)))
     tree.images.sort()
     return tree
+
+
+def _is_system(name: str) -> bool:
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
 def _first_level(root: Path, tree: _Tree, layout: FolderLayout) -> Literal["classes", "domains"]:
@@ -300,15 +268,3 @@ def _first_level(root: Path, tree: _Tree, layout: FolderLayout) -> Literal["clas
         f"or domains {examples(tops)} with classes {examples(in_order(names))}.",
         hint="Choose --own-data.layout classes or --own-data.layout domains.",
     )
-
-
-def _empty_folders(root: Path, tree: _Tree, depth: int) -> list[Problem]:
-    """Find class folders, or whole domains, without any image."""
-    problems = []
-    for level, kind in [(depth, "class"), (1, "domain")][:depth]:
-        full = {parts[level - 1] for parts, _ in tree.images if len(parts) >= depth}
-        empty = sorted({p[level - 1] for p in tree.folders if len(p) == level} - full)
-        if empty:
-            message = f"There are no images in the {kind} {examples(empty)} of {root}."
-            problems.append(Problem("training", message, "Add images, or remove the folder."))
-    return problems

@@ -13,6 +13,7 @@ from peerdg.data.folder import (
     FolderLayout,
     ListedImage,
     Listing,
+    examples,
     list_folder,
     readable,
 )
@@ -29,17 +30,12 @@ COLUMNS = {
     "split": ("split", "part", "subset", "fold"),
 }
 MAX_BYTES = 256 * 2**20
-_MISSING_SHOWN = 20
 
 _Rows = Iterable[tuple[int, Mapping[str, Any]]]  # line number and values
 
 
 def find_images(path: Path, *, layout: FolderLayout = "auto") -> Listing:
-    """List the images of a folder or a list file, with all their problems.
-
-    Raises:
-        DataError: If there is neither.
-    """
+    """List the images of a folder or a list file, with all their problems."""
     path = path.expanduser()
     if path.is_dir():
         return list_folder(path, layout=layout)
@@ -71,13 +67,17 @@ def read_list(file: Path) -> Listing:
         raise DataError(f"Cannot read the list {file}: {reason}.") from error
     if not items:
         raise DataError(f"The list {file} has no images.")
-    missing = [(line, item) for line, item in items.items() if not os.path.isfile(item.path)]
+    missing = [
+        f"{readable(str(item.path)):.200} (line {line})"
+        for line, item in items.items()
+        if not os.path.isfile(item.path)
+    ]
     if missing:
-        lines = [f"{len(missing):,} of the {len(items):,} files in {file} do not exist:"]
-        lines += [f"line {n}: {readable(str(i.path))}" for n, i in missing[:_MISSING_SHOWN]]
-        if len(missing) > _MISSING_SHOWN:
-            lines.append(f"... and {len(missing) - _MISSING_SHOWN:,} more")
-        raise DataError("\n  ".join(lines), hint=f"Paths are relative to {file.parent}.")
+        raise DataError(
+            f"{len(missing):,} of the {len(items):,} files in {file} do not exist: "
+            f"{examples(missing)}.",
+            hint=f"Paths are relative to {file.parent}.",
+        )
     return Listing(file.parent, tuple(items.values()), file)
 
 
@@ -139,43 +139,29 @@ def _columns(file: Path, header: Sequence[str]) -> dict[str, str]:
 
 
 def _read_rows(file: Path, rows: _Rows) -> dict[int, ListedImage]:
-    """Read the images by line number. Refuse a file that is named twice."""
+    """Read the images by line number. Refuse missing values and a file that is named twice."""
     items: dict[int, ListedImage] = {}
     first: dict[str, int] = {}
     columns: dict[str, str] = {}
     for number, values in rows:
-        if not isinstance(values, Mapping):
-            raise DataError(f"{file}, line {number}: {values!r:.60} has no columns.")
+        if not isinstance(values, Mapping) or None in values:
+            raise ValueError(f"line {number}: the values do not fit the columns")
         columns = columns or _columns(file, list(values))
         texts = {meaning: _text(values.get(column)) for meaning, column in columns.items()}
-        problem = _problem(texts, values)
-        path = os.path.normpath(file.parent / os.path.expanduser(texts["path"] or ""))
-        if problem is None and (earlier := first.setdefault(path, number)) != number:
-            problem = f"{readable(path)} is already in line {earlier}"
-        if problem is not None:
-            raise DataError(f"{file}, line {number}: {problem}.")
-        items[number] = ListedImage(
-            Path(path),
-            readable(texts["label"]),
-            readable(texts.get("domain", "")) or None,
-            SPLIT_NAMES.get(texts.get("split", "").lower()),
-        )
+        for meaning in ("path", "label"):
+            if not texts[meaning]:
+                raise ValueError(f"line {number}: there is no {meaning}")
+        path = os.path.normpath(file.parent / os.path.expanduser(texts["path"]))
+        if (earlier := first.setdefault(path, number)) != number:
+            raise ValueError(f"line {number}: {readable(path)} is already in line {earlier}")
+        split = texts.get("split", "").lower()
+        if split and split not in SPLIT_NAMES:
+            hint = did_you_mean(split, ("train", "validation", "test"))
+            raise ValueError(f"line {number}: the split '{readable(split)}' is unknown. {hint}")
+        domain = readable(texts.get("domain", "")) or None
+        label = readable(texts["label"])
+        items[number] = ListedImage(Path(path), label, domain, SPLIT_NAMES.get(split))
     return items
-
-
-def _problem(texts: Mapping[str, str], values: Mapping[str, Any]) -> str | None:
-    if None in values:
-        return "there are more values than columns"
-    for meaning, text in texts.items():
-        if not text and meaning in ("path", "label"):
-            return f"there is no {meaning}"
-        if "\0" in text or len(text) > 4096 or not _is_storable(text):
-            return f"the {meaning} is too long or has characters that cannot be stored"
-    split = texts.get("split")
-    if split and split.lower() not in SPLIT_NAMES:
-        hint = did_you_mean(split, ("train", "validation", "test"))
-        return f"the split '{readable(split)}' is unknown. {hint}".removesuffix(".")
-    return None
 
 
 def _text(value: Any) -> str:
@@ -187,11 +173,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str | int | float):
         raise ValueError(f"a value is a {type(value).__name__}, not text")
     return str(value).strip()
-
-
-def _is_storable(text: str) -> bool:
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:  # half of a character
-        return False
-    return True

@@ -25,6 +25,7 @@ _ALLOWED = (
     "Give a Domain, a pair (images, labels) of tensors, arrays or lists, a dataset whose items are "
     "(image, label), or a Hugging Face dataset with an image and a label column."
 )
+_VALUES_HINT = "Give uint8 values 0..255 or floats 0..1, and leave normalization to the model."
 _LABEL_HINT = "Give class indices such as 0, 1, 2, or class names, one per image."
 
 
@@ -70,7 +71,8 @@ def as_domain(
         if not hasattr(labels, "__iter__"):
             raise DataError(f"The labels of '{name}' are a {_described(labels)}.", hint=_ALLOWED)
         if _is_array(images):
-            return _from_arrays(images, labels, name, classes)
+            numbers, known = _encode_labels(labels, classes, name)
+            return Domain(name, known, _stacked(images, f"Domain '{name}'"), numbers)
         if len(images) != len(labels):
             raise DataError(f"Domain '{name}': {len(labels)} labels, {len(images)} images.")
         data = list(zip(images, labels, strict=True))
@@ -79,12 +81,12 @@ def as_domain(
         raise DataError(f"A {type(data).__name__} cannot become a domain.", hint=hint)
     if len(data) == 0:
         raise DataError(f"Domain '{name}' has no images.")
-    pairs, known = _hugging_face_pairs(data, name) if hugging_face else _dataset_pairs(data, name)
-    return _from_pairs(pairs, len(data), name, classes or known, size)
+    pairs, known_classes = (_hugging_face_pairs if hugging_face else _dataset_pairs)(data, name)
+    return _from_pairs(pairs, len(data), name, classes or known_classes, size)
 
 
-def _from_arrays(images: Any, labels: Any, name: str, classes: Sequence[str] | None) -> Domain:
-    """Make a domain of images `[N, 3, H, W]`, `[N, H, W, 3]` or `[N, H, W]`, 0..255 or 0..1."""
+def _stacked(images: Any, name: str) -> Tensor:
+    """Convert images `[N, 3, H, W]`, `[N, H, W, 3]` or `[N, H, W]`, 0..255 or 0..1."""
     pixels = _tensor(images)
     if pixels.ndim == 3:
         pixels = pixels.unsqueeze(1)  # gray
@@ -92,8 +94,7 @@ def _from_arrays(images: Any, labels: Any, name: str, classes: Sequence[str] | N
         pixels = pixels.permute(0, 3, 1, 2)
     if pixels.ndim == 4 and pixels.shape[1] == 1:
         pixels = pixels.expand(-1, 3, -1, -1)
-    numbers, known = _encode_labels(labels, classes, name)
-    return Domain(name, known, _as_bytes(pixels, f"Domain '{name}'").contiguous(), numbers)
+    return _as_bytes(pixels, name).contiguous()
 
 
 def _from_pairs(
@@ -130,14 +131,10 @@ def _picture(image: Any, name: str) -> Image.Image:
         image = Path(image)
     if isinstance(image, Image.Image | Path | bytes):
         return decode_image(image, name=name)
-    if _is_array(image):
-        pixels = _tensor(image)
-        if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
-            pixels = pixels.permute(1, 2, 0)
-        if pixels.ndim == 3 and pixels.shape[2] == 1:
-            pixels = pixels.squeeze(2)
-        if pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)):
-            return decode_image(Image.fromarray(_as_bytes(pixels, name).numpy()), name=name)
+    if _is_array(image) and image.ndim in (2, 3):
+        pixels = _stacked(image[None], name)[0]
+        if pixels.shape[0] == 3:
+            return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
     raise DataError(f"{name} is a {_described(image)}.", hint="Give PIL images or uint8 tensors.")
 
 
@@ -145,13 +142,10 @@ def _as_bytes(pixels: Tensor, name: str) -> Tensor:
     if pixels.dtype == torch.uint8:
         return pixels
     if pixels.is_floating_point() and not pixels.isfinite().all():
-        raise DataError(f"{name} has values that are NaN or infinite.", hint="Repair or drop them.")
+        raise DataError(f"{name} has values that are NaN or infinite.")
     if pixels.is_floating_point() and pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 1:
         return (pixels * 255).round().to(torch.uint8)
-    raise DataError(
-        f"{name}: values are {pixels.dtype} and not within 0..1.",
-        hint="Give uint8 values 0..255 or floats 0..1, and leave normalization to the model.",
-    )
+    raise DataError(f"{name}: values are {pixels.dtype} and not within 0..1.", hint=_VALUES_HINT)
 
 
 def _dataset_pairs(data: Any, name: str) -> tuple[_Pairs, Sequence[str] | None]:
@@ -203,44 +197,33 @@ def _encode_labels(
 
     Whole numbers index into `classes`, and names are looked up in them. Without `classes`, each
     number or name that occurs is a class, in sorted order.
-
-    Raises:
-        DataError: If a label is neither, or is not in `classes`.
     """
-    if not isinstance(labels, Tensor | np.ndarray):
-        labels = list(labels)
-        if len({isinstance(label, str) for label in labels}) > 1:  # numpy would make all of it text
-            raise DataError(f"Domain '{name}' has both numbers and names as labels.")
-        if unusable := [each for each in labels if not isinstance(each, str | int | np.integer)]:
-            raise DataError(f"Domain '{name}' has the label {unusable[0]!r:.60}.", hint=_LABEL_HINT)
-    values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    is_text = values.dtype.kind == "U" or all(isinstance(value, str) for value in values.flat)
-    if values.ndim != 1 or not (is_text or values.dtype.kind in "iu"):
+    if isinstance(labels, Tensor):
+        labels = labels.detach().cpu().numpy()
+    if isinstance(labels, np.ndarray):
+        labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+        if labels.ndim != 1:
+            raise DataError(f"Domain '{name}': labels have shape {labels.shape}.", hint=_LABEL_HINT)
+    values = [value.item() if isinstance(value, np.generic) else value for value in labels]
+    kinds = {type(value) for value in values}
+    if kinds not in ({str}, {int}):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"Domain '{name}' has labels of type {names}.", hint=_LABEL_HINT)
+    given = None if classes is None else tuple(map(str, classes))
+    if kinds == {int} and given is not None:
+        return torch.tensor(values), given
+    if kinds == {int} and min(values) < 0:
+        hint = "Labels count from 0. Leave out images without a class."
+        raise DataError(f"Domain '{name}' has the label {min(values)}.", hint=hint)
+    texts = [str(value) for value in values]
+    known = in_order(set(texts)) if given is None else given
+    position = {label: index for index, label in enumerate(known)}
+    if unknown := [label for label in texts if label not in position]:
         raise DataError(
-            f"Domain '{name}': labels are {values.dtype} {values.shape}.", hint=_LABEL_HINT
+            f"Domain '{name}' has the label '{unknown[0]}', which is none of its classes.",
+            hint=did_you_mean(unknown[0], known),
         )
-    if is_text:
-        known = in_order(set(values.tolist())) if classes is None else tuple(map(str, classes))
-        position = {label: index for index, label in enumerate(known)}
-        for label in values.tolist():
-            if label not in position:
-                raise DataError(
-                    f"Domain '{name}' has the label '{label}', which is none of its classes.",
-                    hint=did_you_mean(label, known),
-                )
-        return torch.tensor([position[label] for label in values.tolist()]), known
-    numbers = torch.from_numpy(values.astype(np.int64))
-    if classes is not None:
-        return numbers, tuple(map(str, classes))
-    if numbers.numel() and int(numbers.min()) < 0:
-        raise DataError(
-            f"Domain '{name}' has the label {int(numbers.min())}.",
-            hint="Labels count from 0. Leave out images without a class.",
-        )
-    occurring, index = torch.unique(numbers, return_inverse=True)
-    return index, tuple(map(str, occurring.tolist()))
+    return torch.tensor([position[label] for label in texts]), known
 
 
 def _tensor(values: Any) -> Tensor:
@@ -249,10 +232,8 @@ def _tensor(values: Any) -> Tensor:
     try:
         return torch.as_tensor(values).detach().cpu()
     except TypeError as error:
-        raise DataError(
-            f"An image array has values of type {values.dtype}.",
-            hint="Give uint8 values 0..255 or floats 0..1.",
-        ) from error
+        message = f"An image array has values of type {values.dtype}."
+        raise DataError(message, hint=_VALUES_HINT) from error
 
 
 def _is_array(value: Any) -> bool:

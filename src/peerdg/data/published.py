@@ -1,4 +1,4 @@
-"""Published sets of image folders: what they share, and Office-Home, VLCS and Terra Incognita.
+"""Published sets of image folders: PACS, Office-Home, VLCS and Terra Incognita.
 
 Each set is a `PublishedSet`: where its images are, and two rules that choose the rows of a domain
 for training, validation and testing. Names are compared without case and separators: `Real World`,
@@ -19,11 +19,9 @@ from peerdg.data.benchmarks import (
     BENCHMARKS,
     Benchmark,
     DomainReport,
-    OfficeHomeSettings,
-    TerraSettings,
-    VlcsSettings,
-    check_root,
+    PacsSettings,
     entries_in,
+    find_entry,
     fold,
 )
 from peerdg.data.cache import select_rows
@@ -32,18 +30,11 @@ from peerdg.data.domain import Domain
 from peerdg.data.folder import SYSTEM_NAMES
 from peerdg.data.read import ImageFile, Progress, read_images
 from peerdg.data.splits import Splits
-from peerdg.errors import DataError, PeerdgWarning
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.files import reading
 from peerdg.options import did_you_mean
 
 Rows = Sequence[int]
-
-
-class PublishedImage(NamedTuple):
-    """One image file, its class, and the split folder it lies in, if any."""
-
-    path: Path
-    label: int
-    split: str | None
 
 
 class DomainFiles(NamedTuple):
@@ -52,12 +43,11 @@ class DomainFiles(NamedTuple):
     name: str
     position: int  # among the sorted names of all domains
     folder: Path
-    items: Sequence[PublishedImage]
+    items: Sequence[ImageFile]
     problems: Sequence[str]
 
     @property
     def all_rows(self) -> Rows:
-        """Every row."""
         return range(len(self.items))
 
     def random(self, seed: int, *, fraction: float = 0.2) -> tuple[list[int], list[int]]:
@@ -74,136 +64,127 @@ class DomainFiles(NamedTuple):
         out = int(len(order) * fraction)
         return sorted(order[out:].tolist()), sorted(order[:out].tolist())
 
-    def in_folder(self, *splits: str) -> list[int]:
-        """Find the rows that lie in one of these split folders."""
-        return [row for row, item in enumerate(self.items) if item.split in splits]
 
-
-def all_or_random(settings: Any, files: DomainFiles) -> Rows:
-    """Choose the rows to test on: all, or the 80 % that DomainBed tests on."""
-    return files.all_rows if settings.test == "all" else files.random(settings.split_seed)[0]
+def _in_split_folders(settings: Any, files: DomainFiles, part: str) -> list[int]:
+    """Find the rows that lie in the split folders for this part of the data."""
+    names = ("val", "crossval") if part == "validation" else (part,)
+    return [row for row, item in enumerate(files.items) if item.split in names]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSet:
-    """A published set of image folders.
-
-    Args:
-        info: The set's entry in the registry.
-        counts: Published number of images of each domain, one for each release of the set.
-        wrappers: Folders that archives put around the domains.
-        train_rows: Chooses the rows to train and, if any, to validate on.
-        test_rows: Chooses the rows to test on.
-        keep: Chooses the images to use, by default all.
-        verify_further: Reports on further files of a domain.
-        class_folders: Folders of classes that are not called like the class.
-        split_folders: Folders that may stand between a domain and its classes. There may be a
-            folder `full` instead, where each file's name starts with its split.
-        loose: Pattern of lower-case names of further files of the set, and the folder under the
-            root for them.
-    """
+    """A published set of image folders."""
 
     info: Benchmark
-    counts: Mapping[str, tuple[int, ...]]
-    wrappers: tuple[str, ...]
-    train_rows: Callable[[Any, DomainFiles], tuple[Rows, Rows | None]]
-    test_rows: Callable[[Any, DomainFiles], Rows] = all_or_random
-    keep: Callable[[Any, PublishedImage], bool] | None = None
-    verify_further: Callable[[DomainFiles], list[DomainReport]] | None = None
-    class_folders: Mapping[str, str] = field(default_factory=dict)
-    split_folders: tuple[str, ...] = ()
-    loose: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, tuple[int, ...]]  # images of each domain in each release of the set
+    wrappers: tuple[str, ...]  # folders that archives put around the domains
+    # Finds the rows of a domain that are officially for training, validation or testing.
+    official_rows: Callable[[Any, DomainFiles, str], list[int] | None] = _in_split_folders
+    split_hint: str = ""  # what to do if there are none
+    split_folders: tuple[str, ...] = ()  # may stand between a domain and its classes
+    class_folders: Mapping[str, str] = field(default_factory=dict)  # other names of classes
 
     def load(
         self,
         settings: Any,
         *,
-        root: Path | None,
+        root: Path,
         targets: Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> Splits:
-        """Load the source's training and validation images, and the targets'.
-
-        Args:
-            settings: The set's switches. `settings.source` is the domain to train on.
-            root: The folder of the set.
-            targets: The domains to test on. None takes every other one that is there.
-            progress: Receives progress.
-
-        Raises:
-            DataError: If a domain is missing or cannot be read.
-        """
-        root = check_root(root)
         folders = self._require(root, settings.source, *(targets or ()))
-        chosen = [name for name in folders if name != settings.source]
-        rows: dict[str, tuple[Rows | None, ...]] = {}
-        files: dict[str, DomainFiles] = {}
-        for name in (settings.source, *(chosen if targets is None else targets)):
-            files[name] = self._files(name, folders[name], settings)
-            if name == settings.source:
-                rows[name] = self.train_rows(settings, files[name])
-            else:
-                rows[name] = (self.test_rows(settings, files[name]),)
-        parts = {}
-        for name, choices in rows.items():  # every rule is checked before anything is decoded
-            whole = self._read(files[name], root, progress=progress)
-            parts[name] = [None if choice is None else _select(whole, choice) for choice in choices]
-        train, validation = parts.pop(settings.source)
-        return Splits(train, validation, {name: part[0] for name, part in parts.items()})
+        if targets is None:
+            targets = [name for name in folders if name != settings.source]
+        files = {name: self._list(name, folders[name]) for name in (settings.source, *targets)}
+        for name, domain in files.items():
+            if domain.problems:
+                warnings.warn(f"{name}: {' '.join(domain.problems)}", PeerdgWarning, stacklevel=3)
+        if getattr(settings, "drop_dubious", False):
+            for name, domain in files.items():
+                items = [item for item in domain.items if item.path.name != _DUBIOUS]
+                files[name] = domain._replace(items=items)
+        # Every rule is checked before anything is decoded.
+        train_rows, validation_rows = self._train_rows(settings, files[settings.source])
+        test_rows = {name: self._test_rows(settings, files[name]) for name in targets}
+        source = self._read(files[settings.source], root=root, progress=progress)
+        return Splits(
+            _select(source, train_rows),
+            None if validation_rows is None else _select(source, validation_rows),
+            {
+                name: _select(self._read(files[name], root=root, progress=progress), rows)
+                for name, rows in test_rows.items()
+            },
+        )
 
-    def require_source(self, settings: Any, root: Path | None) -> None:
-        """Check that the folder of the source is under `root`, without reading its files."""
-        self._require(check_root(root), settings.source)
+    def _train_rows(self, settings: Any, files: DomainFiles) -> tuple[Rows, Rows | None]:
+        """Choose the rows to train and, if any, to validate on."""
+        if settings.split == "none":
+            return files.all_rows, None
+        if settings.split == "random":
+            return files.random(settings.split_seed)
+        train = self.official_rows(settings, files, "train")
+        validation = self.official_rows(settings, files, "validation")
+        if train and getattr(settings, "validation", None) == "tenth":
+            learning = sorted((*train, *(validation or ())))
+            part = files._replace(items=[files.items[row] for row in learning])
+            kept, tenth = part.random(settings.split_seed, fraction=0.1)
+            return [learning[row] for row in kept], [learning[row] for row in tenth]
+        if not train or not validation:
+            raise self._no_split(files)
+        if both := set(train) & set(validation):
+            raise DataError(f"The train and crossval lists of {files.name} share {len(both)} files")
+        return train, validation
 
-    def verify(self, root: Path | None) -> list[DomainReport]:
+    def _test_rows(self, settings: Any, files: DomainFiles) -> Rows:
+        if settings.test == "random":
+            return files.random(settings.split_seed)[0]  # the 80 % that DomainBed tests on
+        if settings.test == "all":
+            return files.all_rows
+        rows = self.official_rows(settings, files, "test")
+        if not rows:
+            raise self._no_split(files)
+        return rows
+
+    def _no_split(self, files: DomainFiles) -> DataError:
+        message = f"The official split of {files.name} is not in or around {files.folder}."
+        return DataError(message, hint=self.split_hint)
+
+    def require_source(self, settings: Any, root: Path) -> None:
+        self._require(root, settings.source)
+
+    def verify(self, root: Path) -> list[DomainReport]:
         """Report the images of every domain under `root`, decoding all of them once."""
-        root = check_root(root)
         folders = self.find_domains(root)
         reports = []
         for name in self.info.domains:
-            count, problems, further = None, [], []
+            count, problems = None, list[str]()
             if name in folders:
                 try:
                     files = self._list(name, folders[name])
                     count = len(files.items)
-                    bad = self._read(files, root, skip_bad=True).skipped if count else ()
-                    problems = [*files.problems, *self._count_problems(files)]
+                    bad = self._read(files, root=root, skip_bad=True).skipped if count else ()
+                    problems += files.problems
                     problems += [f"{path} cannot be decoded: {reason}." for path, reason in bad]
-                    further = self.verify_further(files) if self.verify_further else []
+                    for part in ("train", "validation"):  # the lists must fit the files
+                        self.official_rows(self.info.settings(), files, part)
                 except DataError as error:
                     problems.append(error.message)
             nearest = min(self.counts[name], key=lambda published: abs(published - (count or 0)))
-            report = DomainReport(
-                domain=name,
-                split="images",
-                expected=nearest,
-                count=count,
-                problems=tuple(problems),
-                obtain=self.info.obtain,
+            reports.append(
+                DomainReport(name, "images", nearest, count, tuple(problems), self.info.obtain)
             )
-            reports += [report, *further]
         return reports
 
     def find_domains(self, root: Path) -> dict[str, Path]:
-        """Find the domains' folders under `root`, or under folders that archives put around them.
-
-        Raises:
-            DataError: If two folders stand for one domain, or a folder cannot be read.
-        """
-        best: dict[str, Path] = {}
-        for base in self._bases(root):
-            folders = self._by_name(folders_in(base), self.info.find_domain)
-            if len(folders) > len(best):
-                best = folders
-        return {name: best[name] for name in self.info.domains if name in best}
-
-    def _bases(self, root: Path) -> Iterator[Path]:
-        """Yield `root`, and folders up to two wrapping folders deeper."""
+        """Find the domains' folders under `root`, or up to two wrapping folders deeper."""
         wrappers = {fold(name) for name in self.wrappers}
+        best: dict[str, Path] = {}
         level = [root]
         for _ in range(3):
-            yield from level
+            for base in level:
+                best = max(best, self._by_name(folders_in(base), self.info.find_domain), key=len)
             level = [f for base in level for f in folders_in(base) if fold(f.name) in wrappers]
+        return {name: best[name] for name in self.info.domains if name in best}
 
     def _require(self, root: Path, *names: str) -> dict[str, Path]:
         """Find all domains' folders. Those called `names` must be among them."""
@@ -217,54 +198,38 @@ class PublishedSet:
                 )
         return folders
 
-    def _files(self, name: str, folder: Path, settings: Any) -> DomainFiles:
-        """List one domain's files. Warn, but continue, if they are not as published."""
-        files = self._list(name, folder)
-        if problems := [*files.problems, *self._count_problems(files)]:
-            warnings.warn(f"{name}: {' '.join(problems)}", PeerdgWarning, stacklevel=4)
-        if self.keep is None:
-            return files
-        return files._replace(items=[item for item in files.items if self.keep(settings, item)])
-
     def _list(self, name: str, folder: Path) -> DomainFiles:
-        """List all images of one domain.
-
-        Raises:
-            DataError: If a folder is none of the set's classes, or two stand for one class.
-        """
+        """List all images of one domain, with problems if they are not as published."""
         inside = {fold(place.name): place for place in folders_in(folder)}
-        parts: dict[str | None, Path] = {
-            split: inside[fold(split)] for split in self.split_folders if fold(split) in inside
+        places: dict[str | None, Path] = {
+            split: inside[split] for split in self.split_folders if split in inside
         }
-        places = list(parts.items()) or [(None, inside.get("full", folder))]
-        items: list[PublishedImage] = []
+        items: list[ImageFile] = []
         problems: list[str] = []
-        for split, place in places:
-            more, odd = self._classes(place, split)
-            items += more
-            problems += odd
+        for split, place in (places or {None: folder}).items():
+            for label, files in enumerate(self._classes(place)):
+                images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+                others = [file for file in files if file.suffix.lower() not in IMAGE_SUFFIXES]
+                items += [ImageFile(image, label, split) for image in images]
+                if not images:
+                    problems.append(f"{place}: '{self.info.classes[label]}' has no images.")
+                if others:
+                    problems.append(f"{len(others):,} files are not images, e.g. {others[0]}.")
         items.sort(key=lambda item: (item.label, item.path))
+        if len(items) not in self.counts[name]:
+            numbers = " or ".join(f"{number:,}" for number in self.counts[name])
+            problems.append(f"{len(items):,} images where {numbers} are published.")
         return DomainFiles(name, sorted(self.counts).index(name), folder, items, problems)
 
-    def _classes(self, folder: Path, split: str | None) -> tuple[list[PublishedImage], list[str]]:
-        classes = self.info.classes
+    def _classes(self, folder: Path) -> Iterator[list[Path]]:
+        """Yield the files of each class."""
         known = {fold(place): name for place, name in self.class_folders.items()}
-        known |= {fold(name): name for name in classes}
+        known |= {fold(name): name for name in self.info.classes}
         places = self._by_name(folders_in(folder), lambda name: known.get(fold(name)), strict=True)
-        items, problems = [], []
-        for label, name in enumerate(classes):
-            files = _files_in(places[name]) if name in places else []
-            images = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
-            for image in images:
-                prefix = image.name.partition("_")[0]  # tells the split in a folder `full`
-                own = prefix if folder.name == "full" and prefix in self.split_folders else split
-                items.append(PublishedImage(image, label, own))
-            if not images:
-                problems.append(f"{folder}: the class '{name}' has no images.")
-            if len(images) < len(files):
-                others = [file for file in files if file not in images]
-                problems.append(f"{len(others):,} files are not images, e.g. {others[0]}.")
-        return items, problems
+        for name in self.info.classes:
+            entries = entries_in(places[name]) if name in places else []
+            files = [Path(entry.path) for entry in entries if not entry.is_dir()]
+            yield [file for file in files if file.name.lower() not in SYSTEM_NAMES]
 
     def _by_name(
         self, folders: Sequence[Path], find: Callable[[str], str | None], *, strict: bool = False
@@ -279,138 +244,101 @@ class PublishedSet:
                     hint=f"Move it elsewhere. {did_you_mean(folder.name, self.info.classes)}",
                 )
             if name is not None and places.setdefault(name, folder) != folder:
-                raise DataError(
-                    f"{places[name]} and {folder} both stand for '{name}'.",
-                    hint="Remove one of them.",
-                )
+                raise DataError(f"{places[name]} and {folder} both stand for '{name}'.")
         return places
 
-    def _read(
-        self,
-        files: DomainFiles,
-        root: Path,
-        *,
-        skip_bad: bool = False,
-        progress: Progress | None = None,
-    ) -> Domain:
-        try:
-            return read_images(
-                [ImageFile(item.path, item.label) for item in files.items],
-                name=files.name,
-                classes=self.info.classes,
-                root=root,
-                skip_bad=skip_bad,
-                progress=progress,
-            )
-        except DataError as error:
-            hint = f"Get the files again from {self.info.obtain}"
-            raise DataError(error.message, hint=hint) from error
-
-    def _count_problems(self, files: DomainFiles) -> list[str]:
-        published = self.counts[files.name]
-        if len(files.items) in published:
-            return []
-        numbers = " or ".join(f"{number:,}" for number in published)
-        return [f"{len(files.items):,} images where {numbers} are published."]
+    def _read(self, files: DomainFiles, **options: Any) -> Domain:
+        return read_images(files.items, name=files.name, classes=self.info.classes, **options)
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """List the folders in `folder`, sorted by name, without hidden ones and what macOS adds."""
-    folders = [entry.name for entry in entries_in(folder) if entry.is_dir()]
-    return [folder / name for name in folders if name[0] != "." and name != "__MACOSX"]
-
-
-def _files_in(folder: Path) -> list[Path]:
-    return [
-        Path(entry.path)
-        for entry in entries_in(folder)
-        if not entry.is_dir() and entry.name[0] != "." and entry.name.lower() not in SYSTEM_NAMES
-    ]
+    """List the folders in `folder`, sorted by name, without what systems leave everywhere."""
+    names = [entry.name for entry in entries_in(folder) if entry.is_dir()]
+    return [folder / name for name in names if name.lower() not in SYSTEM_NAMES]
 
 
 def _select(domain: Domain, rows: Rows) -> Domain:
-    if len(rows) == len(domain):
-        return domain
-    if not rows:
-        raise DataError(f"Domain '{domain.name}' has no images for one of its parts.")
-    return select_rows(domain, torch.tensor(rows))
+    return (
+        domain
+        if len(rows) == len(domain)
+        else select_rows(domain, torch.tensor(rows, dtype=torch.int64))
+    )
 
 
-def _office_home_rows(settings: OfficeHomeSettings, files: DomainFiles) -> tuple[Rows, Rows | None]:
-    if settings.split == "none":
-        return files.all_rows, None
-    if settings.split == "random":
-        return files.random(settings.split_seed)
-    train, validation = files.in_folder("train"), files.in_folder("val")
-    if not train or not validation:
+_DUBIOUS = "n02103406_4068-1.png"  # a sketch of a dog
+_LIST_FOLDERS = (
+    "",
+    "splits",
+    "PACS_splits",
+    "pacs_label",
+    "Train val splits and h5py files pre-read",
+)
+
+
+def _listed_rows(settings: PacsSettings, files: DomainFiles, part: str) -> list[int] | None:
+    """Find the rows that a kfold list names, in ascending order. None if there is no list.
+
+    Lines are `domain/class/name label`. The labels count from 1 or 0, so the class folders decide.
+    """
+    places = [base / name for base in list(files.folder.parents)[:3] for name in _LIST_FOLDERS]
+    if settings.lists is not None:
+        places = [Path(settings.lists).expanduser()]
+        if not places[0].is_dir():
+            raise ConfigError(f"There is no folder {places[0]}.", hint="Correct --pacs.lists.")
+    part = "crossval" if part == "validation" else part
+    file = find_entry(places, f"{files.name}_{part}_kfold.txt")
+    if file is None:
+        return None
+    with reading(file):
+        lines = file.read_text("utf-8").replace("\\", "/").splitlines()
+    listed = [_key(Path(line.strip().rpartition(" ")[0])) for line in lines if line.strip()]
+    if settings.drop_dubious:
+        listed = [name for name in listed if not name.endswith(f"/{_DUBIOUS}")]
+    row_of = {_key(item.path): row for row, item in enumerate(files.items)}
+    if missing := [name for name in listed if name not in row_of]:
         raise DataError(
-            f"{files.folder} has no train and val folders.",
-            hint="Dassl's copy has them. Otherwise choose --office-home.split random.",
+            f"{file} names {len(missing):,} of {len(listed):,} files that do not exist, e.g. "
+            f"{missing[0]}.",
+            hint="The images are incomplete, or the list belongs to another release.",
         )
-    return train, validation
+    return sorted({row_of[name] for name in listed})
 
+
+def _key(path: Path) -> str:
+    return f"{fold(path.parent.name)}/{path.name}"
+
+
+# The authors' kfold lists name the images for training and validation. All are for testing.
+PACS = PublishedSet(
+    info=BENCHMARKS["pacs"],
+    counts={"art_painting": (2048,), "cartoon": (2344,), "photo": (1670,), "sketch": (3929,)},
+    wrappers=("PACS", "kfold", "images", "pacs_data"),
+    official_rows=_listed_rows,
+    split_hint="Choose --pacs.split random, or get the kfold lists from the authors' release or "
+    "Dassl's pacs.zip. Put them into a folder 'splits' next to the domains, or give their folder "
+    "with --pacs.lists.",
+)
 
 # The release has one folder of classes for each domain. Dassl's copy has train and val between.
 OFFICE_HOME = PublishedSet(
     info=BENCHMARKS["office-home"],
     counts={"art": (2427,), "clipart": (4365,), "product": (4439,), "real_world": (4357,)},
     wrappers=("OfficeHomeDataset_10072016", "OfficeHome", "office_home_dg", "OfficeHomeDataset"),
-    train_rows=_office_home_rows,
+    split_hint="Choose --office-home.split random, or get Dassl's copy with train and val folders.",
     split_folders=("train", "val"),
 )
 
-
-def _vlcs_train_rows(settings: VlcsSettings, files: DomainFiles) -> tuple[Rows, Rows | None]:
-    if settings.split == "random":
-        return files.random(settings.split_seed)
-    learning = _vlcs_official(files, "train", "crossval")
-    if settings.validation == "tenth":
-        part = files._replace(items=[files.items[row] for row in learning])
-        kept, tenth = part.random(settings.split_seed, fraction=0.1)
-        return [learning[row] for row in kept], [learning[row] for row in tenth]
-    if not files.in_folder("crossval"):
-        raise DataError(
-            f"{files.folder} has no crossval images to validate on.",
-            hint="Choose --vlcs.validation tenth.",
-        )
-    return files.in_folder("train"), files.in_folder("crossval")
-
-
-def _vlcs_test_rows(settings: VlcsSettings, files: DomainFiles) -> Rows:
-    if settings.test == "official":
-        return _vlcs_official(files, "test")
-    return all_or_random(settings, files)
-
-
-def _vlcs_official(files: DomainFiles, *splits: str) -> list[int]:
-    rows = files.in_folder(*splits)
-    if not rows:
-        raise DataError(
-            f"{files.folder} has no {splits[0]} folder, so the published 70/30 split is not known.",
-            hint="Choose --vlcs.split random --vlcs.test all, or get the release with splits.",
-        )
-    return rows
-
-
-# One release has train, crossval and test folders (70 and 30 percent) with classes called 0 to 4,
-# or all of it in a folder `full` where a file's name starts with its split. DomainBed's release has
-# class names and no splits.
+# One release has train, crossval and test folders (70 and 30 percent) with classes called 0 to 4.
+# DomainBed's release has class names and no splits.
 VLCS = PublishedSet(
     info=BENCHMARKS["vlcs"],
     counts={"caltech": (1415,), "labelme": (2656,), "sun09": (3282,), "voc2007": (3376,)},
     wrappers=("VLCS",),
-    train_rows=_vlcs_train_rows,
-    test_rows=_vlcs_test_rows,
+    split_hint="Choose --vlcs.split random --vlcs.test all, or get the release with train, "
+    "crossval and test folders. Without crossval images choose --vlcs.validation tenth.",
     class_folders={str(label): name for label, name in enumerate(BENCHMARKS["vlcs"].classes)},
     split_folders=("train", "crossval", "test"),
 )
-
-
-def _terra_rows(settings: TerraSettings, files: DomainFiles) -> tuple[Rows, Rows | None]:
-    if settings.split == "none":
-        return files.all_rows, None
-    return files.random(settings.split_seed)
-
 
 # DomainBed's four locations and ten classes: 24,788 images in its paper, and 24,330 since the
 # labels of the set were revised in 2021. `archive.sort_terra` makes the folders.
@@ -423,5 +351,4 @@ TERRA = PublishedSet(
         "location_46": (5883, 6122),
     },
     wrappers=("terra_incognita", "TerraIncognita", "terra", "terra_inc"),
-    train_rows=_terra_rows,
 )

@@ -37,10 +37,11 @@ _BAD_SHOWN = 20
 
 
 class ImageFile(NamedTuple):
-    """An image on disk and its class."""
+    """An image on disk, its class, and the split folder it lies in, if any."""
 
     path: Path
     label: int
+    split: str | None = None
 
 
 def read_images(
@@ -56,55 +57,41 @@ def read_images(
 ) -> Domain:
     """Read images as a domain, from the cache if the same files were decoded before.
 
-    A file is the same if its path, size and modification time are. Every image becomes a square,
-    without keeping its proportions.
-
-    Args:
-        files: Paths and labels, in the order of the domain.
-        name: The domain's name.
-        classes: Class names that the labels index into.
-        size: Side of the squares. None keeps images that all share one square size of at most
-            256 pixels, and makes all others 256.
-        root: Folder that the domain's `paths` are relative to.
-        skip_bad: Leave out files that cannot be decoded and list them in the domain's `skipped`.
-        max_pixels: Refuse larger images.
-        progress: Receives progress.
-
-    Raises:
-        DataError: If there are no files, or some cannot be decoded and `skip_bad` is not set. All
-            are tried before it is raised.
+    A file is the same if its path, size and modification time are. Every image becomes a square of
+    side `size`, without keeping its proportions. None keeps images that all share one square size
+    of at most 256 pixels, and makes all others 256. Files that cannot be decoded are an error after
+    all were tried, or with `skip_bad` are listed in the domain's `skipped`. The domain's `paths`
+    are relative to `root`.
     """
     if not files:
         raise DataError(f"Domain '{name}' has no images.")
-    shown = [shown_path(file.path, root) for file in files]
+    paths = [file.path for file in files]
+    shown = [shown_path(path, root) for path in paths]
 
-    def fill(allocate: Allocate) -> dict[str, Any]:
-        side = size or _common_side([file.path for file in files], progress)
-        images = allocate((len(files), 3, side, side))
-        about = _decode_all([file.path for file in files], images, max_pixels, progress)
+    def checked(about: dict[str, Any]) -> dict[str, Any]:
         if about["bad"] and (not skip_bad or not about["count"]):
-            raise refusal(about["bad"])
+            bad = [BadImage(shown[row], reason) for row, reason in about["bad"]]
+            raise DataError(describe_bad(bad, count=len(files), name=name), hint=SKIP_HINT)
         return about
 
-    def refusal(bad: Sequence[tuple[int, str]]) -> DataError:
-        images = [BadImage(shown[row], reason) for row, reason in bad]
-        return DataError(describe_bad(images, count=len(files), name=name), hint=SKIP_HINT)
+    def fill(allocate: Allocate) -> dict[str, Any]:
+        side = size or _common_side(paths, progress)
+        images = allocate((len(files), 3, side, side))
+        return checked(_decode_all(paths, images, max_pixels, progress))
 
-    key = [[os.path.abspath(file.path), *_stamp(file.path)] for file in files]
-    entry = cached_images(name, [_DECODER, size, max_pixels, key], fill)
-    skipped = {row: BadImage(shown[row], reason) for row, reason in entry.about["bad"]}
-    if skipped and not skip_bad:
-        raise refusal(entry.about["bad"])
-    kept = [row for row in range(len(files)) if row not in skipped]
+    key = [[os.path.abspath(path), *_stamp(path)] for path in paths]
+    images, about = cached_images(name, [_DECODER, size, max_pixels, key], fill)
+    reasons = dict(checked(about)["bad"])
+    kept = [row for row in range(len(files)) if row not in reasons]
     return Domain(
         name,
         classes,
-        entry.images,
+        images,
         torch.tensor([files[row].label for row in kept]),
         paths=tuple(shown[row] for row in kept),
-        hashes=tuple(entry.about["sha256"][row] for row in kept),
-        skipped=tuple(skipped.values()),
-    ).with_digest(entry.about["digest"])
+        hashes=tuple(about["sha256"][row] for row in kept),
+        skipped=tuple(BadImage(shown[row], reason) for row, reason in reasons.items()),
+    ).with_digest(about["digest"])
 
 
 def describe_bad(bad: Sequence[BadImage], *, count: int, name: str) -> str:
@@ -137,11 +124,10 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _common_side(paths: Sequence[Path], progress: Progress | None) -> int:
     """Find the one small square size that all readable images share, or 256."""
     sizes: set[tuple[int, int]] = set()
-    with closing(in_parallel(_size, paths)) as results, warnings.catch_warnings():
+    with closing(in_parallel(stored_size, paths)) as results, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns of large images, which decoding refuses
         for done, size in enumerate(results, start=1):
-            if size is not None:
-                sizes.add(size)
+            sizes |= {size} if size else set()
             if len(sizes) > 1:
                 break
             if progress is not None:
@@ -150,7 +136,8 @@ def _common_side(paths: Sequence[Path], progress: Progress | None) -> int:
     return width if width == height <= DEFAULT_SIDE else DEFAULT_SIDE
 
 
-def _size(path: Path) -> tuple[int, int] | None:
+def stored_size(path: Path) -> tuple[int, int] | None:
+    """Read width and height of an image from its header. None if it is unusable."""
     try:
         with open_header(read_content(path), "") as image:
             return image.size

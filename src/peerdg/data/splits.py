@@ -12,12 +12,12 @@ from torch import Tensor
 from peerdg.data import VALIDATION, is_target
 from peerdg.data.cache import select_rows
 from peerdg.data.domain import Domain
+from peerdg.data.folder import examples
 from peerdg.data.objects import as_domain
 from peerdg.errors import ConfigError, DataError
 from peerdg.rng import generator_for
 
 HASH_DIGITS = 16  # of each hash that records keep
-_CHANGES_SHOWN = 10
 
 # For each part of the data ("train", "target:sketch"), the hash of each file by its path.
 FileHashes = dict[str, dict[str, str]]
@@ -41,8 +41,7 @@ class Splits:
     def __init__(
         self, train: Any, validation: Any = 0.1, targets: Mapping[str, Any] | None = None
     ) -> None:
-        targets = {} if targets is None else targets
-        if not isinstance(targets, Mapping):
+        if targets is not None and not isinstance(targets, Mapping):
             raise DataError(
                 f"Targets were given as a {type(targets).__name__}.",
                 hint="Give them by name: targets={'sketch': (images, labels)}.",
@@ -53,28 +52,27 @@ class Splits:
             source, validation = hold_out(source, validation)
         elif validation is not None:
             validation = as_domain(validation, name="validation", size=side)
-        tested = {name: as_domain(data, name=name, size=side) for name, data in targets.items()}
+        tested = {
+            name: as_domain(data, name=name, size=side) for name, data in (targets or {}).items()
+        }
         for field, value in (("train", source), ("validation", validation), ("targets", tested)):
             object.__setattr__(self, field, value)
-        self._check()
-
-    def _check(self) -> None:
-        if reserved := [name for name in self.targets if not is_target(name)]:
+        if reserved := [name for name in tested if not is_target(name)]:
             raise DataError(
                 f"A target is called '{reserved[0]}', which records call the source's images.",
                 hint="Give the target another name.",
             )
-        for domain in (self.train, self.validation, *self.targets.values()):
-            if domain is not None and domain.image_size[0] != domain.image_size[1]:
+        for domain in self.parts.values():
+            if domain.image_size[0] != domain.image_size[1]:
                 raise DataError(
                     f"Domain '{domain.name}' has images of {domain.image_size}, not squares.",
                     hint="Crop or resize them.",
                 )
-        present = self.train.labels.unique()
+        present = source.labels.unique()
         if len(present) < 2:
             raise DataError(
-                f"Domain '{self.train.name}' has images of one class only "
-                f"('{self.train.classes[int(present)]}'). A classifier needs at least two."
+                f"Domain '{source.name}' has images of one class only "
+                f"('{source.classes[int(present)]}'). A classifier needs at least two."
             )
 
     @property
@@ -92,11 +90,7 @@ class Splits:
 
 
 def with_targets(splits: Splits) -> Splits:
-    """Add the images of all targets to the training images, for an oracle.
-
-    Raises:
-        ConfigError: If there are no targets.
-    """
+    """Add the images of all targets to the training images, for an oracle."""
     if not splits.targets:
         raise ConfigError(
             "An oracle learns from the targets, and there are none.", hint="Give some: --target."
@@ -130,12 +124,7 @@ def stratified(
     """Draw rows for training and rows for validation, both in ascending order.
 
     Each class gives `fraction` of its rows, rounded by largest remainder, and keeps at least one
-    for training.
-
-    Args:
-        labels: Class index of each row.
-        fraction: Share of validation, 0 to 1.
-        seed: The same seed gives the same rows.
+    for training. The same seed gives the same rows.
     """
     if not 0 <= fraction < 1:
         raise ConfigError(f"The validation share is {fraction}. It must be in [0, 1).")
@@ -143,11 +132,9 @@ def stratified(
     members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
     shuffled = [rows[torch.randperm(len(rows), generator=generator)] for rows in members]
     counts = _shares([len(rows) for rows in members], fraction)
+    kept = [rows[count:] for rows, count in zip(shuffled, counts, strict=True)]
     held_out = [rows[:count] for rows, count in zip(shuffled, counts, strict=True)]
-    validation = torch.cat(held_out).sort().values
-    is_training = torch.ones(len(labels), dtype=torch.bool)
-    is_training[validation] = False
-    return torch.nonzero(is_training).flatten(), validation
+    return torch.cat(kept).sort().values, torch.cat(held_out).sort().values
 
 
 def _shares(sizes: list[int], fraction: float) -> list[int]:
@@ -172,12 +159,7 @@ def file_hashes(splits: Splits) -> FileHashes:
 
 
 def describe_changes(old: Mapping[str, Mapping[str, str]], new: FileHashes) -> list[str]:
-    """Describe the changes of each part, by kind, with the first ten files.
-
-    Args:
-        old: Result of `file_hashes` when the run was started.
-        new: Result of `file_hashes` now.
-    """
+    """Describe the changes of each part between two results of `file_hashes`, by kind."""
     lines = []
     for part in sorted({*old, *new}):
         before, after = old.get(part, {}), new.get(part, {})
@@ -186,12 +168,9 @@ def describe_changes(old: Mapping[str, Mapping[str, str]], new: FileHashes) -> l
             "removed": before.keys() - after.keys(),
             "changed": {path for path in before.keys() & after if before[path] != after[path]},
         }
-        for kind, paths in kinds.items():
-            if paths:
-                shown = ", ".join(sorted(paths)[:_CHANGES_SHOWN])
-                more = len(paths) - _CHANGES_SHOWN
-                lines.append(
-                    f"{part}: {len(paths):,} {kind}: {shown}"
-                    + (f" and {more:,} more" if more > 0 else "")
-                )
+        lines += [
+            f"{part}: {len(paths):,} {kind}: {examples(sorted(paths))}"
+            for kind, paths in kinds.items()
+            if paths
+        ]
     return lines

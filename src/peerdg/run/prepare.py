@@ -14,7 +14,7 @@ from peerdg.augment.view import resize
 from peerdg.crafted import DISJOINT, FAMILIES
 from peerdg.crafted.sets import crafted_domains
 from peerdg.data import VALIDATION
-from peerdg.data.benchmarks import benchmark, check_root
+from peerdg.data.benchmarks import benchmark
 from peerdg.data.classes import check_class_map, parse_class_map
 from peerdg.data.domain import Domain
 from peerdg.data.read import Progress
@@ -139,13 +139,8 @@ def load_splits(
 
 def data_root(config: RunConfig) -> Path | None:
     """Return the folder of the data, and check that it is there if the data set needs one."""
-    data = benchmark(config.benchmark)
     root = None if config.root is None else Path(config.root)
-    if data.needs_root and root is None:
-        raise ConfigError(
-            f"{data.name} needs the folder with its files.", hint="Give it with --root DIR."
-        )
-    return check_root(root) if data.needs_root else root
+    return benchmark(config.benchmark).check_root(root)
 
 
 def match_classes(
