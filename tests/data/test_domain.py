@@ -6,7 +6,6 @@ import torch
 
 from peerdg.data import domain as module
 from peerdg.data.domain import Domain, contact_sheet, digest
-from peerdg.data.splits import Splits
 from peerdg.errors import DataError
 
 
@@ -38,16 +37,12 @@ def test_refuses_tensors_that_are_not_a_domain(changes, reason):
         make_domain(**changes)
 
 
-def test_fingerprint_follows_the_content_and_not_the_name():
+def test_fingerprint_follows_the_content_and_neither_name_nor_memory_layout():
     domain = make_domain()
     assert make_domain(name="other").fingerprint == domain.fingerprint
     assert make_domain(labels=torch.tensor([0, 1, 1, 1])).fingerprint != domain.fingerprint
     assert make_domain(classes=("cat", "fox")).fingerprint != domain.fingerprint
     assert make_domain(images=domain.images + 1).fingerprint != domain.fingerprint
-
-
-def test_fingerprint_does_not_depend_on_the_memory_layout():
-    domain = make_domain()
     other = make_domain(images=domain.images.contiguous(memory_format=torch.channels_last))
     assert other.fingerprint == domain.fingerprint
 
@@ -64,20 +59,8 @@ def test_subset_keeps_images_labels_and_paths_together():
 def test_classes_are_matched_by_name():
     domain = make_domain().with_classes(("bird", "dog", "cat"))
     assert domain.labels.tolist() == [2, 1, 1, 2]
-
-
-def test_a_class_the_source_lacks_is_an_error_with_the_nearest_name():
     with pytest.raises(DataError, match=r"'dog' \(did you mean 'dogs'"):
         make_domain().with_classes(("cat", "dogs"))
-
-
-def test_splits_give_one_fingerprint_per_part():
-    domain = make_domain()
-    splits = Splits(train=domain, validation=None, targets={"sketch": domain})
-    assert splits.fingerprint == {
-        "train": domain.fingerprint,
-        "target:sketch": domain.fingerprint,
-    }
 
 
 def test_the_digest_is_that_of_the_digests_of_blocks(monkeypatch):

@@ -43,12 +43,6 @@ def test_small_classes_together_give_the_share_that_none_could_give_alone():
     assert len(labels[validation].unique()) == 4
 
 
-def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
-    labels = torch.arange(100) % 5
-    first, again, other = (stratified(labels, 0.2, seed)[1] for seed in (1, 1, 2))
-    assert first.tolist() == again.tolist() != other.tolist()
-
-
 def test_images_added_to_one_class_leave_the_draw_of_the_classes_before_it_alone():
     labels = torch.tensor([0] * 10 + [1] * 10)
     longer = torch.tensor([0] * 10 + [1] * 30)
@@ -56,10 +50,10 @@ def test_images_added_to_one_class_leave_the_draw_of_the_classes_before_it_alone
     assert [row for row in after.tolist() if row < 10] == [r for r in before.tolist() if r < 10]
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_refuses_a_share_that_leaves_nothing_to_learn(fraction):
-    with pytest.raises(ConfigError, match="validation share"):
-        stratified(torch.arange(4), fraction, 0)
+def test_refuses_a_share_that_leaves_nothing_to_learn():
+    for fraction in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match="validation share"):
+            stratified(torch.arange(4), fraction, 0)
 
 
 def splits_of(root):
@@ -69,15 +63,10 @@ def splits_of(root):
     return Splits(train=domain, validation=None, targets={"copy": domain})
 
 
-def test_nothing_changes_between_two_readings(tmp_path):
+def test_added_removed_and_changed_files_are_named(tmp_path):
     make_tree(tmp_path, "cat", "dog")
     old = json.loads(json.dumps(file_hashes(splits_of(tmp_path))))
     assert describe_changes(old, file_hashes(splits_of(tmp_path))) == []
-
-
-def test_added_removed_and_changed_files_are_named(tmp_path):
-    make_tree(tmp_path, "cat", "dog")
-    old = file_hashes(splits_of(tmp_path))
     (tmp_path / "cat/0.png").unlink()
     write_picture(tmp_path / "cat/new.png", 77)
     write_picture(tmp_path / "dog/1.png", 78)

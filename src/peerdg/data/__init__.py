@@ -1,9 +1,7 @@
 """Files become a `Domain`: one uint8 tensor of images, their labels and class names.
 
-`own` reads a user's folders, lists and objects, `benchmarks` the published sets, both through
-`images` (decoding) and `cache`. This module has the names that records use.
-
-Knows nothing of models or training.
+`own_data` reads a user's folders and lists, `objects` data in Python, `published` and `digits` the
+benchmarks. This module has the names that records use.
 """
 
 VALIDATION = "validation"  # how records call the source's own validation images

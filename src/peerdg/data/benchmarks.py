@@ -434,11 +434,7 @@ def no_such_data(name: str) -> PeerdgError:
 
 
 def find_data(data: str | Path) -> dict[str, Any]:
-    """Return the options for a data set by its name, or a folder or list by its path.
-
-    Raises:
-        PeerdgError: If it is neither (see `no_such_data`).
-    """
+    """Return the options for a data set by its name, or a folder or list by its path."""
     if data in BENCHMARKS:
         return {"benchmark": data}
     if Path(data).expanduser().exists():

@@ -144,41 +144,41 @@ def memory_budget() -> int:
 
 
 class CacheEntry(NamedTuple):
-    """The files of one entry: the domain's name, bytes on disk, and when they were written."""
+    """One entry: the domain's name, bytes on disk, and when it was written."""
 
     name: str
-    paths: list[Path]
     size: int
     written: float
 
 
 def cache_entries(folder: Path) -> list[CacheEntry]:
     """List every entry, the newest first."""
-    files: dict[tuple[str, str], list[Path]] = {}
-    for path in folder.glob("*"):
-        if match := _ENTRY.fullmatch(path.name):
-            files.setdefault((match[1], path.stem), []).append(path)
-    entries = []
-    for (name, _), paths in files.items():
+    entries: dict[str, CacheEntry] = {}
+    for path, name in _files(folder):
         with contextlib.suppress(FileNotFoundError):  # another process may have removed it
-            status = [path.stat() for path in paths]
-            written = max(each.st_mtime for each in status)
-            entries.append(CacheEntry(name, paths, sum(each.st_size for each in status), written))
-    return sorted(entries, key=lambda entry: -entry.written)
+            status, other = path.stat(), entries.get(path.stem, CacheEntry(name, 0, 0))
+            written = max(other.written, status.st_mtime)
+            entries[path.stem] = CacheEntry(name, other.size + status.st_size, written)
+    return sorted(entries.values(), key=lambda entry: -entry.written)
 
 
-def clear_cache(folder: Path, name: str | None = None) -> int:
-    """Remove the entries called `name`, or everything, and return the number of entries.
+def clear_cache(folder: Path, name: str | None = None) -> None:
+    """Remove the entries called `name`, or everything.
 
     Only files that this package wrote are removed, by the form of their names.
     """
-    chosen = [entry for entry in cache_entries(folder) if name in (None, entry.name)]
-    for path in [path for entry in chosen for path in entry.paths]:
-        with writing(path):
-            path.unlink(missing_ok=True)
+    for path, own_name in _files(folder):
+        if name in (None, own_name):
+            with writing(path):
+                path.unlink(missing_ok=True)
     if name is None:
         _remove_temporary(folder, 0)
-    return len(chosen)
+
+
+def _files(folder: Path) -> list[tuple[Path, str]]:
+    """List the files of all entries, with the names of their domains."""
+    matches = {path: _ENTRY.fullmatch(path.name) for path in folder.glob("*")}
+    return [(path, match[1]) for path, match in matches.items() if match]
 
 
 def _read(path: Path) -> CachedImages:

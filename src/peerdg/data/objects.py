@@ -4,7 +4,7 @@ Datasets are recognized by their methods, so neither torchvision nor Hugging Fac
 imported here.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from peerdg.data.read import DEFAULT_SIDE
 from peerdg.errors import DataError
 from peerdg.options import did_you_mean
 
-_Pairs = Callable[[], Iterator[tuple[Any, Any]]]  # of image and label
+_Item = Callable[[int], tuple[Any, Any]]  # image and label of a row
 _ALLOWED = (
     "Give a Domain, a pair (images, labels) of tensors, arrays or lists, a dataset whose items are "
     "(image, label), or a Hugging Face dataset with an image and a label column."
@@ -81,8 +81,8 @@ def as_domain(
         raise DataError(f"A {type(data).__name__} cannot become a domain.", hint=hint)
     if len(data) == 0:
         raise DataError(f"Domain '{name}' has no images.")
-    pairs, known_classes = (_hugging_face_pairs if hugging_face else _dataset_pairs)(data, name)
-    return _from_pairs(pairs, len(data), name, classes or known_classes, size)
+    item, own_classes = (_hugging_face_item if hugging_face else _dataset_item)(data, name)
+    return _from_items(item, len(data), name, classes or own_classes, size)
 
 
 def _stacked(images: Any, name: str) -> Tensor:
@@ -97,14 +97,15 @@ def _stacked(images: Any, name: str) -> Tensor:
     return _as_bytes(pixels, name).contiguous()
 
 
-def _from_pairs(
-    pairs: _Pairs, count: int, name: str, classes: Sequence[str] | None, size: int | None
+def _from_items(
+    item: _Item, count: int, name: str, classes: Sequence[str] | None, size: int | None
 ) -> Domain:
     """Decode one image after the other into one tensor."""
-    side = size or _common_side(pairs, name)
+    side = size or _common_side(item, count, name)
     images = np.empty((count, 3, side, side), np.uint8)
     labels = []
-    for row, (image, label) in enumerate(pairs()):
+    for row in range(count):
+        image, label = item(row)
         images[row] = to_pixels(_picture(image, f"image {row} of '{name}'"), side)
         single = isinstance(label, Tensor | np.ndarray | np.generic) and np.prod(label.shape) == 1
         labels.append(label.item() if single else label)
@@ -112,11 +113,11 @@ def _from_pairs(
     return Domain(name, known, torch.from_numpy(images), numbers)
 
 
-def _common_side(pairs: _Pairs, name: str) -> int:
+def _common_side(item: _Item, count: int, name: str) -> int:
     """Find the one small square size that all images share, or 256."""
     sizes: set[tuple[int, int]] = set()
-    for row, (image, _) in enumerate(pairs()):
-        sizes.add(_picture(image, f"image {row} of '{name}'").size)
+    for row in range(count):
+        sizes.add(_picture(item(row)[0], f"image {row} of '{name}'").size)
         width, height = next(iter(sizes))
         if len(sizes) > 1 or width != height or width > DEFAULT_SIDE:
             return DEFAULT_SIDE
@@ -148,33 +149,31 @@ def _as_bytes(pixels: Tensor, name: str) -> Tensor:
     raise DataError(f"{name}: values are {pixels.dtype} and not within 0..1.", hint=_VALUES_HINT)
 
 
-def _dataset_pairs(data: Any, name: str) -> tuple[_Pairs, Sequence[str] | None]:
+def _dataset_item(data: Any, name: str) -> tuple[_Item, Sequence[str] | None]:
     """Read the items of a dataset, and `.classes` of it or of the one it is a `Subset` of."""
 
-    def pairs() -> Iterator[tuple[Any, Any]]:
-        for row in range(len(data)):
-            item = data[row]
-            if not isinstance(item, tuple | list) or len(item) < 2:
-                raise DataError(f"Item {row} of '{name}' is a {_described(item)}.", hint=_ALLOWED)
-            yield item[0], item[1]
+    def item(row: int) -> tuple[Any, Any]:
+        values = data[row]
+        if not isinstance(values, tuple | list) or len(values) < 2:
+            raise DataError(f"Item {row} of '{name}' is a {_described(values)}.", hint=_ALLOWED)
+        return values[0], values[1]
 
     origin = data
     while origin is not None and getattr(origin, "classes", None) is None:
         origin = getattr(origin, "dataset", None)
-    return pairs, None if origin is None else [str(known) for known in origin.classes]
+    return item, None if origin is None else [str(known) for known in origin.classes]
 
 
-def _hugging_face_pairs(data: Any, name: str) -> tuple[_Pairs, Sequence[str] | None]:
+def _hugging_face_item(data: Any, name: str) -> tuple[_Item, Sequence[str] | None]:
     kinds = {column: type(kind).__name__ for column, kind in data.features.items()}
     image = _column(kinds, "Image", ("image", "img", "picture"), name)
     label = _column(kinds, "ClassLabel", ("label", "labels", "class", "target"), name)
 
-    def pairs() -> Iterator[tuple[Any, Any]]:
-        for row in range(len(data)):
-            item = data[row]
-            yield item[image], item[label]
+    def item(row: int) -> tuple[Any, Any]:
+        values = data[row]
+        return values[image], values[label]
 
-    return pairs, getattr(data.features[label], "names", None)
+    return item, getattr(data.features[label], "names", None)
 
 
 def _column(kinds: Mapping[str, str], kind: str, names: Sequence[str], domain: str) -> str:
