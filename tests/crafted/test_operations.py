@@ -6,7 +6,7 @@ from scipy import ndimage
 from scipy.spatial import cKDTree
 
 from peerdg.crafted import drawing, filters, geometric, values
-from peerdg.crafted.operation import blocks, convolve, field, from_hsv, smooth, smooth_plane, to_hsv
+from peerdg.crafted.operation import convolve, from_hsv, smooth, smooth_plane, to_hsv
 from tests.crafted.test_sets import change, photo
 
 
@@ -31,18 +31,6 @@ def test_smooth_is_a_gaussian_filter():
 
 def test_colors_survive_the_way_to_hsv_and_back():
     assert change(from_hsv(to_hsv(photo(32))), photo(32)) < 2
-
-
-def test_blocks_are_squares_of_one_value():
-    plane = blocks(rng(), 12, 12, side=4)
-    assert len(np.unique(plane)) == 9
-    assert (plane[:4, 4:8] == plane[0, 4]).all()
-
-
-def test_a_random_field_is_smooth_and_fills_its_range():
-    plane = field(rng(), 60, 80, coarsest=20, octaves=1)
-    assert (plane.min(), plane.max()) == (0, 1)
-    assert np.abs(np.diff(plane, axis=0)).max() < 0.2
 
 
 def test_scaling_by_one_and_a_wave_of_none_change_nothing():

@@ -59,6 +59,13 @@ def test_members_may_differ_in_width_and_lack_a_bias():
     torch.testing.assert_close(joined(IMAGES), expected)
 
 
+def test_normalization_is_that_of_the_members():
+    options = {"classes": ("a", "b", "c"), "mean": (0.4, 0.5, 0.6), "std": (0.2,) * 3}
+    several = [Classifier(m.encoder, m.head, **options).eval() for m in members(2)]
+    expected = torch.stack([m(IMAGES).softmax(1) for m in several]).mean(0)
+    torch.testing.assert_close(ensemble(several)(IMAGES).softmax(1), expected)
+
+
 LAYERS = {
     "gaussian-bottleneck": {"place": "features", "inputs": 8, "outputs": 4, "noise": 0.5},
     "meta-features": {"place": "after conv", "channels": 4, "atoms": 6, "addressed": 3},

@@ -177,7 +177,7 @@ def test_missing_and_damaged_files_are_refused(tmp_path, squeezenet):
     with pytest.raises(DamagedError):
         initialise(model, SMALL, str(tmp_path / "torn.safetensors"))
     spoilt = {**squeezenet, "features.0.bias": torch.full((64,), float("nan"))}
-    with pytest.raises(DamagedError, match=r"'features.0.bias' has values that are not finite"):
+    with pytest.raises(DamagedError, match=r"features.0.bias' has values"):
         initialise(model, SMALL, written(tmp_path / "nan.pth", spoilt))
 
 

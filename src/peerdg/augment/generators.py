@@ -91,8 +91,8 @@ class StyleGenerator(Generator):
         require_batch(images)
         if images.shape[-2:] != (self.size, self.size):
             raise DataError(
-                f"This generator was made for images of {self.size} x {self.size} pixels, "
-                f"not {images.shape[-2]} x {images.shape[-1]}.",
+                f"This generator takes images of {self.size} x {self.size} pixels, "
+                f"not {images.shape[-2]} x {images.shape[-1]}."
             )
         network = self.network.to(images.device)
         x = centred(images)

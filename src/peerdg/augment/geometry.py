@@ -152,14 +152,16 @@ def _tangent(strength: Float64[Tensor, " b"]) -> Float64[Tensor, " b"]:
     return torch.tan(torch.deg2rad(torch.rad2deg(torch.atan(strength))))
 
 
-def _shear_x(strength: Tensor, height: int, width: int) -> Tensor:
+@Warp
+def shear_x(strength: Tensor, height: int, width: int) -> Tensor:
     """Shift each row by `strength` times its distance from the top."""
     tangent = _tangent(strength)
     one, zero = torch.ones_like(tangent), torch.zeros_like(tangent)
     return _matrix([[one, tangent, tangent * (0.5 * height)], [zero, one, zero]])
 
 
-def _shear_y(strength: Tensor, height: int, width: int) -> Tensor:
+@Warp
+def shear_y(strength: Tensor, height: int, width: int) -> Tensor:
     """Shift each column by `strength` times its distance from the left."""
     angle = torch.deg2rad(torch.rad2deg(torch.atan(strength)))
     tangent = torch.sin(angle) / torch.cos(angle)
@@ -169,43 +171,35 @@ def _shear_y(strength: Tensor, height: int, width: int) -> Tensor:
     return _matrix([[one, zero, zero], [tangent, one, shift]])
 
 
-def _translate_x(strength: Tensor, height: int, width: int) -> Tensor:
+@Warp
+def translate_x(strength: Tensor, height: int, width: int) -> Tensor:
     """Move the image to the right by the whole pixels of `strength`."""
     one, zero = torch.ones_like(strength), torch.zeros_like(strength)
     return _matrix([[one, zero, -strength.trunc()], [zero, one, zero]])
 
 
-def _translate_y(strength: Tensor, height: int, width: int) -> Tensor:
+@Warp
+def translate_y(strength: Tensor, height: int, width: int) -> Tensor:
     """Move the image down by the whole pixels of `strength`."""
     one, zero = torch.ones_like(strength), torch.zeros_like(strength)
     return _matrix([[one, zero, zero], [zero, one, -strength.trunc()]])
 
 
-def _rotate(strength: Tensor, height: int, width: int) -> Tensor:
+@Warp
+def rotate(strength: Tensor, height: int, width: int) -> Tensor:
     """Turn the image about its centre by `strength` degrees, counter-clockwise."""
     angle = torch.deg2rad(-torch.remainder(strength, 360.0))
     sine, cosine, zero = torch.sin(angle), torch.cos(angle), torch.zeros_like(angle)
     return _matrix([[cosine, sine, zero], [-sine, cosine, zero]])
 
 
-shear_x = Warp(_shear_x)
-shear_y = Warp(_shear_y)
-translate_x = Warp(_translate_x)
-translate_y = Warp(_translate_y)
-rotate = Warp(_rotate)
-
-
 def cutout(images: Images, strength: Strength, centres: Float64[Tensor, "b 2"]) -> Images:
-    """Cover a square of side `strength` pixels with grey-brown.
+    """Cover a square of side `strength` pixels with gray-brown.
 
-    As in the published code, a square that would begin left of or above the image is moved
-    inside; at the right and at the bottom it is cut off. (That code draws one pixel more, because
-    the rectangles of PIL contain their right and lower edge.)
-
-    Args:
-        images: The batch.
-        strength: Side of the square in pixels; 0 covers nothing.
-        centres: The middle of the square as (x, y) in fractions of width and height.
+    `centres` are (x, y) in fractions of width and height. As in the published code, a square that
+    would begin left of or above the image is moved inside; at the right and at the bottom it is cut
+    off. (That code draws one pixel more, because the rectangles of PIL contain their right and
+    lower edge.)
     """
     height, width = images.shape[-2:]
     rows = _covered(strength, centres[:, 1], height).unsqueeze(2)

@@ -123,29 +123,29 @@ class FixedCurve:
     """A curve that depends on the strength only, so that it can be made ahead of the images.
 
     Args:
-        table: From strength to the new value of each of the 256 values: [b, 1, 256].
-        direct: The same as arithmetic on the pixels, from (images, strength, where to put the
-            result). It takes several steps, and a step takes a tenth of the time of looking the
-            pixels up; so it is meant for large images.
+        direct: Arithmetic on the pixels, from (images, strength, where to put the result). It takes
+            several steps, and a step takes a tenth of the time of looking the pixels up in a table;
+            so it is meant for large images.
     """
 
     def __init__(
-        self,
-        table: Callable[[Strength], UInt8[Tensor, "b 1 256"]],
-        direct: Callable[[Images, Float64[Tensor, "b 1 1 1"], Images], object],
+        self, direct: Callable[[Images, Float64[Tensor, "b 1 1 1"], Images], Tensor]
     ) -> None:
-        self.table = table
         self.direct = direct
 
     def __call__(self, images: Images, strength: Strength) -> Images:
-        pixels = images.flatten(2)
-        return look_up(self.table(strength), pixels, torch.empty_like(pixels)).view(images.shape)
+        return self.apply(images, strength, torch.empty_like(images))
 
-    def apply_directly(self, images: Images, strength: Strength, out: Images) -> Images:
-        """Do the same without a table."""
+    def apply(self, images: Tensor, strength: Strength, out: Tensor) -> Tensor:
+        """Change the images without a table."""
         for own, strong, changed in portions(images, strength.view(-1, 1, 1, 1), out):
             self.direct(own, strong, changed)
         return out
+
+    def table(self, strength: Strength) -> UInt8[Tensor, "b 1 256"]:
+        """Return the new value of each of the 256 values."""
+        values = _values(strength.device).to(torch.uint8).repeat(len(strength), 1, 1, 1)
+        return self.apply(values, strength, torch.empty_like(values)).view(-1, 1, 256)
 
 
 def look_up(
@@ -174,37 +174,23 @@ def _values(device: torch.device) -> Float32[Tensor, "256"]:
     return torch.arange(256, dtype=torch.float32, device=device)
 
 
-def _brightness(strength: Tensor) -> Tensor:
+@FixedCurve
+def brightness(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     """Multiply by `1 + strength`."""
-    factor = (1.0 + strength).float().view(-1, 1, 1)
-    return to_uint8_table(_values(strength.device) * factor)
-
-
-def _brighten(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     pixels = convert(images, torch.float32, "base").mul_((1.0 + strength).float())
     return out.copy_(to_bytes(pixels))
 
 
-def _posterize(strength: Tensor) -> Tensor:
+@FixedCurve
+def posterize(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     """Keep the first `int(strength)` bits."""
-    step = torch.exp2(8.0 - strength.trunc()).float().view(-1, 1, 1)
-    values = _values(strength.device)
-    return to_uint8_table(values - values % step)
-
-
-def _mask(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     mask = 256.0 - torch.exp2(8.0 - strength.trunc())
     return torch.bitwise_and(images, mask.to(torch.uint8), out=out)
 
 
-def _solarize(strength: Tensor) -> Tensor:
+@FixedCurve
+def solarize(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     """Invert the values of at least `255 * strength`."""
-    values = _values(strength.device)
-    threshold = (255.0 * strength).float().view(-1, 1, 1)
-    return to_uint8_table(torch.where(values >= threshold, 255 - values, values))
-
-
-def _invert_above(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     last = (255.0 * strength).float().ceil_().short() - 1  # of the values that stay
     # The sign, shifted over all bits, is a mask of ones where a value is larger than the last.
     mask = convert(images, torch.int16, "short")
@@ -212,32 +198,26 @@ def _invert_above(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     return out.copy_(mask).bitwise_xor_(images)
 
 
-def _solarize_add(strength: Tensor) -> Tensor:
+@FixedCurve
+def solarize_add(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     """Add `int(strength)` to every value, up to 255, then invert the values of at least 128.
 
     As in the public RandAugment code for PyTorch that the single-source code bases use.
     TensorFlow's operation of the same name adds to the values below 128 and inverts none.
     """
-    added = (_values(strength.device) + strength.trunc().float().view(-1, 1, 1)).clamp_(max=255)
-    return to_uint8_table(torch.where(added >= 128, 255 - added, added))
-
-
-def _add_and_invert(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     added = convert(images, torch.int16, "short").add_(strength.short()).clamp_(max=255)
-    bright = (127 - added).bitwise_right_shift_(15)  # all bits are ones, see `_invert_above`
+    bright = (127 - added).bitwise_right_shift_(15)  # all bits are ones, see `solarize`
     return out.copy_(added.bitwise_xor_(bright))
 
 
-def _invert(strength: Tensor) -> Tensor:
+@FixedCurve
+def invert(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     """Replace each value by 255 minus itself; the strength does not matter."""
-    return to_uint8_table(255 - _values(strength.device)).expand(len(strength), 1, -1)
-
-
-def _negate(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
     return torch.bitwise_not(images, out=out)
 
 
-def _autocontrast(images: Tensor) -> Tensor:
+@Curve
+def autocontrast(images: Tensor) -> Tensor:
     """Stretch each channel to 0..255, unless it has one value only; any strength."""
     pixels = images.flatten(2)
     low = pixels.amin(dim=2, keepdim=True)
@@ -246,7 +226,8 @@ def _autocontrast(images: Tensor) -> Tensor:
     return torch.where(span > 0, (values - low).div_(span * (1.0 / 255.0)), values)
 
 
-def _equalize(images: Tensor) -> Tensor:
+@Curve
+def equalize(images: Tensor) -> Tensor:
     """Spread the values of each channel evenly, as PIL does; any strength."""
     # In float32 throughout: it counts exactly up to 2**24 pixels, and the floor of a quotient of
     # such numbers is that of the integers. Integer division takes several times as long.
@@ -263,15 +244,6 @@ def _equalize(images: Tensor) -> Tensor:
     step = most.div_(255).floor_()
     spread = below.add_(step.div(2).floor_()).div_(step)
     return torch.where(step > 0, spread, values)
-
-
-brightness = FixedCurve(_brightness, _brighten)
-posterize = FixedCurve(_posterize, _mask)
-solarize = FixedCurve(_solarize, _invert_above)
-solarize_add = FixedCurve(_solarize_add, _add_and_invert)
-invert = FixedCurve(_invert, _negate)
-autocontrast = Curve(_autocontrast)
-equalize = Curve(_equalize)
 
 
 class Blend:
@@ -332,12 +304,14 @@ def mix(
     return out.copy_(to_bytes(multiply_add(base, other, weights[1])))
 
 
-def _mean_grey(images: Tensor, luma: Tensor) -> Tensor:
+@Blend
+def contrast(images: Tensor, luma: Tensor) -> Tensor:
     """Move away from the mean grey of the image by the factor `1 + strength`."""
     return luma.mean(dim=(1, 2), keepdim=True).unsqueeze(1)
 
 
-def _grey_image(images: Tensor, luma: Tensor) -> Tensor:
+@Blend
+def color(images: Tensor, luma: Tensor) -> Tensor:
     """Move away from the grey image by the factor `1 + strength`."""
     return luma.unsqueeze(1)
 
@@ -378,6 +352,4 @@ def identity(images: Images, strength: Strength) -> Images:
     return images
 
 
-contrast = Blend(_mean_grey)
-color = Blend(_grey_image)
 sharpness = Blend(_smoothing, of_luma=False, as_difference=True)

@@ -31,8 +31,7 @@ class Policy(Augment):
     number of transformations and a random magnitude. The paper does not say from which ranges,
     so the ranges here and in `PRESETS` are assumptions.
 
-    A draw is a function of the seed and the period: nothing has to be saved to resume, and two
-    policies with one seed draw the same.
+    A draw is a function of the seed and the period.
 
     Args:
         num_ops: Smallest and largest number of operations per image.

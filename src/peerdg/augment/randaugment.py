@@ -301,7 +301,7 @@ class BatchPlan(NamedTuple):
         if self.large:
             for operation, part in fixed:
                 strength = self.strength.index_select(0, row[part])
-                operation.function.apply_directly(images[part], strength, out[part])
+                operation.function.apply(images[part], strength, out[part])
             fixed = []
         tables = []
         if fixed:

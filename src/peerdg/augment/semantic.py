@@ -33,24 +33,17 @@ LUMA = (0.2989, 0.587, 0.114)
 class Transformation:
     """A differentiable operation and the range of its parameters.
 
-    Args:
-        name: What it is called.
-        apply: From images, parameters `[b, parameters]` inside the range and random numbers
-            `[b, drawn]` in [0, 1) to images, which may leave [0, 1].
-        low: Smallest value of a parameter.
-        high: Largest value of a parameter.
-        parameters: How many learnable numbers each image has.
-        drawn: How many random numbers each image has, which are not learnt.
-        only_first: Whether no other transformation may come before it.
+    `apply` takes images, parameters `[b, parameters]` inside the range and random numbers
+    `[b, drawn]` in [0, 1), and returns images, which may leave [0, 1].
     """
 
     name: str
     apply: Callable[[Images, Numbers, Numbers], Images]
     low: float = 0.0
     high: float = 1.0
-    parameters: int = 0
-    drawn: int = 0
-    only_first: bool = False
+    parameters: int = 0  # learnable numbers of each image
+    drawn: int = 0  # random numbers of each image, which are not learnt
+    only_first: bool = False  # whether no other transformation may come before it
 
     def __call__(self, images: Images, parameters: Numbers, drawn: Numbers) -> Images:
         # Parameters count as the nearest in range, and so do pixels.
@@ -59,17 +52,11 @@ class Transformation:
 
 @dataclass(frozen=True)
 class Chain:
-    """Transformations one after the other, with parameters of its own for each image.
-
-    Args:
-        transformations: In the order in which they are applied.
-        parameters: For each of them, `[b, its parameters]`.
-        drawn: For each of them, `[b, its random numbers]`.
-    """
+    """Transformations one after the other, with parameters of its own for each image."""
 
     transformations: Sequence[Transformation]
-    parameters: Sequence[Numbers]
-    drawn: Sequence[Numbers]
+    parameters: Sequence[Numbers]  # of each transformation, [b, its parameters]
+    drawn: Sequence[Numbers]  # of each transformation, [b, its random numbers]
 
     @classmethod
     def draw(
@@ -103,12 +90,7 @@ class Chain:
 
 
 class Chains:
-    """All ordered chains of distinct transformations, up to a length.
-
-    Args:
-        transformations: What chains are made of.
-        longest: The largest number of transformations in a chain.
-    """
+    """All ordered chains of distinct transformations, up to the length `longest`."""
 
     def __init__(self, transformations: Sequence[Transformation], longest: int = 3) -> None:
         self.by_length = [
@@ -128,8 +110,8 @@ class Chains:
         device: torch.device | None = None,
     ) -> Chain:
         """Draw a length, a chain of this length, and its parameters, all uniformly."""
-        allowed = _choice(self.by_length, generator)
-        return Chain.draw(_choice(allowed, generator), images, generator=generator, device=device)
+        chosen = _choice(_choice(self.by_length, generator), generator)
+        return Chain.draw(chosen, images, generator=generator, device=device)
 
 
 def semantic_transformations(
@@ -164,8 +146,7 @@ def semantic_transformations(
 
 
 def _choice(options: Sequence[T], generator: torch.Generator | None) -> T:
-    number = torch.randint(len(options), (), generator=generator, device="cpu")
-    return options[int(number)]
+    return options[int(torch.randint(len(options), (), generator=generator, device="cpu"))]
 
 
 def _shift_hsv(images: Images, shift: Numbers, drawn: Numbers) -> Images:

@@ -231,17 +231,14 @@ def slic(image: Picture, side: float, compactness: float, *, rounds: int = 5) ->
     """
     height, width = image.shape[:2]
     rows, columns = (max(1, round(n / side)) for n in (height, width))
-    y, x = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+    y, x = np.mgrid[:height, :width]
     weight = compactness / side
     features = np.concatenate([image, weight * y[..., None], weight * x[..., None]], axis=2)
     features = features.reshape(-1, 5).astype(np.float32)
     row, column = (y * rows // height).ravel(), (x * columns // width).ravel()
-    around = [
-        np.clip(row + down, 0, rows - 1) * columns + np.clip(column + right, 0, columns - 1)
-        for down in (-1, 0, 1)
-        for right in (-1, 0, 1)
-    ]
-    candidates = np.stack(around)  # (9, pixels)
+    down, right = (offset.reshape(9, 1) - 1 for offset in np.mgrid[:3, :3])
+    candidates = np.clip(row + down, 0, rows - 1) * columns  # (9, pixels)
+    candidates = candidates + np.clip(column + right, 0, columns - 1)
     labels: Labels = row * columns + column
     for _ in range(rounds):
         size = np.maximum(np.bincount(labels, minlength=rows * columns), 1)

@@ -32,7 +32,6 @@ OPERATIONS: dict[str, Sequence[Operation]] = {
     "segmentation": SEGMENTATION,
     "weather": WEATHER,
 }
-"""The table of each family."""
 
 
 def crafted_domains(
@@ -66,11 +65,9 @@ def craft(images: Tensor, family: str, *, seed: int = 0) -> Tensor:
 
 
 def _crafted(validation: Domain, family: str, seed: int) -> Domain:
+    def make() -> Domain:
+        return replace(validation, name=name, images=craft(validation.images, family, seed=seed))
+
     name = CRAFTED + family
-    key = [name, validation.fingerprint, seed, VERSION]
-    made = cached_domain(
-        name,
-        key,
-        lambda: replace(validation, name=name, images=craft(validation.images, family, seed=seed)),
-    )
+    made = cached_domain(name, [name, validation.fingerprint, seed, VERSION], make)
     return replace(made, paths=validation.paths)

@@ -31,12 +31,7 @@ class GaussianBottleneck(nn.Module):
     """z = μ(h) + s·σ(h)·ε with ε ~ N(0, 1) in training mode, z = μ(h) in eval mode.
 
     μ = LeakyReLU(linear), log σ² = ReLU(linear): the embedding of L2D's released code, Wang et al.,
-    "Learning to diversify", ICCV 2021, https://arxiv.org/abs/2108.11726.
-
-    Args:
-        inputs: Width of the features h.
-        outputs: Width of z.
-        noise: s.
+    "Learning to diversify", ICCV 2021, https://arxiv.org/abs/2108.11726. `noise` is s.
     """
 
     def __init__(self, inputs: int, outputs: int, *, noise: float = 0.2) -> None:
@@ -164,14 +159,10 @@ def insert(encoder: nn.Module, place: str, layer: nn.Module) -> None:
 def inserted(
     encoder: nn.Module, layers: Iterable[tuple[str, Callable[[Tensor], Tensor]]]
 ) -> Iterator[None]:
-    """Call layers at places of the encoder inside the block, by forward hooks.
+    """Call layers at places, `"after NAME"` or `"before NAME"`, of the encoder inside the block.
 
     The hooks are removed afterwards, so copies of the network do not have them. A compiled encoder
     would ignore them. Inside the block it runs as if it were not compiled.
-
-    Args:
-        encoder: The network.
-        layers: Places, `"after NAME"` or `"before NAME"`, and what is called there.
     """
     modules = modules_of(encoder)
     with ExitStack() as stack, eager(encoder):
