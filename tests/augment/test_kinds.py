@@ -93,15 +93,6 @@ def test_an_option_of_another_kind_is_refused(kind: str):
             assert "--augment.kind" in (caught.value.hint or "")
 
 
-@kinds
-def test_unset_options_get_the_defaults_of_the_kind(kind: str):
-    settings = AugmentSettings(kind=kind)
-    for name, default in DEFAULTS[kind].items():
-        assert getattr(settings, name) == default
-    others = {name for options in DEFAULTS.values() for name in options} - DEFAULTS[kind].keys()
-    assert all(getattr(settings, name) is None for name in others)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -120,7 +111,7 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str):
 def test_a_generators_kernels_must_be_smaller_than_the_images():
     settings = AugmentSettings(kind="l2d-generator")
     settings.check_images(18)
-    with pytest.raises(ConfigError, match=r"17 pixels .* too large for images of 17 x 17"):
+    with pytest.raises(ConfigError, match="too large for images of 17 x 17"):
         make_augment(settings, seed=0, size=17)
 
 

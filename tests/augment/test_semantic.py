@@ -273,19 +273,6 @@ def test_cutout_paints_its_holes(pixels: int | None, height: int, width: int, si
         torch.testing.assert_close(made[n], expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("hsv", [0, 0, 0]), ("rotate", [1]), ("translate", [0, 0]), ("shear", [0, 0]),
-        ("contrast", [1]), ("sharpness", [1]), ("scale", [1]),
-    ],
-)  # fmt: skip
-def test_neutral_parameters_leave_the_image(name: str, parameters: list[float]):
-    images = some_images()
-    made = apply(ALL[name], images, parameters)
-    assert torch.equal((made * 255).round(), (images * 255).round())
-
-
 # Gradients
 
 INSIDE = {

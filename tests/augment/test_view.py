@@ -94,11 +94,6 @@ def test_the_flip_comes_after_the_crop():
     assert torch.equal(flipped[2], plain[2].flip(2))
 
 
-def test_a_box_of_the_right_size_is_copied():
-    images = photos(1, 30, 40)
-    assert torch.equal(resized_crop(images, boxes((3, 7, 16, 16)), 16), images[:, :, 3:19, 7:23])
-
-
 def test_the_same_draw_gives_the_same_view_and_leaves_the_images_alone():
     images, view = photos(6, 33, 29), RandomView(32, crop=(0.5, 1.0), flip=0.5)
     before = images.clone()

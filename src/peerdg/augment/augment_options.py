@@ -120,8 +120,7 @@ class AugmentSettings:
         """Refuse kernels that leave no pixels of images of this side, before any work is done."""
         if self.generator_kernels and max(self.generator_kernels) >= side:
             raise ConfigError(
-                f"A kernel of {max(self.generator_kernels)} pixels (--augment.generator-kernels) "
-                f"is too large for images of {side} x {side}.",
+                f"augment.generator_kernels are too large for images of {side} x {side}.",
                 hint="Use smaller ones; --augment.generator-kernels 3,5 suits images of 32 pixels.",
             )
 
@@ -153,9 +152,6 @@ def make_augment(settings: AugmentSettings, *, seed: int, size: int) -> "Augment
         settings: Kind and options.
         seed: Seed of the run, from which `redraw` draws.
         size: Side of the images. Generators are made for one size.
-
-    Raises:
-        ConfigError: If an option does not fit.
     """
     from peerdg.augment.augmix import AugMix
     from peerdg.augment.generators import NoiseGenerator, StyleGenerator

@@ -47,10 +47,8 @@ def sources(
 
     The rounding at pixel borders is torchvision's because the steps are: the matrix in double
     precision, then float32, the same product with the same grid, and `grid_sample` to round. It
-    samples an image of pixel numbers here, so the result serves any number of images.
-
-    Raises:
-        ValueError: With more pixels than float32 has consecutive integers (4096 x 4096).
+    samples an image of pixel numbers here, so the result serves any number of images, as long as
+    float32 has as many consecutive integers as there are pixels (4096 x 4096).
     """
     if height * width >= _MAX_FLOAT32_INTEGER:
         raise ValueError(f"Images of {height} x {width} pixels are too large to be warped.")
@@ -105,10 +103,8 @@ def row_starts(
 ) -> tuple[Int64[Tensor, "k h"], Bool[Tensor, " k"]]:
     """Where each output row begins, for maps that only shift rows: translations, one shear.
 
-    Rows are laid out as by `move_rows`, and copied several times as fast as single pixels.
-
-    Returns:
-        The beginnings, and for which of the maps they are a complete description.
+    Rows are laid out as by `move_rows`, and copied several times as fast as single pixels. Also
+    returned is for which of the maps the beginnings are a complete description.
     """
     source = source.view(-1, height, width)
     outside = source == 0

@@ -39,9 +39,6 @@ class Policy(Augment):
         operations: Set of operations, see `RandAugment`.
         absolute_pixels: Whether lengths in pixels are taken literally, see `RandAugment`.
         seed: Seed of the run.
-
-    Raises:
-        ConfigError: If a range is empty or contains a value that `RandAugment` refuses.
     """
 
     options: dict[str, Any]

@@ -81,33 +81,17 @@ class RandAugment:
         self.operations = operations
         self.absolute_pixels = absolute_pixels
 
-    def __repr__(self) -> str:
-        return (
-            f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, "
-            f"operations={self.operations!r}, absolute_pixels={self.absolute_pixels})"
-        )
-
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
-        """Augment a batch; the argument stays as it is.
+        """Augment a batch, see `Augment`; the result has the layout of the argument.
 
-        Args:
-            images: A uint8 batch on any device, contiguous or channels last; the result has the
-                same layout and, for the same generator, the same values.
-            generator: A generator on the CPU, wherever the images are; None is torch's global
-                one. The number of draws depends on the size of the batch only.
-
-        Raises:
-            DataError: If `images` is not a uint8 batch of 3 channels.
+        The number of draws depends on the size of the batch only.
         """
         return self.augment_batches([images], [generator])[0]
 
     def augment_batches(
         self, batches: Sequence[Images], generators: Iterable[torch.Generator | None]
     ) -> list[Images]:
-        """Augment several batches together, each as a call with its own generator would.
-
-        For small images this takes less time: it goes into the number of calls, not into pixels.
-        """
+        """Augment several batches together, each as a call with its own generator would."""
         for images in batches:
             require_batch(images)
         sizes = [len(images) for images in batches]

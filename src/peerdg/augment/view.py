@@ -52,19 +52,10 @@ class RandomView:
         self.flip = flip
         self.ratio = ratio
 
-    def __repr__(self) -> str:
-        return f"RandomView({self.size}, crop={self.crop}, flip={self.flip}, ratio={self.ratio})"
-
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
-        """Make a view of each image; the argument stays as it is.
+        """Make a view of each image, with arguments as for an augmentation (see `Augment`).
 
-        Args:
-            images: A uint8 batch on any device.
-            generator: A generator on the CPU, wherever the images are; None is torch's global
-                one. The number of draws depends on the size of the batch only.
-
-        Raises:
-            DataError: If `images` is not a uint8 batch of 3 channels.
+        The number of draws depends on the size of the batch only.
         """
         require_batch(images)
         height, width = images.shape[-2:]
@@ -129,9 +120,7 @@ def _central(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, 
     return height, width
 
 
-def _box_start(
-    room: Int64[Tensor, " b"], drawn: Float64[Tensor, " b"], central: Bool[Tensor, " b"]
-) -> Int64[Tensor, " b"]:
+def _box_start(room: Tensor, drawn: Tensor, central: Tensor) -> Int64[Tensor, " b"]:
     """Where a box begins that leaves `room`: anywhere from 0 to `room`, or in the middle."""
     return torch.where(central, room // 2, (drawn * (room + 1)).long())
 

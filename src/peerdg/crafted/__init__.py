@@ -23,11 +23,8 @@ FAMILIES = (
     "weather",
 )
 
+# Families that RandAugment trains on: affine maps, brightness, color, contrast, solarize. Its
+# Sharpness is a mild relative of one of five operations of `convolutional`, which stays.
 RANDAUGMENT = frozenset({"arithmetic", "color", "contrast", "geometric"})
-"""Families that RandAugment trains on: affine maps, brightness, color, contrast, solarize.
-
-Its Sharpness is a mild relative of one of five operations of `convolutional`, which stays.
-"""
-
+# The six families that decide by default, for every method alike.
 DISJOINT = tuple(name for name in FAMILIES if name not in RANDAUGMENT)
-"""The six families that decide by default, for every method alike."""

@@ -109,7 +109,7 @@ def connected(mask: Mask, seeds: Mask) -> Mask:
 
 
 def _is_ridge(size: Plane, x: Plane, y: Plane) -> Mask:
-    """Whether a pixel's gradient is the largest among its neighbours along the gradient."""
+    """Whether a pixel's gradient is the largest among its neighbors along the gradient."""
     around = np.pad(size, 1)
     height, width = size.shape
     sector = np.rint(np.arctan2(y, x) / (np.pi / 4)).astype(int) % 4

@@ -204,8 +204,7 @@ def fall(
     return blend(light * image, color, np.clip(streaks / peak, 0, 1))
 
 
-_COVER = {"cover": between(0.15, 0.25)}
-_ANGLE = {"angle": either(between(60, 80), between(100, 120))}
+_COVER, _ANGLE = between(0.15, 0.25), either(between(60, 80), between(100, 120))
 
 WEATHER = (
     Operation("snow cover", snow_cover, {"threshold": between(90, 130), "gain": between(1.5, 2.5)}),
@@ -214,11 +213,11 @@ WEATHER = (
     Operation(
         "snowflakes",
         partial(fall, color=255.0, light=1.0),
-        {**_COVER, "size": pixels(3, 6), "length": pixels(4, 10), **_ANGLE},
+        {"cover": _COVER, "size": pixels(3, 6), "length": pixels(4, 10), "angle": _ANGLE},
     ),
     Operation(
         "rain",
         partial(fall, color=210.0, light=0.75),  # long gray streaks
-        {**_COVER, "size": pixels(1, 2), "length": pixels(20, 35), **_ANGLE},
+        {"cover": _COVER, "size": pixels(1, 2), "length": pixels(20, 35), "angle": _ANGLE},
     ),
 )

@@ -138,8 +138,8 @@ def _picture(planes: Tensor) -> Picture:
 REFERENCE_SIDE = 227  # lengths in the tables are pixels of an image of this side
 UNCHANGED = 5.0  # levels of 255: below this mean difference an image counts as not distorted
 
+# From (generator, pixels of this image per pixel of the reference) to a strength.
 Draw = Callable[[Random, float], float]
-"""From (generator, pixels of this image per pixel of the reference) to a strength."""
 
 
 def between(low: float, high: float) -> Draw:

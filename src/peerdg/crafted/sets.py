@@ -19,7 +19,6 @@ from peerdg.data.domain import Domain
 from peerdg.rng import seed_for
 
 VERSION = 1  # of the tables and functions: a change of any makes other images
-
 OPERATIONS: dict[str, Sequence[Operation]] = {
     "arithmetic": ARITHMETIC,
     "artistic": ARTISTIC,

@@ -20,10 +20,8 @@ class DigitsCNN(nn.Module):
     """Two 5x5 convolutions and two fully connected layers: 3x32x32 -> 1024 features.
 
     Pooling stands before ReLU. Both are monotone, so the function and its gradient are those of
-    the usual order, on a quarter of the activations.
-
-    Args:
-        width: Channels of the first convolution, 64 in the papers; all layers scale with it.
+    the usual order, on a quarter of the activations. All layers scale with `width`, the channels of
+    the first convolution, which are 64 in the papers.
     """
 
     def __init__(self, width: int = 64) -> None:

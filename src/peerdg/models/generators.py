@@ -69,10 +69,7 @@ class ImageGenerator(DomainGenerator):
     and 3 channels) and a sigmoid, ReLU between: the generator of Li et al., "Progressive domain
     expansion network for single domain generalization", CVPR 2021,
     https://arxiv.org/abs/2103.16050, as in the released code. It keeps the size of the images and
-    takes any.
-
-    Args:
-        width: w.
+    takes any. w is `width`.
     """
 
     def __init__(self, width: int = 16) -> None:
@@ -111,10 +108,7 @@ class AffineGenerator(DomainGenerator):
     `ImageGenerator`: the noise becomes a fourth channel of the image, a small network reads the map
     from both. It begins with the identity. The released code reads images of 32 x 32; here others
     are resized to that first, so that the network has one shape. What comes from outside of the
-    image is black.
-
-    Args:
-        moves: `"affine"`, or `"translation"`: shifts only.
+    image is black. `moves="translation"` allows shifts only.
     """
 
     def __init__(self, moves: Literal["affine", "translation"] = "affine") -> None:
@@ -304,8 +298,7 @@ class WassersteinAutoEncoder(nn.Module):
 
     Args:
         side: Side of the images that it sees; larger ones are reduced to it by averaging blocks.
-        kind: Fully connected, or two convolutions of stride 2 each way; these need a side that is
-            a multiple of 4.
+        kind: Fully connected, or two convolutions of stride 2 each way, for multiples of 4.
         dim: Length of a code.
         width: Units of a hidden layer (`"mlp"`); channels after the second convolution are 64.
     """

@@ -74,8 +74,7 @@ class StyleMixing(nn.Module):
     loop seeds it for each step (`peerdg.rng.seeded`), and every device sees the same draws.
 
     Args:
-        channel: Which dimension of a batch holds the channels; those behind the first and other
-            than it are places.
+        channel: Dimension of a batch that holds the channels. All but it and the first are places.
         p: Probability that a pass mixes.
         alpha: α; small values leave most images nearly their own style, or another's.
     """

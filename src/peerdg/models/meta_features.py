@@ -57,12 +57,8 @@ class OnlineDictionary(nn.Module):
 
         u = m_j + (B_j - A_j M) / A_jj        m_j ← u / max(‖u‖, 1)
 
-    η < 1 forgets the features of a network that has changed since. All state is in buffers.
-
-    Args:
-        atoms: K.
-        dim: d, the width of the features.
-        decay: η.
+    η (`decay`) < 1 forgets the features of a network that has changed since. All state is in
+    buffers.
     """
 
     products: Tensor

@@ -19,12 +19,7 @@ def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
     normalization layers are in train mode: dropout stays off, so the result does not depend on any
     random state. A loader that shuffles leaves torch's global generator as it was.
 
-    Args:
-        model: The network; without batch normalization nothing is done.
-        clean: Batches of clean images.
-
-    Raises:
-        DataError: If `clean` gives no batch.
+    Without batch normalization nothing is done. An error leaves the statistics as they were.
     """
     layers = _normalisation_layers(model)
     if not layers:

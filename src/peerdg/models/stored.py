@@ -49,8 +49,7 @@ def describe_model(
         model: Network with its class names and normalization.
         backbone: Name of the network, or `OWN`.
         image_size: Side of the images that the network sees.
-        stored_size: Side of the squares that files are decoded to before they are resized to
-            `image_size`. None if it is the same.
+        stored_size: Side of the squares that files are decoded to first. None if it is the same.
         training: Data, method, settings and results of the training, for the card.
         progress: Epochs that it was trained for, see `how_far`. None if training is complete.
     """
@@ -151,9 +150,7 @@ def load_stored(path: Path, model: nn.Module | None = None) -> tuple[Classifier,
             ensemble, one of its networks or all of it.
 
     Raises:
-        ConfigError: If the network was the user's own and `model` is not given, or has other
-            classes.
-        DataError: If there is no model.
+        ConfigError: If the network was the user's own and `model` is missing or has other classes.
         DamagedError: If a file does not match its checksum, or the weights are of another network.
         NumericalError: If a weight is NaN or infinite.
     """

@@ -128,8 +128,7 @@ def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
     `.pt` file.
 
     Raises:
-        ConfigError: If the weights cannot be had, are for another network, or hardly any fits.
-        DataError: If there is no such file.
+        ConfigError: If the weights cannot be had, or are for another network.
         DamagedError: If the file is damaged, or holds anything but tensors of finite numbers.
     """
     path = weights_file(backbone, weights)
