@@ -76,7 +76,7 @@ def test_a_layer_on_top_of_a_complete_file():
 
 
 def test_a_fixed_strength_is_refused_where_the_policy_is_drawn():
-    with pytest.raises(ConfigError, match="belong to the fixed policy"):
+    with pytest.raises(ConfigError, match="num_ops"):
         resolve({"augment": {"num_ops": 3}})
     fixed = resolve({"augment": {"policy": "fixed", "num_ops": 3}}).augment
     assert (fixed.num_ops, fixed.magnitude) == (3, None)
