@@ -310,18 +310,6 @@ def test_a_window_beside_the_mean_of_all_is_what_it_is_alone(
     assert losses(beside, "snapshots") == losses(whole, "snapshots") != losses(beside, name)
 
 
-def test_windows_watch_the_proxy_of_peer(tmp_path: Path):
-    options = {**OPTIONS, "peer": {"k": 1, "head_dim": 4}, "average": {"also": ["last-1"]}}
-    del options["randaugment"]
-    peerdg.fit(
-        tiny_splits(), method="peer", model=tiny_classifier(), out=tmp_path / "run",
-        progress=False, **options,
-    )  # fmt: skip
-    records = RunFolder(tmp_path / "run").metrics.read()
-    proxy, window = ([r["loss"] for r in of_model(records, name)] for name in ("proxy", "last-1"))
-    assert window == proxy  # the newest snapshot alone, right after it was taken
-
-
 def test_a_window_that_is_none_is_refused():
     for name in ("last-0", "last", "first-3", "last-03", "start--1", ""):
         with pytest.raises(ConfigError, match="Unknown window"):

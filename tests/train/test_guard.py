@@ -53,14 +53,6 @@ def test_noticed_late_the_weights_are_still_those_before_the_bad_step(
         assert torch.equal(state.method.state_dict()[name], value), name
 
 
-def test_of_several_bad_steps_the_first_is_reported(monkeypatch: pytest.MonkeyPatch):
-    state = fresh("adam")
-    spoil(state, 2, 4, 5, monkeypatch=monkeypatch)
-    with pytest.raises(NumericalError, match="step 3") as caught:
-        steps(state, Guard(state, every=6), 6)
-    assert caught.value.details["step"] == 2
-
-
 def test_looking_rarely_trains_the_same(monkeypatch: pytest.MonkeyPatch):
     often, rarely = fresh("adam"), fresh("adam")
     steps(often, Guard(often), 5)

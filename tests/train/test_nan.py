@@ -198,16 +198,3 @@ def test_the_command_line_ends_with_6_and_no_traceback(
     assert "The gradient is not finite in train epoch 1, step 3." in said
     assert "--train.lr" in said
     assert "Traceback" not in said
-
-
-def test_the_last_incomplete_batch_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    sizes: list[int] = []
-    loss = ERM.loss
-
-    def counted(method: ERM, batch: Batch) -> Terms:
-        sizes.append(len(batch.images))
-        return loss(method, batch)
-
-    monkeypatch.setattr(ERM, "loss", counted)
-    fit(tmp_path / "run", "erm", train={"epochs": 2, "batch_size": 23})  # 24 images: 23 and 1
-    assert sizes == [23, 23]

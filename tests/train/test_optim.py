@@ -1,18 +1,13 @@
 """Optimizers from closed forms, and the rate that they see in each epoch."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import peerdg
 from peerdg.methods.base import Method
 from peerdg.train.optim import learning_rate, make_optimizers
 from peerdg.train.settings import PhaseSettings
-from tests.conftest import tiny_classifier, tiny_splits
 
 
 class Around(Method):
@@ -43,30 +38,3 @@ def test_the_rate_is_that_of_torchs_step_schedule(every: int, gamma: float):
         assert learning_rate(settings, epoch) == pytest.approx(reference.param_groups[0]["lr"])
         reference.step()
         schedule.step()
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_every_step_of_a_run_sees_the_rate_of_its_epoch(optimizer: str, tmp_path: Path):
-    seen: list[float] = []
-    hook = register_optimizer_step_pre_hook(
-        lambda used, *_: seen.extend({group["lr"] for group in used.param_groups})
-    )
-    try:
-        run = peerdg.fit(
-            tiny_splits(),
-            out=tmp_path / "run",
-            model=tiny_classifier(),
-            method="erm",
-            pretrain={"epochs": 3, "batch_size": 8, "lr": 0.2, "lr_step": 2, "lr_gamma": 0.1,
-                      "optimizer": optimizer},
-            train={"epochs": 5, "batch_size": 12, "lr": 0.01, "lr_step": 2, "lr_gamma": 0.5,
-                   "optimizer": optimizer},
-            crafted="off",
-        )  # fmt: skip
-    finally:
-        hook.remove()
-    pretrain = [0.2] * 3 + [0.2] * 3 + [0.02] * 3  # three steps in each epoch
-    train = [0.01] * 4 + [0.005] * 4 + [0.0025] * 2  # two steps in each epoch
-    assert seen == pytest.approx(pretrain + train)
-    recorded = [record["lr"] for record in run.records if record["kind"] == "epoch"]
-    assert recorded == pytest.approx([0.2, 0.2, 0.02, 0.01, 0.01, 0.005, 0.005, 0.0025])

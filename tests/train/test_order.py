@@ -71,7 +71,3 @@ def test_a_short_epoch_draws_every_image_of_the_pool_with_the_same_probability()
         counts[seen] += 1
     spread = (3000 * 8 / 30 * (1 - 8 / 30)) ** 0.5
     assert (counts - 800).abs().max() < 4.5 * spread
-
-
-def test_as_many_images_as_a_batch_are_enough():
-    assert steps_per_epoch(ONE_PASS, 4) == 1

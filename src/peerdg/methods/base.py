@@ -381,11 +381,8 @@ class Method(nn.Module):
         """Let averages follow the trained network, under these names.
 
         In your own loop, call `update_averages` after each optimizer step, and
-        `finish_epoch_averages` at the end of each epoch, before `end_epoch`.
-
-        Raises:
-            ConfigError: If a name is taken, or an average has to see the network before each epoch
-                (snapshots with `include_init`), which only a method's own average does.
+        `finish_epoch_averages` at the end of each epoch, before `end_epoch`. Snapshots with
+        `include_init` must see the network before each epoch: only a method's own average does.
         """
         for name, average in averages.items():
             if name in self.evaluated_networks:
@@ -402,11 +399,7 @@ class Method(nn.Module):
     def finish_epoch_averages(self, epoch: int) -> dict[str, Any]:
         """Let the attached averages follow the end of an epoch; return what to record.
 
-        In your own loop, call it at the end of each epoch, before `end_epoch`, which may change the
-        trained network.
-
-        Raises:
-            NumericalError: If an average is not finite.
+        In your own loop, call it before `end_epoch`, which may change the trained network.
         """
         records: dict[str, Any] = {}
         for name in self.attached:

@@ -75,9 +75,6 @@ class CleanImages:
         images: All training images, stored in any order.
         size: Side to which they are squashed; None leaves them as they are.
         labels: Their classes, for those who ask for `labelled` chunks.
-
-    Raises:
-        DataError: With fewer than two images.
     """
 
     def __init__(

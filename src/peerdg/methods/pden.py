@@ -132,9 +132,8 @@ class PDEN(Method):
     def start_epoch(self, epoch: int) -> dict[str, Any]:
         """Find the domain of this epoch, and whether its generator still learns."""
         self.domain = min(epoch // self.settings.k, self.settings.domains - 1)
-        self.generator_learns = (
-            epoch - self.domain * self.settings.k < self.settings.learning_epochs
-        )
+        epoch -= self.domain * self.settings.k
+        self.generator_learns = epoch < self.settings.learning_epochs
         return {"domain": self.domain + 1, "generator_learns": self.generator_learns}
 
     def end_epoch(self, epoch: int) -> EpochResult:

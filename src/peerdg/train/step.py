@@ -59,11 +59,7 @@ class Guard:
             self.check()
 
     def check(self) -> None:
-        """Synchronize the device and check that all steps so far were finite.
-
-        Raises:
-            NumericalError: Describes the first step that was not.
-        """
+        """Synchronize the device and check that all steps so far were finite."""
         records, self._unchecked = self._unchecked, []
         if self._bad:
             raise self._error(next(r for r in records if not _finite(r.terms, r.probe)))
@@ -133,13 +129,10 @@ def train_step(
         state: Method and optimizers.
         batch: Images and labels.
         rows: Their rows in the source, for the record of a failure.
-        guard: Checks each loss and its gradients before they are used.
+        guard: Refuses a loss or gradient that is not finite before it reaches a weight.
         seed: The run's seed.
         key: The position in the run. All randomness derives from seed and key.
         bf16: Compute the loss in bfloat16 where that is safe. Weights and updates stay float32.
-
-    Raises:
-        NumericalError: If a loss or a gradient is not finite, before it reaches a weight.
     """
     device = batch.images.device.type
 
