@@ -24,7 +24,6 @@ ALLOWED = {
     "augment/randconv.py": ({"randconv"}, AUGMENTATION),
     "augment/augment_options.py": (KINDS_OF_AUGMENTATION, AUGMENTATION),
     "crafted/__init__.py": ({"randaugment"}, AUGMENTATION),
-    "report/selection.py": ({"randaugment"}, AUGMENTATION),
     "_exports.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),
     "cli/demo.py": ({"erm", "randaugment", "peer", "p-ens"}, "the demo's list"),
     "cli/main.py": ({"erm", "randaugment", "peer"}, "examples in the help"),
