@@ -177,7 +177,7 @@ def test_probabilities_sum_to_one_and_other_sizes_are_resized(digits):
 
 def test_values_that_are_no_image_are_refused(digits):
     model = peerdg.load_model(digits)
-    with pytest.raises(DataError, match="outside"):
+    with pytest.raises(DataError, match="not within"):
         model.predict(np.full((32, 32, 3), 7.5))
     with pytest.raises(DataError, match="absent"):
         model.predict("absent.png")

@@ -200,8 +200,8 @@ REFUSED = {
     "no layer": (((X, Y), {"model": nn.Flatten()}), ConfigError, "no linear layer"),
     "a list of targets": (((X, Y), {"targets": ["other"]}), DataError, "by name"),
     "targets twice": ((tiny_splits(), {"targets": {}}), ConfigError, "given twice"),
-    "targets in memory": (("digits-mini", {"targets": {"a": 1}}), ConfigError, "as a dict"),
-    "a number as target": (("digits-mini", {"targets": 3}), ConfigError, "as a int"),
+    "targets in memory": (("digits-mini", {"targets": {"a": 1}}), ConfigError, "of type list"),
+    "a number as target": (("digits-mini", {"targets": 3}), ConfigError, "of type list"),
     "names of a classifier": (
         ((X, Y), {"model": tiny_classifier()}), ConfigError, "a, b, c; the training images have 0",
     ),

@@ -10,7 +10,7 @@ from torch import nn
 
 from peerdg.benches.bench import run_bench
 from peerdg.benches.plan import make_plan
-from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings
+from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, OwnDataSettings, find_data
 from peerdg.data.classes import class_map_entries
 from peerdg.data.objects import as_domain
 from peerdg.data.splits import Splits, hold_out
@@ -30,13 +30,7 @@ from peerdg.terminal import Terminal
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
-
-    Attributes:
-        path: Its folder.
-        config: Its options.
-        model: The deployed model.
-    """
+    """A finished run: its folder, its options and the deployed model."""
 
     path: Path
     config: RunConfig
@@ -75,29 +69,24 @@ def fit(
     Args:
         data: Name of a benchmark; a folder or list of your own images; domains in memory as
             `Splits`; or anything that `as_domain` takes, such as `(images, labels)` or a Hugging
-            Face dataset, of which a part is held out for validation as of a folder.
+            Face dataset, of which a part is held out for validation.
         out: The run folder to make.
         existing: What to do if `out` holds a run: `"refuse"`, `"resume"`, `"renew"`
             (resume, or replace if the data has changed) or `"overwrite"`.
-        progress: Receives what happens; default: shown in a terminal or notebook. False switches
-            it off, True shows it anywhere, on standard error.
-        model: Your own network to train, in place of a named backbone. A `Classifier` is trained
+        progress: Receives progress. Default: shown in a terminal or notebook. False switches it
+            off, True shows it anywhere, on standard error.
+        model: Your own network to train instead of a named backbone. A `Classifier` is trained
             itself; its classes are matched with those of the data by name. Of any other module a
-            copy is trained, as a `Classifier` with the classes of the data in their order;
-            `Classifier.from_module` does that with a normalisation of your choice.
-        class_map: For classes that targets call by other names, the names of the source:
-            `{"Dog": "dog"}`.
-        profile: Measure where the time goes, and leave it in `profile.json`.
-        minutes: Choose the number of epochs (and k) so that a new run takes about this long.
-        plugin: Python file with a method of your own, which is executed; its method is trained
-            unless `method` names another.
+            copy is trained (see `Classifier.from_module`).
+        class_map: Classes that targets call by other names: `{"Dog": "dog"}`.
+        profile: Measure where the time goes, and write it to `profile.json`.
+        minutes: Choose epochs and k so that a new run takes about this long.
+        plugin: Python file with a method of your own, which is executed. It is trained unless
+            `method` names another.
         options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
             `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
             `peer={"k": 1}`, `m_ada={...}` for `m-ada`. With data in memory, `targets` is a
             dictionary of such data.
-
-    Returns:
-        The finished run, with its model and its records.
 
     Example:
         >>> run = peerdg.fit("digits-mini", out="runs/first", budget="quick")
@@ -113,8 +102,7 @@ def fit(
         if not isinstance(data, str | Path):
             splits = _in_memory(data, given)
             given.pop("targets", None)
-        which = {} if splits is not None else _named(data)
-        config, _ = resolve_given({"benchmark": OWN_DATA, **which, **given}, splits=splits)
+        config, _ = resolve_given(given, splits=splits)
         config, network = start_run(
             config,
             Path(out),
@@ -155,24 +143,21 @@ def bench(
         methods: Objectives and recipes, as `peerdg methods` lists them.
         out: The folder for runs and results.
         seeds: How many, from 0 on, or which.
-        reference: The method that differences are to; default: plain training, or the first.
-        jobs: Runs at once; they share the cores.
-        until: Train each run to this epoch, and compare them there; a later call goes on.
-        records: Folders of one or several earlier benches, whose rows are not trained again.
-        overwrite: Start anew if there is a bench in `out`.
-        progress: Show progress on standard error; default: in a terminal or notebook.
-        class_map: For classes that targets call by other names, the names of the source.
-        plugin: Python file with a method of your own, which is executed; `methods` names it.
-        options: The options of all runs, as for `fit`, but for method, seed and average.
+        reference: The method that differences are to. Default: plain training, or the first.
+        jobs: Runs at once. They share the cores.
+        until: Train each run to this epoch, and compare them there. A later call continues.
+        records: Folders of earlier benches, whose rows are not trained again.
+        overwrite: Start again if there is a bench in `out`.
+        progress: Show progress on standard error. Default: in a terminal or notebook.
+        class_map: Classes that targets call by other names.
+        plugin: Python file with a method of your own, which is executed.
+        options: The options of all runs, as for `fit`, except method, seed and average.
 
     Returns:
         The table as plain data: `rows` has a dictionary for each method, `failures` says why runs
         failed, `page` is the path of the report. docs/bench.md explains the numbers.
-
-    Raises:
-        ConfigError: For an unknown method or option, or if `out` was made with other options.
     """
-    given = {**_nested(data, options, class_map), **_named(data)}
+    given = _nested(data, options, class_map)
     with nullcontext() if plugin is None else plugin_method(Path(plugin)):
         plan = make_plan(
             given,
@@ -216,26 +201,24 @@ def combine(
         rule: `"uniform"`, the mean of all weights; `"greedy"`, of those that do not lower the
             accuracy on the source's validation images; `"ensemble"`, the mean of the outputs.
         outputs: What an ensemble averages: `"probabilities"` (default) or `"logits"`.
-        root: Folder with the data, where it is not where the first run had it.
-        data: The data, of runs on data in memory.
-        network: The network the weights belong to, if you trained one of your own.
+        root: Folder with the data, if it was moved.
+        data: The data of runs on data in memory.
+        network: The network the weights belong to, if you trained your own.
 
     Example:
         >>> model = peerdg.combine(["runs/a", "runs/b"], out="combined")
         >>> model.predict("image.png")
     """
-    folders, place = [Path(run) for run in runs], None if root is None else str(root)
     combine_runs(
-        folders, Path(out), rule=rule, outputs=outputs, root=place, splits=data, network=network
+        [Path(run) for run in runs],
+        Path(out),
+        rule=rule,
+        outputs=outputs,
+        root=None if root is None else str(root),
+        splits=data,
+        network=network,
     )
     return load_model(out, network=network)
-
-
-def _named(data: str | Path) -> dict[str, Any]:
-    """Return the options for a benchmark by its name, or a folder or list of images."""
-    if data in BENCHMARKS and data != OWN_DATA:
-        return {"benchmark": data}
-    return {"benchmark": OWN_DATA, "root": str(data)}
 
 
 def _nested(
@@ -247,18 +230,13 @@ def _nested(
     if class_map is not None:
         own_data = nested.get(OWN_DATA, {})
         nested[OWN_DATA] = {**own_data, "class_map": class_map_entries(class_map)}
+    if not isinstance(data, str | Path):
+        return {"benchmark": OWN_DATA, **nested}
     targets = nested.get("targets")
-    if targets is not None and isinstance(data, str | Path):
-        several = [targets] if isinstance(targets, str | Path) else targets
-        if not isinstance(several, list | tuple) or not all(
-            isinstance(target, str | Path) for target in several
-        ):
-            raise ConfigError(
-                f"The targets of named data were given as a {type(targets).__name__}.",
-                hint="Give names or folders, targets=['sketches'], or all data in memory.",
-            )
-        nested["targets"] = [str(target) for target in several]
-    return nested
+    if isinstance(targets, Path | list | tuple):
+        several = [targets] if isinstance(targets, Path) else targets
+        nested["targets"] = [str(each) if isinstance(each, Path) else each for each in several]
+    return {**nested, **find_data(data)}
 
 
 def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:

@@ -6,12 +6,7 @@ Each class carries the exit code with which the command line ends. Anything that
 
 
 class PeerdgError(Exception):
-    """Base of all errors that peerdg raises on purpose.
-
-    Args:
-        message: What is wrong, with the offending value and where it was found.
-        hint: What to do about it, as one sentence.
-    """
+    """Base of all errors that peerdg raises on purpose: what is wrong, and what to do."""
 
     exit_code = 1
 
@@ -49,13 +44,7 @@ class DataError(PeerdgError):
 
 
 class NumericalError(PeerdgError):
-    """NaN or infinity in a loss, a gradient or a weight.
-
-    Args:
-        message: Which value, and when.
-        hint: What to try.
-        details: What to write into the run's failure record.
-    """
+    """NaN or infinity in a loss, a gradient or a weight; `details` go to the failure record."""
 
     exit_code = 6
 
@@ -79,10 +68,8 @@ class PeerdgWarning(UserWarning):
 class Stopped(PeerdgError):
     """A run stopped before its end and saved its state.
 
-    Args:
-        message: Where the state is and how to continue.
-        signal_number: The signal that asked for it. The exit code is 128 plus this number. None
-            for a stop that was planned (`--stop-after`), with the exit code 0.
+    The exit code is 128 plus the number of the signal that asked for it, or 0 for a planned stop
+    (`--stop-after`).
     """
 
     def __init__(self, message: str = "Stopped.", *, signal_number: int | None) -> None:
@@ -93,9 +80,6 @@ class Stopped(PeerdgError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch on the CPU or an accelerator could not get memory."""
-    if isinstance(error, MemoryError):
-        return True
-    message = str(error)
-    return isinstance(error, RuntimeError) and (
-        "DefaultCPUAllocator" in message or "out of memory" in message.lower()
-    )
+    texts = ("DefaultCPUAllocator", "out of memory")
+    is_torch = isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    return is_torch or isinstance(error, MemoryError)

@@ -10,13 +10,13 @@ from typing import Any, Self, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from peerdg.data.decode import decode_image, to_pixels
+from peerdg.data.decode import to_pixels
 from peerdg.data.domain import Domain
-from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.data.objects import as_picture
+from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.evaluate.accuracy import (
     WORST,
     DomainReport,
@@ -33,8 +33,8 @@ from peerdg.evaluate.predictions import (
     predict_batch,
     predict_files,
 )
+from peerdg.export import Format
 from peerdg.export.export import Exported, export_model
-from peerdg.export.formats import Format
 from peerdg.models.classifier import Classifier, images_per_pass
 from peerdg.models.stored import OWN, how_far, load_stored
 from peerdg.run.hardware import find_device
@@ -56,16 +56,16 @@ class Prediction:
 class Model:
     """A classifier that takes images in any usual form.
 
-    Every image, whatever its form, first becomes a square of `stored_size`, as the images that the
-    model learnt from, and is then resized to `image_size`.
+    Every image becomes a square of `stored_size`, like the training images, and is then resized to
+    `image_size`.
 
     Args:
-        classifier: The network with its class names and normalisation.
+        classifier: The network with its class names and normalization.
         image_size: Side of the images that the network sees.
-        stored_size: Side of the squares that images are decoded to; None if it is the same.
-        description: What is stored beside the weights, for exports and the model card.
-        folder: Run folder or model folder that it comes from, if any. A run folder knows the images
-            it was trained on, and an evaluation on them gives a warning.
+        stored_size: Side of the squares that images are decoded to. None if it is the same.
+        description: Content of `model.json`, for exports and the model card.
+        folder: Run folder or model folder, if any. A run folder knows the images it was trained on,
+            and an evaluation on them gives a warning.
     """
 
     def __init__(
@@ -84,7 +84,6 @@ class Model:
         self.folder = folder
 
     def __repr__(self) -> str:
-        """One line: network, classes, image size and device."""
         names = ", ".join(map(visible, self.classes[:_FEW]))
         more = ", ..." if len(self.classes) > _FEW else ""
         backbone = visible(str(self.description.get("backbone", OWN)))
@@ -105,15 +104,11 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes; images may come from anywhere, and answers are on the CPU."""
+        """Where it computes. Images may come from anywhere, and results are on the CPU."""
         return self.classifier.head.weight.device
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the network to `device`, e.g. `"cuda"` or `"auto"`; returns the model itself.
-
-        Raises:
-            ConfigError: If the device cannot be used here.
-        """
+        """Move the network to `device`, e.g. `"cuda"` or `"auto"`, and return the model itself."""
         self.classifier.to(find_device(str(device)))
         return self
 
@@ -131,26 +126,22 @@ class Model:
     @overload
     def predict(self, images: ImageLike | Iterable[ImageLike], *, top: int) -> list[Any]: ...
     def predict(self, images: ImageLike | Iterable[ImageLike], *, top: int | None = None) -> Any:
-        """The most probable class: of one image a `Prediction`, of several a list of them.
+        """Predict the class of one image (a `Prediction`) or of several (a list of them).
 
         Args:
             images: Path, PIL image, array `[H, W, 3]` or `[H, W]`, tensor `[3, H, W]`, each uint8
                 or [0, 1]; a batched array `[N, H, W, 3]` or tensor `[N, 3, H, W]`; or a sequence
                 of single images.
-            top: In place of each `Prediction`, a list with those of the `top` most probable
-                classes, the most probable first; at most as many as there are classes.
+            top: Return a list of the `top` most probable classes for each image.
         """
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
             raise ConfigError(f"top is {top!r}; it must be a whole number of at least 1.")
-        ranked = [
-            [
-                Prediction(self.classes[index], float(row[index]))
-                for index in most_probable(row, label, top or 1)
-            ]
-            for batch in self._predict(images)
-            for label, row in zip(batch.labels.tolist(), batch.probabilities, strict=True)
-        ]
-        result = [classes[0] for classes in ranked] if top is None else ranked
+        result: list[Any] = []
+        for batch in self._predict(images):
+            for label, row in zip(batch.labels.tolist(), batch.probabilities, strict=True):
+                order = most_probable(row, label, top or 1)
+                ranked = [Prediction(self.classes[n], float(row[n])) for n in order]
+                result.append(ranked[0] if top is None else ranked)
         return result[0] if _is_single(images) else result
 
     def probabilities(self, images: ImageLike | Iterable[ImageLike]) -> torch.Tensor:
@@ -159,24 +150,17 @@ class Model:
         return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
 
     def predict_files(self, paths: Iterable[str | Path]) -> Iterator[FilePrediction]:
-        """Predictions for any number of files in constant memory, in their order.
+        """Predict any number of files in constant memory, in their order.
 
         A file that cannot be decoded gives a prediction with its `error`.
         """
-        return predict_files(
-            self.classifier,
-            map(Path, paths),
-            size=self.image_size,
-            stored_size=self.stored_size,
-        )
+        size, stored_size = self.image_size, self.stored_size
+        return predict_files(self.classifier, map(Path, paths), size=size, stored_size=stored_size)
 
     def evaluate(self, domain: Domain) -> dict[str, Any]:
-        """Images, correct answers, accuracy in percent and loss on `domain`, classes by name.
+        """Count images and correct answers, and compute accuracy in percent and loss on `domain`.
 
-        Warns if the model's run folder says that images of `domain` were trained on.
-
-        Raises:
-            NumericalError: If the network's output for an image is NaN or infinite.
+        Classes are matched by name. Warns of images that the run was trained on.
         """
         domain = domain.with_classes(self.classes)
         self._count_seen(domain)
@@ -193,7 +177,7 @@ class Model:
         return replace(report, overlap=overlap)
 
     def _count_seen(self, domain: Domain) -> Overlap | None:
-        """How many images were trained on, with a warning; None if that is not known."""
+        """Count the images that were trained on, with a warning. None if that is not known."""
         seen = None if self.folder is None else count_known_images(self.folder, domain)
         if seen is not None and seen.trained:
             warnings.warn(f"'{visible(domain.name)}': {seen}", PeerdgWarning, stacklevel=3)
@@ -203,19 +187,16 @@ class Model:
         """Write the model as `"onnx"`, `"torch-export"` or `"safetensors"`, and check the result.
 
         Args:
-            path: A file, if it ends as files of the format do; else a folder to make.
-            format: Which of them.
-            overwrite: Whether a file that is there may be replaced.
+            path: A file, if it ends as files of the format do, else a folder to make.
+            format: Format of the file.
+            overwrite: Replace an existing file.
         """
         own = {"backbone": OWN, "image_size": self.image_size, "stored_size": self.stored_size}
         own |= {"classes": self.classes, "mean": self.classifier.mean.flatten().tolist()}
         own |= {"std": self.classifier.std.flatten().tolist()}
+        description = self.description or own
         return export_model(
-            self.classifier,
-            self.description or own,
-            Path(path),
-            format=format,
-            overwrite=overwrite,
+            self.classifier, description, Path(path), format=format, overwrite=overwrite
         )
 
     def _predict(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Predictions]:
@@ -227,26 +208,19 @@ class Model:
 
     def _pixels(self, image: ImageLike) -> torch.Tensor:
         """Any image as a uint8 square `[3, stored_size, stored_size]`."""
-        if isinstance(image, torch.Tensor):
-            image = image.detach().cpu().numpy()
-            image = image.transpose(1, 2, 0) if image.ndim == 3 else image
-        if isinstance(image, np.ndarray):
-            image = Image.fromarray(_as_uint8(image))
-        rgb = decode_image(image if isinstance(image, Image.Image) else Path(image))
-        return torch.from_numpy(to_pixels(rgb, self.stored_size).copy())
+        name = str(image) if isinstance(image, str | Path) else "the image"
+        return torch.from_numpy(to_pixels(as_picture(image, name), self.stored_size).copy())
 
 
 def load_model(
     path: str | Path, *, network: nn.Module | None = None, device: str | torch.device = "cpu"
 ) -> Model:
-    """The model of a run folder or model folder, ready to predict.
-
-    The folder is all that is needed: weights, class names, normalisation and image size.
+    """Load the model of a run folder or model folder. The folder is all that is needed.
 
     Args:
         path: Run folder or model folder.
-        network: The network the weights belong to, if you trained one of your own.
-        device: Where it computes, e.g. `"cuda"`; `"auto"` takes the accelerator if there is one.
+        network: The network the weights belong to, if you trained your own.
+        device: Where it computes, e.g. `"cuda"`. `"auto"` takes the accelerator if there is one.
     """
     place = find_device(str(device))
     classifier, description = load_stored(Path(path), network)
@@ -272,25 +246,3 @@ def _is_single(images: Any) -> bool:
     if isinstance(images, np.ndarray | torch.Tensor):
         return images.ndim < 4
     return isinstance(images, str | Path | Image.Image)
-
-
-def _as_uint8(image: NDArray[Any]) -> NDArray[np.uint8]:
-    if image.ndim == 3 and image.shape[2] == 1:
-        image = image[:, :, 0]
-    if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (3, 4))):
-        raise DataError(
-            f"An image array of shape {image.shape} was given.",
-            hint="Give arrays [H, W] or [H, W, 3], tensors [3, H, W], or a list of such images.",
-        )
-    if image.dtype == np.uint8:
-        return np.ascontiguousarray(image)
-    if (
-        np.issubdtype(image.dtype, np.floating)
-        and image.size
-        and 0 <= image.min() <= image.max() <= 1
-    ):
-        return np.ascontiguousarray((image * 255).round().astype(np.uint8))
-    raise DataError(
-        f"An image array of type {image.dtype} with values outside [0, 1] was given.",
-        hint="Give uint8 values 0..255, or floating point values 0..1.",
-    )

@@ -63,8 +63,7 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 def did_you_mean(name: str, names: Iterable[str], *, prefix: str = "") -> str:
     """Name the known name nearest to an unknown one, or all of them, each after `prefix`."""
     names = list(names)
-    guess = nearest(name, names)
-    if guess:
+    if guess := nearest(name, names):
         return f"Did you mean '{prefix}{guess}'?"
     return f"Known: {', '.join(prefix + known for known in names)}."
 
@@ -72,10 +71,7 @@ def did_you_mean(name: str, names: Iterable[str], *, prefix: str = "") -> str:
 def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
     """Make a `cls` from plain values, refusing unknown keys, wrong types and values out of range.
 
-    Args:
-        cls: A dataclass whose fields were made with `option`.
-        values: Keys and values as TOML or the command line gave them.
-        where: Section of the values, for messages, e.g. `"train"`. `""` is the top.
+    `where` is the section of the values for messages, e.g. `"train"`. `""` is the top.
     """
     return cls(**_checked(cls, values, f"{where}." if where else ""))
 
@@ -133,26 +129,17 @@ def check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> N
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, bool) or not isinstance(item, int | float):
             continue
-        problem = ""
-        if not math.isfinite(item):
-            problem = "a finite number"
-        elif low is not None and item < low:
-            problem = f"at least {low}"
-        elif above is not None and item <= above:
-            problem = f"greater than {above}"
-        elif high is not None and item > high:
-            problem = f"at most {high}"
-        if problem:
-            raise ConfigError(f"'{name}' is {item}; it must be {problem}.")
+        allowed = {"a finite number": math.isfinite(item)}
+        allowed[f"at least {low}"] = low is None or item >= low
+        allowed[f"greater than {above}"] = above is None or item > above
+        allowed[f"at most {high}"] = high is None or item <= high
+        for limit, is_kept in allowed.items():
+            if not is_kept:
+                raise ConfigError(f"'{name}' is {item}; it must be {limit}.")
 
 
 def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
-    """Return a dataclass as nested plain values.
-
-    Args:
-        config: The dataclass.
-        unset: Include options that are None. TOML has no null, JSON has.
-    """
+    """Return a dataclass as nested plain values, with those that are None only if `unset`."""
     result: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
@@ -205,11 +192,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file as nested tables.
-
-    Raises:
-        ConfigError: If it cannot be read, with the line that is wrong.
-    """
+    """Read a TOML file as nested tables. An error names the line that is wrong."""
     try:
         if path.stat().st_size > MAX_FILE:
             raise ValueError(f"it has more than {MAX_FILE:,} bytes")

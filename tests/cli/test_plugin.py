@@ -314,7 +314,6 @@ def test_a_plugin_that_cannot_be_read_is_refused(here, capsys):
     (here / "large.py").write_bytes(b"#" * (2**20 + 1))
     assert "1,048,576 bytes" in ask([*asked, "large.py"], capsys, 2)
     assert "cannot be" in ask([*asked, "notes.txt"], capsys, 2)
-    assert "given twice" in ask([*asked, "a.py", "--plugin", "b.py"], capsys, 2)
     assert "--plugin" in ask(asked, capsys, 2)
     assert "Unknown option --plugin" in ask(["predict", "x", "y", "--plugin", "a.py"], capsys, 2)
 
@@ -359,11 +358,6 @@ def test_from_python_it_is_trained_resumed_and_refused_alike(plugin, here, monke
     fit(plugin, here / "run", existing="resume")
     for file in ("metrics.jsonl", "model/model.safetensors"):
         assert (here / "run" / file).read_bytes() == (here / "whole" / file).read_bytes()
-
-
-def test_commands_without_plugins_say_which_have_them(plugin, here, capsys):
-    arguments = ["evaluate", "run", "--plugin", "soft_labels.py"]
-    assert "goes with train, bench, resume, config and methods" in ask(arguments, capsys, 2)
 
 
 def test_a_bench_compares_it_with_methods_of_the_package(plugin, here, capsys):

@@ -10,7 +10,7 @@ import torch
 
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
-from peerdg.export.formats import FORMATS
+from peerdg.export import SUFFIXES as FORMATS
 from peerdg.model import load_model
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from peerdg.export.formats import SUFFIXES, Format, require_packages
+from peerdg.export import SUFFIXES, Format, require_packages
 from peerdg.terminal import console
 
 

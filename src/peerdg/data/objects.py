@@ -106,7 +106,7 @@ def _from_items(
     labels = []
     for row in range(count):
         image, label = item(row)
-        images[row] = to_pixels(_picture(image, f"image {row} of '{name}'"), side)
+        images[row] = to_pixels(as_picture(image, f"image {row} of '{name}'"), side)
         single = isinstance(label, Tensor | np.ndarray | np.generic) and np.prod(label.shape) == 1
         labels.append(label.item() if single else label)
     numbers, known = _encode_labels(labels, classes, name)
@@ -117,15 +117,15 @@ def _common_side(item: _Item, count: int, name: str) -> int:
     """Find the one small square size that all images share, or 256."""
     sizes: set[tuple[int, int]] = set()
     for row in range(count):
-        sizes.add(_picture(item(row)[0], f"image {row} of '{name}'").size)
+        sizes.add(as_picture(item(row)[0], f"image {row} of '{name}'").size)
         width, height = next(iter(sizes))
         if len(sizes) > 1 or width != height or width > DEFAULT_SIDE:
             return DEFAULT_SIDE
     return width
 
 
-def _picture(image: Any, name: str) -> Image.Image:
-    """Decode whatever a dataset calls an image, upright and RGB."""
+def as_picture(image: Any, name: str) -> Image.Image:
+    """Decode an upright RGB image from a PIL image, path, bytes, array or tensor."""
     if isinstance(image, Mapping):  # Hugging Face, not decoded
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str):

@@ -1,4 +1,26 @@
-"""A trained model for the world outside: ONNX, torch.export, plain weights, and its card.
+"""Export of a trained model: ONNX, torch.export, plain weights, and its card.
 
-Knows nothing of running a training.
+The formats are here, free of torch, so that the command line can list them.
 """
+
+from importlib.util import find_spec
+from typing import Literal
+
+from peerdg.errors import ConfigError
+
+Format = Literal["onnx", "torch-export", "safetensors"]
+SUFFIXES: dict[Format, str] = {
+    "onnx": ".onnx",
+    "torch-export": ".pt2",
+    "safetensors": ".safetensors",
+}
+
+
+def require_packages(format: Format) -> None:
+    """Refuse a format whose packages are not installed."""
+    needed = ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ()
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise ConfigError(
+            f"The format '{format}' needs {', '.join(missing)}.",
+            hint="Install the extra: pip install 'peerdg[onnx]'.",
+        )

@@ -1,10 +1,10 @@
 """Export a model: the file, its description and card, and a check that it answers the same."""
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from peerdg import __version__
 from peerdg.errors import OutputError
-from peerdg.export.formats import SUFFIXES, Format, require_packages
+from peerdg.export import SUFFIXES, Format, require_packages
 from peerdg.export.writers import Origin, Run, origin_of, write_onnx, write_program, write_weights
-from peerdg.files import TEMPORARY, replace_atomically, require_replaceable, writing
+from peerdg.files import TEMPORARY, require_replaceable, writing
 from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.stored import describes_ensemble
 from peerdg.run.model import CARD, model_card
@@ -26,17 +26,11 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export.
+    """The result of an export."""
 
-    Args:
-        path: The model file.
-        files: The model file, its description as JSON, and its card.
-        difference: Largest difference of its logits from those of the original.
-    """
-
-    path: Path
-    files: tuple[Path, ...]
-    difference: float
+    path: Path  # the model file
+    files: tuple[Path, ...]  # the model file, its description as JSON, and its card
+    difference: float  # largest difference of its logits from those of the original
 
 
 def export_model(
@@ -53,7 +47,7 @@ def export_model(
         model: The classifier.
         description: The content of `model.json`: backbone, sizes, how it was trained.
         output: A file, if it ends as files of the format do, else a folder to make.
-        format: One of `FORMATS`.
+        format: Format of the file.
         overwrite: Whether an existing file may be replaced. A folder must be new or empty.
 
     Raises:
@@ -62,28 +56,48 @@ def export_model(
             differently; then nothing is left.
     """
     require_packages(format)
+    files = _files(output, format, overwrite)
     backbone, size = description["backbone"], description["image_size"]
-    origin = origin_of(model, backbone) if format == "safetensors" else Origin("peerdg", None, ())
+    origin = origin_of(model, backbone) if format == "safetensors" else Origin()
     about = _about(model, description, format, origin)
-    with in_eval_mode(model), _target(output, format, overwrite) as (folder, names):
-        path = folder / names[0]
-        if format == "safetensors":
-            run = write_weights(model, path, backbone=backbone, origin=origin)
-        else:
-            write = write_onnx if format == "onnx" else write_program
-            run = write(model, path, size=size, about=about)
-        difference = require_same_answers(model, run, size=size)
-        text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
-        (folder / names[1]).write_text(text, "utf-8")
-        card = model_card(
-            description,
-            load=_how_to_load(about, description, names[0], origin),
-            remarks=_remarks(about, difference),
-            normalizes=origin.library == "peerdg",
-        )
-        (folder / names[2]).write_text(card, "utf-8")
-    where = output.parent if output.suffix.lower() == SUFFIXES[format] else output
-    return Exported(where / names[0], tuple(where / name for name in names), difference)
+    with in_eval_mode(model), writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=TEMPORARY) as temporary:
+            path, about_file, card_file = (Path(temporary) / file.name for file in files)
+            if format == "safetensors":
+                run = write_weights(model, path, backbone=backbone, origin=origin)
+            else:
+                write = write_onnx if format == "onnx" else write_program
+                run = write(model, path, size=size, about=about)
+            difference = require_same_answers(model, run, size=size)
+            text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
+            about_file.write_text(text, "utf-8")
+            card = model_card(
+                description,
+                load=_how_to_load(about, description, path.name, origin),
+                remarks=_remarks(about, difference),
+                normalizes=origin.library == "peerdg",
+            )
+            card_file.write_text(card, "utf-8")
+            files[0].parent.mkdir(exist_ok=True)
+            for file in reversed(files):  # the model last: once it is there, all is
+                os.replace(Path(temporary) / file.name, file)
+    return Exported(files[0], files, difference)
+
+
+def _files(output: Path, format: Format, overwrite: bool) -> tuple[Path, Path, Path]:
+    """Choose the files of the model, its description and its card. Refuse to replace others."""
+    if output.suffix.lower() != SUFFIXES[format]:
+        if output.is_dir() and any(output.iterdir()):
+            raise OutputError(f"{output} is not empty.", hint="Choose a new folder with -o.")
+        name = "weights" if format == "safetensors" else "model"
+        return output / f"{name}{SUFFIXES[format]}", output / "about.json", output / CARD
+    if output.exists() and not overwrite:
+        raise OutputError(f"{output} is there already.", hint="Add --overwrite, or change -o.")
+    beside = (output.with_suffix(".json"), output.with_suffix(f".{CARD}"))
+    for file in (output, *beside):
+        require_replaceable(file)
+    return output, *beside
 
 
 @torch.no_grad()
@@ -92,11 +106,6 @@ def require_same_answers(model: Classifier, exported: Run, *, size: int) -> floa
 
     It is relative to the largest logit where that exceeds 1, since rounding is.
 
-    Args:
-        model: The original, in eval mode.
-        exported: Runs the exported file, the way a user will.
-        size: Side of the images.
-
     Raises:
         OutputError: If it is more than `TOLERANCE`, or the shapes differ.
     """
@@ -104,14 +113,10 @@ def require_same_answers(model: Classifier, exported: Run, *, size: int) -> floa
     for images in sample_images(size):
         expected = model(images.to(model.head.weight.device)).float().cpu()
         logits = exported(images).float().cpu()
-        if logits.shape != expected.shape:
-            raise OutputError(
-                f"The exported model gives {tuple(logits.shape)} for {len(images)} images, not "
-                f"{tuple(expected.shape)}; nothing was written.",
-                hint="Please report this with the backbone's name.",
-            )
-        scale = max(1.0, float(expected.abs().max()))
-        difference = float((logits - expected).abs().max()) / scale
+        difference = math.inf
+        if logits.shape == expected.shape:
+            scale = max(1.0, float(expected.abs().max()))
+            difference = float((logits - expected).abs().max()) / scale
         if not difference <= TOLERANCE:  # also if it is not a number
             raise OutputError(
                 f"The exported model differs from the original by {difference:.2g}, more than "
@@ -133,32 +138,6 @@ def sample_images(size: int) -> Iterator[Tensor]:
         if batch > 3:
             images[2], images[3] = 0.0, 255.0
         yield images.round().clamp(0, 255).to(torch.uint8)
-
-
-@contextmanager
-def _target(
-    output: Path, format: Format, overwrite: bool
-) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Make a temporary folder, whose three files take their places when the block ends well."""
-    if output.suffix.lower() != SUFFIXES[format]:
-        if output.is_dir() and any(output.iterdir()):
-            raise OutputError(f"{output} is not empty.", hint="Choose a new folder with -o.")
-        stem = "weights" if format == "safetensors" else "model"
-        with replace_atomically(output) as folder:
-            folder.mkdir()
-            yield folder, (f"{stem}{SUFFIXES[format]}", "about.json", CARD)
-        return
-    if output.exists() and not overwrite:
-        raise OutputError(f"{output} is there already.", hint="Add --overwrite, or change -o.")
-    names = (output.name, f"{output.stem}.json", f"{output.stem}.{CARD}")
-    for name in names:
-        require_replaceable(output.with_name(name))
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=TEMPORARY) as temporary:
-            yield Path(temporary), names
-            for name in reversed(names):  # the model last: once it is there, all is
-                os.replace(Path(temporary) / name, output.parent / name)
 
 
 def _about(
@@ -191,27 +170,23 @@ def _how_to_load(
     about: Mapping[str, Any], description: Mapping[str, Any], name: str, origin: Origin
 ) -> list[str]:
     """Write the lines of Python that load the file."""
-    file, images = json.dumps(name), f"uint8 [n, 3, {about['image_size']}, {about['image_size']}]"
+    file, size = json.dumps(name), about["image_size"]
     if about["format"] == "onnx":
         return [
             "import onnxruntime",
             f"session = onnxruntime.InferenceSession({file})",
-            f'logits = session.run(None, {{"images": images}})[0]  # {images}',
+            f'logits = session.run(None, {{"images": images}})[0]  # uint8 [n, 3, {size}, {size}]',
         ]
     if about["format"] == "torch-export":
         return [
             "import torch",
             f"net = torch.export.load({file}).module()",
-            f"logits = net(images)  # {images}",
+            f"logits = net(images)  # uint8 [n, 3, {size}, {size}]",
         ]
     load = f"net.load_state_dict(safetensors.torch.load_file({file})); net.eval()"
     if origin.library != "peerdg":
-        return [
-            f"import torch, {origin.library}, safetensors.torch",
-            *origin.code,
-            load,
-            "logits = net((images / 255 - mean) / std)  # mean and std: in the JSON file beside it",
-        ]
+        use = "logits = net((images / 255 - mean) / std)  # mean and std: in the JSON file"
+        return [f"import torch, {origin.library}, safetensors.torch", *origin.code, load, use]
     lines = [
         "import peerdg, safetensors.torch",
         f"# net: peerdg.build_classifier({json.dumps(about['backbone'])}, classes=...,",
@@ -221,12 +196,10 @@ def _how_to_load(
         lines.append(f"net = net.with_layers({layers!r})")
     if describes_ensemble(description):
         combined = description["combined"]
-        lines += [
-            "import copy",
-            "from peerdg.models.ensemble import ensemble",
-            f"nets = [copy.deepcopy(net) for _ in range({len(combined['members'])})]",
-            f"net = ensemble(nets, outputs={json.dumps(combined['outputs'])})",
-        ]
+        nets = f"[net] + [copy.deepcopy(net) for _ in range({len(combined['members']) - 1})]"
+        lines.append("import copy, peerdg.models.ensemble")
+        outputs = json.dumps(combined["outputs"])
+        lines.append(f"net = peerdg.models.ensemble.ensemble({nets}, outputs={outputs})")
     return [*lines, load]
 
 
@@ -240,8 +213,6 @@ def _remarks(about: Mapping[str, Any], difference: float) -> list[str]:
         "on sample images.",
         f"To prepare an image: turn it upright (EXIF), make it RGB, {steps}.",
     ]
-    if format != "safetensors":
-        notes.append(f"Input: uint8 values 0 to 255, `[n, 3, {size}, {size}]`, not normalised.")
     if format == "torch-export":
         notes.append("torch.export.load can execute code: load only files whose origin you trust.")
     return notes
