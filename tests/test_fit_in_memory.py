@@ -9,7 +9,6 @@ import peerdg
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits, stratified
 from peerdg.errors import ConfigError, DataError
-from peerdg.run.config import resolve, resolve_own_data
 from tests.conftest import TinyEncoder, tiny_classifier, tiny_domain, tiny_splits
 from tests.data.test_objects import HuggingFace
 
@@ -104,13 +103,6 @@ def test_splits_hold_out_a_share_nothing_or_what_is_given():
     )
 
 
-def test_the_held_out_images_are_not_trained_on():
-    splits = Splits((X, Y), validation=0.3)
-    both = torch.cat([splits.train.images, splits.validation.images]).flatten(1)
-    assert len(both.unique(dim=0)) == 60
-    assert splits.validation.labels.bincount().tolist() == [6, 6, 6]
-
-
 def test_targets_in_memory_are_matched_by_name(tmp_path):
     targets = {"other": (OTHER.images, [str(label) for label in OTHER.labels.tolist()])}
     run = peerdg.fit((X, Y), out=tmp_path / "run", model=network(), targets=targets, **SHORT)
@@ -156,16 +148,6 @@ def test_a_run_of_a_plain_module_is_read_again_with_the_module_alone(tmp_path):
         assert torch.equal(model.classifier(images), run.model.classifier(images))
 
 
-def test_a_single_path_gives_one_row_of_probabilities(tmp_path):
-    model = peerdg.model.Model(tiny_classifier(), 12)
-    path = tmp_path / "image.png"
-    Image.fromarray(X[0].permute(1, 2, 0).numpy()).save(path)
-    expected = model.probabilities([X[0]])
-    for image in (path, str(path), Image.open(path), X[0], X[0].permute(1, 2, 0).numpy()):
-        assert torch.equal(model.probabilities(image), expected)
-    assert expected.shape == (1, 3)
-
-
 @pytest.mark.parametrize(
     "targets", ["uci", *(pytest.param(x, marks=pytest.mark.slow) for x in (("uci",), ["uci"]))]
 )
@@ -176,12 +158,6 @@ def test_one_target_may_be_named_without_a_list(targets, tmp_path):
     )  # fmt: skip
     assert run.config.targets == ("uci",)
     assert set(run.accuracy["model"]) == {"validation", "uci"}
-
-
-def test_one_target_may_stand_alone_in_a_config_file_too():
-    assert resolve({"benchmark": "digits", "targets": "usps"}).targets == ("usps",)
-    config, _ = resolve_own_data({"targets": "cartoon"}, tiny_splits())
-    assert config.targets == ("cartoon",)
 
 
 REFUSED = {

@@ -29,13 +29,6 @@ def test_the_explained_preset_is_the_one_the_images_choose(side, preset, tmp_pat
         assert f"#   {line}\n" in text
 
 
-def test_what_was_given_is_not_explained_as_chosen(tmp_path, capsys):
-    photos = str(folder(tmp_path / "photos", side=200))
-    text = printed([photos, "--explain", "--backbone", "alexnet"], capsys)
-    assert "--backbone" not in text
-    assert "--weights imagenet: " in text
-
-
 def test_a_named_data_set_is_explained_by_its_own_preset(capsys):
     text = printed(["pacs", "--explain"], capsys)
     assert text.startswith("# Preset 'pacs', budget 'standard'.\n")
@@ -85,10 +78,3 @@ def test_a_file_with_values_of_a_wrong_type_is_refused(content, tmp_path, capsys
 def test_a_list_of_whole_numbers_is_given_with_commas_or_flag_by_flag(flags, capsys):
     text = printed(["digits-mini", "--method", "l2d", *flags], capsys)
     assert tomllib.loads(text)["l2d"]["kernels"] == [3, 7]
-
-
-@pytest.mark.parametrize("value", ["3.5", "3,5.5", "3,", "x"])
-def test_what_is_no_list_of_whole_numbers_is_refused(value, capsys):
-    arguments = ["config", "digits-mini", "--method", "l2d", "--l2d.kernels", value]
-    assert run(arguments, debug=False) == 2
-    assert f'"{value}" is no list of whole numbers' in capsys.readouterr().err

@@ -8,11 +8,10 @@ import torch
 import peerdg
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
-from peerdg.run.hardware import find_device
 from tests.cli.stored_models import save_photos, save_small_model
 
 # The one beside the CPU is "meta", which has no values; torch names devices that are not built in.
-UNUSABLE = ("meta", "cuda:77", "toaster", "", "cpu:cpu")
+UNUSABLE = ("meta", "cuda:77", "toaster")
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +42,6 @@ def test_a_device_that_cannot_be_used_is_refused_in_one_way(
     assert f"The device '{device}' cannot be used" in said
     assert "Use --device cpu" in said
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("command", ["evaluate", "predict"])
-def test_the_cpu_by_name_gives_what_the_default_gives(
-    command: str, model: Path, photos: Path, tmp_path: Path
-):
-    found = []
-    for name, device in (("default", []), ("cpu", ["--device", "cpu"])):
-        (tmp_path / name).mkdir()
-        assert run([*arguments(command, model, photos, tmp_path / name), *device], debug=False) == 0
-        found.append((tmp_path / name / "found.json").read_text())
-    assert found[0] == found[1]
-    assert "dog" in found[0]
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
@@ -90,8 +76,3 @@ def test_every_parameter_and_buffer_moves(model: Path, monkeypatch):
     state = [*moved.classifier.parameters(), *moved.classifier.buffers()]
     assert {tensor.device.type for tensor in state} == {"meta"}
     assert moved.device.type == "meta"
-
-
-def test_auto_is_the_cpu_where_there_is_nothing_else(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
-    assert find_device("auto") == torch.device("cpu")

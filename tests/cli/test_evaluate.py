@@ -9,7 +9,6 @@ import peerdg
 from peerdg.cli.main import run
 from peerdg.data.folder import image_files
 from tests.cli.stored_models import CLASSES, save_photos, save_small_model
-from tests.conftest import tiny_classifier, tiny_splits
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +56,6 @@ def test_prints_every_number_a_person_asks_for(
     for word in ("sketches", "accuracy %", "class mean %", "calibration error %", *CLASSES,
                  "mostly taken for", "true \\ predicted", "worst mistakes"):  # fmt: skip
         assert word in said
-
-
-def test_several_folders_are_judged_one_by_one(model: Path, photos: Path, tmp_path: Path):
-    other = save_photos(tmp_path / "other", per_class=2, seed=9)
-    out = tmp_path / "result.json"
-    assert evaluate(model, photos, other, "--json", out) == 0
-    assert [(d["domain"], d["n"]) for d in json.loads(out.read_text())["domains"]] == [
-        ("sketches", 12), ("other", 6),
-    ]  # fmt: skip
 
 
 def test_the_report_has_tables_a_matrix_and_the_images_of_the_mistakes(
@@ -119,13 +109,3 @@ def test_options_of_named_data_sets_do_not_go_with_folders(model: Path, photos: 
     assert evaluate(model, photos, "--root", "x") == 2
     assert evaluate(model) == 2  # a model folder has no data of its own
     assert evaluate(model, "no-such-folder") == 5
-
-
-def test_the_runs_own_targets_give_the_recorded_accuracy(tmp_path: Path):
-    splits = tiny_splits()
-    options = {"pretrain": {"epochs": 1, "batch_size": 8}, "peer": {"k": 1},
-               "train": {"epochs": 1, "batch_size": 8}}  # fmt: skip
-    done = peerdg.fit(splits, out=tmp_path / "run", model=tiny_classifier(), **options)
-    for name, domain in splits.targets.items():
-        detail = done.model.evaluate_in_detail(domain)
-        assert detail.accuracy == done.accuracy["task"][name]

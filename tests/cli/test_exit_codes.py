@@ -14,13 +14,12 @@ from PIL import Image
 
 from peerdg.cli import train as command
 from peerdg.cli.main import COMMANDS, WITH_OPTIONS, run
-from peerdg.errors import ConfigError, DataError, PeerdgWarning
+from peerdg.errors import DataError, PeerdgWarning
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import save_model
-from peerdg.run.config import resolve
 from peerdg.train import loop
 from tests.cli.stored_models import save_photos
-from tests.reliability.processes import environment, peerdg, start, without
+from tests.reliability.processes import environment, peerdg, start
 from tests.reliability.processes import run as run_process
 
 HELP = [name.split() for name in COMMANDS] + [[]]
@@ -41,17 +40,6 @@ def test_only_help_with_the_options_of_a_run_imports_torch():
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("module", ["torch", "torchvision", "numpy"])
-def test_an_answer_without_training_waits_for_no_large_import(tmp_path: Path, module: str):
-    result = run_process(peerdg("--help"), env=without(module, tmp_path))
-    assert result.returncode == 0, result.stderr
-    assert "train" in result.stdout
-    imported = run_process(
-        [sys.executable, "-c", f"import {module}"], env=without(module, tmp_path)
-    )
-    assert f"{module} was imported" in imported.stderr  # the trap works
-
-
 @pytest.mark.parametrize("arguments", HELP, ids=" ".join)
 def test_every_help_shows_an_example(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     assert run([*arguments, "--help"], debug=False) == 0
@@ -66,7 +54,7 @@ def test_help_shows_the_options_of_the_chosen_method_and_data(capsys):
         return capsys.readouterr().out
 
     usual = page("--help")
-    assert len(usual.splitlines()) <= 100
+    assert len(usual.splitlines()) <= 90
     assert "--peer.w" in usual and "--peer.no-augment" in usual and "--help-all" in usual
     chosen = page("pacs", "--method", "advst-me", "--help")  # a recipe of advst
     for flag, is_shown in {"--advst.eta": True, "--pacs.source": True, "--peer.w": False}.items():
@@ -125,14 +113,6 @@ def test_warnings_are_one_line_without_source_code():
     assert issubclass(PeerdgWarning, UserWarning)
 
 
-def test_the_readers_departure_is_not_an_error():
-    command = " ".join([*peerdg("config", "digits-mini"), "|", "head", "-c", "10"])
-    piped = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, env=environment()
-    )
-    assert b"Traceback" not in piped.stderr
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stored") / "model"
@@ -150,17 +130,15 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
 def test_a_missing_or_broken_image_is_a_data_error_that_names_it(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ):
-    path = tmp_path / f"{name}.png"
-    if BROKEN[name] is not None:
-        path.write_bytes(BROKEN[name])
-    assert run(["predict", str(model), str(path)], debug=False) == 5
-    said = capsys.readouterr()
-    assert str(path) in said.err
-    assert all(line.startswith("path,") or str(path) in line for line in said.out.splitlines())
+    for name, content in BROKEN.items():
+        path = tmp_path / f"{name}.png"
+        if content is not None:
+            path.write_bytes(content)
+        assert run(["predict", str(model), str(path)], debug=False) == 5
+        assert str(path) in capsys.readouterr().err
 
 
 def test_predictions_need_a_model_images_and_a_place_to_write(
@@ -218,13 +196,6 @@ def test_what_the_encoding_of_the_output_lacks_is_written_out():
     )
     assert ended.returncode == 0, ended.stderr
     assert b"\\u72ac" in ended.stdout
-
-
-def test_a_config_that_utf8_cannot_hold_is_refused():
-    config = resolve({"benchmark": "digits", "root": os.fsdecode(b"a/\xffb")})
-    with pytest.raises(ConfigError, match="not UTF-8") as refused:
-        config.toml()
-    assert "a/\\udcffb" in str(refused.value)
 
 
 def long_training(folder: Path, *, pretrain_epochs: int) -> list[str]:

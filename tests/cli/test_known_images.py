@@ -13,7 +13,6 @@ from peerdg.cli.main import run as command
 from peerdg.errors import PeerdgWarning
 from tests.cli.stored_models import save_photos
 from tests.conftest import tiny_classifier, tiny_splits
-from tests.reliability import processes
 from tests.reliability.photo_run import photo_run
 
 CLASSES = ("cat", "dog", "horse")
@@ -52,13 +51,6 @@ def test_the_training_folder_is_recognised(run: Path, photos: Path, tmp_path: Pa
     assert "'photos': 8 of 9 images were trained on, 1 used for validation" in warning
 
 
-def test_the_warning_reaches_standard_error_and_the_page(run: Path, photos: Path, tmp_path: Path):
-    done = processes.run(processes.peerdg("evaluate", run, photos, "--report", tmp_path / "page"))
-    assert done.returncode == 0
-    assert "8 of 9 images were trained on" in done.stderr
-    assert "8 of 9 images were trained on" in (tmp_path / "page/evaluation.md").read_text()
-
-
 def test_other_names_and_lossless_formats_do_not_hide_an_image(
     run: Path, photos: Path, trained: set[str], tmp_path: Path
 ):
@@ -85,10 +77,6 @@ def test_a_model_folder_alone_does_not_know(run: Path, photos: Path, tmp_path: P
     shutil.copytree(run / "model", tmp_path / "copy")
     found = evaluate(tmp_path / "copy", photos, tmp_path)
     assert (found["trained_on"], found["validated_on"], found["warnings"]) == (None, None, [])
-
-
-def test_the_model_folder_inside_a_run_knows(run: Path, photos: Path, tmp_path: Path):
-    assert evaluate(run / "model", photos, tmp_path)["trained_on"] == 8
 
 
 def test_a_damaged_record_is_refused(run: Path, photos: Path, tmp_path: Path):

@@ -1,5 +1,4 @@
 import csv
-import io
 import json
 import signal
 import subprocess
@@ -20,8 +19,6 @@ from peerdg.data.own_data import read_targets
 from peerdg.errors import ConfigError
 from peerdg.evaluate.predictions import most_probable, predict_batch
 from peerdg.report.predictions import (
-    PredictionWriter,
-    csv_line,
     partial_path,
     prediction_file,
 )
@@ -59,13 +56,6 @@ def test_a_file_gets_the_bits_that_the_evaluation_of_its_folder_gives(model: Pat
     assert [p.label for p in loaded.predict(list(image_files(photos)))] == labels
 
 
-def test_the_stored_size_is_part_of_the_rule(tmp_path: Path, photos: Path, model: Path):
-    other = save_small_model(tmp_path / "other", stored_size=90)
-    paths = list(image_files(photos))
-    rows = [peerdg.load_model(place).probabilities(paths) for place in (model, other)]
-    assert not torch.equal(*rows)
-
-
 def test_writes_path_label_and_probability_in_the_order_of_the_folder(
     tmp_path: Path, model: Path, photos: Path
 ):
@@ -79,15 +69,6 @@ def test_writes_path_label_and_probability_in_the_order_of_the_folder(
     for row, prediction in zip(rows, expected, strict=True):
         assert float(row["probability"]) == pytest.approx(prediction.probability, abs=1e-6)
     assert list(out.parent.iterdir()) == [out]
-
-
-def test_all_classes_have_a_column_each_and_sum_to_one(tmp_path: Path, model: Path, photos: Path):
-    out = tmp_path / "found.csv"
-    assert run(["predict", str(model), str(photos), "-o", str(out), "--all"], debug=False) == 0
-    for row in read_rows(out):
-        shares = {name: float(row[f"p({name})"]) for name in CLASSES}
-        assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
-        assert max(shares, key=shares.__getitem__) == row["label"]
 
 
 def test_json_lines_say_the_same(tmp_path: Path, model: Path, photos: Path):
@@ -122,22 +103,11 @@ def test_bad_images_become_rows_with_the_reason_and_are_counted(
     assert list(bad) == ["cat/0a.png", "dog/1.png"]
     assert "known format" in bad["cat/0a.png"]
     assert rows["dog/1.png"]["label"] == rows["dog/1.png"]["p(cat)"] == ""
-    assert "2 of 7 images cannot be used" in capsys.readouterr().err
-
-
-def test_strict_ends_with_code_5_but_writes_all_rows(tmp_path: Path, model: Path, with_bad: Path):
-    out = tmp_path / "found.csv"
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"5 predictions in {out}" in said and "2 of 7 images cannot be used" in said
     arguments = ["predict", str(model), str(with_bad), "-o", str(out), "--strict"]
     assert run(arguments, debug=False) == 5
     assert len(read_rows(out)) == 7
-
-
-def test_the_good_images_do_not_suffer_from_bad_neighbours(model: Path, with_bad: Path):
-    loaded = peerdg.load_model(model)
-    mixed = [p for p in loaded.predict_files(image_files(with_bad)) if p.error is None]
-    alone = list(loaded.predict_files([p.path for p in mixed]))
-    for one, other in zip(mixed, alone, strict=True):
-        assert torch.equal(one.probabilities, other.probabilities)
 
 
 def test_many_bad_files_in_a_row_do_not_hold_back_what_follows(tmp_path: Path, model: Path):
@@ -163,12 +133,6 @@ def test_a_json_file_is_one_list_of_the_same_records(tmp_path: Path, model: Path
     assert [record["label"] is None for record in found].count(True) == 2
 
 
-def test_a_json_file_of_no_rows_is_an_empty_list():
-    file = io.StringIO()
-    PredictionWriter(file, CLASSES, format="json").close()
-    assert json.loads(file.getvalue()) == []
-
-
 def test_the_json_list_of_a_stopped_command_is_closed(tmp_path: Path, model: Path, photos: Path):
     out = tmp_path / "found.json"
     found = list(peerdg.load_model(model).predict_files(image_files(photos)))
@@ -181,22 +145,13 @@ def test_the_json_list_of_a_stopped_command_is_closed(tmp_path: Path, model: Pat
     assert [row["label"] for row in rows] == [p.label for p in found[:4]]
 
 
-@pytest.mark.parametrize("name", ["found.xlsx", "found.tsv", "found.PARQUET"])
-def test_a_name_of_another_format_is_refused(
-    name: str, tmp_path: Path, model: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("option", [("-o", "found.xlsx"), ("--top", "0"), ("--top", "1.5")])
+def test_another_format_or_no_count_is_refused(
+    option, tmp_path: Path, model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    assert run(["predict", str(model), str(photos), "-o", str(tmp_path / name)], debug=False) == 2
-    assert ".csv, .json or .jsonl" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert run(["predict", str(model), str(photos), *option], debug=False) == 2
     assert not list(tmp_path.iterdir())
-
-
-def test_only_predictions_are_counted_as_predictions(
-    tmp_path: Path, model: Path, with_bad: Path, capsys: pytest.CaptureFixture[str]
-):
-    out = tmp_path / "found.csv"
-    assert run(["predict", str(model), str(with_bad), "-o", str(out)], debug=False) == 0
-    said = capsys.readouterr().err.replace("\n", "")
-    assert f"5 predictions in {out}" in said and "2 of 7 images" in said
 
 
 def test_the_most_probable_classes_stand_in_falling_order(
@@ -235,11 +190,6 @@ def test_more_classes_than_there_are_gives_all_and_one_changes_nothing(
         assert "label_4" not in row
 
 
-@pytest.mark.parametrize("top", ["0", "-1", "1.5", "all"])
-def test_a_top_that_is_no_count_is_refused(top: str, model: Path, photos: Path):
-    assert run(["predict", str(model), str(photos), "--top", top], debug=False) == 2
-
-
 def test_the_answer_comes_first_among_equally_probable_classes():
     equal = torch.tensor([0.2, 0.3, 0.3, 0.2])
     assert most_probable(equal, 2, 4) == [2, 1, 0, 3]
@@ -272,12 +222,6 @@ def test_a_model_says_in_a_line_what_it_is(model: Path, tmp_path: Path):
     shown = repr(peerdg.load_model(many))
     assert "40 classes (c\\n0, " in shown and "..." in shown
     assert len(shown.splitlines()) == 1
-
-
-@pytest.mark.parametrize("cell", ["photo; 3.png", "a+b=c", "", "a,b", 'q"', "a\r\nb", "=1"])
-def test_a_cell_is_read_as_it_was_written(cell: str):
-    (read,) = csv.reader(io.StringIO(csv_line([cell]), newline=""))
-    assert read == [cell]
 
 
 def test_hostile_names_of_files_and_classes_stay_data(tmp_path: Path):
@@ -341,7 +285,7 @@ def test_ctrl_c_keeps_the_rows_written_so_far(tmp_path: Path, model: Path):
     images.mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(images / "0.png", compress_level=0)
-    for number in range(1, 8_000):
+    for number in range(1, 4_000):
         (images / f"{number}.png").hardlink_to(images / "0.png")
     out = tmp_path / "found.csv"
     process = subprocess.Popen(
@@ -352,7 +296,7 @@ def test_ctrl_c_keeps_the_rows_written_so_far(tmp_path: Path, model: Path):
     )  # fmt: skip
     partial = out.with_name("found.csv.partial")
     deadline = time.monotonic() + 60
-    while not (partial.exists() and partial.stat().st_size > 20_000):
+    while not (partial.exists() and partial.stat().st_size > 10_000):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -362,5 +306,5 @@ def test_ctrl_c_keeps_the_rows_written_so_far(tmp_path: Path, model: Path):
     assert str(partial) in said.replace("\n", "")
     assert not out.exists()
     rows = read_rows(partial)
-    assert f"{len(rows):,} of 8,000" in said
+    assert f"{len(rows):,} of 4,000" in said
     assert all(row["label"] in CLASSES and row["error"] == "" for row in rows)

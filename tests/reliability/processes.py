@@ -23,14 +23,6 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **extra}
 
 
-def without(module: str, folder: Path, **extra: str) -> dict[str, str]:
-    """An environment in which importing `module` ends the program, to show that nobody does."""
-    folder.mkdir(exist_ok=True)
-    (folder / f"{module}.py").write_text(f"raise SystemExit('{module} was imported')\n")
-    usual = environment(**extra)
-    return {**usual, "PYTHONPATH": os.pathsep.join((str(folder), usual["PYTHONPATH"]))}
-
-
 def start(command: list[str], **options) -> subprocess.Popen[str]:
     """In a process group of its own, so that the whole group can be killed."""
     return subprocess.Popen(

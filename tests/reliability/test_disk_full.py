@@ -11,11 +11,10 @@ import torch
 import peerdg
 from peerdg.cli.main import run
 from peerdg.errors import OutputError
-from peerdg.files import replace_atomically, write_json
-from peerdg.models.stored import save_model
+from peerdg.files import replace_atomically
 from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from peerdg.run.records import JsonLines
-from tests.conftest import tiny_classifier, tiny_splits
+from tests.conftest import tiny_splits
 from tests.reliability import tiny_run
 from tests.reliability.processes import leftovers
 from tests.reliability.tiny_run import OPTIONS, tiny_model
@@ -123,23 +122,6 @@ def test_every_writer_turns_a_full_disk_into_the_same_error(tmp_path: Path):
     with pytest.raises(OutputError, match="No space left"), replace_atomically(tmp_path / "a"):
         full.write_text("x")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_in_place_of_the_folder_of_checkpoints_is_refused(tmp_path: Path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError):
-        save_checkpoint(tmp_path / "file", 1, {}, {})
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize("writer", ["model", "json"])
-def test_a_parent_that_is_a_file_is_an_output_error(tmp_path: Path, writer: str):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError):
-        if writer == "model":
-            save_model(tmp_path / "file/m", tiny_classifier(), backbone="x", image_size=12)
-        else:
-            write_json(tmp_path / "file/a.json", {})
 
 
 def test_a_single_file_that_does_not_fit_on_the_disk_is_an_output_error(tmp_path, capsys):

@@ -21,12 +21,6 @@ def test_25_kills_of_the_command_line_leave_no_trace(tmp_path: Path):
     assert kill_and_resume(tmp_path, kills=25, seed=SEED, small=False) == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_100_kills_of_a_tiny_run_leave_no_trace(tmp_path: Path):
-    assert kill_and_resume(tmp_path, kills=100, seed=SEED + 1, small=True) == []
-
-
 def test_a_run_killed_between_its_last_two_writes_is_finished_and_tidied_up(tmp_path: Path):
     out = tmp_path / "run"
     assert tiny_run.main(str(out)) == 0

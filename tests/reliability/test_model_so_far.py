@@ -77,7 +77,6 @@ def test_the_model_is_the_deployed_one_of_the_last_evaluation(tmp_path: Path):
 @pytest.mark.parametrize(
     ("moment", "far"),
     [
-        (("train", 0, 1), "pre-trained only, for 2 of 2 epochs"),
         (("train", 1, 2), "pre-trained only, for 2 of 2 epochs"),
         (("train", 2, 1), "trained for 2 of 8 epochs"),
     ],

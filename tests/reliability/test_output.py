@@ -9,15 +9,10 @@ from peerdg.run.checkpoint import remove_leftovers
 from peerdg.run.config import resolve
 from peerdg.run.folder import Existing, RunFolder
 
-NAMES = {
-    "spaces": "my first run",
-    "emoji": "réseau 🦆",
-    "long": "x" * 200,
-    "missing parents": "a/b/c/d",
-    "markup": "[bold]run[/bold]",
-    "quotes": 'it\'s "mine"; rm -rf $HOME',
-    "a leading dash": "-o",
-}
+NAMES = (
+    "my first run", "réseau 🦆", "x" * 200, "a/b/c/d", "[bold]run[/bold]", "-o",
+    'it\'s "mine"; rm -rf $HOME',
+)  # fmt: skip
 
 
 def begin_run(out: Path, *, seed: int = 0, existing: Existing = "refuse") -> None:
@@ -39,16 +34,12 @@ def refused(
         code = run_command(["train", "digits-mini", f"--out={out}", *options], debug=False)
         shown = capsys.readouterr().err
         assert code == 4, shown
-        assert_refusal(shown, out)
+        assert "Traceback" not in shown
+        assert str(out) in shown
+        assert "--out" in shown  # what to do
         return shown
 
     return train
-
-
-def assert_refusal(shown: str, out: Path) -> None:
-    assert "Traceback" not in shown
-    assert str(out) in shown
-    assert "--out" in shown  # what to do
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(refused):
@@ -108,15 +99,6 @@ def test_overwriting_waits_until_the_new_run_can_begin(tmp_path: Path):
     assert RunFolder(tmp_path).done
 
 
-def test_overwriting_keeps_files_that_are_not_part_of_a_run(tmp_path: Path):
-    begin_run(tmp_path)
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "done.json").write_text("{}")
-    begin_run(tmp_path, existing="overwrite")
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert not (tmp_path / "done.json").exists()
-
-
 def test_a_run_that_could_not_begin_leaves_the_folder_as_it_was(tmp_path: Path):
     out = tmp_path / "run"
     assert run_command(["train", "digits", "--root=/nowhere", f"--out={out}"], debug=False) == 5
@@ -126,21 +108,11 @@ def test_a_run_that_could_not_begin_leaves_the_folder_as_it_was(tmp_path: Path):
     assert not out.exists() or not list(out.iterdir())
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_odd_names_work(tmp_path: Path, name: str):
-    begin_run(tmp_path / name)
-    assert (tmp_path / name / "config.toml").is_file()
-    assert RunFolder(tmp_path / name).status() == "resumable"
-
-
-def test_an_odd_name_is_shown_as_it_is(tmp_path: Path, refused):
-    out = tmp_path / NAMES["emoji"] / NAMES["markup"]
-    begin_run(out)
-    refused(out)
-
-
-def test_a_name_that_is_too_long_is_refused(tmp_path: Path, refused):
-    refused(tmp_path / ("x" * 300))
+def test_odd_names_work(tmp_path: Path, refused):
+    for name in NAMES:
+        begin_run(tmp_path / name)
+        assert RunFolder(tmp_path / name).status() == "resumable"
+        refused(tmp_path / name)
 
 
 def test_overwriting_replaces_nothing_that_another_program_made(tmp_path: Path):

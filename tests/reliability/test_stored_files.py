@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from peerdg.cli.main import run
 from peerdg.data.domain import Domain
-from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarning
+from peerdg.errors import DamagedError, NumericalError, PeerdgWarning
 from peerdg.files import sha256
 from peerdg.model import load_model
 from peerdg.models.backbones import build_classifier
@@ -42,13 +42,6 @@ def edit(folder: Path, **values: Any) -> None:
     description = {**json.loads(path.read_text()), **values}
     description = {key: value for key, value in description.items() if value is not ...}
     path.write_text(json.dumps({**description, "sha256": checksum(description)}))
-
-
-def test_an_unknown_backbone_is_named(tmp_path: Path):
-    folder = save_small_model(tmp_path / "model")
-    edit(folder, backbone="digits-cnn-third")
-    with pytest.raises(ConfigError, match="digits-cnn-third"):
-        load_stored(folder)
 
 
 def test_the_pixels_of_a_pass_are_bounded():
@@ -92,13 +85,8 @@ def test_too_little_memory_is_no_bug(
     assert "bug" not in said
 
 
-@pytest.mark.parametrize(
-    "backbone",
-    ["digits-cnn", "timm:resnet10t",
-     *(pytest.param(name, marks=pytest.mark.slow) for name in ("alexnet", "regnet_y_16gf"))],
-)  # fmt: skip
+@pytest.mark.parametrize("backbone", ["digits-cnn", "timm:resnet10t"])
 def test_usual_networks_load_bit_for_bit(tmp_path: Path, backbone: str):
-    """RegNet cannot be made without numbers, so its shapes are compared later."""
     if backbone.startswith("timm:"):
         import_timm()
     model = build_classifier(backbone, classes=("cat", "dog"))
@@ -112,20 +100,6 @@ def test_usual_networks_load_bit_for_bit(tmp_path: Path, backbone: str):
         assert buffer.device.type == "cpu", name
 
 
-def test_an_image_size_that_the_network_does_not_take_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    folder = save_small_model(tmp_path / "model")
-    photos = save_photos(tmp_path / "photos")
-    for size in (1, 300):
-        edit(folder, image_size=size)
-        for command in ("predict", "evaluate"):
-            assert run([command, str(folder), str(photos)], debug=False) == 7
-            said = capsys.readouterr().err
-            assert f"{size} x {size}" in said
-            assert "Traceback" not in said
-
-
 def replace_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     """Change the weights of a model folder together with their checksums."""
     tensors = load_file(folder / "model.safetensors")
@@ -134,28 +108,18 @@ def replace_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], No
     edit(folder, weights_sha256=sha256(folder / "model.safetensors"))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
 def test_weights_that_are_not_finite_are_never_used(
-    tmp_path: Path, value: float, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     folder = save_small_model(tmp_path / "model")
     photos = save_photos(tmp_path / "photos")
-    replace_weights(folder, lambda tensors: tensors["head.bias"][1:2].fill_(value))
+    replace_weights(folder, lambda tensors: tensors["head.bias"][1:2].fill_(torch.nan))
     for command in ("predict", "evaluate"):
         assert run([command, str(folder), str(photos)], debug=False) == 6
         shown = capsys.readouterr()
         assert "head.bias" in shown.err.replace("\n", "")
         assert str(folder) in shown.err.replace("\n", "")
         assert "nan" not in shown.out
-
-
-def test_a_mask_of_negative_infinity_is_usual(tmp_path: Path):
-    """Networks with attention keep such buffers, and their outputs are finite."""
-    model = tiny_classifier()
-    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-    save_model(tmp_path / "model", model, backbone="own", image_size=8)
-    loaded, _ = load_stored(tmp_path / "model", model)
-    assert torch.equal(loaded.state_dict()["mask"], torch.tensor([0.0, -torch.inf]))
 
 
 def test_an_output_that_is_not_finite_is_no_prediction(
@@ -175,12 +139,6 @@ def test_an_output_that_is_not_finite_is_no_prediction(
     domain = Domain("white", model.classes, white, torch.arange(3))
     with pytest.raises(NumericalError):
         model.evaluate(domain)
-
-
-@pytest.mark.parametrize("values", [{"mean": [float("nan")] * 3}, {"std": [0.0, 1.0, 1.0]}])
-def test_a_classifier_is_not_made_that_could_not_be_loaded(values: dict[str, list[float]]):
-    with pytest.raises(ConfigError, match=next(iter(values))):
-        build_classifier("digits-cnn-half", classes=("cat", "dog"), **values)
 
 
 def odd_tensors() -> dict[str, Callable[[], torch.Tensor]]:

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from peerdg.benches.plan import Plan, PlanFile, make_plan, read_plan_file
-from peerdg.cli.flags import DATA, PLUGIN, SEED_LIST, Options, whole_number
-from peerdg.cli.train import say
+from peerdg.cli.flags import Data, OptionalWhole, Options, Plugin, SeedList, Whole
 from peerdg.data.benchmarks import find_data
 from peerdg.errors import ConfigError, PeerdgError
 from peerdg.options import merge
@@ -15,18 +14,18 @@ from peerdg.terminal import console, error_console
 
 
 def bench(
-    data: Annotated[str | None, DATA] = None,
+    data: Data = None,
     /,
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"))],
     methods: str | None = None,
-    plugin: Annotated[Path | None, PLUGIN] = None,
+    plugin: Plugin = None,
     plan: Path | None = None,
-    seeds: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    seed: Annotated[tuple[int, ...] | None, SEED_LIST] = None,
+    seeds: OptionalWhole = None,
+    seed: SeedList = None,
     reference: str | None = None,
-    jobs: Annotated[int, Parameter(converter=whole_number)] = 1,
-    until: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    jobs: Whole = 1,
+    until: OptionalWhole = None,
     records: tuple[Path, ...] = (),
     train: Annotated[bool, Parameter(negative="--no-train")] = True,
     dry_run: bool = False,
@@ -86,12 +85,7 @@ def bench(
 
 
 def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:
-    """Run a bench, and print its table and where the report is.
-
-    Args:
-        plan: All runs.
-        out: The bench's folder.
-        **options: Those of `run_bench`.
+    """Run a bench (see `run_bench`), and print its table and where the report is.
 
     Raises:
         PeerdgError: If runs failed. The table of the others is printed before.
@@ -99,7 +93,7 @@ def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:
     from peerdg.benches.bench import run_bench
 
     for line in plan.notes:
-        say(line)
+        error_console.print(line)
     made = run_bench(plan, out, console=error_console, **options)
     console.print(made.table.table())
     for note in (*made.table.notes(), *made.table.cautions):

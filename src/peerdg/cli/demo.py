@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from peerdg.benches.plan import make_plan
 from peerdg.cli.bench import bench_and_report
-from peerdg.cli.flags import SEED_LIST, whole_number
+from peerdg.cli.flags import OptionalWhole, SeedList, Whole
 from peerdg.errors import ConfigError
 from peerdg.terminal import console
 
@@ -18,9 +18,9 @@ METHODS = ("erm", "randaugment", "p-ens", "peer")
 def demo(
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("runs/demo"),
-    seeds: Annotated[int, Parameter(converter=whole_number)] = 3,
-    seed: Annotated[tuple[int, ...] | None, SEED_LIST] = None,
-    epochs: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    seeds: Whole = 3,
+    seed: SeedList = None,
+    epochs: OptionalWhole = None,
     overwrite: bool = False,
 ) -> None:
     """Train ERM, RandAugment and PEER on small digits with several seeds, and compare them.
@@ -47,14 +47,8 @@ def demo(
     if epochs is not None:
         options["train"] = {"epochs": epochs}
     plan = make_plan(options, methods=METHODS, seeds=range(seeds) if seed is None else seed)
-    folder = BenchFolder(out)
-    is_complete = all(map(folder.is_done, plan.runs))
+    overwrite = overwrite or all(map(BenchFolder(out).is_done, plan.runs))
     jobs = min(cores(), MAX_JOBS, len(plan.runs))
-    bench_and_report(
-        plan,
-        out,
-        jobs=jobs,
-        overwrite=overwrite or is_complete,
-        title="peerdg demo: digits-mini",
-    )
+    title = "peerdg demo: digits-mini"
+    bench_and_report(plan, out, jobs=jobs, overwrite=overwrite, title=title)
     console.print(f"Plots:  {out / OVERVIEW}")

@@ -19,9 +19,14 @@ from peerdg.run.presets import Choices
 # Options that every help page has, and short names of some.
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
 SHORT = {"targets": "--target", "train.epochs": "--epochs", "own-data.class_map": "--map"}
-DATA = Parameter(help="data set (`peerdg data list`), or a folder or list of your own images")
-CONFIG = Parameter(help="TOML file with options; flags win over it", name=("--config", "-c"))
-PLUGIN = Parameter(help="Python file with a method of your own, which is executed")
+Data = Annotated[
+    str | None,
+    Parameter(help="data set (`peerdg data list`), or a folder or list of your own images"),
+]
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(help="TOML file of options; flags win over it", name=("--config", "-c")),
+]
 _make_table: Any = TypedDict  # type checkers accept only literals as its fields
 Options = Any  # of a command, which `options_for` replaces when it is called
 
@@ -35,7 +40,7 @@ def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
 
 
 def whole_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Read integers with commas between them, or each in a flag of its own."""
+    """Read integers with commas between them, or each in its own flag."""
     values = [part for token in tokens for part in token.value.split(",")]
     try:
         return tuple(map(int, values))
@@ -43,7 +48,13 @@ def whole_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
         raise ValueError(f'"{",".join(values)}" is no list of whole numbers.') from None
 
 
-SEED_LIST = Parameter(converter=whole_numbers)
+Whole = Annotated[int, Parameter(converter=whole_number)]
+OptionalWhole = Annotated[int | None, Parameter(converter=whole_number)]
+SeedList = Annotated[tuple[int, ...] | None, Parameter(converter=whole_numbers)]
+Plugin = Annotated[
+    Path | None, Parameter(help="Python file with a method of your own, which is executed")
+]
+Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")]
 
 
 def options_for(command: str, arguments: Sequence[str]) -> Any:

@@ -1,13 +1,10 @@
 """`peerdg methods`: what can be trained."""
 
-from pathlib import Path
-from typing import Annotated
-
-from peerdg.cli.flags import PLUGIN
+from peerdg.cli.flags import Plugin
 from peerdg.terminal import console
 
 
-def methods(name: str | None = None, /, *, plugin: Annotated[Path | None, PLUGIN] = None) -> None:
+def methods(name: str | None = None, /, *, plugin: Plugin = None) -> None:
     """List the methods, or one method's options.
 
     Args:
@@ -28,16 +25,12 @@ def methods(name: str | None = None, /, *, plugin: Annotated[Path | None, PLUGIN
     if name in RECIPES:
         recipe = RECIPES[name]
         console.print(f"{name}: {recipe.summary}")
-        more = f"options: peerdg methods {recipe.method}"
-        console.print(f"Short for {recipe.flags}; {more}")
+        console.print(f"Short for {recipe.flags}; options: peerdg methods {recipe.method}")
         return
     if name in COMBINATIONS:
         made = COMBINATIONS[name]
         console.print(f"{name}: {made.summary}")
-        console.print(
-            f"Made of {made.members} runs of {made.member}; for the commands: "
-            f"peerdg train DATA --method {name}",
-        )
+        console.print(f"Made of {made.members} runs of {made.member} by peerdg bench.")
         return
     options = fields(settings_of(name))
     rows = [

@@ -3,7 +3,6 @@
 import io
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Annotated, Any, TextIO, cast
 
 from cyclopts import Parameter, validators
 
-from peerdg.cli.flags import whole_number
-from peerdg.errors import DataError, PeerdgWarning, Stopped
+from peerdg.cli.flags import Quiet, Whole
+from peerdg.errors import DataError, Stopped
 from peerdg.run.hardware import DEVICES
 from peerdg.terminal import console, error_console, visible
 
@@ -24,9 +23,9 @@ def predict(
     *,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     all_classes: Annotated[bool, Parameter(name="--all")] = False,
-    top: Annotated[int, Parameter(validator=validators.Number(gte=1), converter=whole_number)] = 1,
+    top: Annotated[Whole, Parameter(validator=validators.Number(gte=1))] = 1,
     strict: bool = False,
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
+    quiet: Quiet = False,
     device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
     """Predict class and probability of each image, as CSV, JSON or JSON lines.
@@ -42,11 +41,9 @@ def predict(
         all_classes: Write the probability of every class.
         top: Number of most probable classes to write, in columns label_2, probability_2, ...
         strict: End with code 5 if an image cannot be decoded. The rows are written anyway.
-        quiet: No progress.
     """
-    with warnings.catch_warnings():  # repeated when the images are read
-        warnings.simplefilter("ignore", PeerdgWarning)
-        total = sum(1 for _ in _files(images))
+    files = list(_files(images))
+    total = len(files)
     from peerdg.model import load_model
     from peerdg.report.predictions import PredictionWriter, partial_path, prediction_file
     from peerdg.run.progress import ReadingBar
@@ -63,7 +60,7 @@ def predict(
     bar = ReadingBar(error_console)
     with opened as writer:
         try:
-            for prediction in model.predict_files(_files(images)):
+            for prediction in model.predict_files(files):
                 writer.write(prediction)
                 if not quiet:
                     bar(writer.rows, total, "predicting")
@@ -91,21 +88,13 @@ class _TerminalRows(io.TextIOBase):
 
 
 def _files(images: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield every image file, one at a time.
-
-    Raises:
-        DataError: If a path does not exist, or a folder has no images.
-    """
+    """List the given files and those in the given folders."""
     from peerdg.data.folder import image_files
 
     for path in images:
-        if path.is_dir():
-            count = 0
-            for count, file in enumerate(image_files(path), start=1):  # noqa: B007
-                yield file
-            if not count:
-                raise DataError(f"There are no images in {path}.")
-        elif path.is_file():
-            yield path
-        else:
+        if not path.is_dir() and not path.is_file():
             raise DataError(f"There is no image {path}.", hint="Check the path.")
+        inside = list(image_files(path)) if path.is_dir() else [path]
+        if not inside:
+            raise DataError(f"There are no images in {path}.")
+        yield from inside

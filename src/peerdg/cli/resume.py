@@ -1,11 +1,8 @@
 """`peerdg resume`: go on with an interrupted run."""
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from peerdg.cli.flags import PLUGIN, whole_number
+from peerdg.cli.flags import OptionalWhole, Plugin, Quiet
 from peerdg.methods.registry import loaded_plugin
 from peerdg.run.config import resolve
 from peerdg.run.folder import read_run_config
@@ -15,20 +12,23 @@ def resume(
     run: Path,
     /,
     *,
-    root: Annotated[str | None, Parameter(help="folder with the data, if it has moved")] = None,
-    device: Annotated[str | None, Parameter(help="auto, cpu, cuda, ...")] = None,
-    threads: Annotated[int | None, Parameter(help="CPU threads", converter=whole_number)] = None,
-    accept_new_data: Annotated[bool, Parameter(help="start anew if the data has changed")] = False,
-    stop_after: Annotated[
-        int | None, Parameter(help="save and stop after this epoch", converter=whole_number)
-    ] = None,
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")] = False,
-    plugin: Annotated[Path | None, PLUGIN] = None,
+    root: str | None = None,
+    device: str | None = None,
+    threads: OptionalWhole = None,
+    accept_new_data: bool = False,
+    stop_after: OptionalWhole = None,
+    quiet: Quiet = False,
+    plugin: Plugin = None,
 ) -> None:
     """Continue a run that was stopped or killed. It ends as if it had not been.
 
     Args:
-        run: The run folder. It may hold only a `config.toml`: then the run starts.
+        run: The run folder. If it has only a `config.toml`, the run starts.
+        root: Folder with the data, if it was moved.
+        device: auto, cpu, cuda, ...
+        threads: CPU threads.
+        accept_new_data: Start again if the data has changed.
+        stop_after: Save and stop after this epoch.
     """
     from peerdg.cli.train import run_and_report
 

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.cli.flags import CONFIG, DATA, PLUGIN, Options, explained_choices, resolve_flags
+from peerdg.cli.flags import (
+    ConfigFile,
+    Data,
+    Options,
+    Plugin,
+    Quiet,
+    explained_choices,
+    resolve_flags,
+)
 from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.options import merge, read_toml
@@ -17,7 +25,7 @@ from peerdg.terminal import console, error_console
 
 
 def train(
-    data: Annotated[str | None, DATA] = None,
+    data: Data = None,
     /,
     *,
     out: Annotated[Path | None, Parameter(name=("--out", "-o"))] = None,
@@ -25,10 +33,10 @@ def train(
     accept_new_data: bool = False,
     overwrite: bool = False,
     profile: bool = False,
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
+    quiet: Quiet = False,
     minutes: float | None = None,
-    file: Annotated[Path | None, CONFIG] = None,
-    plugin: Annotated[Path | None, PLUGIN] = None,
+    file: ConfigFile = None,
+    plugin: Plugin = None,
     options: Options = None,
 ) -> None:
     """Train a method on one labeled domain, and watch it on domains it never sees.
@@ -39,7 +47,6 @@ def train(
         accept_new_data: Continue it, or replace it if the data has changed.
         overwrite: Replace the run in this folder.
         profile: Measure where the time goes.
-        quiet: No progress.
         minutes: Choose epochs and k so that the run takes about this long.
     """
     if overwrite and (resume or accept_new_data):
@@ -47,22 +54,16 @@ def train(
         raise ConfigError(f"{other} and --overwrite exclude each other.")
     config, choices = resolve_flags(data, options, file=file)
     for line in [] if quiet else explained_choices(config, choices):
-        say(line)
+        error_console.print(line)
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
     seeds = f"{config.seed}" + ("" if config.train_seed is None else f"-{config.train_seed}")
     out = out or Path("runs") / f"{name or OWN_DATA}-{config.name}-{seeds}"
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
-    if accept_new_data:
-        existing = "renew"
+    existing = "renew" if accept_new_data else existing
     chosen = merge(read_toml(file) if file else {}, options or {})
     run_and_report(
         config, out, existing, quiet=quiet, profile=profile, minutes=minutes, options=chosen
     )
-
-
-def say(text: str) -> None:
-    """Print a line on standard error, next to the progress."""
-    error_console.print(text)
 
 
 def run_and_report(
