@@ -176,7 +176,7 @@ REFUSED = {
     "no layer": (((X, Y), {"model": nn.Flatten()}), ConfigError, "no linear layer"),
     "a list of targets": (((X, Y), {"targets": ["other"]}), DataError, "by name"),
     "targets twice": ((tiny_splits(), {"targets": {}}), ConfigError, "given twice"),
-    "targets in memory": (("digits-mini", {"targets": {"a": 1}}), ConfigError, "of type list"),
+    "targets in memory": (("digits-mini", {"targets": {"a": 1}}), ConfigError, "in memory"),
     "a number as target": (("digits-mini", {"targets": 3}), ConfigError, "of type list"),
     "names of a classifier": (
         ((X, Y), {"model": tiny_classifier()}), ConfigError, "a, b, c; the training images have 0",

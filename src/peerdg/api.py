@@ -233,6 +233,9 @@ def _nested(
     if not isinstance(data, str | Path):
         return {"benchmark": OWN_DATA, **nested}
     targets = nested.get("targets")
+    if isinstance(targets, Mapping):
+        hint = "Give names or folders, targets=['sketches'], or all data in memory."
+        raise ConfigError("Targets in memory do not go with named data.", hint=hint)
     if isinstance(targets, Path | list | tuple):
         several = [targets] if isinstance(targets, Path) else targets
         nested["targets"] = [str(each) if isinstance(each, Path) else each for each in several]

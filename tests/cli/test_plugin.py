@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import peerdg
 from peerdg.cli.main import run
-from peerdg.errors import ConfigError, Stopped
 from peerdg.methods.registry import method_names
 from peerdg.options import read_toml
 from peerdg.train import loop
 from tests.cli.stored_models import save_photos
-from tests.conftest import tiny_classifier, tiny_splits
 
 PLUGIN = '''
 from __future__ import annotations
@@ -311,30 +308,6 @@ def test_an_error_of_a_plugin_while_it_trains_is_called_one(plugin, here, capsys
     said = ask(["train", "photos", "--plugin", "soft_labels.py", *SHORT], capsys, 1)
     assert "stesp" in said
     assert "The plugin soft_labels.py failed." in said and "bug in peerdg" not in said
-
-
-def fit(plugin: Path, out: Path, *, existing: str = "refuse"):
-    return peerdg.fit(
-        tiny_splits(), out=out, existing=existing, plugin=plugin, crafted="off",
-        model=tiny_classifier(dropout=0.3), pretrain={"epochs": 1, "batch_size": 8},
-        train={"epochs": 2, "batch_size": 8}, soft_labels={"smoothing": 0.2},
-    )  # fmt: skip
-
-
-def test_from_python_it_is_trained_resumed_and_refused_alike(plugin, here, monkeypatch):
-    whole = fit(plugin, here / "whole")
-    assert whole.config.name == "soft-labels"
-    assert whole.config.method_settings.smoothing == 0.2
-    with stopped_at_step(5, monkeypatch), pytest.raises(Stopped):
-        fit(plugin, here / "run")
-    text = plugin.read_text()
-    plugin.write_text(text.replace("/ 100", "/ 50"))
-    with pytest.raises(ConfigError, match="plugin: "):
-        fit(plugin, here / "run", existing="resume")
-    plugin.write_text(text)
-    fit(plugin, here / "run", existing="resume")
-    for file in ("metrics.jsonl", "model/model.safetensors"):
-        assert (here / "run" / file).read_bytes() == (here / "whole" / file).read_bytes()
 
 
 def test_a_bench_compares_it_with_methods_of_the_package(plugin, here, capsys):

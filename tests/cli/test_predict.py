@@ -178,18 +178,6 @@ def test_the_most_probable_classes_stand_in_falling_order(
                                              "probability_2", "p(cat)"]  # fmt: skip
 
 
-def test_more_classes_than_there_are_gives_all_and_one_changes_nothing(
-    tmp_path: Path, model: Path, photos: Path
-):
-    outs = [tmp_path / f"{number}.csv" for number in range(3)]
-    for out, top in zip(outs, ([], ["--top", "1"], ["--top", "99"]), strict=True):
-        assert run(["predict", str(model), str(photos), "-o", str(out), *top], debug=False) == 0
-    assert outs[0].read_bytes() == outs[1].read_bytes()
-    for row in read_rows(outs[2]):
-        assert sorted([row["label"], row["label_2"], row["label_3"]]) == sorted(CLASSES)
-        assert "label_4" not in row
-
-
 def test_the_answer_comes_first_among_equally_probable_classes():
     equal = torch.tensor([0.2, 0.3, 0.3, 0.2])
     assert most_probable(equal, 2, 4) == [2, 1, 0, 3]
@@ -238,16 +226,6 @@ def test_hostile_names_of_files_and_classes_stay_data(tmp_path: Path):
     assert all(row["label"] in classes for row in rows)
     names = {row["path"].rpartition("/")[2] for row in rows}
     assert names == {"=1.png", "a\nb.png", 'q"uote.png', "plain.png"}
-
-
-def test_hidden_files_other_types_and_links_to_folders_are_passed_over(tmp_path: Path):
-    folder = save_photos(tmp_path / "photos", per_class=1)
-    (folder / ".hidden").mkdir()
-    for name in (".hidden/x.png", "._cat.png", "notes.txt"):
-        (folder / name).write_bytes(b"")
-    (folder / "loop").symlink_to(folder)
-    found = [path.relative_to(folder).as_posix() for path in image_files(folder)]
-    assert found == ["cat/0.png", "dog/0.png", "horse/0.png"]
 
 
 MEASURE = """

@@ -13,12 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from peerdg.cli.main import run
 from peerdg.data.domain import Domain
-from peerdg.errors import DamagedError, NumericalError, PeerdgWarning
+from peerdg.errors import ConfigError, DamagedError, NumericalError, PeerdgWarning
 from peerdg.files import sha256
 from peerdg.model import load_model
 from peerdg.models.backbones import build_classifier
-from peerdg.models.classifier import images_per_pass
-from peerdg.models.names import MAX_SIDE
 from peerdg.models.stored import checksum, load_stored, save_model
 from peerdg.models.weights import initialise, load_weights
 from tests.cli.stored_models import save_photos, save_small_model
@@ -42,16 +40,6 @@ def edit(folder: Path, **values: Any) -> None:
     description = {**json.loads(path.read_text()), **values}
     description = {key: value for key, value in description.items() if value is not ...}
     path.write_text(json.dumps({**description, "sha256": checksum(description)}))
-
-
-def test_the_pixels_of_a_pass_are_bounded():
-    """Sides up to 256 have the sizes that published numbers were computed with."""
-    for side in range(1, MAX_SIDE + 1):
-        images = images_per_pass(side)
-        if side <= 256:
-            assert images == (256 if side <= 64 else 32)
-        else:
-            assert images == 1 or 1 < images <= 32 * 256**2 / side**2 < images + 1
 
 
 def test_large_stored_images_are_predicted_a_few_at_a_time(tmp_path: Path):
