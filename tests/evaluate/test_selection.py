@@ -175,6 +175,7 @@ def test_what_cannot_be_compared_is_refused():
         {"a": []},
         {"a": [trajectory({"art": [1]})]},
         {"a": [setting(1, 1)], "b": [other]},
+        {"a": [Trajectory({1: {"crafted:blur": 30}, 2: {"art": 20}})]},  # never both at once
     ):
         with pytest.raises(ConfigError, match="crafted-val"):
             select_variant(variants)

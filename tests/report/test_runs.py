@@ -13,7 +13,7 @@ import torch
 
 import peerdg
 from peerdg.cli.main import run as command
-from peerdg.errors import DamagedError, PeerdgWarning, Stopped
+from peerdg.errors import DamagedError, PeerdgWarning
 from peerdg.report.compare import by_variant
 from peerdg.report.runs import (
     RunResult,
@@ -26,8 +26,9 @@ from peerdg.report.runs import (
 from peerdg.run.manifest import code_digest
 from tests.conftest import tiny_classifier, tiny_splits
 from tests.report.made import GROUPS, level, peer
+from tests.run.stops import stopped_at
 from tests.run.test_choices import folder as photo_folder
-from tests.run.test_resume_all import STEPS, fit, stop_after
+from tests.run.test_resume_all import STEPS, fit
 
 RESULTS = Path(__file__).parents[2] / "results"
 ROLES = {"erm": ("model", "model"), "peer": ("proxy", "task")}
@@ -258,10 +259,8 @@ def test_steps_before_a_stop_count_like_the_others():
 
 
 def test_a_stopped_and_resumed_run_counts_every_epoch_once(tmp_path: Path):
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, STEPS + 1)  # one step into the main phase
-        with pytest.raises(Stopped):
-            fit(tmp_path / "run", "erm", {})
+    with stopped_at(STEPS + 1):  # one step into the main phase
+        fit(tmp_path / "run", "erm", {})
     fit(tmp_path / "run", "erm", {}, existing="resume")
     epochs = read_run(tmp_path / "run").epochs
     assert [(e["phase"], e["steps"], e.get("timed_steps")) for e in epochs] == [

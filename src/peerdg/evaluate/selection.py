@@ -55,7 +55,6 @@ class Trajectory:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """All domains, in the order of their first evaluation."""
         return tuple(dict.fromkeys(d for values in self.accuracy.values() for d in values))
 
     @property
@@ -100,12 +99,10 @@ def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Ch
         target = run.mean(epoch, run.targets) if run.targets else None
         choices[rule] = Choice(epoch, score, target)
     best = choices["oracle"].target if "oracle" in choices else None
-    return {
-        rule: choice
-        if best is None or choice.target is None
-        else replace(choice, regret=best - choice.target)
-        for rule, choice in choices.items()
-    }
+    for rule, choice in choices.items():
+        if best is not None and choice.target is not None:
+            choices[rule] = replace(choice, regret=best - choice.target)
+    return choices
 
 
 @dataclass(frozen=True)
@@ -122,17 +119,13 @@ def select_variant(
 ) -> VariantChoice:
     """Choose the setting with the best score at the last epoch, mean over its seeds.
 
-    Args:
-        variants: Runs of each setting, one per seed, settings in their natural order.
-        rule: Rule that scores a setting.
-
-    Raises:
-        ConfigError: If runs lack the evaluations of the rule, or were scored on different domains.
+    Settings are in their natural order, with a run for each seed.
     """
     runs = [run for group in variants.values() for run in group]
     evaluated = {(run.scored_by(rule), run.targets) for run in runs}
     domains, targets = next(iter(evaluated), ((), ()))
-    if len(evaluated) != 1 or not domains or not all(variants.values()):
+    is_complete = all(variants.values()) and all(run.candidates(domains) for run in runs)
+    if len(evaluated) != 1 or not domains or not is_complete:
         raise ConfigError(
             f"The rule '{rule}' needs a run of each setting, all with the evaluations it scores.",
             hint="Train all of them with the same validation images, families and targets.",
