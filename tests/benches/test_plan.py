@@ -73,7 +73,7 @@ def test_options_of_an_average_go_to_the_methods_that_have_it():
     decays = {name: member.config.average.decay for name, member in plan.members.items()}
     assert decays == {"erm": 0.999, "ema": 0.9, "randaugment": 0.999, "p-ens": 0.999,
                       "peer-ema": 0.9}  # fmt: skip
-    shared = next(group for group in plan.groups if group.is_shared)
+    shared = next(group for group in plan.groups if len(group.members) > 1)
     assert shared.config.average.decay == 0.9
     assert [member.method for member in shared.members] == ["randaugment", "p-ens", "ema"]
 
@@ -220,7 +220,8 @@ ROWS = "methods = ['erm', 'peer']\n"
     ("text", "message"),
     [
         ("seed = 3", "Unknown key 'seed'"),
-        ("methods = 'erm'", "'methods'"),
+        ("methods = 3", "'methods'"),
+        ("options = 3", "'options'"),
         ("seeds = 'many'", "'seeds'"),
         ("[options.variant.a]\nmethod = 'erm'", "outside of 'options'"),
         ("methods = [", "plan.toml"),

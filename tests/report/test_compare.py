@@ -228,7 +228,10 @@ def test_options_outside_the_method_that_differ_are_listed():
 # Questions.
 
 WORTH, OTHER = "What is averaging worth?", "And <the> rest | of it?"
-QUESTIONS = {WORTH: [("p-ens", "randaugment")], OTHER: [("l2d", "erm"), ("peer", "erm")]}
+QUESTIONS = {
+    WORTH: [(("p-ens",), ("randaugment",))],
+    OTHER: [(("l2d",), ("erm",)), (("peer",), ("erm",))],
+}
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +284,7 @@ def test_two_differences_are_compared_seed_by_seed():
     assert found.label == "(p-ens - erm) - (randaugment - erm)"
     assert (found.method, found.partner) == ("(p-ens - erm)", "(randaugment - erm)")
     (crossed,) = answers((("p-ens", "randaugment"), ("l2d", "erm")))
-    averaging, l2d = answers(("p-ens", "randaugment"), ("l2d", "erm"))
+    averaging, l2d = answers((("p-ens",), ("randaugment",)), (("l2d",), ("erm",)))
     assert crossed.by_seed["target mean"] == {
         seed: averaging.by_seed["target mean"][seed] - l2d.by_seed["target mean"][seed]
         for seed in (0, 1)

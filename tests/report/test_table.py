@@ -62,7 +62,7 @@ def test_pairs_are_made_by_seed_whatever_the_order_of_the_runs(table):
     """Folders are read in the order of their names: seed 10 before seed 2."""
     first, second, third = GROUPS["randaugment"]
     mixed = {**GROUPS, "randaugment": [third, first, second], "p-ens": GROUPS["p-ens"][::-1]}
-    questions = {"q": [("randaugment", "p-ens")]}
+    questions = {"q": [(("randaugment",), ("p-ens",))]}
     found = make_table(mixed, questions=questions)
     assert row(found, "randaugment").difference == row(table, "randaugment").difference
     usual = make_table(GROUPS, questions=questions)
@@ -89,7 +89,8 @@ def test_late_mean_is_that_of_the_last_five_evaluations(table):
         name: [level(name, seed, level=60 + seed, epochs=14) for seed in range(2)]
         for name in ("randaugment", "p-ens")
     }
-    found = make_table(runs, questions={"Does averaging help?": [("p-ens", "randaugment")]})
+    questions = {"Does averaging help?": [(("p-ens",), ("randaugment",))]}
+    found = make_table(runs, questions=questions)
     assert row(found, "randaugment").values["late mean"].values == pytest.approx((65.4, 67.4))
     assert row(found, "p-ens").values["late mean"].values == pytest.approx((65.2, 67.2))
     assert found.answers[0].differences["late mean"].mean == pytest.approx(-0.2)

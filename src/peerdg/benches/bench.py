@@ -1,6 +1,7 @@
 """Run a bench: train what is missing, and compare what is complete."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -62,11 +63,6 @@ def run_bench(
         overwrite: Remove the bench that is there first.
         console: Where progress is shown. Default: nowhere.
         executor: Runs the tasks. Default: `jobs` processes at once on this machine.
-
-    Raises:
-        ConfigError: If a run in the folder has other options, or nothing is complete.
-        Stopped: If a signal asked for it. All runs under way have saved their state.
-        PeerdgError: If all runs failed.
     """
     if jobs < 1:
         raise ConfigError(f"--jobs is {jobs}; at least one is needed.")
@@ -91,12 +87,11 @@ def run_bench(
         if not runs:
             name, failure = next(iter(failures.items()))
             raise PeerdgError(f"No run was finished. {name}: {failure}")
-        failed = dict.fromkeys(plan.methods, 0)
+        failed: Counter[str] = Counter()  # runs of each method
         for seed, group in product(plan.seeds, plan.groups):
             names = {group.result(seed), *(run.name for run in group.runs(seed))}
             if names & failures.keys() and not bench.has_result(group, seed):
-                for member in group.members:
-                    failed[member.method] += 1
+                failed.update(member.method for member in group.members)
         study = study or Study()
         table = make_table(by_method, reference=reference, failed=failed, questions=study.questions)
         table = replace(table, remarks=tuple(_remarks(plan, bench.until, runs)))

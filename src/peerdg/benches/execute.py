@@ -57,11 +57,7 @@ def run_folder(
 ) -> int:
     """Start or continue the run in `folder`, and return the exit code of its process.
 
-    Args:
-        folder: The run folder. It needs only a `config.toml`.
-        threads: CPU threads. None leaves it to torch.
-        stop_after: Save and stop after this epoch of the main phase.
-        plugin: File with the method, if it is not one of the package.
+    The folder needs only a `config.toml`. The options are those of `peerdg resume`.
     """
     run = RunFolder(Path(folder))
     while run.status() == "running" and not _stopping.is_set():
@@ -180,11 +176,7 @@ def _combinations(plan: Plan, bench: BenchFolder) -> list[Task]:
 
 
 def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") -> dict[str, str]:
-    """Run tasks, and return why some of them failed, by name.
-
-    Raises:
-        Stopped: If a signal asked for it, after all tasks have ended.
-    """
+    """Run tasks, and return why some of them failed, by name."""
     _stopping.clear()
     failures: dict[str, str] = {}
     asked: set[subprocess.Popen[bytes]] = set()
@@ -195,13 +187,12 @@ def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") 
             pending = set(futures)
             while pending:
                 done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-                for future in done:
-                    if not stop:
-                        task = futures[future]
-                        failure = task.failure(future)
-                        if failure is not None:
-                            failures[task.name] = failure
-                        display.end(task.name, failure)
+                for future in done if not stop else ():
+                    task = futures[future]
+                    failure = task.failure(future)
+                    if failure is not None:
+                        failures[task.name] = failure
+                    display.end(task.name, failure)
                 display.update(futures[future].name for future in pending if future.running())
                 if stop:
                     _stopping.set()

@@ -12,19 +12,18 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
 from peerdg.benches.plan import Plan, PlannedRun, SharedRun
+from peerdg.benches.rows import RecordedRows
 from peerdg.errors import ConfigError, DamagedError, OutputError, PeerdgError, RunInUseError
 from peerdg.files import TEMPORARY, refuse_links, remove, replace_atomically, writing
 from peerdg.models.stored import read_description
+from peerdg.report.runs import read_evaluations
 from peerdg.run.config import refuse_difference, resolve
 from peerdg.run.folder import LOCK, OWNER, FolderLock, RunFolder, read_run_config
-
-if TYPE_CHECKING:  # it needs numpy, and the help of a command does not
-    from peerdg.benches.rows import RecordedRows
 
 _OURS = (f"bench{LOCK}", f"bench{OWNER}", TEMPORARY)
 
@@ -39,11 +38,11 @@ class BenchFolder:
     """
 
     def __init__(
-        self, path: Path, *, until: int | None = None, recorded: "RecordedRows | None" = None
+        self, path: Path, *, until: int | None = None, recorded: RecordedRows | None = None
     ) -> None:
         self.path = path
         self.until = until
-        self.recorded = recorded
+        self.recorded = recorded or RecordedRows()
         self.plan_file = path / "bench.toml"
         self.runs = path / "runs"
         self.combined = path / "combined"
@@ -88,7 +87,6 @@ class BenchFolder:
         return self.runs / run.name
 
     def combined_folder(self, group: SharedRun, seed: int) -> Path:
-        """Return the folder of the model that the runs of a seed are combined to."""
         return self.combined / group.result(seed)
 
     def check(self, plan: Plan) -> None:
@@ -125,17 +123,13 @@ class BenchFolder:
 
     def is_done(self, run: PlannedRun) -> bool:
         """Whether a run is complete, here or in the records of an earlier bench."""
-        recorded = self.recorded is not None and self.recorded.has(run.group, run.bench_seed)
-        return recorded or self.is_trained(run)
+        return self.recorded.has(run.group, run.bench_seed) or self.is_trained(run)
 
     def is_trained(self, run: PlannedRun) -> bool:
         """Whether the folder of a run has it complete."""
         folder = RunFolder(self.run_folder(run))
         if folder.done or self.until is None or not folder.holds_run:
             return folder.done
-        # Late: reports need numpy, and the help of a command does not.
-        from peerdg.report.runs import read_evaluations
-
         try:
             return any(r["epoch"] == self.until for r in read_evaluations(folder))
         except PeerdgError:
@@ -143,8 +137,7 @@ class BenchFolder:
 
     def has_result(self, group: SharedRun, seed: int) -> bool:
         """Whether the rows of a seed are here, or in the records of an earlier bench."""
-        recorded = self.recorded is not None and self.recorded.has(group, seed)
-        return recorded or self.has_trained(group, seed)
+        return self.recorded.has(group, seed) or self.has_trained(group, seed)
 
     def has_trained(self, group: SharedRun, seed: int) -> bool:
         """Whether the run of a seed is complete here, or the model that its runs are combined to.

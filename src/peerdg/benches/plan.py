@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,17 @@ from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
 from peerdg.methods.registry import method_names, settings_of
-from peerdg.options import did_you_mean, dotted, merge, read_toml
+from peerdg.options import convert, did_you_mean, dotted, merge, read_toml
 from peerdg.run.config import RunConfig, resolve, resolve_own_data
 
 VARIANT = "variant"  # the key of their table among the options of a bench
 SEEDS = 5
 _VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes part of a folder name
 _VARIANT_EXAMPLE = f'Write [{VARIANT}.NAME], then method = "...", then its own options.'
+_TABLES = ("options", VARIANT, "question", "ranking", "published")  # of a plan file
 _SAME_FOR_ALL = {"recipe": "--methods", "seed": "--seeds", "train_seed": "--seeds"}
 
-Term = str | tuple[str, str]  # a row, or the difference of two
+Term = tuple[str, ...]  # a row, or two that are subtracted
 Pair = tuple[Term, Term]  # a row or difference, and the one it is compared with
 Questions = Mapping[str, Sequence[Pair]]
 MIN_RANKED = 3  # rows of a ranking
@@ -104,15 +106,11 @@ class SharedRun:
         """Their names, the one without an average first."""
         return "+".join(member.method for member in self.members)
 
-    @property
-    def is_shared(self) -> bool:
-        return len(self.members) > 1
-
     @cached_property
     def config(self) -> RunConfig:
         """Options of the run: those of the only method, or with the averages of all."""
         first = self.members[0].config
-        if not self.is_shared:
+        if len(self.members) == 1:
             return first
         averages = dict.fromkeys(name for member in self.members for name in member.averages)
         together: dict[str, Any] = {
@@ -179,9 +177,8 @@ class Plan:
     @cached_property
     def runs(self) -> tuple[PlannedRun, ...]:
         """Every training, all groups of a seed before the next seed."""
-        return tuple(
-            run for seed in self.seeds for group in self.groups for run in group.runs(seed)
-        )
+        groups = product(self.seeds, self.groups)
+        return tuple(run for seed, group in groups for run in group.runs(seed))
 
     def only(self, methods: Sequence[str]) -> "Plan":
         """Keep these methods."""
@@ -210,12 +207,8 @@ class Plan:
 def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequence[int]) -> Plan:
     """Plan a bench, and refuse everything that can be refused without looking at data.
 
-    Args:
-        options: Options of all runs, nested as in a config file: data, budget, sections. The
-            section of a method is for the methods that train by it. `variant` may hold a table of
-            variants.
-        methods: Objectives, recipes, combinations and variants.
-        seeds: Which seeds.
+    Options are those of all runs, nested as in a config file. The section of a method is for the
+    methods that train by it. `variant` may hold a table of variants.
     """
     common = {key: value for key, value in options.items() if key != VARIANT}
     variants = _read_variants(options.get(VARIANT, {}))
@@ -294,10 +287,9 @@ def _may_join(member: PlannedMethod, group: Sequence[PlannedMethod]) -> bool:
     return member.average not in averages and len(periods) <= 1
 
 
-def _order(member: PlannedMethod) -> int:
+def _order(member: PlannedMethod) -> list[int]:
     """Sort key in a group: the network itself, then averages in the order of their list."""
-    kind = next(iter(member.config.average.kind), None)
-    return -1 if kind is None else list(KINDS).index(kind)
+    return [list(KINDS).index(kind) for kind in member.config.average.kind[:1]]
 
 
 def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,24 +358,24 @@ class PlanFile:
 def read_plan_file(path: Path) -> PlanFile:
     """Read a plan file. `make_plan` checks its options."""
     tables = read_toml(path)
-    kinds: dict[str, Any] = {
-        "methods": list, "seeds": int | list, "reference": str, "options": dict, VARIANT: dict,
-        "question": dict, "ranking": dict, "published": dict,
-    }  # fmt: skip
-    for key, value in tables.items():
-        if key not in kinds:
-            raise ConfigError(f"Unknown key '{key}' in {path}.", hint=did_you_mean(key, kinds))
-        if not isinstance(value, kinds[key]):
-            raise ConfigError(f"'{key}' in {path} has the wrong type.", hint="See docs/bench.md.")
-    seeds = tables.get("seeds", SEEDS)
-    variants, options = tables.get(VARIANT, {}), tables.get("options", {})
+    known = ("methods", "seeds", "reference", *_TABLES)
+    for key in tables:
+        if key not in known:
+            raise ConfigError(f"Unknown key '{key}' in {path}.", hint=did_you_mean(key, known))
+    for key in _TABLES:
+        if not isinstance(tables.setdefault(key, {}), Mapping):
+            raise ConfigError(f"'{key}' in {path} must be a table.", hint="See docs/bench.md.")
+    options, variants, seeds = tables["options"], tables[VARIANT], tables.get("seeds", SEEDS)
     if VARIANT in options:
         raise ConfigError(f"Variants stand outside of 'options' in {path}.", hint=_VARIANT_EXAMPLE)
-    methods = tuple(dict.fromkeys(map(str, (*tables.get("methods", []), *variants))))
+    named = convert(tables.get("methods", []), tuple[str, ...], "methods")
+    if isinstance(seeds, int):
+        seeds = list(range(seeds))
+    methods = tuple(dict.fromkeys((*named, *variants)))
     return PlanFile(
-        seeds=tuple(range(max(0, seeds)) if isinstance(seeds, int) else seeds),
+        seeds=convert(seeds, tuple[int, ...], "seeds"),
         methods=methods,
-        reference=tables.get("reference"),
+        reference=convert(tables.get("reference"), str | None, "reference"),
         options={**options, VARIANT: variants} if variants else options,
         study=_read_study(tables, methods, path),
     )
@@ -391,31 +383,24 @@ def read_plan_file(path: Path) -> PlanFile:
 
 def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> Study:
     """Read the sections of a plan that are about its report."""
-    questions: dict[str, list[Pair]] = {}
-    published = dict(tables.get("published", {}))
+    published = dict(tables["published"])
     source = published.pop("source", None)
-    rankings = tables.get("ranking", {})
-    names = [*published]
     try:
-        for text, pairs in tables.get("question", {}).items():
-            questions[text] = [(_term(first), _term(second)) for first, second in pairs]
-            for term in (term for pair in questions[text] for term in pair):
-                names += [term] if isinstance(term, str) else term
-        for ranked in rankings.values():
-            if len({*ranked}) < max(MIN_RANKED, len(ranked)):
-                raise ValueError
-            names += ranked
+        questions = {
+            text: [(_term(first), _term(second)) for first, second in pairs]
+            for text, pairs in tables["question"].items()
+        }
+        rankings = {text: tuple(ranked) for text, ranked in tables["ranking"].items()}
         accuracy = {row: {t: float(v) for t, v in of.items()} for row, of in published.items()}
-        if accuracy and not isinstance(source, str):
+        small = [ranked for ranked in rankings.values() if len({*ranked}) < MIN_RANKED]
+        if small or (accuracy and not isinstance(source, str)):
             raise ValueError
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"A section of {path} is not as it should be.",
-            hint='[question] has "text" = [["row", "row"], ...] or [[["row", "row"], ["row", '
-            f'"row"]], ...], [ranking] "text" = [{MIN_RANKED} or more rows], [published] '
-            'source = "text" and row = { target = 68.2, ... }.',
+            f"A section of {path} is not as it should be.", hint="See docs/bench.md."
         ) from error
-    for name in names:
+    compared = [term for pairs in questions.values() for pair in pairs for term in pair]
+    for name in (*published, *chain(*compared, *rankings.values())):
         if name not in rows:
             raise ConfigError(f"'{name}' is no row of {path}.", hint=did_you_mean(str(name), rows))
     return Study(questions, rankings, Published(source, accuracy) if accuracy else None)
@@ -424,6 +409,6 @@ def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> S
 def _term(value: Any) -> Term:
     """Read a row, or the difference of two."""
     if isinstance(value, str):
-        return value
+        return (value,)
     first, second = value
-    return str(first), str(second)
+    return first, second

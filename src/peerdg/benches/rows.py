@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from peerdg.benches.folder import BenchFolder
 from peerdg.benches.plan import Plan, PlannedMethod, PlannedRun, SharedRun
 from peerdg.errors import ConfigError
 from peerdg.files import sha256
@@ -25,6 +24,9 @@ from peerdg.options import difference
 from peerdg.report.runs import RunResult, as_of, load_runs, read_run
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.terminal import visible
+
+if TYPE_CHECKING:
+    from peerdg.benches.folder import BenchFolder
 
 COMBINED = "combined"  # the name under which a combined model was evaluated
 _WITHOUT_EFFECT = {*MAY_CHANGE, *DATA_PLACES, "keep_snapshots"}  # options that change no result
@@ -42,11 +44,7 @@ class RecordedRows:
         """Take from records what a plan asks for.
 
         A row counts only if it was evaluated after the epoch that is asked for. Rows of other
-        names and seeds are ignored.
-
-        Raises:
-            ConfigError: If a row was trained with other options than the plan's, with the
-                difference, or is in two files.
+        names and seeds are ignored. One that was trained with other options is refused.
         """
         results: dict[tuple[str, int], RunResult] = {}
         for file in files:
@@ -66,8 +64,8 @@ class RecordedRows:
 
     def of(self, group: SharedRun, seed: int) -> dict[str, RunResult]:
         """Return the results of a group that there are, by method."""
-        keys = [(m.method, seed) for m in group.members if (m.method, seed) in self.results]
-        return {method: self.results[method, seed] for method, _ in keys}
+        found = {m.method: self.results.get((m.method, seed)) for m in group.members}
+        return {method: result for method, result in found.items() if result is not None}
 
     def has(self, group: SharedRun, seed: int) -> bool:
         """Whether the rows of all methods of a group are there, so that it needs no training."""
@@ -112,16 +110,15 @@ def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> N
         )
 
 
-def collect_rows(plan: Plan, bench: BenchFolder) -> dict[str, list[RunResult]]:
+def collect_rows(plan: Plan, bench: "BenchFolder") -> dict[str, list[RunResult]]:
     """Collect the complete runs and combinations of each method, in the order of the methods."""
-    recorded = bench.recorded or RecordedRows()
     results: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
     pairs = list(product(plan.seeds, plan.groups))
     trained = [bench.has_trained(group, seed) for seed, group in pairs]
-    is_whole = recorded.files == 1 and not any(trained)  # one earlier bench as it was
+    is_whole = bench.recorded.files == 1 and not any(trained)  # one earlier bench as it was
     for (seed, group), is_here in zip(pairs, trained, strict=True):
         if not is_here:
-            rows = recorded.of(group, seed)
+            rows = bench.recorded.of(group, seed)
         else:
             members = [read_run(bench.run_folder(run)) for run in group.runs(seed)]
             if group.combination is None:

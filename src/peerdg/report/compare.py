@@ -23,7 +23,7 @@ from peerdg.report.runs import MARK, UNKNOWN, RunResult, numbered
 from peerdg.terminal import Table
 
 if TYPE_CHECKING:
-    from peerdg.benches.plan import Questions, Term
+    from peerdg.benches.plan import Questions
 
 Groups = Mapping[str, Sequence[RunResult]]
 
@@ -288,24 +288,19 @@ def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -
     for question, pair in ((text, pair) for text, pairs in questions.items() for pair in pairs):
         differences, single = {}, {}
         for name, values in measured.items():
-            terms = [[values.get(row, {}) for row in rows_of(term)] for term in pair]
+            terms = [[values.get(row, {}) for row in term] for term in pair]
             ours, theirs = (rows[0] if len(rows) == 1 else _subtract(*rows) for rows in terms)
             if difference := paired_difference(ours, theirs):
                 differences[name], single[name] = difference, _subtract(ours, theirs)
         if score in differences:
-            method, partner = (_joined(rows_of(term)) for term in pair)
-            label = " - ".join(_joined([marked[name] for name in rows_of(t)]) for t in pair)
+            method, partner = map(_joined, pair)
+            label = " - ".join(_joined([marked[name] for name in term]) for term in pair)
             answers.append(Answer(question, method, partner, differences, single, label))
     return answers
 
 
 def _subtract(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]:
     return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
-
-
-def rows_of(term: "Term") -> tuple[str, ...]:
-    """List the rows of a term: one, or two that are subtracted."""
-    return (term,) if isinstance(term, str) else term
 
 
 def _joined(names: Sequence[str]) -> str:
