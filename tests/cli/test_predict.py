@@ -274,12 +274,15 @@ def test_ctrl_c_keeps_the_rows_written_so_far(tmp_path: Path, model: Path):
     )  # fmt: skip
     partial = out.with_name("found.csv.partial")
     deadline = time.monotonic() + 60
-    while not (partial.exists() and partial.stat().st_size > 10_000):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    try:
+        while not (partial.exists() and partial.stat().st_size > 10_000):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, said
     assert str(partial) in said.replace("\n", "")
     assert not out.exists()

@@ -17,6 +17,7 @@ TYPOS = {
     # flags
     "--peer.lambda": (["train", "digits-mini", "--peer.lambda", "1"], "--peer.lam?"),
     "--epoch": (["train", "digits-mini", "--epoch", "1"], "--epochs?"),
+    "--lrr": (["train", "digits-mini", "--lrr", "0.1"], "--train.lr?"),
     "--lr": (["train", "digits-mini", "--lr", "0.1"], "--train.lr?"),
     "--batch-size": (["train", "digits-mini", "--batch-size", "8"], "--train.batch-size?"),
     "--augment.polcy": (["train", "digits-mini", "--augment.polcy", "mild"], "--augment.policy?"),
@@ -24,7 +25,6 @@ TYPOS = {
     "digit-mini": (["train", "digit-mini"], "'digits-mini'"),
     "--method pear": (["train", "digits-mini", "--method", "pear"], "'peer'"),
     "--budget qick": (["train", "digits-mini", "--budget", "qick"], "'quick'"),
-    # values
     # types
     "--peer.k 1.5": (["train", "digits-mini", "--peer.k", "1.5"], "whole number"),
     "--train.lr fast": (["train", "digits-mini", "--train.lr", "fast"], "float"),
@@ -55,6 +55,7 @@ TYPOS = {
                        "at least one"),
     "bench --reference pear": (["bench", "digits-mini", "--methods", "erm,peer", "-o", "b",
                                 "--reference", "pear"], "'peer'"),
+    "two plugins": (["train", "--plugin", "a.py", "--plugin=b.py"], "twice"),
     "two data sets": (["train", "digits-mini", "digits"], "digits"),
 }  # fmt: skip
 
@@ -66,7 +67,7 @@ FILES = {
     "number for text": ("method = 1", "text"),
     "bool for int": ("[peer]\nk = true", "type int"),
     "value for a section": ("peer = 1", "section"),
-    "section for a value": ("[seed]\na = 1", "seed"),
+    "section for a value": ("[seed]\na = 1", "'seed' is a value"),
     "data misspelt": ('benchmark = "digit"', "'digits'"),
     "other method's section": ('method = "peer"\n[randaugment]\nk = 1', "--method randaugment"),
     "other data's section": ("[digits]\nfirst = 1", "[digits]"),

@@ -36,6 +36,8 @@ def bench(
 
     Called again, it continues with what is not complete. A run that fails stops no other.
 
+    Example: `peerdg bench photos/ --methods erm,peer --target sketches/ --out runs/all`
+
     Args:
         out: Folder of the runs and the results.
         methods: Methods with commas between them, as `peerdg methods` lists them.

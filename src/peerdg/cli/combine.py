@@ -23,6 +23,8 @@ def combine(
     Weights can be averaged where runs share their start: train them with one --seed and another
     --train-seed each. Outputs can always be averaged.
 
+    Example: `peerdg combine runs/a runs/b runs/c -o combined`
+
     Args:
         runs: Run folders or model folders, at least two.
         output: The model folder to make.

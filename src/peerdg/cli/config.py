@@ -18,6 +18,8 @@ def config(
 ) -> None:
     """Print the complete configuration as TOML, ready for `peerdg train --config`.
 
+    Example: `peerdg config digits --method peer --budget paper > peer.toml`
+
     Args:
         explain: Print the preset files that the run would use instead. Their comments say where
             each value comes from. What your images decide is above them.

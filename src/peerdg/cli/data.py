@@ -42,6 +42,8 @@ def show_data(
 ) -> None:
     """Write a contact sheet with images of every domain and class.
 
+    Example: `peerdg data show digits-mini -o sheet.png`
+
     Args:
         name: The data set, or a folder or list of your own images.
         output: The PNG file to write.
@@ -64,6 +66,8 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
 
     Images of your own folders and lists are decoded once and compared with all others. Ends with
     code 5 if there is a problem, or nothing to learn on.
+
+    Example: `peerdg data verify photos/ sketches/`
 
     Args:
         name: The data set, or a folder or list of your own images.
@@ -104,6 +108,8 @@ def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
     With archives: unpack them into the new folder --root and verify it. Without: decode everything
     under --root, so that the next training starts at once.
 
+    Example: `peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS`
+
     Args:
         name: The data set.
         archives: Downloaded zip and tar files.
@@ -134,6 +140,8 @@ def cache_data(
     """Show the cache of decoded images and shared pre-training, or clear it.
 
     Cleared entries are decoded or trained again when they are needed.
+
+    Example: `peerdg data cache --clear`
 
     Args:
         name: Only entries of this name. `pretraining` is all shared pre-training.

@@ -29,6 +29,8 @@ def demo(
     RandAugment: it shows which part of PEER's gain is the regularizer's. Called again after Ctrl-C
     it continues; after the end it starts again.
 
+    Example: `peerdg demo --seeds 1 --out runs/glance`
+
     Args:
         out: Folder of the runs, the report and the plots.
         seeds: Seeds per method, from 0 on.

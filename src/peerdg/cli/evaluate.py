@@ -43,6 +43,8 @@ def evaluate(
     Classes are matched by name. A folder may lack classes of the model. A class that the model does
     not know ends the command with code 5, unless --map says which class it is.
 
+    Example: `peerdg evaluate runs/first sketches/ --map Dog=dog --report looked-at`
+
     Args:
         run: Run folder or model folder.
         target: Target domain of a named data set. Repeat it for several.

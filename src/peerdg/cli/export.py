@@ -22,6 +22,8 @@ def export(
     The exported model is run on sample images. If its logits differ from the original's by more
     than 0.0001, nothing is written and the command ends with code 4.
 
+    Example: `peerdg export runs/first --format onnx -o model.onnx`
+
     Args:
         run: Run folder or model folder.
         format: onnx, torch-export (a .pt2 file), or safetensors (weights in the names of the

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, get_type_hints
 
 from cyclopts import Group, Parameter, Token, UnknownOptionError
 
+from peerdg.cli.main import values_of
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA, find_data
 from peerdg.methods.recipes import RECIPES
 from peerdg.methods.registry import loaded_plugin, method_names, settings_of
@@ -74,12 +74,9 @@ def options_for(command: str, arguments: Sequence[str]) -> Any:
 
 def _chosen_sections(arguments: Sequence[str]) -> list[str]:
     plugin = loaded_plugin()
-    methods = [plugin.name if plugin else RunConfig.method]
-    for argument, following in pairwise([*arguments, ""]):
-        flag, _, value = argument.partition("=")
-        if flag in ("--method", "--methods"):
-            methods = (value or following).split(",")
-    methods = [RECIPES[name].method if name in RECIPES else name for name in methods]
+    default = plugin.name if plugin else RunConfig.method
+    *_, given = [default, *values_of(arguments, "--method", "--methods")]
+    methods = [RECIPES[name].method if name in RECIPES else name for name in given.split(",")]
     is_own = any(Path(argument).expanduser().exists() for argument in arguments)
     data = [name for name in arguments if name in BENCHMARKS] or [OWN_DATA] * is_own
     return list(dict.fromkeys([*(m for m in methods if m in method_names()), *data]))
@@ -163,17 +160,15 @@ def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
     """Say which option is unknown, and name the nearest known one."""
     token = error.token.keyword or error.token.value
     name = token.split("=")[0].replace("_", "-")
-    known = [n for argument in error.argument_collection or () for n in argument.names]
-    known = [n for n in known if n.startswith("--")] + ["--help", "--debug"]
+    flags = [each for each in error.argument_collection or () if not each.children]
+    known = [n for each in flags for n in each.names if n.startswith("--")] + ["--help", "--debug"]
     aliases: dict[str, str] = {}
     for method in (*method_names(), RunConfig.method):  # the default method's name wins
         aliases |= {f"--{f.name}": f"--{method}.{f.name}" for f in fields(settings_of(method))}
     aliases = {k.replace("_", "-"): v.replace("_", "-") for k, v in (aliases | _ALIASES).items()}
-    guess = aliases.get(name)
-    if guess not in known:
-        section, dot, key = name.partition(".")
-        inside = [n for n in known if n.startswith(f"{section}.")] if dot else []
-        close = nearest(key, [n.partition(".")[2] for n in inside])
-        guess = f"{section}.{close}" if close else nearest(name, known)
+    meant = {k: v for k, v in aliases.items() if v in known} | {flag: flag for flag in known}
+    section, dot, _ = name.partition(".")
+    inside = [flag for flag in known if dot and flag.startswith(f"{section}.")]
+    guess = meant.get(nearest(name, inside) or nearest(name, meant) or "")
     hint = f"Did you mean {guess}?" if guess else "See the command's --help for its options."
     return f"Unknown option {token}.", hint

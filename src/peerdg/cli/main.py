@@ -2,11 +2,11 @@
 
 import errno
 import io
-import os
 import re
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -21,53 +21,11 @@ from peerdg.errors import ConfigError, PeerdgError, PeerdgWarning, Stopped, is_o
 from peerdg.run.hardware import keep_memory
 from peerdg.terminal import console, error_console
 
-# Each command with a line of help and examples. It is imported only when it is used.
-_COMMANDS = """
-demo: Train ERM, RandAugment and PEER on small digits, and compare them.
-  peerdg demo --seeds 1 --out runs/glance
-train: Train a method on one labeled domain.
-  peerdg train digits-mini --method peer --budget quick --out runs/first
-  peerdg train photos/ --target sketches/ --epochs 20 --peer.k 5
-  peerdg train --config runs/first/config.toml --seed 1 --out runs/second
-bench: Train several methods with several seeds, and compare them.
-  peerdg bench digits-mini --methods erm,randaugment,peer --budget quick --out runs/all
-  peerdg bench photos/ --methods erm,peer --target sketches/ --jobs 2 --out runs/mine
-resume: Continue an interrupted run.
-  peerdg resume runs/first
-evaluate: Measure a trained model on other images, in detail.
-  peerdg evaluate runs/first
-  peerdg evaluate runs/first sketches/ paintings/ --report looked-at
-  peerdg evaluate runs/first sketches/ --map Dog=dog --map Cat=cat
-predict: Predict class and probability of images.
-  peerdg predict runs/first digit.png
-  peerdg predict runs/first photos/ -o found.json --top 3
-combine: Make one model of several runs: the mean of their weights or outputs.
-  peerdg combine runs/a runs/b runs/c -o combined
-export: Write a trained model as ONNX, torch.export or plain weights.
-  peerdg export runs/first --format onnx -o model.onnx
-runs: List and compare run folders.
-  peerdg runs runs/demo --compare
-methods: List the methods and their options.
-  peerdg methods peer
-config: Print the complete configuration of a run.
-  peerdg config digits --method peer --budget paper > peer.toml
-data: List, show, verify and prepare data sets.
-  peerdg data list
-data list: List the data sets.
-  peerdg data list
-data show: Write a contact sheet of a data set.
-  peerdg data show digits-mini -o sheet.png
-data verify: List the files of a data set that are missing or wrong.
-  peerdg data verify digits --root ~/data/digits
-  peerdg data verify photos/ sketches/
-data prepare: Unpack a data set's archives, or decode it into the cache.
-  peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS
-data cache: Show or clear the cache of decoded images.
-  peerdg data cache --clear"""
-COMMANDS = {
-    name: (summary, examples.strip().split("\n  "))
-    for name, summary, examples in re.findall(r"^(\S.*?): (.+)((?:\n  .+)+)", _COMMANDS, re.M)
-}
+# Each is imported only when it is used, or for the list of them.
+COMMANDS = (
+    *("demo", "train", "bench", "resume", "evaluate", "predict", "combine", "export", "runs"),
+    *("methods", "config", "data list", "data show", "data verify", "data prepare", "data cache"),
+)
 WITH_OPTIONS = ("train", "bench", "config")  # commands with the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk
@@ -78,7 +36,7 @@ def make_app(arguments: list[str]) -> App:
     app = App(
         name="peerdg",
         help="Single-source domain generalization: train on one domain, hold up on unseen ones.",
-        help_epilogue=_examples(["peerdg demo"]) + "\n\n`--debug` shows an error's traceback.",
+        help_epilogue="Start with `peerdg demo`. `--debug` shows an error's traceback.",
         help_format="markdown",
         version=__version__,
         result_action="return_value",
@@ -88,34 +46,26 @@ def make_app(arguments: list[str]) -> App:
             negative_bool=(), negative_iterable=(), negative_none=(), show_default=_show
         ),
     )
-    groups = {"": app}
-    for name, (summary, examples) in COMMANDS.items():
+    data = App(name="data", help="List, show, verify and prepare data sets.", help_epilogue="")
+    app.command(data)
+    called = arguments[0] if arguments else ""
+    for name in COMMANDS:
         parent, _, command = name.rpartition(" ")
-        epilogue = _examples(examples)
-        if command == "data":
-            groups["data"] = App(name="data", help=summary, help_epilogue=epilogue)
-            app.command(groups["data"])
-            continue
         target = f"peerdg.cli.data:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
-        is_called = arguments[: len(name.split())] == name.split()
-        if name in WITH_OPTIONS and is_called:
+        function: Any = target if called in COMMANDS and called != name else resolve_name(target)
+        epilogue = ""
+        if name in WITH_OPTIONS and called == name:
             from peerdg.cli.flags import options_for
 
-            function = resolve_name(target)
             function.__annotations__["options"] = options_for(name, arguments[1:])
-            epilogue += "\n\n`--help-all` lists the options of all methods, data sets and phases."
-        help = None if is_called else summary  # its own help is the docstring
-        groups[parent].command(target, name=command, help=help, help_epilogue=epilogue)
+            epilogue = "`--help-all` lists the options of all methods, data sets and phases."
+        (data if parent else app).command(function, name=command, help_epilogue=epilogue)
     return app
 
 
 def _show(default: Any) -> Any:
     """Show a default value, unless it is None, False or empty."""
     return str(default) if default else None
-
-
-def _examples(lines: list[str]) -> str:
-    return "**Examples**\n\n" + "  \n".join(f"`{line}`" for line in lines)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -137,10 +87,14 @@ def run(arguments: list[str], *, debug: bool) -> int:
     plugin = None
     try:
         with ExitStack() as stack:
-            if file := _plugin_file(arguments):
+            has_plugin = any(name in WITH_PLUGIN for name in arguments[:1])
+            files = values_of(arguments, "--plugin") if has_plugin else []
+            if len(files) > 1:
+                raise ConfigError("--plugin is given twice; a command takes one plugin.")
+            for file in files:  # before parsing: its method has flags
                 from peerdg.run.config import plugin_method
 
-                plugin = stack.enter_context(plugin_method(file))
+                plugin = stack.enter_context(plugin_method(Path(file)))
             _call(arguments)
         sys.stdout.flush()  # a full disk may show only now
         return 0
@@ -154,12 +108,12 @@ def run(arguments: list[str], *, debug: bool) -> int:
     except KeyboardInterrupt:
         return _fail(130, "Stopped at once. The last saved state is intact.")
     except BrokenPipeError:
-        _silence_output()  # the reader (head, less) has left, which is not an error
+        console.on_broken_pipe()  # the reader (head, less) has left, which is not an error
         return 0
     except Exception as error:
         # Only standard output has no name. Files of peerdg raise `OutputError`.
         if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
-            _silence_output()
+            console.on_broken_pipe()
             reason = f"Cannot write to standard output: {error.strerror}."
             return _fail(4, reason, "Free some space, or send the output elsewhere.")
         if is_out_of_memory(error) and not debug:
@@ -182,13 +136,10 @@ def _fail(code: int, message: str, hint: str | None = None) -> int:
     return code
 
 
-def _plugin_file(arguments: list[str]) -> Path | None:
-    """Find the file after `--plugin`. Its method has flags, so it is loaded before parsing."""
-    for argument, following in pairwise([*arguments, ""]):
-        flag, _, value = argument.partition("=")
-        if flag == "--plugin" and (value or following) and arguments[0] in WITH_PLUGIN:
-            return Path(value or following)
-    return None
+def values_of(arguments: Sequence[str], *flags: str) -> list[str]:
+    """Find the values of flags before the arguments are parsed."""
+    pairs = [(*word.partition("=")[::2], after) for word, after in pairwise([*arguments, ""])]
+    return [value or after for flag, value, after in pairs if flag in flags and (value or after)]
 
 
 def _call(arguments: list[str]) -> None:
@@ -207,11 +158,6 @@ def _call(arguments: list[str]) -> None:
     except CycloptsError as error:
         error.verbose = False
         raise ConfigError(str(error), hint="See `peerdg --help`.") from error
-
-
-def _silence_output() -> None:
-    """Discard what the interpreter writes when it ends. That must not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_traceback() -> None:

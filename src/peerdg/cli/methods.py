@@ -7,6 +7,8 @@ from peerdg.terminal import console
 def methods(name: str | None = None, /, *, plugin: Plugin = None) -> None:
     """List the methods, or one method's options.
 
+    Example: `peerdg methods peer`
+
     Args:
         name: A method, to see its options.
     """

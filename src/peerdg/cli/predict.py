@@ -33,6 +33,8 @@ def predict(
     An image that cannot be decoded gives a row with the reason in its last column. The command ends
     with code 5 if none can be decoded. Rows go to FILE.partial until all are there.
 
+    Example: `peerdg predict runs/first photos/ -o found.json --top 3`
+
     Args:
         run: Run folder or model folder.
         images: Image files, or folders of them.

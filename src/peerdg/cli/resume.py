@@ -22,6 +22,8 @@ def resume(
 ) -> None:
     """Continue a run that was stopped or killed. It ends as if it had not been.
 
+    Example: `peerdg resume runs/first`
+
     Args:
         run: The run folder. If it has only a `config.toml`, the run starts.
         root: Folder with the data, if it was moved.

@@ -16,6 +16,8 @@ def runs(
 ) -> None:
     """List run folders with their status, or compare finished ones over seeds.
 
+    Example: `peerdg runs runs/demo --compare`
+
     Args:
         places: Run folders, folders that contain them, or folders with the records of a report.
         compare: Print a row per method: accuracy, fluctuation, model selection and costs.

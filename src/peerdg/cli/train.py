@@ -41,6 +41,8 @@ def train(
 ) -> None:
     """Train a method on one labeled domain, and watch it on domains it never sees.
 
+    Example: `peerdg train photos/ --target sketches/ --epochs 20 --peer.k 5`
+
     Args:
         out: Run folder; default: runs/DATA-METHOD-SEED.
         resume: Continue the run in this folder.

@@ -411,7 +411,9 @@ def _check_keys(
             )
         if key in sections and not isinstance(value, Mapping):
             raise ConfigError(f"'{key}' is a section with options, not a value.")
-        if key not in sections and (key not in SCALARS or isinstance(value, Mapping)):
+        if key in SCALARS and isinstance(value, Mapping):
+            raise ConfigError(f"'{key}' is a value, not a section with options.")
+        if key not in sections and key not in SCALARS:
             raise ConfigError(f"Unknown option '{key}'.", hint=suggest_key(key, sections))
 
 
