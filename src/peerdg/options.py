@@ -6,10 +6,11 @@ the command-line flag, the key in a TOML file, the check of its value and its li
 
 import difflib
 import math
+import operator
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -17,6 +18,11 @@ from peerdg.errors import ConfigError
 
 T = TypeVar("T")
 MAX_FILE = 256 * 1024  # bytes of a config file
+_LIMITS = {
+    "at_least": (operator.ge, "at least"),
+    "above": (operator.gt, "greater than"),
+    "at_most": (operator.le, "at most"),
+}
 
 
 def option(
@@ -125,17 +131,15 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 def check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> None:
     """Refuse a number, or one of several, that is not finite or not within `limits`."""
-    low, above, high = (limits.get(key) for key in ("at_least", "above", "at_most"))
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, bool) or not isinstance(item, int | float):
             continue
-        allowed = {"a finite number": math.isfinite(item)}
-        allowed[f"at least {low}"] = low is None or item >= low
-        allowed[f"greater than {above}"] = above is None or item > above
-        allowed[f"at most {high}"] = high is None or item <= high
-        for limit, is_kept in allowed.items():
-            if not is_kept:
-                raise ConfigError(f"'{name}' is {item}; it must be {limit}.")
+        if not math.isfinite(item):
+            raise ConfigError(f"'{name}' is {item}; it must be a finite number.")
+        for key, (is_kept, words) in _LIMITS.items():
+            limit = limits.get(key)
+            if limit is not None and not is_kept(item, limit):
+                raise ConfigError(f"'{name}' is {item}; it must be {words} {limit}.")
 
 
 def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
@@ -172,23 +176,13 @@ def dotted(tables: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-@dataclass(frozen=True)
-class Change:
-    """One option whose value differs between two configs. None means unset."""
-
-    key: str
-    old: Any
-    new: Any
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.old!r} -> {self.new!r}"
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """List the options that differ between two nested tables."""
+def difference(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, ignored: Container[str]
+) -> list[str]:
+    """Name the options that differ between two nested tables, with both values: None if unset."""
     a, b = dotted(old), dotted(new)
-    changes = (Change(key, a.get(key), b.get(key)) for key in sorted({*a, *b}))
-    return [change for change in changes if change.old != change.new]
+    keys = [key for key in sorted({*a, *b}) if key not in ignored and a.get(key) != b.get(key)]
+    return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in keys]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerdg.averages.swad import SWAD, Valley, valley
+from peerdg.averages.swad import SWAD, valley
 from tests.conftest import tiny_classifier
 
 
@@ -29,7 +29,7 @@ from tests.conftest import tiny_classifier
     ],
 )
 def test_the_valley_is_the_one_found_by_hand(losses, expected):
-    assert valley(losses) == (None if expected is None else Valley(*expected))
+    assert valley(losses) == (None if expected is None else range(*expected))
 
 
 def follow(losses, *, every=1, steps=None, **rule):
@@ -64,7 +64,7 @@ def assert_mean_of(average, networks):
 def test_the_streaming_mean_is_the_mean_of_the_valleys_segments(losses, converge, tolerance):
     average, networks = follow(losses, converge=converge, tolerance=tolerance)
     window = valley(losses, converge=converge, tolerance=max(converge, tolerance))
-    chosen = networks[window.start : window.end] if window else networks[-1:]
+    chosen = networks[window.start : window.stop] if window else networks[-1:]
     assert_mean_of(average, chosen)
     assert average.count == len(chosen)
 

@@ -217,14 +217,16 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(
     steps, train_step = iter(range(1, 1000)), loop.train_step
 
     def signalled(*args, **kwargs):
-        if next(steps) == 6:  # in the second epoch
+        if next(steps) == 10:  # in the main phase
             signal.raise_signal(number)
         return train_step(*args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", signalled)
         assert run(long_training(tmp_path, pretrain_epochs=2), debug=False) == code
-    assert_stopped(out, capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert_stopped(out, said)
+    assert f"  peerdg predict {out} IMAGE" in said.splitlines()  # the pre-trained model
     assert run(["resume", str(out), "--quiet"], debug=False) == 0
     events = _text(out / "events.jsonl").splitlines()
     assert '"start"' in events[0]
@@ -247,9 +249,7 @@ def assert_stopped(out: Path, said: str) -> None:
     """The state is saved, and the lines on standard error can be typed as they are."""
     ended = _text(out / "events.jsonl")
     assert '"stop"' in ended and '"done"' not in ended  # before its last epoch
-    lines = said.splitlines()
-    assert f"  peerdg resume {out}" in lines
-    assert f"  peerdg predict {out} IMAGE" in lines
+    assert f"  peerdg resume {out}" in said.splitlines()
     assert "\\n" not in said
     assert "Traceback" not in said
     assert list((out / "checkpoint").iterdir())

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import peerdg
-from peerdg.averages.average_options import OPTIONS_OF, AverageSettings, make_average
+from peerdg.averages.average_options import KINDS, AverageSettings, make_average
 from peerdg.averages.moving import EMA
 from peerdg.averages.snapshots import Snapshots
 from peerdg.data.splits import Splits
@@ -21,7 +21,6 @@ from peerdg.run.config import notes, resolve
 from peerdg.run.folder import RunFolder
 from tests.conftest import tiny_classifier, tiny_domain, tiny_splits
 
-KINDS = ("snapshots", "swa", "ema", "sma", "swad")
 OPTIONS: dict[str, Any] = {
     "pretrain": {"epochs": 1, "batch_size": 8},
     "train": {"epochs": 4, "batch_size": 8, "lr": 0.01},
@@ -64,7 +63,7 @@ def test_watched_together_they_are_bit_for_bit_what_each_is_alone(tmp_path: Path
         assert f'"deployed": "{kind}"' in (tmp_path / kind / "done.json").read_text()
         own = load_file(tmp_path / kind / "model/model.safetensors")
         same = all(torch.equal(value, deployed[name]) for name, value in own.items())
-        assert same == (kind == KINDS[0])  # the first is deployed
+        assert same == (kind == "snapshots")  # the first is deployed
     unwatched = train(tmp_path / "none")
     assert of_model(unwatched, "model") == of_model(together, "model")
     assert of_epochs(unwatched) == of_epochs(together)
@@ -255,7 +254,7 @@ OTHER_VALUES = {
 def test_options_of_averages_that_the_run_does_not_have_are_refused(name: str):
     """One accepts each option, all others refuse it."""
     option = {name: OTHER_VALUES[name]}
-    (owner,) = (kind for kind, names in OPTIONS_OF.items() if name in names)
+    (owner,) = (kind for kind, names in KINDS.items() if name in names)
     for kind in KINDS:
         given = {"method": "erm", "average": {"kind": [kind], **option}}
         if kind == owner:

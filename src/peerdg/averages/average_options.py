@@ -14,19 +14,13 @@ if TYPE_CHECKING:
     from peerdg.averages.base import Average, ValidationLoss
     from peerdg.models.classifier import Classifier
 
+# The averages and their options.
 KINDS = {
-    "snapshots": "mean of a snapshot every k epochs",
-    "swa": "mean of the network after every epoch (SWA)",
-    "ema": "exponential moving average of every step",
-    "sma": "mean of every step from the t0-th on (SMA)",
-    "swad": "mean over the flat part of the validation loss (SWAD)",
-}
-OPTIONS_OF = {
-    "snapshots": ("k", "start", "last"),
-    "swa": ("swa_start",),
-    "ema": ("decay", "warm_up"),
-    "sma": ("t0",),
-    "swad": ("every", "converge", "tolerance", "ratio"),
+    "snapshots": ("k", "start", "last"),  # mean of a snapshot every k epochs
+    "swa": ("swa_start",),  # mean of the network after every epoch
+    "ema": ("decay", "warm_up"),  # exponential moving average of every step
+    "sma": ("t0",),  # mean of every step from the t0-th on
+    "swad": ("every", "converge", "tolerance", "ratio"),  # mean over the flat part of the loss
 }
 
 
@@ -101,7 +95,7 @@ class AverageSettings:
         """Refuse options of averages that the run does not have. `own` is the method's average."""
         kinds = self.kind or (own,)
         defaults = {f.name: f.default for f in fields(self)}
-        for kind, names in OPTIONS_OF.items():
+        for kind, names in KINDS.items():
             for name in names:
                 is_used = kind in kinds or (name == "k" and self.also)
                 if getattr(self, name) != defaults[name] and not is_used:
@@ -111,10 +105,7 @@ class AverageSettings:
                     )
 
     def snapshots_of(self, kind: str, *, k: int, epochs: int) -> SnapshotRule | None:
-        """Find which snapshots the average `kind` is the mean of. None for other averages.
-
-        `k` are the epochs between two snapshots unless `self.k` is set, `epochs` those in all.
-        """
+        """Find which snapshots the average `kind` is the mean of. None for other averages."""
         if kind in self.also:
             return _window(kind, k=self.k or k)
         if kind == "snapshots":
@@ -146,10 +137,10 @@ def make_average(
     steps: int,
     validation_loss: "ValidationLoss | None",
 ) -> "Average":
-    """Make the average `kind` of `model`.
+    """Make the average `kind` of `model`: one of `KINDS`, or a window of snapshots.
 
     Args:
-        kind: A key of `KINDS`, or the name of a window of snapshots (`AverageSettings.also`).
+        kind: Its name, or that of a window (`AverageSettings.also`).
         model: Network to follow.
         settings: Options of all kinds.
         k: Epochs between two snapshots, unless `settings.k` is set.

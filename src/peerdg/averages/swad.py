@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +11,9 @@ from peerdg.averages.base import Average, ValidationLoss, blend, frozen_copy, re
 from peerdg.models.classifier import Classifier
 
 
-class Valley(NamedTuple):
-    """Segments from `start` up to, but not including, `end`."""
-
-    start: int
-    end: int
-
-
 def valley(
     losses: Sequence[float], *, converge: int = 3, tolerance: int = 6, ratio: float = 0.3
-) -> Valley | None:
+) -> range | None:
     """The segments that SWAD averages, from the validation loss after each of them.
 
     Training has converged at segment c if its loss is the smallest of `converge` losses in a row of
@@ -40,7 +33,7 @@ def valley(
             end = c + 1
             while end < len(losses) and min(losses[end : end + tolerance]) <= threshold:
                 end += 1
-            return Valley(start, end)
+            return range(start, end)
     return None
 
 
@@ -91,14 +84,13 @@ class SWAD(Average):
         self.losses: list[float] = []  # of every segment; the valley follows from them
 
     @property
-    def valley(self) -> Valley | None:
+    def valley(self) -> range | None:
         """The segments to average, of those closed so far."""
         return self._find(self.losses)
 
     @property
     def count(self) -> int:
-        found = self.valley
-        return min(1, len(self.losses)) if found is None else found.end - found.start
+        return len(self.valley or self.losses[-1:])
 
     @property
     def model(self) -> Classifier:
@@ -124,7 +116,7 @@ class SWAD(Average):
         if epoch + 1 == self.epochs and self._open:
             self._close(self.loss(model))
         found = self.valley
-        return {"swad": list(found) if found else None}
+        return {"swad": [found.start, found.stop] if found else None}
 
     def epochs_seen(self, epoch: int) -> int:
         if epoch == self.epochs or not self.steps:
@@ -143,7 +135,7 @@ class SWAD(Average):
         """
         number, found = len(self.losses), self.valley
         leaving = number - self.tolerance
-        if found is not None and found.start <= leaving < found.end:
+        if found is not None and leaving in found:
             blend(self.mean, self._queued(leaving), 1 / (leaving - found.start + 1))
         blend(self._queued(number), self.segment, 1)
         self.losses.append(loss)
@@ -151,12 +143,12 @@ class SWAD(Average):
 
     def _average(self) -> None:
         """Equal-weight mean of the valley's segments, of which the old ones are in `mean`."""
-        newest = len(self.losses) - 1
-        found = self.valley or Valley(newest, newest + 1)
-        oldest = max(0, len(self.losses) - self.tolerance)  # in the queue
+        count = len(self.losses)
+        found = self.valley or range(count - 1, count)
+        oldest = max(0, count - self.tolerance)  # in the queue
         if found.start < oldest:
             blend(self.averaged, self.mean, 1)
-        for number in range(max(found.start, oldest), found.end):
+        for number in range(max(found.start, oldest), found.stop):
             blend(self.averaged, self._queued(number), 1 / (number - found.start + 1))
 
     def _queued(self, number: int) -> nn.Module:

@@ -18,7 +18,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from peerdg.averages.average_options import KINDS, OPTIONS_OF
+from peerdg.averages.average_options import KINDS
 from peerdg.data.benchmarks import BENCHMARKS, OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.methods.recipes import COMBINATIONS, RECIPES, Combination
@@ -119,7 +119,7 @@ class SharedRun:
             "also": tuple(name for name in averages if name not in KINDS),
         }
         for member in self.members:
-            names = [name for kind in member.config.average.kind for name in OPTIONS_OF[kind]]
+            names = [name for kind in member.config.average.kind for name in KINDS[kind]]
             used = ("k",) if member.is_window else names
             together |= {name: getattr(member.config.average, name) for name in used}
         return replace(first, recipe=None, average=replace(first.average, **together))
@@ -299,7 +299,7 @@ def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     own = {k: v for k, v in options.items() if k == objective or k not in method_names()}
     if isinstance(own.get("average"), Mapping):
         kind = (recipe and recipe.average) or settings_of(objective).own_average
-        others = {name for other, names in OPTIONS_OF.items() if other != kind for name in names}
+        others = {name for other, names in KINDS.items() if other != kind for name in names}
         average = {} if kind is None else own["average"]
         own["average"] = {name: value for name, value in average.items() if name not in others}
     return own

@@ -102,11 +102,9 @@ def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> N
         raise ConfigError(
             f"{what} was given a network of another run, which its records do not have.", hint=hint
         )
-    changes = [c for c in difference(options, expected) if c.key not in _WITHOUT_EFFECT]
-    if changes:
+    if changes := difference(options, expected, ignored=_WITHOUT_EFFECT):
         raise ConfigError(
-            f"{what} was trained with other options:\n  " + "\n  ".join(map(str, changes)),
-            hint=hint,
+            f"{what} was trained with other options:\n  " + "\n  ".join(changes), hint=hint
         )
 
 

@@ -359,8 +359,7 @@ def notes(config: RunConfig) -> list[str]:
 
 def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Name the options that decide the result and differ, one in a line, with both values."""
-    changes = difference(old, new)
-    return "\n  ".join(str(change) for change in changes if change.key not in MAY_CHANGE)
+    return "\n  ".join(difference(old, new, ignored=MAY_CHANGE))
 
 
 def refuse_difference(old: RunConfig, new: RunConfig) -> None:
