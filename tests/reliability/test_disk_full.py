@@ -1,5 +1,6 @@
 import resource
 import shutil
+import zipfile
 from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,9 +125,10 @@ def test_every_writer_turns_a_full_disk_into_the_same_error(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_single_file_that_does_not_fit_on_the_disk_is_an_output_error(tmp_path, capsys):
-    file = tmp_path / "photo_train_kfold.txt"
-    file.write_bytes(bytes(300_000))
+def test_an_extracted_file_that_does_not_fit_on_the_disk_is_an_output_error(tmp_path, capsys):
+    file = tmp_path / "PACS.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("PACS/photo/dog/pic_001.jpg", bytes(300_000))
     command = ["data", "prepare", "pacs", str(file), "--root", str(tmp_path / "pacs")]
     with largest_file(100_000):
         assert run(command, debug=False) == 4

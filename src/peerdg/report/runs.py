@@ -321,7 +321,8 @@ def collect_runs(places: Iterable[Path]) -> list[RunResult]:
             folders.update({path.resolve(): path for path in found})
     for path in folders.values():
         try:
-            runs.append(read_run(path))
+            with reading(path):
+                runs.append(read_run(path))
         except PeerdgError as error:
             message = f"The run in {visible(str(path))} is left out: {error.message}"
             warnings.warn(message, PeerdgWarning, stacklevel=2)
