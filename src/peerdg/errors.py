@@ -66,11 +66,7 @@ class PeerdgWarning(UserWarning):
 
 
 class Stopped(PeerdgError):
-    """A run stopped before its end and saved its state.
-
-    The exit code is 128 plus the number of the signal that asked for it, or 0 for a planned stop
-    (`--stop-after`).
-    """
+    """A run stopped before its end and saved its state, by a signal or as planned (exit code 0)."""
 
     def __init__(self, message: str = "Stopped.", *, signal_number: int | None) -> None:
         super().__init__(message)

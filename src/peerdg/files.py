@@ -22,11 +22,7 @@ RESTORE = "Restore it from a backup, or copy it again from its origin."
 def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path` that becomes `path` if the block succeeds.
 
-    The block creates a file or a folder there. The temporary path is in the same folder, so the
-    rename stays on one disk. It is removed on any error.
-
-    Raises:
-        OutputError: If it cannot be written, or `path` is a link or a device.
+    The block creates a file or a folder there, which is removed on any error.
     """
     require_replaceable(path)
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
@@ -86,11 +82,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, *, format: int | None = None, hint: str = RESTORE) -> Any:
-    """Read a JSON file that peerdg wrote, with the number `format` under the key of that name.
-
-    Raises:
-        DamagedError: If it cannot be read, is not JSON, or has another format.
-    """
+    """Read a JSON file that peerdg wrote, with the number `format` under the key of that name."""
     with reading(path, hint=hint):
         value = json.loads(path.read_text("utf-8"))
         if format is not None and value["format"] != format:
@@ -103,17 +95,13 @@ def read_json(path: Path, *, format: int | None = None, hint: str = RESTORE) -> 
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a run or model folder with a symbolic link in it: peerdg would write elsewhere.
-
-    The folder itself may be reached through links.
-    """
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place) / name for name in (*folders, *files)):
-            if path.is_symlink():
-                raise DamagedError(
-                    f"{visible(str(path))} is a symbolic link.",
-                    hint="Run and model folders hold only their own files. Remove the link.",
-                )
+    """Refuse a symbolic link inside a run or model folder: peerdg would write elsewhere."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise DamagedError(
+                f"{visible(str(path))} is a symbolic link.",
+                hint="Run and model folders hold only their own files. Remove the link.",
+            )
 
 
 def sha256(path: Path) -> str:

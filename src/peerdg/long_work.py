@@ -26,11 +26,8 @@ def iterate(items: Collection[Item], label: str = "") -> Iterator[Item]:
     """Iterate over `items`. Before each, the run shows the progress and may stop.
 
     A run that stops here continues later from the epoch's last step and repeats all of the work.
-    So the work must not change the method before the last item is done. Loops may be nested.
-
-    Args:
-        items: The parts of the work.
-        label: What is being done, e.g. `"perturbing"`. The outermost label is shown.
+    So the work must not change the method before the last item is done. Loops may be nested; the
+    label of the outermost one is shown.
     """
     work = _work.get()
     if work is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -112,19 +112,6 @@ class Model:
         self.classifier.to(find_device(str(device)))
         return self
 
-    # A string is a path, and an array is one image or several: the order of these matters.
-    @overload
-    def predict(  # type: ignore[overload-overlap]
-        self, images: str | Path | Image.Image, *, top: None = None
-    ) -> Prediction: ...
-    @overload
-    def predict(  # type: ignore[overload-overlap]
-        self, images: np.ndarray | torch.Tensor, *, top: None = None
-    ) -> Prediction | list[Prediction]: ...
-    @overload
-    def predict(self, images: Iterable[ImageLike], *, top: None = None) -> list[Prediction]: ...
-    @overload
-    def predict(self, images: ImageLike | Iterable[ImageLike], *, top: int) -> list[Any]: ...
     def predict(self, images: ImageLike | Iterable[ImageLike], *, top: int | None = None) -> Any:
         """Predict the class of one image (a `Prediction`) or of several (a list of them).
 
@@ -191,13 +178,16 @@ class Model:
             format: Format of the file.
             overwrite: Replace an existing file.
         """
-        own = {"backbone": OWN, "image_size": self.image_size, "stored_size": self.stored_size}
-        own |= {"classes": self.classes, "mean": self.classifier.mean.flatten().tolist()}
-        own |= {"std": self.classifier.std.flatten().tolist()}
-        description = self.description or own
-        return export_model(
-            self.classifier, description, Path(path), format=format, overwrite=overwrite
-        )
+        description = self.description or {
+            "backbone": OWN,
+            "image_size": self.image_size,
+            "stored_size": self.stored_size,
+            "classes": self.classes,
+            "mean": self.classifier.mean.flatten().tolist(),
+            "std": self.classifier.std.flatten().tolist(),
+        }
+        path = Path(path)
+        return export_model(self.classifier, description, path, format=format, overwrite=overwrite)
 
     def _predict(self, images: ImageLike | Iterable[ImageLike]) -> Iterator[Predictions]:
         several = [images] if _is_single(images) else images
@@ -222,7 +212,7 @@ def load_model(
         network: The network the weights belong to, if you trained your own.
         device: Where it computes, e.g. `"cuda"`. `"auto"` takes the accelerator if there is one.
     """
-    place = find_device(str(device))
+    place = find_device(str(device))  # an unknown one is refused before the work
     classifier, description = load_stored(Path(path), network)
     if far := how_far(description):
         warnings.warn(

@@ -25,8 +25,6 @@ REST = "everything else"  # what no stage has measured
 
 
 class _Clock:
-    """Attributes each moment to the innermost open stage."""
-
     def __init__(self, wait: Callable[[], None]) -> None:
         self.stages: dict[str, dict[str, float]] = {REST: {"seconds": 0.0, "calls": 1}}
         self._open = [REST]

@@ -23,10 +23,7 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]#|!~$])")
 
 
 def visible(text: str) -> str:
-    """Write control characters, line breaks and marks of direction out, on one line.
-
-    A file may be named after a terminal command (`ESC ] 0 ; ...`) or a right-to-left mark.
-    """
+    """Write control characters, line breaks and marks of direction out, on one line."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
         for c in text
@@ -62,20 +59,14 @@ def markdown_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Column names and rows of text, for the terminal and for Markdown.
-
-    Args:
-        columns: Column names.
-        rows: Text of each cell.
-        is_text: Align all columns to the left. Otherwise only the first one is.
-    """
+    """Column names and rows of text, for the terminal and for Markdown."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    is_text: bool = False
+    is_text: bool = False  # all columns are aligned to the left, not only the first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render it. Columns that a terminal has no room for follow in another table."""
+        # Columns that a terminal has no room for follow in another table.
         room = options.max_width if console.is_terminal else sys.maxsize
         lines = [[visible(cell) for cell in line] for line in (self.columns, *self.rows)]
         words = [[0, *map(cell_len, " ".join(cells).split())] for cells in zip(*lines, strict=True)]
@@ -96,7 +87,6 @@ class Table:
             yield from console.render(table, options.update_width(room))
 
     def markdown(self) -> str:
-        """Write it for a report."""
         rule = ["---"] + ["--:"] * (len(self.columns) - 1)
         escaped = [[markdown_text(cell) for cell in line] for line in (self.columns, *self.rows)]
         lines = [escaped[0], rule, *escaped[1:]]
@@ -131,7 +121,6 @@ class Terminal(Console):
                 yield Segment("\n".join(map(visible, segment.text.split("\n"))), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Print nothing from here on."""
         self.quiet = True
         # The interpreter flushes what is left when it ends. That must not fail again.
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:

@@ -137,16 +137,16 @@ def make_average(
     steps: int,
     validation_loss: "ValidationLoss | None",
 ) -> "Average":
-    """Make the average `kind` of `model`: one of `KINDS`, or a window of snapshots.
+    """Make the average `kind` of `model`: one of `KINDS`, or a window of `settings.also`.
 
     Args:
-        kind: Its name, or that of a window (`AverageSettings.also`).
+        kind: Name of the average.
         model: Network to follow.
         settings: Options of all kinds.
         k: Epochs between two snapshots, unless `settings.k` is set.
         epochs: Epochs of the whole training.
         steps: Steps of an epoch.
-        validation_loss: Loss of a network on the source's validation images. SWAD needs it.
+        validation_loss: Loss of a network on the source's validation images, for SWAD.
     """
     from peerdg.averages.moving import EMA, SMA
     from peerdg.averages.snapshots import Snapshots

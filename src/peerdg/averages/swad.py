@@ -102,7 +102,6 @@ class SWAD(Average):
         return len(self.losses)
 
     def after_step(self, model: Classifier) -> None:
-        """Add the network to the segment; close it after the first, then every `every` steps."""
         # The first segment has one step, as the authors' has.
         blend(self.segment, model, 1 / (self._open + 1))
         self.steps += 1
@@ -110,7 +109,6 @@ class SWAD(Average):
             self._close(self.loss(model))
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """Record which segments are averaged; the end of training closes the last one."""
         require_finite(self)
         # The authors' runs end with a step that closes a segment.
         if epoch + 1 == self.epochs and self._open:
@@ -129,10 +127,7 @@ class SWAD(Average):
         return (self.steps - 1) % self.every if self.steps else 0
 
     def _close(self, loss: float) -> None:
-        """Close the segment and queue it.
-
-        The oldest one moves from the queue into `mean` if it is in the valley, else is discarded.
-        """
+        """Queue the segment. The oldest one moves into `mean` if it is in the valley."""
         number, found = len(self.losses), self.valley
         leaving = number - self.tolerance
         if found is not None and leaving in found:

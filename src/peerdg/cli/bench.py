@@ -87,11 +87,7 @@ def bench(
 
 
 def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:
-    """Run a bench (see `run_bench`), and print its table and where the report is.
-
-    Raises:
-        PeerdgError: If runs failed. The table of the others is printed before.
-    """
+    """Run a bench (see `run_bench`), and print its table and which runs failed."""
     from peerdg.benches.bench import run_bench
 
     for line in plan.notes:

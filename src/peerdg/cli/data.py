@@ -19,7 +19,6 @@ from peerdg.terminal import Table, console, error_console
 if TYPE_CHECKING:
     from peerdg.data.domain import Domain
     from peerdg.data.folder import Problem
-    from peerdg.data.splits import Splits
 
 Root = Annotated[Path | None, Parameter(help="folder with the data set's files")]
 
@@ -53,8 +52,7 @@ def show_data(
     if _is_path(name):
         domains = list(_read_folders([Path(name)])[0].values())
     else:
-        splits = _load(name, root)
-        domains = [splits.train, *splits.targets.values()]
+        domains = _load(name, root)
     sheet = contact_sheet(domains)
     with replace_atomically(output) as temporary:
         sheet.save(temporary, format="PNG")
@@ -125,8 +123,7 @@ def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
         return
     from peerdg.data.cache import cache_folder
 
-    splits = _load(name, root)
-    for domain in (splits.train, *splits.targets.values()):
+    for domain in _load(name, root):
         console.print(f"{domain.name}: {len(domain)} images")
     console.print(f"Ready in {cache_folder()}")
 
@@ -206,11 +203,12 @@ def _read_folders(paths: Sequence[Path]) -> "tuple[dict[str, Domain], list[Probl
         return check_folders([path.expanduser() for path in paths], progress=bar)
 
 
-def _load(name: str, root: Path | None) -> "Splits":
-    """Load a set with its default switches."""
+def _load(name: str, root: Path | None) -> "list[Domain]":
+    """Load the training images and targets of a set with its default switches."""
     data = _data_set(name, root)
     with _bar() as bar:
-        return data.load(data.settings(), root=root, progress=bar)
+        splits = data.load(data.settings(), root=root, progress=bar)
+    return [splits.train, *splits.targets.values()]
 
 
 def _data_set(name: str, root: Path | None) -> Benchmark:

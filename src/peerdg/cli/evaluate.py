@@ -113,7 +113,6 @@ def evaluate(
 
 
 def _run_data(run: Path) -> dict[str, Any]:
-    """Return the options of the data that a run was trained on."""
     from peerdg.run.config import resolve, without_method
     from peerdg.run.folder import read_run_config
 
@@ -129,11 +128,7 @@ def _read_sets(
     classes: tuple[str, ...],
     progress: "Progress",
 ) -> "tuple[dict[str, Domain], set[str]]":
-    """Read the domains of data sets with labels in the order of `classes`.
-
-    Returns:
-        The domains, and the class names of sets that have no class map among their options.
-    """
+    """Read data sets with labels in the order of `classes`, and the names their classes have."""
     from peerdg.run.config import resolve_given
     from peerdg.run.prepare import load_splits, natural_domains
 

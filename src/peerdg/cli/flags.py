@@ -130,11 +130,7 @@ def _flag(f: Any, kind: Any, section: str, *, is_common: bool) -> Any:
 def resolve_flags(
     data: str | None, options: Options, *, file: Path | None
 ) -> tuple[RunConfig, Choices | None]:
-    """Resolve the preset, then the config file, then the flags that were given.
-
-    Returns:
-        The config, and the choices that the images of a folder or list decided in it.
-    """
+    """Resolve the config file and the flags, and return what own images decided in the config."""
     tables = read_toml(file) if file else {}
     given = (options or {}) | (find_data(data) if data is not None else {})
     if plugin := loaded_plugin():  # as it is now, not as a config file says that it was
