@@ -57,15 +57,9 @@ class _Member:
     validation: float | None = None  # accuracy on validation images, if it was computed
 
     @property
-    def name(self) -> str:
-        place = self.path.resolve()
-        return storable(place.parent.name if place.name == "model" else place.name)
-
-    @property
     def training(self) -> dict[str, Any]:
         """The training record. Empty if there is none."""
-        training: dict[str, Any] = self.description["training"]
-        return training
+        return dict(self.description["training"])
 
     @property
     def run(self) -> Path | None:
@@ -75,8 +69,9 @@ class _Member:
 
     def record(self) -> dict[str, Any]:
         """Describe it for the `model.json` of the combined model."""
+        place = self.path.resolve()
         return {
-            "name": self.name,
+            "name": storable(place.parent.name if place.name == "model" else place.name),
             "weights_sha256": self.description["weights_sha256"],
             **{key: self.training.get(key) for key in ("method", "seed", "train_seed")},
             "validation": self.validation,
@@ -119,7 +114,15 @@ def combine(
     Returns:
         Description of the model, with the accuracies.
     """
-    outputs = _check_options(rule, outputs, out)
+    convert(rule, Rule, "rule")
+    if outputs is not None and rule != "ensemble":
+        raise ConfigError(
+            f"The rule '{rule}' averages weights, not {outputs}.",
+            hint="Leave --outputs out, or use --rule ensemble.",
+        )
+    outputs = convert(outputs or "probabilities", Outputs, "outputs")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise OutputError(f"{out} exists.", hint="Choose a new folder with -o.")
     members = _read_members(runs)
     if rule != "ensemble":
         _warn_of_different_starts(members)
@@ -143,17 +146,13 @@ def combine(
         model = with_statistics(model)
     else:
         model = _greedy(members, data, load, with_statistics)
-    averaged = rule != "ensemble" and has_batch_statistics(model) and statistics not in LEARNED
-    if averaged and data is None:
+    has_statistics = has_batch_statistics(model)
+    if data is None and has_statistics and rule != "ensemble" and statistics not in LEARNED:
         statistics = "mean of the members'"
-        warnings.warn(
-            "The training images are not there: the batch statistics of the combined model are "
-            "the mean of the members', not recomputed.",
-            PeerdgWarning,
-            stacklevel=3,
-        )
+        message = "The batch statistics of the combined model are the members' mean, not recomputed"
+        warnings.warn(f"{message}: the training images are not there.", PeerdgWarning, stacklevel=3)
     training = _training(members, rule, outputs, model, data)
-    if training and statistics and has_batch_statistics(model):
+    if training and statistics and has_statistics:
         training["batch_statistics"] = statistics
     first = members[0].description
     about = {name: first[name] for name in ("backbone", "image_size", "stored_size")}
@@ -208,14 +207,14 @@ def _training(
         return ", ".join(dict.fromkeys(str(record[name]) for record in records))
 
     count = f"{len(records)}" + (f" of {len(members)}" if len(records) < len(members) else "")
-    how = f"mean of the {outputs if rule == 'ensemble' else 'weights'} of {count} runs"
+    averaged = outputs if rule == "ensemble" else "weights"
     images: Counter[str] = Counter()
     for counts in {record["fingerprint"]: record["images"] for record in records}.values():
         images.update(counts)
     training = {
         **{name: joined(name) for name in ("data", "source", "weights", "budget", "fingerprint")},
         "images": {part: images[part] for part in sorted(images)},
-        "method": f"{how}: {joined('method')}",
+        "method": f"mean of the {averaged} of {count} runs: {joined('method')}",
         "seed": records[0]["seed"],
         "settings": {
             name: value
@@ -234,21 +233,6 @@ def _training(
             detail = evaluate_in_detail(model, validation, size=size, worst=0)
         training |= results(evaluated, detail)
     return training
-
-
-def _check_options(rule: Rule, outputs: Outputs | None, out: Path) -> Outputs:
-    """Refuse unknown options and a folder with something in it. Return what is averaged."""
-    convert(rule, Rule, "rule")
-    if outputs is not None and rule != "ensemble":
-        raise ConfigError(
-            f"The rule '{rule}' averages weights, not {outputs}.",
-            hint="Leave --outputs out, or use --rule ensemble.",
-        )
-    is_empty = out.is_dir() and not out.is_symlink() and not any(out.iterdir())
-    if os.path.lexists(out) and not is_empty:
-        raise OutputError(f"{out} exists.", hint="Choose a new folder with -o.")
-    chosen: Outputs = convert(outputs or "probabilities", Outputs, "outputs")
-    return chosen
 
 
 def _read_members(runs: Sequence[Path]) -> list[_Member]:
@@ -294,15 +278,14 @@ def _warn_of_different_starts(members: Sequence[_Member]) -> None:
 
     The mean of the weights of networks from different initializations is usually useless.
     """
-    ours = _start(members[0])
-    for member in members[1:]:
-        theirs = _start(member)
+    ours, *others = map(_start, members)
+    for theirs in others:
         differing = [name for name in ours if name in theirs and ours[name] != theirs[name]]
         if differing or not ours or not theirs:
             warnings.warn(
-                f"{members[0].path} and {member.path} may not have started from the same weights "
-                f"(differing: {', '.join(differing) or 'unknown'}). Train them with one --seed and "
-                "another --train-seed each, or use --rule ensemble.",
+                "The runs may not have started from the same weights (differing: "
+                f"{', '.join(differing) or 'unknown'}). Train them with one --seed and another "
+                "--train-seed each, or use --rule ensemble.",
                 PeerdgWarning,
                 stacklevel=4,
             )
@@ -318,8 +301,7 @@ def _start(member: _Member) -> dict[str, Any]:
     for name, value in training["settings"].items():
         if name.startswith(("pretrain.", "transform.")):
             start[name] = value
-    manifest = None if member.run is None else RunFolder(member.run).manifest
-    if manifest is not None:
+    if member.run is not None and (manifest := RunFolder(member.run).manifest) is not None:
         start["network weights"] = manifest.network_weights
         start["file of initial weights"] = manifest.weights_sha256
     return start
@@ -328,11 +310,7 @@ def _start(member: _Member) -> dict[str, Any]:
 def _find_data(
     members: Sequence[_Member], root: str | None, splits: Splits | None, *, needed: bool
 ) -> _Data | None:
-    """Load the data that all runs were trained on. None if it is not there.
-
-    Raises:
-        ConfigError: If it is `needed` and not there, or without validation images.
-    """
+    """Load the data that all runs were trained on. None if it is not there and not `needed`."""
     try:
         data = _load_data(members, root, splits)
         if needed and data.splits.validation is None:

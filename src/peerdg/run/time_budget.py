@@ -13,9 +13,8 @@ import torch
 from peerdg.data import VALIDATION
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.evaluate.accuracy import evaluate_models
-from peerdg.long_work import interruptible
 from peerdg.methods.base import Method
-from peerdg.models.classifier import has_batch_statistics, images_per_pass
+from peerdg.models.classifier import has_batch_statistics
 from peerdg.options import dotted
 from peerdg.rng import seeded
 from peerdg.run.config import RunConfig, resolve
@@ -166,15 +165,14 @@ def schedule(config: RunConfig) -> str:
 
 
 def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs:
-    """Time some steps, the work between epochs and an evaluation, each for some `seconds` at most.
+    """Time steps for some `seconds`, the work between epochs, and an evaluation of one batch.
 
     The run is not affected: its network is copied, and torch's global generator is restored.
     """
     train, size, device = inputs.source.domain, inputs.source.size, inputs.source.device
     step = {}
     for phase in phases_of(config):
-        images = max(images_per_pass(size), phase.settings.batch_size)
-        rows = torch.linspace(0, len(train) - 1, min(images, len(train))).long()
+        rows = torch.linspace(0, len(train) - 1, min(phase.settings.batch_size, len(train))).long()
         sample = Source(train.subset(rows.to(device)), config.transform)
         with seeded(config.seed, "measuring", phase.name):
             validation = inputs.domains.get(VALIDATION)
@@ -182,12 +180,10 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
             method = make_method(phase, config, network, sample, validation).to(device).train()
             start = _timed(partial(method.start_epoch, 0), device)
             step[phase.name] = _time_steps(phase, method, sample, seconds)
-            end = _time_epoch_end(method, config.method_settings.period - 1, device, seconds)
+            end = _timed(partial(method.end_epoch, config.method_settings.period - 1), device)
     # Of the last phase, the main one:
-    networks = method.evaluated_networks
-    largest = max(inputs.domains.values(), key=len, default=train)
-    part = largest.subset(torch.arange(min(len(largest), images_per_pass(size))))
-    per_image = _timed(lambda: evaluate_models(networks, {"": part}, size=size), device) / len(part)
+    networks, part = method.evaluated_networks, {"": sample.domain}
+    per_image = _timed(lambda: evaluate_models(networks, part, size=size), device) / len(sample)
     evaluated: float = sum(map(len, inputs.domains.values()))
     if config.batch_statistics == "clean" and has_batch_statistics(inputs.network):
         evaluated += len(train) * len(method.needs_clean_statistics) / len(networks)
@@ -212,26 +208,6 @@ def _time_steps(phase: Phase, method: Method, source: Source, seconds: float) ->
     while len(steps) <= TIMED_STEPS and (len(steps) < 2 or sum(steps) < seconds):
         steps.append(_timed(take_step, source.device))
     return sum(steps[1:]) / len(steps[1:])  # The first chooses kernels and allocates memory.
-
-
-def _time_epoch_end(method: Method, epoch: int, device: torch.device, seconds: float) -> float:
-    """Return the seconds of the end of an epoch. Of long work, only the first items are done."""
-    began = time.perf_counter()
-
-    def stop_if_long(label: str, share: float) -> None:
-        spent = time.perf_counter() - began
-        if spent > seconds and share > 0:
-            raise _EnoughMeasured(spent / share)
-
-    try:
-        with interruptible(stop_if_long):
-            return _timed(lambda: method.end_epoch(epoch), device)
-    except _EnoughMeasured as enough:
-        return float(enough.args[0])
-
-
-class _EnoughMeasured(Exception):
-    """Long work was measured for long enough. Has the expected seconds of all of it."""
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
