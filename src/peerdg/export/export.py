@@ -18,7 +18,6 @@ from peerdg.export import SUFFIXES, Format, require_packages
 from peerdg.export.writers import Origin, Run, origin_of, write_onnx, write_program, write_weights
 from peerdg.files import TEMPORARY, require_replaceable, writing
 from peerdg.models.classifier import Classifier, in_eval_mode
-from peerdg.models.stored import describes_ensemble
 from peerdg.run.model import CARD, model_card
 
 TOLERANCE = 1e-4
@@ -72,12 +71,7 @@ def export_model(
             difference = require_same_answers(model, run, size=size)
             text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
             about_file.write_text(text, "utf-8")
-            card = model_card(
-                description,
-                load=_how_to_load(about, description, path.name, origin),
-                remarks=_remarks(about, difference),
-                normalizes=origin.library == "peerdg",
-            )
+            card = model_card(description, about, file=path.name, difference=difference)
             card_file.write_text(card, "utf-8")
             files[0].parent.mkdir(exist_ok=True)
             for file in reversed(files):  # the model last: once it is there, all is
@@ -164,55 +158,3 @@ def _about(
     if format == "safetensors":
         about |= {"library": origin.library, "network": list(origin.code)}
     return about
-
-
-def _how_to_load(
-    about: Mapping[str, Any], description: Mapping[str, Any], name: str, origin: Origin
-) -> list[str]:
-    """Write the lines of Python that load the file."""
-    file, size = json.dumps(name), about["image_size"]
-    if about["format"] == "onnx":
-        return [
-            "import onnxruntime",
-            f"session = onnxruntime.InferenceSession({file})",
-            f'logits = session.run(None, {{"images": images}})[0]  # uint8 [n, 3, {size}, {size}]',
-        ]
-    if about["format"] == "torch-export":
-        return [
-            "import torch",
-            f"net = torch.export.load({file}).module()",
-            f"logits = net(images)  # uint8 [n, 3, {size}, {size}]",
-        ]
-    load = f"net.load_state_dict(safetensors.torch.load_file({file})); net.eval()"
-    if origin.library != "peerdg":
-        use = "logits = net((images / 255 - mean) / std)  # mean and std: in the JSON file"
-        return [f"import torch, {origin.library}, safetensors.torch", *origin.code, load, use]
-    lines = [
-        "import peerdg, safetensors.torch",
-        f"# net: peerdg.build_classifier({json.dumps(about['backbone'])}, classes=...,",
-        f"#     mean={about['mean']}, std={about['std']})",
-    ]
-    if layers := about.get("added_layers"):
-        lines.append(f"net = net.with_layers({layers!r})")
-    if describes_ensemble(description):
-        combined = description["combined"]
-        nets = f"[net] + [copy.deepcopy(net) for _ in range({len(combined['members']) - 1})]"
-        lines.append("import copy, peerdg.models.ensemble")
-        outputs = json.dumps(combined["outputs"])
-        lines.append(f"net = peerdg.models.ensemble.ensemble({nets}, outputs={outputs})")
-    return [*lines, load]
-
-
-def _remarks(about: Mapping[str, Any], difference: float) -> list[str]:
-    size, stored, format = about["image_size"], about["stored_size"], about["format"]
-    steps = f"resize it to {stored} x {stored} with Pillow's bilinear filter"
-    if stored != size:
-        steps += f", then to {size} x {size} (bilinear, antialiased)"
-    notes = [
-        f"Exported as {format}. Its logits differ from the original's by {difference:.1e} at most "
-        "on sample images.",
-        f"To prepare an image: turn it upright (EXIF), make it RGB, {steps}.",
-    ]
-    if format == "torch-export":
-        notes.append("torch.export.load can execute code: load only files whose origin you trust.")
-    return notes

@@ -6,7 +6,6 @@ models is EoA: Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv
 """
 
 import copy
-import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

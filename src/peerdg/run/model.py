@@ -159,22 +159,18 @@ def write_card(folder: Path) -> None:
 
 def model_card(
     description: Mapping[str, Any],
+    exported: Mapping[str, Any] | None = None,
     *,
-    load: Sequence[str] = (
-        "import peerdg",
-        'model = peerdg.load_model("FOLDER")',
-        'print(model.predict("image.png"))',
-    ),
-    remarks: Sequence[str] = (),
-    normalizes: bool = True,
+    file: str = "",
+    difference: float = 0.0,
 ) -> str:
     """Return the card of a model as Markdown. Names from outside are escaped.
 
     Args:
         description: Content of a `model.json`.
-        load: Lines of Python that load the model.
-        remarks: Sentences about an exported file, in Markdown.
-        normalizes: Whether the loaded model normalizes its input itself.
+        exported: Description of the exported model, if the card is for one.
+        file: Name of its file.
+        difference: Largest difference of its logits from the original's.
     """
     training, combined = description.get("training") or {}, description.get("combined")
     domains = training.get("accuracy") or {}
@@ -186,9 +182,9 @@ def model_card(
             "of_runs": combined and all(m.get("weights_sha256") for m in combined["members"]),
             "has_targets": any(d != VALIDATION and not d.startswith(CRAFTED) for d in domains),
             "few": FEW,
-            "load": [Markup(visible(line)) for line in load],  # noqa: S704  (in a code block)
-            "remarks": remarks,
-            "normalizes": normalizes,
+            "exported": exported,
+            "file": file,
+            "difference": difference,
         }
     )
 
@@ -205,6 +201,8 @@ def _card_template() -> jinja2.Template:
     )
     environment.filters["numbers"] = lambda values: ", ".join(f"{value:.4g}" for value in values)
     environment.filters["seeds"] = _seeds
+    environment.filters["visible"] = visible
+    environment.filters["python"] = lambda value: Markup(visible(repr(value)))  # noqa: S704
     environment.filters["accuracy"] = lambda result: accuracy_text(
         result["accuracy"], result["n"], digits=2, with_n=False
     )
