@@ -14,28 +14,19 @@ import torch
 _MISSING = "operator torchvision::nms does not exist"
 
 
-def _import_torchvision() -> None:
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if _MISSING not in str(error):
-            raise
-        _declare_detection_operators()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Failed to load image Python extension")
-            importlib.import_module("torchvision")
-
-
-def _declare_detection_operators() -> None:
-    """Give `nms` and `qnms` a schema without a kernel: calling them fails, importing does not."""
-    global _library  # must live as long as the process: the schemas go with the object
+try:
+    importlib.import_module("torchvision")
+except RuntimeError as error:
+    if _MISSING not in str(error):
+        raise
+    # A schema without a kernel: calling these fails, importing does not. The schemas live as long
+    # as the object.
     _library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-_library: torch.library.Library | None = None
-_import_torchvision()
+    for _name in ("nms", "qnms"):
+        _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Failed to load image Python extension")
+        importlib.import_module("torchvision")
 
 import torchvision as torchvision  # noqa: E402, TID251
 from torchvision import models as models  # noqa: E402, TID251

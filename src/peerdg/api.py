@@ -247,10 +247,7 @@ def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:
     targets = options.get("targets")
     if isinstance(data, Splits):
         if targets is not None:
-            raise ConfigError(
-                "Targets are given twice: in the splits, and as an option.",
-                hint="Leave targets= out; Splits(targets={...}) has them.",
-            )
+            raise ConfigError("Targets are given twice: in the splits, and as an option.")
         return data
     settings = build(OwnDataSettings, options.get(OWN_DATA, {}), where=OWN_DATA)
     source = as_domain(data, size=settings.size)

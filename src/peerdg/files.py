@@ -130,8 +130,6 @@ def _sync(*paths: Path) -> None:
 def _remedy(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "Free some space and start again. Everything saved before is intact."
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Choose a folder that you may write to, e.g. --out ~/runs/first."
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
         return "A file and a folder share this name. Choose another one with --out."
-    return "Choose another output folder with --out."
+    return "Choose a folder that you may write to, e.g. --out ~/runs/first."

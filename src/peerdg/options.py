@@ -47,8 +47,7 @@ def option(
         above: Value that it must exceed.
         at_most: Largest value.
         announced: Print it when a run on a user's own images starts, because results depend on it.
-        part_of: Option that chooses the component this one belongs to. Where that is `"none"`,
-            this one has no effect.
+        part_of: Option that chooses its component. Where that is `"none"`, it has no effect.
         names_model: The value names a trained network, of which a run keeps a fingerprint.
         is_place: The value only says where files are, so records and comparisons leave it out.
         formerly: Old name of the option, still accepted.

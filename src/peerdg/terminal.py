@@ -31,9 +31,9 @@ def visible(text: str) -> str:
 
 
 def visible_message(text: str) -> str:
-    """Make a message visible, and keep its line breaks where the next line is indented.
+    """Make a message visible. Line breaks stay only where the next line is indented.
 
-    A line break inside a name is written out. It cannot start a line that reads like an error.
+    So a name with a line break cannot start a line that reads like an error.
     """
     return "\n".join(visible(re.sub("^\t", "  ", line)) for line in _CONTINUED.split(text))
 

@@ -40,25 +40,17 @@ class AverageSettings:
     k: int | None = option(None, "epochs between snapshots; default: the method's k", at_least=1)
     start: int = option(0, "first snapshots that are left out of the mean", at_least=0)
     last: int | None = option(None, "mean of this many newest snapshots; default: all", at_least=1)
-    also: tuple[str, ...] = option(
-        (), "further means of snapshots in the same run: last-3 newest three, start-4 without four"
-    )
-    swa_start: float = option(
-        0.0, "part of the epochs before SWA begins; 0.75 as published", at_least=0, at_most=1
-    )
+    also: tuple[str, ...] = option((), "further means: last-3 newest three, start-4 without four")
+    swa_start: float = option(0.0, "part of the epochs before SWA begins", at_least=0, at_most=1)
     decay: float = option(0.999, "d of the exponential moving average", at_least=0, at_most=1)
     warm_up: bool = option(True, "EMA: let d grow from 0.1 in the first steps")
     t0: int | None = option(
         None, "SMA: steps before its mean begins; default 100, a tenth of short runs", at_least=0
     )
     every: int | None = option(
-        None,
-        "SWAD: steps between two looks at the validation loss; default 100, at most an epoch",
-        at_least=1,
+        None, "SWAD: steps between two validation losses; default 100, at most an epoch", at_least=1
     )
-    converge: int = option(
-        3, "SWAD: losses in a row of which the first is the smallest at convergence", at_least=1
-    )
+    converge: int = option(3, "SWAD: losses in a row, the first the smallest", at_least=1)
     tolerance: int = option(6, "SWAD: looks above the threshold before the mean ends", at_least=1)
     ratio: float = option(0.3, "SWAD: how far above the minimum the threshold lies", at_least=0)
 

@@ -48,11 +48,6 @@ class EMA(_Moving):
     not average its random start (Tarvainen and Valpola, "Mean teachers", NeurIPS 2017,
     https://arxiv.org/abs/1703.01780, use the same trick with other constants; these are
     TensorFlow's). Batch statistics are averaged with the same d.
-
-    Args:
-        model: The network to follow.
-        decay: d.
-        warm_up: Whether d grows to its value from 0.1.
     """
 
     def __init__(self, model: Classifier, *, decay: float = 0.999, warm_up: bool = True) -> None:
@@ -76,11 +71,8 @@ class SMA(_Moving):
     """Simple moving average: the uniform mean of the networks after every step from t0 on.
 
     Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832. Up to step
-    t0 it is the network itself. Batch statistics are averaged like weights, as the authors do.
-
-    Args:
-        model: The network to follow.
-        start: t0, in steps.
+    t0 (`start`) it is the network itself. Batch statistics are averaged like weights, as the
+    authors do.
     """
 
     def __init__(self, model: Classifier, *, start: int = 100) -> None:

@@ -50,12 +50,11 @@ class SWAD(Average):
 
     Args:
         model: The network to follow.
-        loss: The validation loss of a network; with a single source, on its validation images.
+        loss: The loss of a network on the source's validation images.
         epochs: Epochs of the training, whose end closes the last segment; None leaves it open.
         every: Steps in a segment; the paper's 100, fewer in short runs.
         converge: Losses in a row, of which the first is the smallest at convergence (N_s).
-        tolerance: Segments that may exceed the threshold before the valley ends (N_e), at least
-            `converge`.
+        tolerance: Segments above the threshold before the valley ends (N_e), at least N_s.
         ratio: Tolerance of the threshold (r).
     """
 

@@ -78,11 +78,10 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
         raise ConfigError(f"{name} is a data set. It cannot be verified together with folders.")
     data = _data_set(name, root)
     reports = data.verify(root)
-    rows = [
-        [f"{r.domain} {r.split}", r.status, "-" if r.count is None else f"{r.count}",
-         f"{r.expected}", "optional" if r.optional else ""]
-        for r in reports
-    ]  # fmt: skip
+    rows = []
+    for r in reports:
+        counts = ["-" if r.count is None else f"{r.count}", f"{r.expected}"]
+        rows += [[f"{r.domain} {r.split}", r.status, *counts, "optional" if r.optional else ""]]
     console.print(Table(["domain", "status", "images", "expected", ""], rows, is_text=True))
     for report in reports:
         for problem in report.problems:
@@ -153,7 +152,7 @@ def cache_data(
     for path in shared_pretrainings(folder):
         size = sum(file.stat().st_size for file in path.iterdir())
         entries.append((FOLDER, size, path.stat().st_mtime))
-    names = {entry[0] for entry in entries}
+    names = {each for each, _, _ in entries}
     if name is not None and name not in names:
         hint = did_you_mean(name, names) if names else "The cache is empty."
         raise ConfigError(f"The cache has no entry '{name}'.", hint=hint)

@@ -117,12 +117,8 @@ def run(arguments: list[str], *, debug: bool) -> int:
             reason = f"Cannot write to standard output: {error.strerror}."
             return _fail(4, reason, "Free some space, or send the output elsewhere.")
         if is_out_of_memory(error) and not debug:
-            return _fail(
-                1,
-                "There is not enough memory for this.",
-                "Use smaller images (--transform.size) or fewer at a time (--train.batch-size). "
-                "The last saved state of a run is intact.",
-            )
+            hint = "Use smaller images (--transform.size) or fewer at a time (--train.batch-size)."
+            return _fail(1, "There is not enough memory for this.", hint)
         _show_traceback()
         if plugin is not None and plugin.failed_in(error):
             return _fail(1, f"The plugin {plugin.path} failed.", "The text above says where.")

@@ -1,6 +1,5 @@
 """`peerdg train`: train a method on one domain."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,36 +68,20 @@ def train(
 
 
 def run_and_report(
-    config: RunConfig,
-    out: Path,
-    existing: Existing,
-    *,
-    quiet: bool,
-    profile: bool = False,
-    minutes: float | None = None,
-    options: Mapping[str, Any] | None = None,
-    stop_after: int | None = None,
+    config: RunConfig, out: Path, existing: Existing, *, quiet: bool, **options: Any
 ) -> None:
-    """Train into `out`, then print the accuracies and how to use the model."""
+    """Train into `out` (see `start_run`), then print the accuracies and how to use the model."""
     if existing == "resume" and RunFolder(out).done:
         error_console.print(f"{out} is already complete.")
     from peerdg.run.run import start_run
 
-    start_run(
-        config,
-        out,
-        existing=existing,
-        progress=ProgressDisplay() if quiet else ConsoleProgress(error_console),
-        profile=profile,
-        minutes=minutes,
-        options=options,
-        stop_after=stop_after,
-    )
+    progress = ProgressDisplay() if quiet else ConsoleProgress(error_console)
+    start_run(config, out, existing=existing, progress=progress, **options)
     from peerdg.report.runs import read_run
     from peerdg.report.table import final_table, profile_table
 
     trained = read_run(out)
     console.print(final_table(trained))
-    if profile:
+    if options.get("profile"):
         console.print(profile_table(trained))
     console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE")
