@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks.record import Found, Row
 from peerdg.data.decode import cores, decode_image
 from peerdg.data.domain import Domain
-from peerdg.data.lists import find_images
+from peerdg.data.folder import find_images
 from peerdg.data.read import read_images
 
 CLASSES = 100

@@ -17,7 +17,7 @@ from benchmarks.contenders import ReferenceProcess, Trained
 from benchmarks.folder import environment
 from benchmarks.measure import summary
 from benchmarks.record import Found, Row, ratio
-from peerdg.data.lists import find_images
+from peerdg.data.folder import find_images
 from peerdg.data.read import read_images
 from peerdg.train.settings import TransformSettings
 

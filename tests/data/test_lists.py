@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from peerdg.data.lists import read_list
+from peerdg.data.folder import read_list
 from peerdg.errors import ConfigError, DataError
 from tests.data.image_files import touch_tree
 

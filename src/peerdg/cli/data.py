@@ -215,8 +215,7 @@ def _data_set(name: str, root: Path | None) -> Benchmark:
         raise no_such_data(name)
     data = BENCHMARKS[name]
     data.refuse_unused_root(root)
-    if data.needs_root and root is None:
-        raise ConfigError(f"{name} needs its folder of files.", hint="Give it with --root DIR.")
+    data.check_root(root)
     return data
 
 

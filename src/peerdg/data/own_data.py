@@ -17,8 +17,7 @@ from peerdg.data import is_target
 from peerdg.data.benchmarks import OwnDataSettings
 from peerdg.data.classes import check_class_map, parse_class_map
 from peerdg.data.domain import Domain
-from peerdg.data.folder import FolderLayout, Listing, Problem, examples
-from peerdg.data.lists import find_images
+from peerdg.data.folder import FolderLayout, Listing, Problem, examples, find_images
 from peerdg.data.read import SKIP_HINT, Progress, describe_bad, read_images, stored_size
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
