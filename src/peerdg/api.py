@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ def bench(
             overwrite=overwrite,
             console=console if is_shown else None,
         )
-    return {**made.table.to_dict(), "failures": dict(made.failures), "page": str(made.page)}
+    return {**asdict(made.table), "failures": dict(made.failures), "page": str(made.page)}
 
 
 def combine(

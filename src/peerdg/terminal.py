@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
@@ -15,6 +15,9 @@ from rich.protocol import is_renderable
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
+
+if TYPE_CHECKING:  # the help of a command does not need it
+    import jinja2
 
 MIN_COLUMN = 12  # cells: only longer words are broken in a narrow column
 GAP = 2  # cells between columns
@@ -91,6 +94,23 @@ class Table:
         escaped = [[markdown_text(cell) for cell in line] for line in (self.columns, *self.rows)]
         lines = [escaped[0], rule, *escaped[1:]]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def markdown_environment(folder: str, **options: Any) -> "jinja2.Environment":
+    """Open the templates of pages in a folder of the package.
+
+    Tables are written as Markdown. Other values are escaped for it unless they are marked safe.
+    """
+    import jinja2
+
+    def write(value: Any) -> Any:
+        if isinstance(value, Table):
+            return value.markdown()
+        return value if hasattr(value, "__html__") else markdown_text(str(value))
+
+    loader = jinja2.PackageLoader("peerdg", folder)
+    undefined = jinja2.ChainableUndefined
+    return jinja2.Environment(loader=loader, finalize=write, undefined=undefined, **options)  # noqa: S701
 
 
 class Terminal(Console):

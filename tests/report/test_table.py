@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -226,7 +226,7 @@ def test_csv_and_plain_data_have_every_number_in_full(table):
     assert float(rows[1]["target uci"]) == randaugment.targets["uci"].mean
     assert rows[1]["shared with"] == "p-ens" and rows[3]["reconstruction"] == "True"
     assert rows[0]["difference"] == ""
-    again = json.loads(json.dumps(table.to_dict()))
+    again = json.loads(json.dumps(asdict(table)))
     assert again["rows"][0]["score"]["mean"] == 66.0
     assert again["rows"][1]["difference"]["n"] == 3
 

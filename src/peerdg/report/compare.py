@@ -129,10 +129,7 @@ def choices(run: RunResult) -> dict[Rule, Choice]:
 def measure(run: RunResult, *, score: str, period: int) -> dict[str, float | None]:
     """Measure the deployed network and the costs of a run. The columns of `table.csv` by name.
 
-    Args:
-        run: Finished run.
-        score: Name of the mean accuracy on targets, or on crafted images without targets.
-        period: Epochs between the evaluations of fluctuation and late mean.
+    `period` is the number of epochs between the evaluations of fluctuation and late mean.
     """
     final, choice = run.final(run.deployed), choices(run).get(SELECTION)
     return {

@@ -11,7 +11,7 @@ from peerdg.evaluate.accuracy import BINS, DomainReport, Mistake
 from peerdg.evaluate.statistics import FEW, accuracy_text
 from peerdg.files import replace_atomically
 from peerdg.report.figures import pyplot, save_figure
-from peerdg.terminal import Table, markdown_text, visible
+from peerdg.terminal import Table, markdown_environment, visible
 
 PAGE = "evaluation.md"
 _MAX_COUNTED = 20  # classes of a confusion matrix with numbers
@@ -101,21 +101,17 @@ def write_evaluation(
     details: Sequence[DomainReport], domains: Mapping[str, Domain], folder: Path, *, title: str
 ) -> Path:
     """Write a page with a confusion matrix and a sheet of mistakes for each domain."""
-    parts = [f"# {markdown_text(title)}", "", summary_table(details).markdown(), _EXPLAINED, ""]
     for number, detail in enumerate(details, start=1):
-        confusion, mistakes = f"confusion-{number}.png", f"mistakes-{number}.png"
-        confusion_figure(detail, folder / confusion)
-        parts += [f"## {markdown_text(detail.domain)}", ""]
-        parts += [markdown_text(text) + "\n" for text in remarks(detail)]
-        parts += [class_table(detail).markdown(), f"![Confusion matrix]({confusion})", ""]
+        confusion_figure(detail, folder / f"confusion-{number}.png")
         if detail.worst:
             sheet = mistakes_sheet(domains[detail.domain], detail.worst)
-            with replace_atomically(folder / mistakes) as temporary:
+            with replace_atomically(folder / f"mistakes-{number}.png") as temporary:
                 sheet.save(temporary, format="PNG")
-            parts += ["### Worst mistakes", "", f"![Worst mistakes]({mistakes})", ""]
-            parts += [mistakes_table(detail).markdown()]
+    page = markdown_environment("report", trim_blocks=True).get_template("evaluation.md.jinja")
+    tables = {"class_table": class_table, "mistakes_table": mistakes_table, "remarks": remarks}
+    values = {"title": title, "summary": summary_table(details), "few": FEW, "bins": BINS}
     with replace_atomically(folder / PAGE) as temporary:
-        temporary.write_text("\n".join(parts), "utf-8")
+        temporary.write_text(page.render(details=details, **values, **tables), "utf-8")
     return folder / PAGE
 
 
@@ -165,12 +161,3 @@ def mistakes_sheet(domain: Domain, mistakes: Sequence[Mistake]) -> Image.Image:
             place = (left, top + _CELL + line * _LINE)
             draw.text(place, text, fill="black" if line == 0 else "#B00020", font=font)
     return sheet
-
-
-_EXPLAINED = (
-    f"Accuracy is right predictions over all images. Of fewer than {FEW} images it has its 95 % "
-    "interval (Wilson). `class mean` is the mean accuracy of the classes that have "
-    "images. `calibration error` is the expected calibration error of the predicted "
-    f"class, with {BINS} bins of equal width. The worst mistakes are the wrong "
-    "predictions with the highest probability."
-)

@@ -4,12 +4,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jinja2
 import numpy as np
 
 from peerdg.crafted import DISJOINT
@@ -41,7 +38,7 @@ from peerdg.report.table import (
     selection_table,
     targets_table,
 )
-from peerdg.terminal import Table, markdown_text
+from peerdg.terminal import Table, markdown_environment
 
 if TYPE_CHECKING:
     from peerdg.benches.plan import Published, Study
@@ -62,13 +59,7 @@ def write_report(
 ) -> Path:
     """Write `report.md` with its tables, figures and records, and return its path.
 
-    Args:
-        table: Table of the runs.
-        groups: Finished runs of each row.
-        folder: Output folder.
-        title: Page title.
-        failures: Error message of each failed run.
-        study: Questions, rankings and published numbers of a plan.
+    `groups` has the finished runs of each row, `failures` why others failed, by run.
     """
     labeled = table.labeled(groups)
     runs = [run for group in labeled.values() for run in group]
@@ -114,7 +105,8 @@ def compose_page(
     is_crafted = any(domain.startswith(CRAFTED) for run in runs for domain in run.domains)
     used = {rule for run in runs for rule in choices(run)}
     published = study.published if study else None
-    return _template().render(
+    templates = markdown_environment("report", trim_blocks=True)
+    return templates.get_template("report.md.jinja").render(
         title=title,
         run=runs[0],
         config=runs[0].config,
@@ -146,31 +138,17 @@ def compose_page(
     )
 
 
-@cache
-def _template() -> jinja2.Template:
-    """Load the template of the page. Values are escaped for Markdown, and tables are written."""
-
-    def write(value: Any) -> str:
-        return value.markdown() if isinstance(value, Table) else markdown_text(str(value))
-
-    environment = jinja2.Environment(  # noqa: S701  (`finalize` escapes, for Markdown)
-        finalize=write, trim_blocks=True, undefined=jinja2.ChainableUndefined
-    )
-    text = (resources.files("peerdg.report") / "report.md.jinja").read_text("utf-8")
-    return environment.from_string(text)
-
-
 def _own_options(groups: Groups) -> dict[str, str]:
     """List the announced numbers of each method, of many rows only those of its first."""
     first = {group[0].method: name for name, group in reversed(list(groups.items()))}
     shown = groups if len(groups) <= MANY else first.values()
     options = {}
     for name, group in groups.items():
-        run = group[0]
+        settings, own = group[0].settings, group[0].config.get(group[0].config["method"], {})
         numbers = {
-            f.name: run.own_options.get(f.name)
-            for f in (fields(run.settings) if run.settings else ())
-            if f.metadata["announced"] and run.own_options.get(f.metadata["part_of"]) != OFF
+            f.name: own.get(f.name)
+            for f in (fields(settings) if settings else ())
+            if f.metadata["announced"] and own.get(f.metadata["part_of"]) != OFF
         }
         texts = [f"{key} {v:g}" for key, v in numbers.items() if isinstance(v, int | float)]
         if texts and name in shown:

@@ -28,14 +28,9 @@ _ROWS_HELD = 256  # between two flushes
 
 
 class PredictionWriter:
-    """Write one row per file to an open text file.
+    """Write a row for each file to a text file that was opened with `newline=""`.
 
-    Args:
-        file: Text file, opened with `newline=""`.
-        classes: Class names of the model.
-        all_classes: Whether to write the probability of every class.
-        top: Number of most probable classes to write.
-        format: CSV, one JSON list, or one JSON object per line.
+    A row has the `top` most probable classes and, with `all_classes`, the probability of each.
     """
 
     def __init__(
@@ -99,8 +94,8 @@ class PredictionWriter:
         cells += [cell for name, value in ranked for cell in (name, f"{value:.{_DIGITS}f}")]
         cells += [""] * (2 * (self.top - len(ranked)))
         if self.all_classes:
-            values = [None] * len(self.classes) if row is None else row.tolist()
-            cells += ["" if value is None else f"{value:.{_DIGITS}f}" for value in values]
+            values = [] if row is None else row.tolist()
+            cells += [f"{value:.{_DIGITS}f}" for value in values] or [""] * len(self.classes)
         return csv_line([*cells, error or ""])
 
     def _json(self, prediction: FilePrediction) -> str:

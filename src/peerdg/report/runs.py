@@ -121,15 +121,10 @@ class RunResult:
         names = (str(self.config.get("recipe") or ""), str(self.config["method"]))
         return any(is_reconstruction(name, str(self.config["benchmark"])) for name in names)
 
-    @property
-    def own_options(self) -> Mapping[str, Any]:
-        """Options in the section of its method."""
-        return dict(self.config.get(self.config["method"], {}))
-
     @cached_property
     def settings(self) -> MethodSettings | None:
         """Settings of its method, None for the method of a plugin that is not loaded."""
-        return stored_settings(self.config["method"], self.own_options)
+        return stored_settings(self.config["method"], self.config.get(self.config["method"], {}))
 
     @property
     def augments(self) -> bool:
@@ -183,8 +178,7 @@ class RunResult:
     @property
     def k(self) -> int | None:
         """Period of the method in epochs, None if it has none."""
-        known = self.settings is not None and self.settings.period_option is not None
-        return self.settings.period if self.settings and known else None
+        return self.settings.period if self.settings and self.settings.period_option else None
 
     @property
     def period(self) -> int:
@@ -242,10 +236,7 @@ class RunResult:
         return None if found is None else found.mean.var
 
     def late_mean(self, model: str, *, every: int) -> float | None:
-        """Average the target mean over the last evaluations every k epochs, None if too few.
-
-        It depends less on the epoch at which training ends than the target mean does.
-        """
+        """Average the target mean over the last evaluations every k epochs, None if too few."""
         series = accuracy_series(self.evaluations, model=model, every=every, burn_in_periods=0)
         return late_mean(series)
 
@@ -307,10 +298,7 @@ def as_of(run: RunResult, epoch: int) -> RunResult:
 
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:
-    """Read every run at or below `places`: run folders, and folders with records.
-
-    A run folder that cannot be read is left out, with a warning.
-    """
+    """Read every run at or below `places`, run folders or records. Warn of unreadable ones."""
     runs, folders = [], {}
     for place in places:
         if place.is_file() or (place / RECORDS).is_file():
@@ -330,11 +318,7 @@ def collect_runs(places: Iterable[Path]) -> list[RunResult]:
 
 
 def read_run(path: Path) -> RunResult:
-    """Read one run folder.
-
-    Raises:
-        DamagedError: If a file is damaged, or the evaluations are not those of `done.json`.
-    """
+    """Read one run folder."""
     run = RunFolder(path)
     config = read_run_config(path)
     manifest = run.manifest
@@ -417,7 +401,13 @@ def save_runs(folder: Path, runs: Sequence[RunResult]) -> None:
     stored: dict[str, str] = {}  # rows: name of the run they are stored under
     names = numbered([run.path.name or run.path.resolve().name for run in runs])
     for name, run in zip(names, runs, strict=True):
-        entry = _entry(name, run)
+        entry = {
+            "name": name,
+            **{f.name: v for f in _STORED if (v := getattr(run, f.name)) and v != f.default},
+            "config": dict(sorted(dotted(_without_places(run.config)).items())),
+            "sizes": {record["domain"]: record["n"] for record in run.evaluations},
+            "evaluations": {},
+        }
         for model in run.networks:
             rows = _evaluation_rows(run, model)
             entry["evaluations"][model] = owner = stored.setdefault(json.dumps([model, rows]), name)
@@ -445,18 +435,6 @@ def numbered(names: Sequence[str]) -> list[str]:
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)
     ]
-
-
-def _entry(name: str, run: RunResult) -> dict[str, Any]:
-    """Collect what `runs.json` holds of a run. Defaults are left out."""
-    values = {f.name: getattr(run, f.name) for f in _STORED if getattr(run, f.name) != f.default}
-    return {
-        "name": name,
-        **{key: value for key, value in values.items() if value},
-        "config": dict(sorted(dotted(_without_places(run.config)).items())),
-        "sizes": {record["domain"]: record["n"] for record in run.evaluations},
-        "evaluations": {},
-    }
 
 
 def _take_common(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -521,11 +499,7 @@ def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_runs(path: Path) -> list[RunResult]:
-    """Load runs saved by `save_runs`, from the folder of the records or their `runs.json`.
-
-    Raises:
-        DamagedError: If the files are damaged or of another format.
-    """
+    """Load runs saved by `save_runs`, from the folder of the records or their `runs.json`."""
     folder = path.parent if path.is_file() else path
     runs = []
     with reading(folder / RECORDS):

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +103,6 @@ class ReportTable:
     cautions: tuple[str, ...] = ()  # what differs between rows besides the method
     remarks: tuple[str, ...] = ()  # about the whole table
     answers: tuple[Answer, ...] = ()  # compared pairs of rows
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to dictionaries, lists and numbers."""
-        return asdict(self)
 
     def labeled(self, groups: Groups) -> Groups:
         """Rename the groups of rows that have runs to the labels of the rows, with their marks."""
@@ -218,13 +214,9 @@ def make_table(
     failed: Mapping[str, int] | None = None,
     questions: "Questions | None" = None,
 ) -> ReportTable:
-    """Tabulate finished runs.
+    """Tabulate finished runs of each row, in order. A row may have none.
 
-    Args:
-        groups: Runs of each row, in order. A row may have none.
-        reference: Row that differences are taken to, by default plain training or the first row.
-        failed: Number of failed runs of each row.
-        questions: Pairs of rows to compare, by question.
+    Differences are taken to the row `reference`, by default to plain training or the first row.
     """
     finished = {name: group for name, group in groups.items() if group}
     first = next(iter(finished.values()))[0]

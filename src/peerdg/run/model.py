@@ -1,12 +1,9 @@
 """The deployed model of a run: write it with its card."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from peerdg.data import CRAFTED, VALIDATION
@@ -20,7 +17,7 @@ from peerdg.run.config import SECTIONS, RunConfig
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import peak_memory
 from peerdg.run.prepare import Inputs
-from peerdg.terminal import markdown_text, visible
+from peerdg.terminal import markdown_environment, visible
 from peerdg.train.state import TrainState
 
 CARD = "MODEL_CARD.md"
@@ -174,7 +171,15 @@ def model_card(
     """
     training, combined = description.get("training") or {}, description.get("combined")
     domains = training.get("accuracy") or {}
-    return _card_template().render(
+    templates = markdown_environment("run", keep_trailing_newline=True)
+    templates.filters["numbers"] = lambda values: ", ".join(f"{value:.4g}" for value in values)
+    templates.filters["seeds"] = _seeds
+    templates.filters["visible"] = visible
+    templates.filters["python"] = lambda value: Markup(visible(repr(value)))  # noqa: S704
+    templates.filters["accuracy"] = lambda result: accuracy_text(
+        result["accuracy"], result["n"], digits=2, with_n=False
+    )
+    return templates.get_template("card.md.jinja").render(
         {
             **description,
             "training": training,
@@ -186,28 +191,6 @@ def model_card(
             "file": file,
             "difference": difference,
         }
-    )
-
-
-@cache
-def _card_template() -> jinja2.Template:
-    """Load the template. A value is escaped for Markdown unless it is marked safe."""
-
-    def escape(value: Any) -> Any:
-        return value if hasattr(value, "__html__") else markdown_text(str(value))
-
-    environment = jinja2.Environment(  # noqa: S701  (`finalize` escapes, for Markdown)
-        finalize=escape, keep_trailing_newline=True, undefined=jinja2.ChainableUndefined
-    )
-    environment.filters["numbers"] = lambda values: ", ".join(f"{value:.4g}" for value in values)
-    environment.filters["seeds"] = _seeds
-    environment.filters["visible"] = visible
-    environment.filters["python"] = lambda value: Markup(visible(repr(value)))  # noqa: S704
-    environment.filters["accuracy"] = lambda result: accuracy_text(
-        result["accuracy"], result["n"], digits=2, with_n=False
-    )
-    return environment.from_string(
-        (resources.files("peerdg.run") / "card.md.jinja").read_text("utf-8")
     )
 
 
