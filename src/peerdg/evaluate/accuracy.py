@@ -42,13 +42,12 @@ def evaluate_models(
     """Evaluate each model on each domain, and return one record for each pair.
 
     Args:
-        models: Classifiers by name.
+        models: Classifiers by name. Their modes are restored.
         domains: Images with labels in the models' class order, by name.
         copies: Names of models that are copies of one network. Of those with equal weights (an
             average of one snapshot) only one is evaluated.
         size: Side to which images are resized. None leaves them as they are.
-        batch_statistics: Source of the batch statistics by name of the model, recorded for models
-            with batch normalization.
+        batch_statistics: Source of the batch statistics by model, recorded where there are any.
         oracle: Whether the models, or a network that guides them, were trained on targets.
     """
     evaluated = _evaluated_as(models, copies)
@@ -59,11 +58,9 @@ def evaluate_models(
         results |= {(name, domain): result for name, result in zip(distinct, found, strict=True)}
     records = []
     for name, model in models.items():
-        rule: dict[str, Any] = {}
+        rule: dict[str, Any] = {"oracle": True} if oracle else {}
         if batch_statistics is not None and has_batch_statistics(model):
-            rule["batch_statistics"] = batch_statistics[name]
-        if oracle:
-            rule["oracle"] = True
+            rule = {"batch_statistics": batch_statistics[name], **rule}
         for domain in domains:
             result = results[evaluated[name], domain]
             records.append({"model": name, "domain": domain, **result, **rule})
@@ -170,8 +167,8 @@ class Mistake:
 class Calibration:
     """Expected calibration error from 0 to 1, with its bins.
 
-    A bin has the images whose confidence lies in `(low, high]`, the first one also those at 0:
-    their number `n`, and mean `confidence` and `accuracy`, which are None without images.
+    A bin has the images whose confidence lies in `(low, high]`: their number `n`, and mean
+    `confidence` and `accuracy`, which are None without images.
     """
 
     error: float
@@ -241,11 +238,7 @@ def evaluate_in_detail(
 ) -> DomainReport:
     """Evaluate a model on a domain by class, confusion, calibration and image.
 
-    Args:
-        model: Classifier. Its mode is restored.
-        domain: Images with labels in the model's class order.
-        size: Side to which images are resized. None leaves them as they are.
-        worst: Number of mistakes to list.
+    `worst` mistakes are listed. For the other arguments see `evaluate_models`.
     """
     size = size or domain.image_size[0]
     labels = domain.labels.cpu()
@@ -299,11 +292,7 @@ def calibration(confidence: Tensor, correct: Tensor, *, bins: int = BINS) -> Cal
 
     The mean over images of |accuracy - confidence| of the bin the image lies in: Eq. (3) of Guo et
     al., "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599.
-
-    Args:
-        confidence: Probability of the predicted class, `[n]`.
-        correct: Whether the prediction is right, `[n]`.
-        bins: Number of bins M.
+    `confidence` has the probability of the predicted class of each image.
     """
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     confidence = confidence.double()

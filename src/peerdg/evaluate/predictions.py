@@ -48,13 +48,10 @@ class FilePrediction(NamedTuple):
 
 
 def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
-    """Rank the `top` most probable classes. Ties keep the class order.
+    """Rank the `top` most probable classes of one image. Ties keep the class order.
 
-    Args:
-        probabilities: Probabilities of all classes, `[classes]`.
-        label: Class with the largest logit. It comes first, though its probability may be rounded
-            to that of another class.
-        top: Number of classes, cut to those there are.
+    `label`, with the largest logit, comes first, though its probability may be rounded to that of
+    another class.
     """
     order: list[int] = torch.argsort(probabilities, descending=True, stable=True).tolist()
     return [label, *(index for index in order if index != label)][:top]
@@ -62,11 +59,7 @@ def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
 
 @torch.inference_mode()
 def predict_batch(model: Classifier, images: Tensor, *, size: int) -> Predictions:
-    """Predict a uint8 batch `[n, 3, h, w]`, resized to `size`.
-
-    Raises:
-        NumericalError: If the network's output for an image is NaN or infinite.
-    """
+    """Predict a uint8 batch `[n, 3, h, w]`, resized to `size`."""
     logits = model(resize(images.to(model.head.weight.device), size))
     if not logits.isfinite().all():
         raise not_finite()
@@ -86,13 +79,8 @@ def predict_files(
 ) -> Iterator[FilePrediction]:
     """Predict any number of files, in their order, with memory for a few batches.
 
-    Threads decode a few batches ahead of the network.
-
-    Args:
-        model: Classifier in eval mode.
-        paths: Image files, read lazily.
-        size: Side of the network's input.
-        stored_size: Side of the squares that files are decoded to.
+    Threads decode files to squares of side `stored_size` a few batches ahead of the network, whose
+    input has side `size`. The model must be in eval mode.
     """
     batch = min(images_per_pass(size), images_in_memory(stored_size))
     task = partial(_decode_group, side=stored_size)

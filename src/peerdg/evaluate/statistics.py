@@ -103,10 +103,6 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
     for normal differences, so a difference is called clear only if both exclude 0. Of fewer than
     five pairs the differences are now and then alike by chance, so s is then at least what it would
     be if `a` and `b` were not paired.
-
-    Args:
-        a: A number for each seed.
-        b: The numbers it is compared with, for each seed.
     """
     seeds = sorted(a.keys() & b.keys())
     if not seeds:
@@ -156,11 +152,7 @@ def scipy_stats() -> Any:
 
 
 def import_extra(module: str, extra: str) -> Any:
-    """Import a module that comes with an extra of the package.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """Import a module that comes with an extra of the package."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
