@@ -40,19 +40,10 @@ def export_model(
     format: Format,
     overwrite: bool = False,
 ) -> Exported:
-    """Write `model` in `format`, run the written file, and compare.
+    """Write `model` in `format`, run the written file, and compare. If it differs, nothing is left.
 
-    Args:
-        model: The classifier.
-        description: The content of `model.json`: backbone, sizes, how it was trained.
-        output: A file, if it ends as files of the format do, else a folder to make.
-        format: Format of the file.
-        overwrite: Whether an existing file may be replaced. A folder must be new or empty.
-
-    Raises:
-        ConfigError: If the format needs a package that is not installed.
-        OutputError: If the place is taken or cannot be written, or the exported model answers
-            differently; then nothing is left.
+    `output` is a file, if it ends as files of the format do, else a folder, new or empty.
+    `description` is the content of `model.json`.
     """
     require_packages(format)
     files = _files(output, format, overwrite)
@@ -98,10 +89,8 @@ def _files(output: Path, format: Format, overwrite: bool) -> tuple[Path, Path, P
 def require_same_answers(model: Classifier, exported: Run, *, size: int) -> float:
     """Return the largest difference between the logits of `model` and of the exported one.
 
-    It is relative to the largest logit where that exceeds 1, since rounding is.
-
-    Raises:
-        OutputError: If it is more than `TOLERANCE`, or the shapes differ.
+    It is relative to the largest logit where that exceeds 1, since rounding is. If it is more than
+    `TOLERANCE`, or the shapes differ, an `OutputError` is raised.
     """
     worst = 0.0
     for images in sample_images(size):

@@ -69,11 +69,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Load the newest undamaged checkpoint, if there is any, and describe each damaged one.
-
-    Raises:
-        DamagedError: If all are damaged.
-    """
+    """Load the newest undamaged checkpoint, if there is any, and describe each damaged one."""
     problems: list[str] = []
     paths = checkpoints(folder)
     for path in reversed(paths):
@@ -212,11 +208,7 @@ class Checkpointer:
 
     @stage("checkpoint")
     def save(self, state: TrainState, *, wait: bool = False) -> None:
-        """Copy the state and write the copy while training continues.
-
-        With `wait`, return only when it is on disk. Raises what writing it raised, or the one
-        before.
-        """
+        """Copy the state and write the copy while training continues, or `wait` for the disk."""
         plain = {**state.metadata(), "metrics_bytes": self.run.metrics.size()}
         self._background.wait()
         copies = {n: t.detach().to("cpu", copy=True) for n, t in state.tensors().items()}

@@ -28,15 +28,7 @@ from peerdg.methods.registry import (
     settings_of,
 )
 from peerdg.models.names import OWN, check_backbone
-from peerdg.options import (
-    build,
-    did_you_mean,
-    difference,
-    merge,
-    nearest,
-    option,
-    to_dict,
-)
+from peerdg.options import build, did_you_mean, difference, merge, nearest, option, to_dict
 from peerdg.run.hardware import DEVICES
 from peerdg.run.presets import Choices, choose, preset
 from peerdg.terminal import storable, visible
@@ -122,13 +114,6 @@ class RunConfig:
         return self.average.kind[0] if self.average.kind else own
 
     @property
-    def snapshot_period(self) -> int | None:
-        """Epochs between two snapshots of the deployed average; None if it has none."""
-        if self.deployed_average != "snapshots":
-            return None
-        return self.average.k or int(self.method_settings.period)
-
-    @property
     def augments(self) -> bool:
         """Whether the method trains on augmented images."""
         return bool(self.method_settings.augments)
@@ -136,12 +121,9 @@ class RunConfig:
     def toml(self) -> str:
         """Write a config file that repeats this run."""
         text = tomli_w.dumps(self.tables())
-        if storable(text) != text:
-            line = next(line for line in text.splitlines() if storable(line) != line)
-            raise ConfigError(
-                f"{storable(line)}: this name is not UTF-8, which config.toml must be.",
-                hint="Rename it.",
-            )
+        for line in text.splitlines():
+            if storable(line) != line:
+                raise ConfigError(f"{storable(line)}: this name is not UTF-8.", hint="Rename it.")
         return text
 
     @property
@@ -340,9 +322,9 @@ def notes(config: RunConfig) -> list[str]:
             "An oracle: it learns from the targets that it is judged on. Records, tables and its "
             "card say so."
         )
-    epochs, k = config.train.epochs, config.snapshot_period
-    if config.method_settings.averages_start or k is None:
+    if config.method_settings.averages_start or config.deployed_average != "snapshots":
         return messages
+    epochs, k = config.train.epochs, config.average.k or int(config.method_settings.period)
     option = "--average.k" if config.average.k else f"--{config.method}.k"
     if k > epochs:
         messages.append(

@@ -129,14 +129,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
-        """Lock the folder for a run with `config`.
-
-        Raises:
-            OutputError: If it cannot be written, or holds a run and `existing` is `"refuse"`.
-            RunInUseError: If another process trains in it.
-            ConfigError: If it is to be resumed with other options.
-            DamagedError: If it holds a symbolic link, or its manifest is damaged.
-        """
+        """Lock the folder for a run with `config`, or refuse: it is in use, or of another run."""
         config.toml()  # refuses values that the file cannot hold, before the folder is made
         run = cls(path)
         run._create()

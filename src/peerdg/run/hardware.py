@@ -46,11 +46,7 @@ def peak_memory() -> int | None:
 
 
 def find_device(name: str) -> "torch.device":
-    """Return a device that works here. `"auto"` is the accelerator if there is one, else the CPU.
-
-    Raises:
-        ConfigError: If it cannot be used.
-    """
+    """Return a device that works here. `"auto"` is the accelerator if there is one, or the CPU."""
     import torch  # here, so that the command starts without it
 
     try:

@@ -64,24 +64,15 @@ class Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a `manifest.json`.
-
-    Raises:
-        DamagedError: If it cannot be read or has another format.
-    """
+    """Read a `manifest.json`. `DamagedError` if it cannot be read or has another format."""
     with reading(path, hint=_HINT):
         values = read_json(path, format=FORMAT, hint=_HINT)
         return Manifest(**values | {"software": tuple(values["software"])})
 
 
 def refuse_edited_config(manifest: Manifest, config: RunConfig, *, file: Path) -> None:
-    """Refuse to resume a run whose `config.toml`, read as `config`, was edited.
-
-    Raises:
-        ConfigError: With every option that differs.
-    """
-    changes = changed_options(manifest.config, config.tables(unset=True))
-    if changes:
+    """Refuse to resume a run whose `config.toml`, read as `config`, was edited."""
+    if changes := changed_options(manifest.config, config.tables(unset=True)):
         raise ConfigError(
             f"{file} was changed after the run was started:\n  {changes}",
             hint=f"Undo that, or {_start_again(file)}",
@@ -97,18 +88,8 @@ def check_manifest(
 ) -> None:
     """Write the manifest of a new run, or compare that of a resumed one with the inputs now.
 
-    A run whose data has changed is restarted if the folder was opened for that.
-
-    Args:
-        config: Options of the run.
-        run: Run folder, held by this process.
-        splits: Data of the run.
-        device: Device that it is trained on.
-        inputs: Values for `Manifest` of everything that the config only names.
-
-    Raises:
-        ConfigError: If the data or another input has changed.
-        DamagedError: If the manifest cannot be read.
+    A run whose data has changed is restarted if the folder was opened for that, else refused.
+    `inputs` are values for `Manifest` of everything that the config only names.
     """
     now = _manifest(config, splits, device, inputs)
     refuse_changed_data(run, splits)
@@ -133,11 +114,7 @@ def check_manifest(
 
 
 def refuse_changed_data(run: "RunFolder", splits: "Splits") -> None:
-    """Refuse to resume a run with other data, or restart it if the folder was opened for that.
-
-    Raises:
-        ConfigError: With the parts and files that changed.
-    """
+    """Refuse to resume a run with other data, or restart it if the folder was opened for that."""
     from peerdg.data.splits import describe_changes, file_hashes
 
     before, now = {} if run.manifest is None else run.manifest.data, splits.fingerprint

@@ -161,13 +161,10 @@ def model_card(
     file: str = "",
     difference: float = 0.0,
 ) -> str:
-    """Return the card of a model as Markdown. Names from outside are escaped.
+    """Return the card of a model as Markdown, from its `model.json`. Names are escaped.
 
-    Args:
-        description: Content of a `model.json`.
-        exported: Description of the exported model, if the card is for one.
-        file: Name of its file.
-        difference: Largest difference of its logits from the original's.
+    For an `exported` model, given by its description, also the name of its `file` and the largest
+    `difference` of its logits from the original's.
     """
     training, combined = description.get("training") or {}, description.get("combined")
     domains = training.get("accuracy") or {}

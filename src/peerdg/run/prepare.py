@@ -27,13 +27,7 @@ from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of, model_options_of
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier, in_eval_mode, network_fingerprint
-from peerdg.models.names import (
-    BACKBONES,
-    TIMM,
-    check_backbone,
-    has_normalisation,
-    is_weights_file,
-)
+from peerdg.models.names import BACKBONES, TIMM, check_backbone, has_normalisation, is_weights_file
 from peerdg.models.stored import how_far, load_stored, require_model
 from peerdg.models.weights import initialise, weights_file
 from peerdg.rng import seeded
@@ -66,14 +60,9 @@ def load_inputs(
     note: Callable[[str], None] = lambda text: None,
     reading: Progress | None = None,
 ) -> Inputs:
-    """Load data and network, and check that they fit together.
+    """Load data and network, unless they are given, and check that they fit together.
 
-    Args:
-        config: The run's options.
-        splits: The data, if it is in memory, see `load_splits`.
-        model: The network, if it is in memory.
-        note: Receives sentences about the data.
-        reading: Receives the progress of reading files.
+    `note` receives sentences about the data, `reading` the progress of reading files.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -152,11 +141,6 @@ def match_classes(
     """Relabel every part in the order of `classes` (default: the source's), matched by name.
 
     For classes that targets call otherwise, `class_map` has the source's names.
-
-    Raises:
-        ConfigError: If source and network do not have the same classes, or the map has an unknown
-            class name.
-        DataError: If a target has a class that the source lacks.
     """
     source = splits.train.classes
     if classes is None:
@@ -361,7 +345,6 @@ def _describe(config: RunConfig, splits: Splits) -> list[str]:
         option = "--own-data.validation-fraction or --own-data.validation-folder"
         sentences.append(f"{len(held_out):,} images for validation ({option}).")
     if not splits.targets:
-        sentences.append(
-            "No target: evaluated on validation images and their distorted copies (--target)."
-        )
+        text = "No target: evaluated on validation images and their distorted copies (--target)."
+        sentences.append(text)
     return sentences

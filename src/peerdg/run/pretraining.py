@@ -83,13 +83,7 @@ def pretrain(
 ) -> None:
     """Take the stored pre-training, or train and store it. Equal runs wait for the first one.
 
-    Args:
-        train: Trains `network` and records that in `run`. Raises if it is stopped.
-        entry: Cache entry, from `shared_entry`.
-        network: Network to pre-train.
-        run: Run folder.
-        note: Receives a sentence about another run.
-        stop: Ends the waiting for another run.
+    `train` trains `network` and records that in `run`. `stop` ends the waiting for another run.
     """
     lock = FileLock(entry.with_name(f"{entry.name}.lock"))
     try:
@@ -149,10 +143,9 @@ def _store(entry: Path, network: Classifier, run: RunFolder) -> None:
         if event["event"] == "epoch" and event["phase"] == "pretrain"
     }
     metrics = [record for record in run.metrics.read() if record["phase"] == "pretrain"]
+    records = {"metrics": metrics, "events": list(events.values())}
     try:
-        write_checkpoint(
-            entry, _tensors(network), {"metrics": metrics, "events": list(events.values())}
-        )
+        write_checkpoint(entry, _tensors(network), records)
     except OutputError as error:
         _warn_not_shared(error)
 

@@ -56,11 +56,7 @@ class JsonLines:
             os.truncate(self.path, sum(len(line) + 1 for line, _ in self._whole_lines(content)))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all records. A last line that was not written to its end is left out.
-
-        Raises:
-            DamagedError: If a line is not a record.
-        """
+        """Return all records. A last line that was not written to its end is left out."""
         content = self._content()
         records = [record for _, record in self._whole_lines(content)]
         if len(records) < content.count(b"\n"):

@@ -5,6 +5,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,8 @@ def start_run(
             if existing in ("resume", "renew") and RunFolder(out).holds_run:
                 config = keep_schedule(config, read_run_config(out), budget.given)
         with contextlib.closing(RunFolder.open(out, config, existing=existing)) as folder:
-            if splits is not None:
+            if splits is not None or (folder.done and folder.renewal is not None):
                 splits = load_splits(config, class_order(model), splits=splits)
-            if folder.done and folder.renewal is not None and splits is None:
-                splits = load_splits(config, class_order(model))
             if folder.done and splits is not None:
                 refuse_changed_data(folder, splits)  # or reset the run, if that is allowed
             if folder.done:
@@ -158,8 +157,8 @@ class Run(Hooks):
             warnings.warn(problem, PeerdgWarning, stacklevel=3)
             folder.event("damaged", message=problem)
         resumes = self.checkpointer.resumes
-        messages = [f"Continuing {self.checkpointer.position}."]
-        for message in messages if resumes else inputs.weight_messages:
+        continuing = [f"Continuing {self.checkpointer.position}."]
+        for message in continuing if resumes else inputs.weight_messages:
             progress.note(message)
         folder.event("resume" if resumes else "start", torch=torch.__version__)
 
@@ -212,20 +211,14 @@ class Run(Hooks):
         return method
 
     def _pretrain(self, phase: Phase, method: Method, seed: int) -> None:
-        """Pre-train, or take the result of an equal pre-training.
-
-        A resumed pre-training is not shared: another version may have begun it.
-        """
-
-        def train() -> None:
-            run_phase(phase, method, self.inputs.source, seed=seed, hooks=self)
-
-        network, source = self.inputs.network, self.inputs.source
+        """Pre-train, or take the result of an equal pre-training."""
+        network, source, note = self.inputs.network, self.inputs.source, self.progress.note
+        train = partial(run_phase, phase, method, source, seed=seed, hooks=self)
         entry = shared_entry(self.config, phase, network, source, self.folder)
+        # A resumed pre-training is not shared: another version may have begun it.
         if self.checkpointer.resumes or entry is None:
             train()
         else:
-            note = self.progress.note
             pretrain(train, entry, network, self.folder, note=note, stop=self.stop)
 
     @override
