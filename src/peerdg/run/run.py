@@ -30,14 +30,7 @@ from peerdg.run.folder import Existing, RunFolder, read_run_config
 from peerdg.run.hardware import has_bf16, peak_memory
 from peerdg.run.manifest import check_manifest, refuse_changed_data
 from peerdg.run.model import finish, model_writer
-from peerdg.run.prepare import (
-    Inputs,
-    class_order,
-    load_inputs,
-    load_splits,
-    make_method,
-    phases_of,
-)
+from peerdg.run.prepare import Inputs, class_order, load_inputs, load_splits, make_method, phases_of
 from peerdg.run.pretraining import pretrain, shared_entry
 from peerdg.run.progress import ProgressDisplay
 from peerdg.run.records import NOTHING_LEARNT
