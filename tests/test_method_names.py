@@ -24,7 +24,6 @@ ALLOWED = {
     "crafted/__init__.py": ({"randaugment"}, AUGMENTATION),
     "_exports.py": ({"erm", "randaugment", "peer"}, "public names, for loops of one's own"),
     "cli/demo.py": ({"erm", "randaugment", "peer", "p-ens"}, "the demo's list"),
-    "cli/main.py": ({"erm", "randaugment", "peer"}, "examples in the help"),
     "data/benchmarks.py": ({"peer"}, "cites the paper for a licence"),
     "run/prepare.py": ({"erm"}, "pre-training is ERM, whatever the method"),
     "run/config.py": ({"peer", "randaugment"}, "the default method; RandAugment's families"),
