@@ -43,7 +43,7 @@ def test_says_where_the_files_are_and_how_equal_the_answers(
     assert json.loads(extra["peerdg.json"])["stored_size"] == 40
     card = (tmp_path / "deep/model.MODEL_CARD.md").read_text()
     assert "execute code" in card
-    assert '"model.pt2"' in card
+    assert "'model.pt2'" in card
 
 
 def test_onnx_through_the_command(model: Path, tmp_path: Path):
