@@ -90,7 +90,7 @@ def test_the_code_on_the_card_of_exported_weights_makes_the_network(folder, laye
     assert run(["export", str(folder), "--format", "safetensors", "-o", str(out)], debug=False) == 0
     code = (out / "MODEL_CARD.md").read_text().split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {"net": small_with(seed=1)}
-    exec(code.replace('"weights.safetensors"', repr(str(out / "weights.safetensors"))), names)
+    exec(code.replace("'weights.safetensors'", repr(str(out / "weights.safetensors"))), names)
     assert torch.equal(names["net"](IMAGES), small_with(layer)(IMAGES))
 
 

@@ -215,7 +215,8 @@ def _data_set(name: str, root: Path | None) -> Benchmark:
         raise no_such_data(name)
     data = BENCHMARKS[name]
     data.refuse_unused_root(root)
-    data.check_root(root)
+    if data.needs_root and root is None:  # `prepare` makes the folder
+        raise ConfigError(f"{name} needs its folder of files.", hint="Give it with --root DIR.")
     return data
 
 
