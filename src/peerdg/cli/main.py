@@ -21,11 +21,25 @@ from peerdg.errors import ConfigError, PeerdgError, PeerdgWarning, Stopped, is_o
 from peerdg.run.hardware import keep_memory
 from peerdg.terminal import console, error_console
 
-# Each is imported only when it is used, or for the list of them.
-COMMANDS = (
-    *("demo", "train", "bench", "resume", "evaluate", "predict", "combine", "export", "runs"),
-    *("methods", "config", "data list", "data show", "data verify", "data prepare", "data cache"),
-)
+# With their summaries, so that the list of commands imports none of them.
+COMMANDS = {
+    "demo": "Train ERM, RandAugment and PEER on small digits, and compare them.",
+    "train": "Train a method on one labeled domain.",
+    "bench": "Train several methods with several seeds, and compare them.",
+    "resume": "Continue an interrupted run.",
+    "evaluate": "Measure a trained model on other images, in detail.",
+    "predict": "Predict class and probability of images.",
+    "combine": "Make one model of several runs: the mean of their weights or outputs.",
+    "export": "Write a trained model as ONNX, torch.export or plain weights.",
+    "runs": "List and compare run folders.",
+    "methods": "List the methods and their options.",
+    "config": "Print the complete configuration of a run.",
+    "data list": "List the data sets.",
+    "data show": "Write a contact sheet of a data set.",
+    "data verify": "List the files of a data set that are missing or wrong.",
+    "data prepare": "Unpack a data set's archives, or decode it into the cache.",
+    "data cache": "Show or clear the cache of decoded images.",
+}
 WITH_OPTIONS = ("train", "bench", "config")  # commands with the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk
@@ -48,18 +62,20 @@ def make_app(arguments: list[str]) -> App:
     )
     data = App(name="data", help="List, show, verify and prepare data sets.", help_epilogue="")
     app.command(data)
-    called = arguments[0] if arguments else ""
-    for name in COMMANDS:
+    for name, summary in COMMANDS.items():
         parent, _, command = name.rpartition(" ")
         target = f"peerdg.cli.data:{command}_data" if parent else f"peerdg.cli.{name}:{name}"
-        function: Any = target if called in COMMANDS and called != name else resolve_name(target)
-        epilogue = ""
-        if name in WITH_OPTIONS and called == name:
+        group = data if parent else app
+        if name.split() != arguments[: len(name.split())]:
+            group.command(target, name=command, help=summary)
+            continue
+        function, epilogue = resolve_name(target), ""
+        if name in WITH_OPTIONS:
             from peerdg.cli.flags import options_for
 
             function.__annotations__["options"] = options_for(name, arguments[1:])
             epilogue = "`--help-all` lists the options of all methods, data sets and phases."
-        (data if parent else app).command(function, name=command, help_epilogue=epilogue)
+        group.command(function, name=command, help_epilogue=epilogue)
     return app
 
 
