@@ -141,6 +141,14 @@ def test_links_are_followed_but_not_in_a_circle(tmp_path):
     assert paths(scan(tmp_path / "link")) == expected
 
 
+def test_a_link_hides_no_other_folder(tmp_path):
+    touch_tree(tmp_path, *PETS, ".shy/1.jpg", ".shy/2.jpg")
+    (tmp_path / "canis").symlink_to(tmp_path / "dog")
+    (tmp_path / "shy").symlink_to(tmp_path / ".shy")
+    copies = [file.replace("dog/", "canis/") for file in PETS if file.startswith("dog/")]
+    assert paths(scan(tmp_path)) == sorted([*PETS, *copies, "shy/1.jpg", "shy/2.jpg"])
+
+
 def test_the_order_does_not_depend_on_that_of_the_disk(tmp_path, monkeypatch):
     touch_tree(tmp_path, *PETS, "Zebra/1.jpg", "Ähre/1.jpg", "cat/sub/3.jpg")
     expected = list_folder(tmp_path).items

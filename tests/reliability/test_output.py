@@ -134,3 +134,13 @@ def test_a_resume_removes_only_what_peerdg_had_begun_to_write(tmp_path: Path):
     remove_leftovers(tmp_path)
     left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
     assert left == ["mine", "notes/.tmp-mine"]
+
+
+@pytest.mark.parametrize("existing", ["refuse", "resume", "overwrite"])
+def test_a_folder_of_another_program_stays_as_it_is(tmp_path: Path, existing):
+    for name in ("manifest.json", "model/weights.bin"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(OutputError, match="holds no run"):
+        RunFolder.open(tmp_path, resolve({}), existing=existing)
+    assert (tmp_path / "manifest.json").exists() and (tmp_path / "model/weights.bin").exists()

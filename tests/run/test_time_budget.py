@@ -278,3 +278,16 @@ def test_only_a_part_of_long_work_is_measured():
     found = measured(sleeper(), options_of("peer"), images=4000)
     assert Sleeper.images < 4000
     assert found.period >= Sleeper.SECONDS * 4000
+
+
+def test_a_given_step_of_the_learning_rate_is_scaled_and_kept():
+    given = ("train.lr_step",)
+    chosen, _ = fitted(3, costs(0.1), given=given)
+    assert chosen.train.lr_step != OPTIONS["train"]["lr_step"]
+    assert keep_schedule(resolve(OPTIONS), chosen.tables(), given) == chosen
+
+
+def test_slow_evaluations_leave_most_of_the_time_for_training():
+    chosen, seconds = fitted(3, costs(0.1, evaluation=15.0))
+    quick, _ = fitted(3, costs(0.1))
+    assert seconds <= 180 and chosen.train.epochs > 0.6 * quick.train.epochs

@@ -56,7 +56,7 @@ def evaluate(
         class_map: Another name of a class in the images, e.g. Dog=dog. Repeat it for several.
     """
     found = [find_data(name) for name in data]
-    own = [each["root"] for each in found if each["benchmark"] == OWN_DATA]
+    own = [each.get("root", OWN_DATA) for each in found if each["benchmark"] == OWN_DATA]
     if own and (root or target):
         raise ConfigError(
             "--root and --target belong to a data set by name, not to a folder or list.",

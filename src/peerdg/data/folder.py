@@ -226,9 +226,9 @@ class _Tree:
 
 
 def _walk(root: Path) -> _Tree:
-    """List everything below `root`. Each folder is listed once: links may lead in a circle."""
+    """List everything below `root`. A link is followed once per target, and not to a parent."""
     tree = _Tree()
-    seen = {os.path.realpath(root)}
+    followed: set[str] = set()
 
     def note_unreadable(error: OSError) -> None:
         tree.unreadable.append(readable(os.path.relpath(error.filename, root)))
@@ -237,10 +237,12 @@ def _walk(root: Path) -> _Tree:
         parts = Path(place).relative_to(root).parts
         folders.sort()
         for name in folders.copy():
-            folder = os.path.realpath(os.path.join(place, name))
-            if folder in seen or _is_system(name):
+            is_link, target = os.path.islink(f"{place}/{name}"), os.path.realpath(f"{place}/{name}")
+            is_parent = Path(os.path.realpath(place)).is_relative_to(target)
+            if _is_system(name) or (is_link and (is_parent or target in followed)):
                 folders.remove(name)
-            seen.add(folder)
+            elif is_link:
+                followed.add(target)
         tree.folders += [(*parts, name) for name in folders]
         for name in files:
             if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not _is_system(name):

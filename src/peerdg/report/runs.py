@@ -517,6 +517,8 @@ def load_runs(path: Path) -> list[RunResult]:
                 for domain, n in values["sizes"].items()
                 if f"correct {domain}" in row
             ]  # fmt: skip
+            if any(not 0 <= record["accuracy"] <= 100 for record in records):
+                raise ValueError("it counts more right answers than images")
             stored = {f.name: values[f.name] for f in _STORED if f.name in values}
             stored |= {k: tuple(v) for k, v in stored.items() if isinstance(v, list)}
             stored["config"] = nested(values["config"])

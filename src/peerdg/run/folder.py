@@ -132,7 +132,7 @@ class RunFolder:
         """Lock the folder for a run with `config`, or refuse: it is in use, or of another run."""
         config.toml()  # refuses values that the file cannot hold, before the folder is made
         run = cls(path)
-        run._create()
+        run._create(existing)
         run._lock.acquire()
         try:
             run._prepare(config, existing)
@@ -204,14 +204,14 @@ class RunFolder:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self.events.append({"event": kind, "time": now, **values})
 
-    def _create(self) -> None:
+    def _create(self, existing: Existing) -> None:
         with writing(self.path):  # the name may be too long even to look at it
             if self.path.exists() and not self.path.is_dir():
                 raise OutputError(
                     f"{self.path} is a file, not a folder.", hint="Choose another name with --out."
                 )
             self.path.mkdir(parents=True, exist_ok=True)
-            self._require_own()
+            self._require_own(existing)
             refuse_links(self.path)
             # Root may write where the mode forbids it. Only a probe shows whether writing works.
             probe = self.path / f"{TEMPORARY}probe-{os.getpid()}"
@@ -238,15 +238,17 @@ class RunFolder:
         refuse_difference(stored, config)
         self.renewal = config if existing == "renew" else None
 
-    def _require_own(self) -> None:
+    def _require_own(self, existing: Existing) -> None:
         """Refuse the folder of another program, which may have a config.toml and a model, too."""
         # Temporary files belong to a process that was killed, or that just probes the folder.
         own = (f"run{LOCK}", f"run{OWNER}", TEMPORARY)
         foreign = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(own))
-        is_run = self.manifest_file.exists() or self.events.path.exists() or not foreign
-        with contextlib.suppress(ConfigError):
-            is_run = is_run or {"benchmark", "method"} <= read_toml(self.config_file).keys()
-        if not is_run:
+        is_run = self.holds_run
+        if is_run and existing == "overwrite":
+            is_run = self.manifest_file.exists() or self.events.path.exists()
+            with contextlib.suppress(ConfigError):
+                is_run = is_run or {"benchmark", "method"} <= read_toml(self.config_file).keys()
+        if foreign and not is_run:
             raise OutputError(
                 f"{self.path} is not empty and holds no run (it has '{foreign[0]}').",
                 hint="Choose a new or empty folder with --out.",

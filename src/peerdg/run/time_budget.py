@@ -33,6 +33,7 @@ MIN_EPOCHS = 3
 MIN_PERIODS = 5  # of the method: with fewer epochs, its period becomes shorter
 MAX_EPOCHS = 2**16
 EVALUATIONS = 10  # about this many, each at the end of a period
+EVALUATION_SHARE = 0.2  # of the time: if evaluations are slow, there are fewer
 TIME_SAFETY_FACTOR = 0.97  # of the given time: starting and storing take the rest
 
 
@@ -89,25 +90,32 @@ def fit_epochs(
     config: RunConfig, budget: TimeBudget, costs: Costs, *, images: int, spent: float
 ) -> RunConfig:
     """Return the config with as many epochs as fit into the time. Refuse if too few fit."""
+    available = TIME_SAFETY_FACTOR * 60 * budget.minutes
+    affordable = int(EVALUATION_SHARE * available / max(costs.evaluation, 1e-9))
+
+    def changed(epochs: int) -> RunConfig:
+        evaluations = min(EVALUATIONS, max(2, affordable))
+        return with_epochs(config, epochs, budget.given, evaluations)
 
     def seconds(epochs: int) -> float:
-        return spent + costs.seconds(with_epochs(config, epochs, budget.given), images)
+        return spent + costs.seconds(changed(epochs), images)
 
     has_period = f"{config.method}.{config.method_settings.period_option}" in budget.given
     fewest = config.method_settings.period if has_period else MIN_EPOCHS
-    available = TIME_SAFETY_FACTOR * 60 * budget.minutes
     most = bisect_right(range(MAX_EPOCHS), available, lo=fewest, key=seconds) - 1
     if most >= fewest:
-        return with_epochs(config, most, budget.given)
+        return changed(most)
     raise ConfigError(
         f"{budget.minutes:g} minutes are too few on this machine: the shortest run, "
-        f"{schedule(with_epochs(config, fewest, budget.given))}, takes about "
+        f"{schedule(changed(fewest))}, takes about "
         f"{duration(seconds(fewest) / TIME_SAFETY_FACTOR)}.",
         hint="Give more --minutes, a smaller --transform.size or a smaller --backbone.",
     )
 
 
-def with_epochs(config: RunConfig, epochs: int, given: Collection[str] = ()) -> RunConfig:
+def with_epochs(
+    config: RunConfig, epochs: int, given: Collection[str] = (), evaluations: int = EVALUATIONS
+) -> RunConfig:
     """Change the epochs. Period, evaluations, pre-training and learning rate schedule follow.
 
     There are at least `MIN_PERIODS` periods of the method: with fewer epochs, the period becomes
@@ -128,7 +136,7 @@ def with_epochs(config: RunConfig, epochs: int, given: Collection[str] = ()) -> 
     if config.average.k is not None and "average.k" not in given:
         changed["average"] = replace(config.average, k=min(config.average.k, period))
     if "evaluate_every" not in given:
-        changed["evaluate_every"] = period * -(-epochs // (EVALUATIONS * period))
+        changed["evaluate_every"] = period * -(-epochs // (evaluations * period))
     return replace(config, **changed)
 
 
@@ -142,14 +150,15 @@ def keep_schedule(
 ) -> RunConfig:
     """Return `config` with the schedule of a stored config.
 
-    Options in `given` stay, so that a resume with other values is refused.
+    Options in `given` stay, so that a resume with other values is refused. `with_epochs` scales
+    `lr_step` even if it is given.
     """
     phases = (
         f"{phase}.{name}" for phase in ("pretrain", "train") for name in ("epochs", "lr_step")
     )
     period = f"{config.method}.{config.method_settings.period_option}"
-    tables = config.tables()
-    for option in {*phases, period, "evaluate_every", "average.k"} - set(given):
+    tables, scaled = config.tables(), {"train.lr_step", "pretrain.lr_step"}
+    for option in {*phases, period, "evaluate_every", "average.k"} - (set(given) - scaled):
         section, _, name = option.rpartition(".")
         if option in (values := dotted(stored)):
             (tables[section] if section else tables)[name] = values[option]
