@@ -23,7 +23,7 @@ from peerdg.terminal import console, error_console
 
 # With their summaries, so that the list of commands imports none of them.
 COMMANDS = {
-    "demo": "Train ERM, RandAugment and PEER on small digits, and compare them.",
+    "demo": "Train three methods on small digits, and compare them.",
     "train": "Train a method on one labeled domain.",
     "bench": "Train several methods with several seeds, and compare them.",
     "resume": "Continue an interrupted run.",
