@@ -92,9 +92,9 @@ def fit_epochs(
     """Return the config with as many epochs as fit into the time. Refuse if too few fit."""
     available = TIME_SAFETY_FACTOR * 60 * budget.minutes
     affordable = int(EVALUATION_SHARE * available / max(costs.evaluation, 1e-9))
+    evaluations = min(EVALUATIONS, max(2, affordable))
 
     def changed(epochs: int) -> RunConfig:
-        evaluations = min(EVALUATIONS, max(2, affordable))
         return with_epochs(config, epochs, budget.given, evaluations)
 
     def seconds(epochs: int) -> float:
