@@ -1,5 +1,7 @@
+import gc
 import importlib
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,12 +12,19 @@ import torch
 from peerdg.data.domain import Domain
 from peerdg.data.splits import Splits
 from peerdg.models.classifier import Classifier
+from tests.forked import ForkedPopen
 
-RUNS = {"run", "reliability", "benches", "cli", "export", "mutants", "report"}
+# Folders and files of tests that train whole runs or start processes.
+RUNS = {
+    "run", "reliability", "benches", "cli", "export", "mutants", "report", "security",
+    "test_api.py", "test_attached_averages.py", "test_class_order.py", "test_fit_in_memory.py",
+    "test_made_images.py", "test_nan.py", "test_plain_loop.py", "test_same_numbers.py",
+    "test_stop_between_epochs.py", "test_stored_layers.py", "test_stored_models.py",
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of folders that train runs or start processes, for `make test-fast`."""
+    """Mark the tests that `make test-fast` leaves out."""
     for item in items:
         if RUNS & set(item.path.relative_to(Path(__file__).parent).parts):
             item.add_marker("runs")
@@ -44,6 +53,22 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # fails as well if the file is not open
         patch.setattr(os, "sync", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fewer_collections() -> None:
+    """Keep the many objects of the libraries out of every garbage collection."""
+    gc.freeze()
+    gc.set_threshold(20_000)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_commands() -> Iterator[None]:
+    """Start commands as forks, unless REAL_PROCESSES is set."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "REAL_PROCESSES" not in os.environ:
+            patch.setattr(subprocess, "Popen", ForkedPopen)
         yield
 
 

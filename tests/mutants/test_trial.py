@@ -8,6 +8,7 @@ import pytest
 from tests.mutants.catalogue import Mutant, read_mutants
 from tests.mutants.trial import FailingTests, Outcome, Trial
 
+pytestmark = pytest.mark.slow  # it tests the runner of `make mutants`, not the package
 SOURCE = "def double(x):\n    return 2 * x\n"
 TEST = "from peerdg.toy import double\n\n\ndef test_double():\n    assert double(3) == 6\n"
 WRONG = "def test_that_fails_anyway():\n    assert False\n"
