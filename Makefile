@@ -25,14 +25,15 @@ test: $(READY) ## Run the tests
 test-fast: $(READY) ## Run the tests that neither train runs nor start processes
 	$(PYTEST) -m "not slow and not runs"
 
-test-all: $(READY) ## Run all tests, also those that take minutes
-	$(PYTEST)
+test-all: $(READY) ## Run all tests, also those that take minutes, every command in a new interpreter
+	REAL_PROCESSES=1 $(PYTEST)
 
-lint: $(READY) ## Check style, types and the direction of imports
+lint: $(READY) ## Check style, types, the direction of imports and English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.prose
 
 format: $(READY) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
