@@ -70,7 +70,7 @@ def test_the_operations_are_the_nine_of_the_released_code():
     ]  # fmt: skip
 
 
-def test_without_a_share_of_the_chains_the_image_stays_as_it_is():
+def test_with_m_zero_the_image_is_unchanged():
     drawn = AugMix().draw(len(IMAGES), seeded(0))
     clean = AugMix().apply(IMAGES, drawn._replace(m=torch.zeros_like(drawn.m)))
     assert torch.equal(clean, IMAGES.float() / 255)

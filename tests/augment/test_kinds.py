@@ -1,4 +1,4 @@
-"""Options of the kinds of augmentation, and what is made of them."""
+"""Options of the kinds of augmentation, and the resulting augmentations."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from peerdg.run.presets import BUDGETS
 IMAGES = torch.randint(
     0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
 )
-# An option of each kind that is not its default, and where it ends up.
+# A non-default option of each kind, and the attribute it sets.
 MADE: dict[str, tuple[type[Any], dict[str, Any], dict[str, Any]]] = {
     "randaugment": (Policy, {"policy": "mild"}, {"num_ops": (1, 2), "magnitude": (1, 10)}),
     "randconv": (RandConv, {"kernels": [3]}, {"kernels": (3,), "identity": 0.5}),
@@ -61,14 +61,14 @@ def test_views_follow_the_generator_and_a_period_is_repeatable(kind: str):
 
 
 @kinds
-def test_what_is_no_batch_of_color_images_is_refused(kind: str):
+def test_invalid_batches_are_refused(kind: str):
     for images in (IMAGES.double(), IMAGES[0], IMAGES[:, :1]):
         with pytest.raises(DataError, match="uint8 batch"):
             made(kind)(images)
 
 
 @kinds
-def test_batches_together_are_what_they_are_alone(kind: str):
+def test_batches_augmented_together_equal_each_alone(kind: str):
     augment = made(kind)
 
     def generators() -> list[torch.Generator]:
@@ -130,7 +130,7 @@ def test_a_preset_gives_each_kind_its_own_options_only(kind: str, budget: str):
             settings.check_images(32 if small else 224)
 
 
-def test_an_option_of_randaugment_is_refused_if_it_is_the_users_own():
+def test_an_option_of_randaugment_set_by_the_user_is_refused():
     with pytest.raises(ConfigError, match=r"augment\.operations belongs to .*'randaugment'"):
         resolve({"augment": {"kind": "augmix", "operations": "sdg"}})
     assert resolve({"augment": {"kind": "augmix"}}).augment.operations is None

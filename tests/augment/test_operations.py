@@ -17,7 +17,7 @@ from peerdg._vision import transforms
 from peerdg.augment import geometry
 from peerdg.augment import operations as op
 from peerdg.augment.geometry import CUTOUT_COLOR, move_rows, row_starts, sources
-from peerdg.augment.operations import FixedCurve, grey
+from peerdg.augment.operations import FixedCurve, gray
 
 TORCHVISION = transforms.RandAugment()
 FUNCTIONS = {
@@ -45,7 +45,7 @@ VECTOR = 32  # float32 values in the two registers that the widest CPU loop fill
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Each further thread would begin in the middle of a row and leave a remainder of its own."""
+    """Use one thread. Each further thread would start in a row and leave another remainder."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -79,7 +79,7 @@ def expected(name, images, strengths):
 
 
 def make_images(seed, height, width):
-    """Noise, dark noise, few values, grey, black, white, one color, two values, gradients."""
+    """Noise, dark noise, few values, gray, black, white, one color, two values, gradients."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randint(0, 256, (12, 3, height, width), dtype=torch.uint8, generator=generator)
     noise[1] //= 16
@@ -150,7 +150,7 @@ def test_maps_that_shift_rows_move_rows_as_they_move_pixels(name, size):
     images = make_images(7, *size)[:1].expand(len(strengths), -1, -1, -1).contiguous()
     source = sources(FUNCTIONS[name].matrix(strengths, *size), *size)
     starts, faithful = row_starts(source, *size)
-    # Rounding may bend a row of a shear; that is noticed.
+    # Rounding may bend a row of a shear, which must be detected.
     assert faithful.float().mean() > 0.5 if name == "ShearX" else faithful.all()
     moved = move_rows(images, starts, torch.arange(len(images)), torch.empty_like(images))
     assert torch.equal(moved[faithful], FUNCTIONS[name](images, strengths)[faithful])
@@ -196,12 +196,12 @@ def test_cutout_equals_rectangles_drawn_by_pil(size, sides, seed):
     images = make_images(seed, height, width)
     strengths = torch.tensor(sides, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.rand(len(images), 2, dtype=torch.float64, generator=generator)
-    result = geometry.cutout(images, strengths, centres)
+    centers = torch.rand(len(images), 2, dtype=torch.float64, generator=generator)
+    result = geometry.cutout(images, strengths, centers)
     for k, side in enumerate(sides):
         picture = Image.fromarray(images[k].permute(1, 2, 0).numpy().copy())
-        left = int(max(0, float(centres[k, 0]) * width - side / 2))
-        top = int(max(0, float(centres[k, 1]) * height - side / 2))
+        left = int(max(0, float(centers[k, 0]) * width - side / 2))
+        top = int(max(0, float(centers[k, 1]) * height - side / 2))
         columns = [x for x in range(width) if left <= x < left + side]
         rows = [y for y in range(height) if top <= y < top + side]
         if columns and rows:
@@ -211,11 +211,11 @@ def test_cutout_equals_rectangles_drawn_by_pil(size, sides, seed):
         assert torch.equal(result[k], drawn.view(height, width, 3).permute(2, 0, 1))
 
 
-def test_grey_is_torchvisions_luma():
+def test_gray_is_torchvisions_luma():
     generator = torch.Generator().manual_seed(6)
     values = torch.randint(0, 256, (1, 3, 512, 512), dtype=torch.uint8, generator=generator)
     luma = transforms.functional.rgb_to_grayscale(values[0])
-    assert torch.equal(grey(values).to(torch.uint8), luma)
+    assert torch.equal(gray(values).to(torch.uint8), luma)
 
 
 def test_warps_refuse_images_whose_pixels_float32_cannot_number():

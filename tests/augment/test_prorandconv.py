@@ -82,7 +82,7 @@ def test_shares_of_a_tap_add_up_to_one_inside_the_image():
     torch.testing.assert_close(inner, torch.ones_like(inner))
 
 
-def test_a_block_standardises_scales_shifts_and_squashes():
+def test_a_block_standardizes_scales_shifts_and_squashes():
     _, block = ProRandConv().draw(12, 9, seeded(4))
     x = torch.randn(3, 3, 12, 9, generator=seeded(5))
     convolved = by_images(deformable_convolution(by_pixels(x), block.weight, block.taps), 12, 9)
@@ -91,7 +91,7 @@ def test_a_block_standardises_scales_shifts_and_squashes():
     torch.testing.assert_close(by_images(block(by_pixels(x)), 12, 9), expected, atol=1e-5, rtol=0)
 
 
-def test_one_block_is_applied_so_many_times_with_shared_parameters():
+def test_one_block_is_repeated_with_shared_parameters():
     augment = ProRandConv(repetitions=4)
     counts = set()
     for seed in range(12):

@@ -55,7 +55,7 @@ def test_the_sdg_table_has_the_published_strengths():
     assert signed == {"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
 
 
-def test_lengths_in_pixels_follow_the_side_unless_told_otherwise():
+def test_lengths_in_pixels_scale_with_the_side_by_default():
     scaled = strengths("sdg", magnitude=30, height=112, width=56)
     assert (scaled["TranslateX"], scaled["TranslateY"], scaled["Cutout"]) == (25, 50, 10)
     literal = strengths("sdg", magnitude=30, height=112, width=56, absolute_pixels=True)
@@ -68,12 +68,12 @@ def one_by_one(augment, images, generator):
     scale = Scale(augment.magnitude, *images.shape[-2:], augment.absolute_pixels)
     draws = augment._draw(len(images), generator)
     results = images.clone()
-    for operation, flipped, centre in zip(*draws, strict=True):
+    for operation, flipped, center in zip(*draws, strict=True):
         for k in range(len(images)):
             row = table[int(operation[k])]
             sign = -1 if row.signed and flipped[k] else 1
             strength = torch.tensor([sign * row.strength(scale)], dtype=torch.float64)
-            extra = [centre[k : k + 1]] if row.placed else []
+            extra = [center[k : k + 1]] if row.placed else []
             results[k : k + 1] = row.function(results[k : k + 1], strength, *extra)
     return results
 
@@ -104,15 +104,15 @@ def test_batches_augmented_together_equal_each_alone(seed, sizes, num_ops, chann
     batches = list(batch(sum(sizes)).split(sizes))
     if channels_last:
         batches = [images.contiguous(memory_format=torch.channels_last) for images in batches]
-    found = augment.augment_batches(batches, [seeded(seed + k) for k in range(len(sizes))])
-    for number, (images, ours) in enumerate(zip(batches, found, strict=True)):
+    views = augment.augment_batches(batches, [seeded(seed + k) for k in range(len(sizes))])
+    for number, (images, ours) in enumerate(zip(batches, views, strict=True)):
         assert torch.equal(ours, augment(images, seeded(seed + number)))
 
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (97, 130), (400, 450)])
 def test_large_images_and_large_batches_equal_their_images_one_by_one(name, height, width):
-    # Beyond the sizes from which on other paths are taken and batches are cut into portions.
+    # Large enough for the paths of large images and for several portions.
     augment = RandAugment(3, 13, operations=name)
     images = batch(60 if height < 200 else 8, height, width)
     assert torch.equal(augment(images, seeded(3)), one_by_one(augment, images, seeded(3)))
@@ -126,9 +126,9 @@ def test_a_batch_that_is_cut_into_portions_gives_the_same_images(name, monkeypat
     monkeypatch.setattr(operations, "LARGE", 100)
     assert torch.equal(augment(batch(64), seeded(4)), whole)
     first = augment(batch(64), seeded(5))
-    kept = first.clone()
+    before = first.clone()
     augment(batch(64), seeded(6))
-    assert torch.equal(first, kept)  # no result lies in memory that is used again
+    assert torch.equal(first, before)  # results are not in reused memory
 
 
 def test_two_threads_do_not_disturb_each_other(monkeypatch):
@@ -196,7 +196,7 @@ def test_runs_on_another_device_without_looking_at_the_images(name):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_ops": -1}, "num_ops is -1"),
+        ({"num_ops": -1}, "num_ops .* -1"),
         ({"magnitude": 31}, "from 0 to 30"),
         ({"operations": "sgd"}, "Did you mean 'sdg'"),
     ],

@@ -1,4 +1,4 @@
-"""RandConv against a plain loop, with the kernel that its answer to one bright pixel shows."""
+"""RandConv against a plain loop, with the kernel read from the response to one bright pixel."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def kernel_of(augment: RandConv, seed: int) -> Tensor:
-    """(3, 3, κ, κ): what the convolution of this seed makes of one bright pixel in grey."""
+    """Return the kernel (3, 3, κ, κ) of this seed, the response to one bright pixel on gray."""
     bright = torch.full((3, 3, SIDE, SIDE), 0.5)
     for channel in range(3):
         bright[channel, channel, SIDE // 2, SIDE // 2] += 1
@@ -29,7 +29,7 @@ def kernel_of(augment: RandConv, seed: int) -> Tensor:
 
 
 def convolved(image: Tensor, kernel: Tensor) -> Tensor:
-    """Around grey, pixel by pixel; what lies outside is grey."""
+    """Convolve distances from gray pixel by pixel, with gray padding."""
     half = kernel.shape[-1] // 2
     x = image.double() / 255 - 0.5
     out = torch.full_like(x, 0.5)
@@ -75,9 +75,9 @@ def test_kernel_sizes_are_drawn_uniformly():
 
 def test_with_probability_one_half_a_batch_stays_as_it_is():
     views = [RandConv()(IMAGES, seeded(seed)) for seed in range(400)]
-    kept = [torch.equal(view, IMAGES) for view in views]
-    assert 160 <= sum(kept) <= 240
-    assert all(view.dtype == (torch.uint8 if k else torch.float32) for view, k in zip(views, kept))  # noqa: B905
+    same = [torch.equal(view, IMAGES) for view in views]
+    assert 160 <= sum(same) <= 240
+    assert all(view.dtype == (torch.uint8 if k else torch.float32) for view, k in zip(views, same))  # noqa: B905
     assert RandConv(identity=1)(IMAGES, seeded(0)) is IMAGES
 
 

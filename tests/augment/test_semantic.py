@@ -36,7 +36,7 @@ RANGES = {
 
 
 def some_images(n: int = 3, *, height: int = 11, width: int = 11, seed: int = 0) -> Tensor:
-    """Random 8-bit images as floats, the first of them grey."""
+    """Random 8-bit images as floats, the first of them gray."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (n, 3, height, width), generator=generator) / 255
     images[0] = images[0, :1]
@@ -65,13 +65,13 @@ def from_pil(image: Image.Image) -> Tensor:
 
 
 def test_ranges_and_numbers_of_parameters_are_the_published_ones():
-    found = {e.name: (e.low, e.high, e.parameters) for e in ALL.values() if e.parameters}
-    assert found == RANGES
+    ranges = {e.name: (e.low, e.high, e.parameters) for e in ALL.values() if e.parameters}
+    assert ranges == RANGES
     assert [name for name, each in ALL.items() if not each.parameters] == ["equalize", "posterize"]
     assert len(ALL) == 12
 
 
-def test_all_chains_of_distinct_operations_with_hsv_only_first_are_there_once():
+def test_all_chains_of_distinct_operations_with_hsv_only_first_occur_once():
     # Of n operations: HSV and then n - 1 others in any order, or others only.
     assert [len(chains) for chains in CHAINS.by_length] == [12, 11 + 11 * 10, 110 + 11 * 10 * 9]
     for length, chains in enumerate(CHAINS.by_length, start=1):
@@ -119,13 +119,35 @@ def test_whatever_the_parameters_a_chain_respects_ranges_and_images_stay_images(
     chain = CHAINS.draw(2, generator=torch.Generator().manual_seed(seed))
     moved = [p + far * torch.randn(p.shape) for p in chain.parameters]
     clamped = [
-        p.clamp(each.low, each.high) for each, p in zip(chain.transformations, moved, strict=True)
+        p.clamp(each.low, each.high) if each.clamped else p
+        for each, p in zip(chain.transformations, moved, strict=True)
     ]
     images = some_images(2, height=height, width=width)
     made = Chain(chain.transformations, moved, chain.drawn)(images)
     assert made.shape == images.shape
     assert ((made >= 0) & (made <= 1)).all()
     assert torch.equal(made, Chain(chain.transformations, clamped, chain.drawn)(images))
+
+
+def test_only_shifts_of_hsv_and_shears_leave_their_range_as_in_the_released_code():
+    assert {name for name, each in ALL.items() if not each.clamped} == {"hsv", "shear"}
+    images = some_images()
+    for name, inside, outside in (
+        ("hsv", [0.5, 1.0, 0.1], [0.5, 2.0, 0.1]),
+        ("shear", [0.3, 0.0], [0.9, 0.0]),
+    ):
+        assert not torch.equal(apply(ALL[name], images, inside), apply(ALL[name], images, outside))
+    wide = apply(ALL["cutout"], images, [3.0, -2.0, 0.5], torch.full((3, 2 * HOLES), 0.5))
+    assert torch.equal(
+        wide, apply(ALL["cutout"], images, [1.0, 0.0, 0.5], torch.full((3, 2 * HOLES), 0.5))
+    )
+
+
+def test_a_shear_onto_a_line_is_finite():
+    tangents = torch.ones(3, 2, requires_grad=True)
+    made = ALL["shear"](some_images(), tangents, torch.zeros(3, 0))
+    (gradient,) = torch.autograd.grad(made.sum(), tangents)
+    assert torch.isfinite(made).all() and torch.isfinite(gradient).all()
 
 
 def test_a_chain_applies_its_operations_in_order():
@@ -140,7 +162,7 @@ def test_a_chain_applies_its_operations_in_order():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_made_of_an_image_does_not_depend_on_the_others(name: str):
+def test_an_image_does_not_depend_on_the_others(name: str):
     images = some_images(4)
     chain = Chain.draw([ALL[name]], 4, generator=torch.Generator().manual_seed(3))
     together = chain(images)
@@ -158,15 +180,15 @@ def test_hsv_is_that_of_colorsys_with_hue_in_radians(shift: tuple[float, float, 
     images = some_images(height=5, width=5)
     made = apply(ALL["hsv"], images, list(shift))
     for image, got in zip(images.flatten(2), made.flatten(2), strict=True):
-        for pixel, found in zip(image.T.tolist(), got.T.tolist(), strict=True):
+        for pixel, actual in zip(image.T.tolist(), got.T.tolist(), strict=True):
             hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
             hue = (hue + shift[0] / (2 * math.pi)) % 1
             expected = _from_hsv(hue, saturation + shift[1], value + shift[2])
-            assert found == pytest.approx([min(1, max(0, c)) for c in expected], abs=2e-5)
+            assert actual == pytest.approx([min(1, max(0, c)) for c in expected], abs=2e-5)
 
 
 def _from_hsv(hue: float, saturation: float, value: float) -> tuple[float, ...]:
-    """As colorsys, which stops at a saturation of exactly 0; written for any."""
+    """Convert as colorsys does, but for any saturation."""
     sector, rest = int(hue * 6) % 6, hue * 6 - int(hue * 6)
     p, q, t = (value * (1 - saturation * part) for part in (1, rest, 1 - rest))
     return [

@@ -52,7 +52,7 @@ def test_crops_at_the_size_of_the_benchmarks_are_torchvisions_but_for_rare_round
     images = photos(8, 227, 227)
     view = RandomView(224, crop=(0.8, 1.0), flip=0.0)
     where, _ = view.draw(8, 227, 227, generator_for(0, "boxes"))
-    assert where.width.min() < 224 < where.width.max()  # both ways are there
+    assert where.width.min() < 224 < where.width.max()  # both smaller and larger
     ours = resized_crop(images, where, 224)
     theirs = torch.stack(
         [
@@ -146,7 +146,7 @@ def test_boxes_have_the_asked_area_ratio_and_lie_inside_anywhere():
 
 
 def test_area_ratio_place_and_flip_do_not_depend_on_each_other():
-    """One draw used for two of them would give a correlation of 1; chance gives 1/80."""
+    """Sharing a draw would give a correlation of 1, chance gives 1/80."""
     view = RandomView(32, crop=(0.2, 0.6), flip=0.5)
     where, flipped = view.draw(6400, 200, 240, generator_for(0, "boxes"))
     drawn = {
@@ -172,10 +172,10 @@ def test_boxes_are_distributed_as_torchvisions():
     )
     for name in Boxes._fields:
         expected = torch.tensor([float(box[name]) for box in drawn])
-        found = getattr(ours, name).float()
+        values = getattr(ours, name).float()
         standard_error = expected.std() * math.sqrt(2 / 3000)
-        assert abs(found.mean() - expected.mean()) < 4 * standard_error
-        assert abs(found.std() / expected.std() - 1) < 0.1
+        assert abs(values.mean() - expected.mean()) < 4 * standard_error
+        assert abs(values.std() / expected.std() - 1) < 0.1
 
 
 # No ratio of the range fits into these sizes, so torchvision falls back whatever it draws.
@@ -211,8 +211,8 @@ def test_evaluation_squashes_the_whole_image_as_torchvision(height, width):
     assert difference.abs().float().mean() < 1e-3
 
 
-def test_runs_on_a_device_without_asking_it_for_values():
-    """The meta device has no values: any read of one would raise."""
+def test_runs_on_a_device_without_reading_values():
+    """The meta device has no values, so reading one would raise."""
     images = photos(4, 30, 20).to("meta")
     view = RandomView(16, crop=(0.8, 1.0), flip=0.5)
     assert view(images, generator_for(0, "view")).shape == (4, 3, 16, 16)

@@ -1,9 +1,10 @@
 """Augmentation on the device of the images: uint8 batch in, uint8 or float batch out.
 
-- `geometry`, `operations`: the operations, each image of a batch with its own strength.
-- `randaugment`: RandAugment on a whole batch, and its two tables of operations.
-- `policy`: a RandAugment whose `(num_ops, magnitude)` is drawn again every few epochs.
-- `randconv`, `augmix`, `generators`: other augmentations; `protocol` is what all of them offer.
-- `semantic`: differentiable operations on float images, whose parameters a method learns.
-- `view`: crops and resizes to the size of the network.
+- `protocol`: the interface of all augmentations.
+- `geometry`, `operations`: batched image operations with one strength per image.
+- `randaugment`: RandAugment on a whole batch, with two tables of operations.
+- `policy`: RandAugment with a `(num_ops, magnitude)` that is redrawn every few epochs.
+- `randconv`, `augmix`, `generators`: other augmentations.
+- `semantic`: differentiable operations on float images with learnable parameters.
+- `view`: crops and resizes to the input size of the network.
 """

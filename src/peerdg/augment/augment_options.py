@@ -1,7 +1,4 @@
-"""Options of the augmentation, and how one is made of them.
-
-Classes are imported when one is made: options are read before torch is imported.
-"""
+"""Augmentation options. Classes are imported lazily to parse options without importing torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -15,50 +12,50 @@ if TYPE_CHECKING:
 
 
 def _of(kind: str, default: Any, help: str, **more: Any) -> Any:
-    """Make an option of one kind of augmentation, or of two with the defaults `{kind: default}`."""
+    """Declare an option of one kind of augmentation, or of several kinds as `{kind: default}`."""
     defaults = default if isinstance(default, dict) else {kind: default}
-    shown = "" if default is None else f"; default {' or '.join(map(str, defaults.values()))}"
-    made = option(None, f"{kind}: {help}{shown}", **more)
-    return field(default=None, metadata={**made.metadata, "defaults": defaults})
+    suffix = "" if default is None else f"; default {' or '.join(map(str, defaults.values()))}"
+    declared = option(None, f"{kind}: {help}{suffix}", **more)
+    return field(default=None, metadata={**declared.metadata, "defaults": defaults})
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentSettings:
-    """The augmentation G, shared by all methods that augment.
+    """Settings of the augmentation G, shared by all methods that augment.
 
-    Options belong to kinds. Those of the chosen kind get its defaults. Those of other kinds are
-    None, and refused if they are given.
+    Each option belongs to one or more kinds. Options of the chosen kind get its defaults. Options
+    of other kinds are None and raise an error if set.
     """
 
     kind: Literal[
         "randaugment", "randconv", "pro-randconv", "augmix", "l2d-generator", "pden-generator"
     ] = option("randaugment", "the augmentation; default: the method's own")
     operations: Literal["torchvision", "sdg"] | None = _of(
-        "randaugment", "torchvision", "its 14 operations, or the 16 with Invert of the sDG code"
+        "randaugment", "torchvision", "14 operations of torchvision or 16 of the sDG code"
     )
     policy: Literal["default", "mild", "wide", "fixed"] | None = _of(
-        "randaugment", "default", "range of the re-drawn number of operations and magnitude"
+        "randaugment", "default", "range of the redrawn number of operations and magnitude"
     )
     num_ops: int | None = _of(
         "randaugment", None, "operations per image of the fixed policy; default 2", at_least=0
     )
     magnitude: int | None = _of(
-        "randaugment", None, "that of the fixed policy; default 9", at_least=0, at_most=30
+        "randaugment", None, "magnitude of the fixed policy; default 9", at_least=0, at_most=30
     )
     absolute_pixels: bool | None = _of(
         "randaugment", False, "sdg: pixel ranges as published for 224 px, not scaled to the image"
     )
     variant: Literal["img", "mix"] | None = _of(
-        "randconv", "img", "some batches stay as they are (img), or all are mixed with theirs"
+        "randconv", "img", "leave some batches unchanged (img) or mix input and output (mix)"
     )
     kernels: tuple[int, ...] | None = _of(
-        "randconv", (1, 3, 5, 7), "sizes that the kernel is drawn from", at_least=1
+        "randconv", (1, 3, 5, 7), "kernel sizes to draw from", at_least=1
     )
     identity: float | None = _of(
         "randconv", None, "img: share of unchanged batches; default 0.5", at_least=0, at_most=1
     )
     repetitions: int | None = _of(
-        "pro-randconv", 10, "largest number of times that the block is applied", at_least=1
+        "pro-randconv", 10, "largest number of repetitions of the block", at_least=1
     )
     offsets: float | None = _of(
         "pro-randconv", 0.5, "largest standard deviation of the offsets, in pixels", at_least=0
@@ -69,12 +66,12 @@ class AugmentSettings:
     severity: float | None = _of(
         "augmix", 3.0, "strongest level of an operation, out of 10", above=0.1, at_most=10
     )
-    chains: int | None = _of("augmix", 3, "chains that are mixed", at_least=1)
+    chains: int | None = _of("augmix", 3, "number of mixed chains", at_least=1)
     depth: int | None = _of(
-        "augmix", None, "operations in each chain; default: 1 to 3, drawn for each", at_least=1
+        "augmix", None, "operations per chain; default: random from 1 to 3", at_least=1
     )
     generator_kernels: tuple[int, ...] | None = _of(
-        "l2d-generator", (5, 9, 13, 17), "kernels of the spatial branches", at_least=1
+        "l2d-generator", (5, 9, 13, 17), "kernel sizes of the spatial branches", at_least=1
     )
     generator_shift: float | None = _of(
         "l2d-generator", 0.1, "standard deviation of the shifts", at_least=0
@@ -87,10 +84,10 @@ class AugmentSettings:
         at_most=1,
     )
     generator_draws: Literal["period", "batch"] | None = _of(
-        "l2d-generator", "period", "how long drawn convolutions stay"
+        "l2d-generator", "period", "redraw the convolutions for each period or batch"
     )
     generator_width: int | None = _of(
-        "pden-generator", 16, "channels of its first layer", at_least=1, at_most=1024
+        "pden-generator", 16, "channels of the first layer", at_least=1, at_most=1024
     )
 
     def __post_init__(self) -> None:
@@ -109,7 +106,7 @@ class AugmentSettings:
             raise _misplaced("identity", "variant", "img", "mix")
         for name in ("kernels", "generator_kernels"):
             if getattr(self, name) == ():
-                raise ConfigError(f"augment.{name} is empty.", hint="Name at least one size.")
+                raise ConfigError(f"augment.{name} is empty.", hint="Pass at least one size.")
         if even := [size for size in self.kernels or () if size % 2 == 0]:
             raise ConfigError(
                 f"augment.kernels has the even size {even[0]}, which would shift images.",
@@ -117,18 +114,18 @@ class AugmentSettings:
             )
 
     def check_images(self, side: int) -> None:
-        """Refuse kernels that leave no pixels of images of this side, before any work is done."""
+        """Raise if a generator kernel is too large for images of `side` x `side` pixels."""
         if self.generator_kernels and max(self.generator_kernels) >= side:
             raise ConfigError(
                 f"augment.generator_kernels are too large for images of {side} x {side}.",
-                hint="Use smaller ones; --augment.generator-kernels 3,5 suits images of 32 pixels.",
+                hint="Use smaller ones, e.g. --augment.generator-kernels 3,5 for 32 x 32 pixels.",
             )
 
 
 def _misplaced(name: str, option: str, needed: str, chosen: str | None) -> ConfigError:
     return ConfigError(
         f"augment.{name} belongs to the {option} '{needed}', but the {option} is '{chosen}'.",
-        hint=f"Leave it out, or choose --augment.{option} {needed}.",
+        hint=f"Remove it or set --augment.{option} {needed}.",
     )
 
 
@@ -136,22 +133,22 @@ _OPTIONS = fields(AugmentSettings)[1:]
 DEFAULTS: dict[str, dict[str, Any]] = {
     kind: {f.name: f.metadata["defaults"][kind] for f in _OPTIONS if kind in f.metadata["defaults"]}
     for kind in get_args(AugmentSettings.__annotations__["kind"])
-}  # the options of each kind
+}  # default options by kind
 
 
 def options_of_kind(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Select those of `options`, e.g. of a preset, that have a meaning for this kind."""
+    """Return the entries of `options` (e.g. of a preset) that apply to this kind."""
     known = {"kind", *DEFAULTS.get(kind, {})}
     return {name: value for name, value in options.items() if name in known}
 
 
 def make_augment(settings: AugmentSettings, *, seed: int, size: int) -> "Augment":
-    """Make the configured augmentation.
+    """Build the configured augmentation.
 
     Args:
         settings: Kind and options.
-        seed: Seed of the run, from which `redraw` draws.
-        size: Side of the images. Generators are made for one size.
+        seed: Seed of the run, used by `redraw`.
+        size: Side of the images in pixels. Generators need a fixed size.
     """
     from peerdg.augment.augmix import AugMix
     from peerdg.augment.generators import NoiseGenerator, StyleGenerator

@@ -1,4 +1,4 @@
-"""AugMix: each image mixed with several chains of operations on it."""
+"""AugMix: mix each image with several randomly augmented copies."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from peerdg.augment import operations as op
 from peerdg.augment.operations import Strength
 from peerdg.augment.protocol import Augment, FloatImages, Images, augmentation, require_batch
 
-MAX_DEPTH = 3  # operations of a chain whose depth is drawn
-WEAKEST, LEVELS = 0.1, 10  # a level is drawn from U(0.1, severity), out of 10
+MAX_DEPTH = 3  # longest chain when `depth` is random
+WEAKEST, LEVELS = 0.1, 10  # levels are drawn from U(0.1, severity), out of 10
 
 
 @dataclass(frozen=True)
 class Link:
-    """One operation that a chain may draw, see `peerdg.augment.operations` for its strength.
+    """An operation that a chain may draw.
 
-    `strength` is a function of the share of the strongest level, height and width.
+    `strength` maps (fraction of the strongest level, height, width) to the operation's strength.
     """
 
     name: str
@@ -30,8 +30,8 @@ class Link:
     signed: bool = False
 
 
-# Equalize, Posterize and Solarize, not Brightness, Color, Contrast or Sharpness: the latter are
-# close to corruptions that AugMix is evaluated on.
+# Brightness, Color, Contrast and Sharpness are left out because they overlap with the corruptions
+# that AugMix is evaluated on.
 LINKS = (
     Link("AutoContrast", op.autocontrast),
     Link("Equalize", op.equalize),
@@ -49,18 +49,16 @@ class AugMix(Augment):
     """Mix each image with chains of random operations: x̄ = (1 - m)·x + m·Σ_i w_i·chain_i(x).
 
     Hendrycks et al., "AugMix: A simple data processing method to improve robustness and
-    uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781, and the released code: for each image
-    w ~ Dirichlet(1, ..., 1) and m ~ Beta(1, 1); a chain has 1 to 3 operations drawn uniformly from
-    `LINKS`, each with a level from U(0.1, severity) out of 10 and a random sign. What the released
-    code fixes to 32 pixels, the length of a translation, follows the size of the image here.
-
-    The operations are those of RandAugment here: pixels are moved to the nearest place, where the
-    released code interpolates. The result is float32 in [0, 1], not rounded to 8 bits.
+    uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781, and the released code. For each image
+    w ~ Dirichlet(1, ..., 1) and m ~ Beta(1, 1). A chain has 1 to 3 operations drawn uniformly from
+    `LINKS`, each with a level from U(0.1, severity) out of 10 and a random sign. Translations scale
+    with the image, and geometric operations use nearest-neighbor sampling, as in `RandAugment`. The
+    released code assumes 32 pixels and interpolates. The result is float32 in [0, 1], not rounded.
 
     Args:
         severity: Strongest level.
-        chains: How many are mixed.
-        depth: Operations of each chain; None draws 1 to 3 for each.
+        chains: Number of chains to mix.
+        depth: Operations per chain. None draws 1 to 3 for each chain.
     """
 
     def __init__(self, *, severity: float = 3.0, chains: int = 3, depth: int | None = None) -> None:
@@ -69,22 +67,22 @@ class AugMix(Augment):
         self.depth = depth
 
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
-        """Mix each image with chains of its own."""
+        """Mix each image with its own chains."""
         return self.augment_batches([images], [generator])[0]
 
     def augment_batches(
         self, batches: Sequence[Images], generators: Iterable[torch.Generator | None]
     ) -> list[Tensor]:
-        """Mix several batches together, each as a call with its own generator would."""
+        """Augment several batches at once, with the same result as one call per batch."""
         for images in batches:
             require_batch(images)
         sizes = [len(images) for images in batches]
         drawn = [self.draw(*pair) for pair in zip(sizes, generators, strict=True)]
-        together = Drawn(*(torch.cat(parts) for parts in zip(*drawn, strict=True)))
-        return list(self.apply(torch.cat(list(batches)), together).split(sizes))
+        joined = Drawn(*(torch.cat(parts) for parts in zip(*drawn, strict=True)))
+        return list(self.apply(torch.cat(list(batches)), joined).split(sizes))
 
     def draw(self, batch: int, generator: torch.Generator | None = None) -> "Drawn":
-        """All that is random about a batch of this size."""
+        """Draw all random numbers for a batch of this size."""
         depth = self.depth or MAX_DEPTH
         chains, links = (batch, self.chains), (batch, self.chains, depth)
 
@@ -94,7 +92,7 @@ class AugMix(Augment):
         def randint(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
             return torch.randint(low, high, shape, generator=generator, device="cpu")
 
-        # Dirichlet(1, ..., 1): exponential variables over their sum; Beta(1, 1) is uniform.
+        # Dirichlet(1, ..., 1) is a vector of exponential variables over its sum.
         exponential = (-torch.log1p(-uniform(chains))).clamp(min=1e-12)
         return Drawn(
             m=uniform((batch,)),
@@ -107,13 +105,13 @@ class AugMix(Augment):
 
     @augmentation
     def apply(self, images: Images, drawn: "Drawn") -> FloatImages:
-        """(1 - m)·x + m·Σ_i w_i·chain_i(x) for what each image drew."""
+        """Compute (1 - m)·x + m·Σ_i w_i·chain_i(x) for the drawn chains."""
         height, width = images.shape[-2:]
         work = images.repeat_interleave(self.chains, dim=0)  # chain i of image n at n·chains + i
         for place in range(drawn.link.shape[2]):
-            goes_on = drawn.depth > place
+            active = drawn.depth > place
             for number, link in enumerate(LINKS):
-                chosen = (goes_on & (drawn.link[:, :, place] == number)).flatten()
+                chosen = (active & (drawn.link[:, :, place] == number)).flatten()
                 rows = chosen.nonzero().squeeze(1)
                 if len(rows) == 0:
                     continue
@@ -128,15 +126,15 @@ class AugMix(Augment):
         for i in range(self.chains):
             w = drawn.w[:, i].float().to(images.device).view(-1, 1, 1, 1)
             mixed.addcmul_(work[i :: self.chains].float(), m * w)
-        return mixed.div_(255).clamp_(max=1)  # the weights add up to 1 but for rounding
+        return mixed.div_(255).clamp_(max=1)  # rounding of the weights may exceed 1
 
 
 class Drawn(NamedTuple):
-    """What each image of a batch draws, on the CPU."""
+    """Random numbers of each image of a batch, on the CPU."""
 
     m: Float64[Tensor, " b"]
     w: Float64[Tensor, "b chains"]
     depth: Int64[Tensor, "b chains"]
-    link: Int64[Tensor, "b chains depth"]  # numbers of `LINKS`
+    link: Int64[Tensor, "b chains depth"]  # indices into `LINKS`
     level: Float64[Tensor, "b chains depth"]
     sign: Int64[Tensor, "b chains depth"]

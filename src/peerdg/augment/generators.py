@@ -1,4 +1,4 @@
-"""Untrained generator networks as augmentations, initialized again in every period."""
+"""Untrained generator networks as augmentations, re-initialized in every period."""
 
 import abc
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from peerdg.augment.protocol import (
     FloatImages,
     Images,
     augmentation,
-    centred,
+    centered,
     require_batch,
     unit,
 )
@@ -21,11 +21,11 @@ from peerdg.rng import seeded
 
 
 class Generator(Augment, abc.ABC):
-    """G is a network with random weights that stay for a period and are not learnt.
+    """Augment with a frozen random network.
 
-    PEER re-initializes its augmentation every k epochs; with a generator in place of RandAugment
-    the weights of the network are what is drawn again. They are a function of the seed of the run
-    and the period, and no part of the method's state.
+    PEER re-initializes its augmentation every k epochs. With a generator, that redraws the weights
+    of the network. They depend only on the seed of the run and the period, so they are not part of
+    the method's state.
     """
 
     network: nn.Module
@@ -35,32 +35,32 @@ class Generator(Augment, abc.ABC):
         self.redraw(0)
 
     def redraw(self, period: int) -> dict[str, Any]:
-        """Initialize the network of a period, to be used from now on."""
+        """Initialize the network for a period."""
         with seeded(self.seed, "generator", period):
             self.network = self.make().requires_grad_(False).eval()
         return {"generator": period}
 
     @abc.abstractmethod
     def make(self) -> nn.Module:
-        """Make a network, initialized by torch's global generator."""
+        """Build a network, initialized from torch's global generator."""
 
 
 class StyleGenerator(Generator):
-    """The style-complement module of L2D as an augmentation: m·sigmoid(T(x)) + (1 - m)·x.
+    """Augment with the style-complement module T of L2D: m·sigmoid(T(x)) + (1 - m)·x.
 
-    See `StyleComplement`; the mixture is that of Wang et al., "Learning to diversify", ICCV 2021,
-    https://arxiv.org/abs/2108.11726, without its learnt styles. T sees images with mean and scale
-    0.5, whatever the network normalises with. The result is float32 in [0, 1].
+    See `StyleComplement`. The mixture follows Wang et al., "Learning to diversify", ICCV 2021,
+    https://arxiv.org/abs/2108.11726, without its learned styles. T always gets images normalized
+    with mean and scale 0.5. The result is float32 in [0, 1].
 
     Args:
-        size: Side of the images; the styles are maps of this size.
+        size: Side of the images and of the style maps in pixels.
         kernels: κ of each spatial branch.
         shift: Standard deviation of the shifts.
         mix: m, the share of the restyled image.
-        draws: `"period"` keeps convolutions and styles for a period, branches averaged;
-            `"batch"` keeps the styles only: convolutions, weights of the branches and dropout
-            are drawn for each batch, as the images are made that L2D's network learns from.
-        seed: The seed of the run.
+        draws: `"period"` redraws convolutions and styles once per period and averages the
+            branches. `"batch"` redraws convolutions, branch weights and dropout for each batch,
+            as in L2D's training images, and only the styles last for a period.
+        seed: Seed of the run.
     """
 
     network: StyleComplement
@@ -87,30 +87,30 @@ class StyleGenerator(Generator):
 
     @augmentation
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
-        """Restyle a batch of images of this size."""
+        """Restyle a batch of images of `size` x `size` pixels."""
         require_batch(images)
         if images.shape[-2:] != (self.size, self.size):
             raise DataError(
-                f"This generator takes images of {self.size} x {self.size} pixels, "
-                f"not {images.shape[-2]} x {images.shape[-1]}."
+                f"This generator expects images of {self.size} x {self.size} pixels, "
+                f"got {images.shape[-2]} x {images.shape[-1]}."
             )
         network = self.network.to(images.device)
-        x = centred(images)
+        x = centered(images)
         styled = network(x, generator) if self.draws == "batch" else network.styled(x, generator)
         return torch.lerp(unit(images), styled.sigmoid(), self.mix)
 
 
 class NoiseGenerator(Generator):
-    """The generator of PDEN as an augmentation: m·G(x, n) + (1 - m)·x, noise n for each image.
+    """Augment with the generator of PDEN: m·G(x, n) + (1 - m)·x with noise n for each image.
 
-    See `ImageGenerator`; Li et al., "Progressive domain expansion network", CVPR 2021,
-    https://arxiv.org/abs/2103.16050. PDEN's own images are G(x, n), m = 1. Untrained, they have
-    little contrast. The result is float32 in [0, 1].
+    See `ImageGenerator` and Li et al., "Progressive domain expansion network", CVPR 2021,
+    https://arxiv.org/abs/2103.16050. PDEN uses m = 1. Images of an untrained generator have little
+    contrast. The result is float32 in [0, 1].
 
     Args:
-        width: Channels of its first layer.
+        width: Channels of the first layer.
         mix: m, the share of the generated image.
-        seed: The seed of the run.
+        seed: Seed of the run.
     """
 
     network: ImageGenerator
@@ -125,7 +125,7 @@ class NoiseGenerator(Generator):
 
     @augmentation
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
-        """Generate an image from each of a batch."""
+        """Generate one image from each image of a batch."""
         require_batch(images)
         x = unit(images)
         generated = self.network.to(images.device).generate(x, generator)

@@ -1,8 +1,8 @@
-"""Operations that move pixels or cover them: shear, translate, rotate, cutout.
+"""Geometric operations of RandAugment: shear, translate, rotate, cutout.
 
-A warp reads every output pixel from one source pixel (nearest neighbour, black outside). Which
-one depends on the matrix and the size of the image only, so images that share a matrix share one
-index, and moving the pixels is a single `gather` for the whole batch.
+A warp copies every output pixel from its nearest source pixel, black outside. The source index
+depends only on the matrix and the image size. Images with the same matrix share one index, and a
+single `gather` warps the whole batch.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ _MAX_FLOAT32_INTEGER = 2**24
 
 
 class Warp:
-    """An operation that moves the pixels of each image by an affine map of its own.
+    """Warp each image by its own affine map.
 
-    Equal, bit for bit, to torchvision's `affine` or `rotate` on each image alone.
+    Equal bit for bit to torchvision's `affine` or `rotate` on single images.
 
     Args:
-        matrix: From (strength, height, width) to the map from output to source coordinates,
-            [b, 2, 3], with the center at (0, 0).
+        matrix: Function from (strength, height, width) to matrices [b, 2, 3] that map output to
+            source coordinates, with the center at (0, 0).
     """
 
     def __init__(self, matrix: Callable[[Strength, int, int], Float64[Tensor, "b 2 3"]]) -> None:
@@ -34,24 +34,24 @@ class Warp:
 
     def __call__(self, images: Images, strength: Strength) -> Images:
         height, width = images.shape[-2:]
-        own = sources(self.matrix(strength, height, width), height, width)
+        index = sources(self.matrix(strength, height, width), height, width)
         numbers = torch.arange(len(images), device=images.device)
         images = images.contiguous()
-        return move_pixels(images, own, numbers, torch.empty_like(images))
+        return move_pixels(images, index, numbers, torch.empty_like(images))
 
 
 def sources(
     matrices: Float64[Tensor, "k 2 3"], height: int, width: int
 ) -> Int64[Tensor, "k pixels"]:
-    """Where each output pixel comes from: 1 + the number of its source pixel, 0 for outside.
+    """Return the source of each output pixel: 1 + the source pixel's index, or 0 for outside.
 
-    The rounding at pixel borders is torchvision's because the steps are: the matrix in double
-    precision, then float32, the same product with the same grid, and `grid_sample` to round. It
-    samples an image of pixel numbers here, so the result serves any number of images, as long as
-    float32 has as many consecutive integers as there are pixels (4096 x 4096).
+    Follows the steps of torchvision so that pixel borders round in the same way: a matrix in double
+    precision, then float32, the same product with the same grid, and `grid_sample`. The sampled
+    image holds pixel indices, so any number of images can share the result. float32 limits this to
+    images of fewer than 2**24 pixels (4096 x 4096).
     """
     if height * width >= _MAX_FLOAT32_INTEGER:
-        raise ValueError(f"Images of {height} x {width} pixels are too large to be warped.")
+        raise ValueError(f"Images of {height} x {width} pixels are too large to warp.")
     grid = sampling_grid(matrices.float(), height, width)
     count, device = len(matrices), matrices.device
     numbers = torch.arange(1.0, height * width + 1.0, device=device).view(1, 1, height, width)
@@ -63,11 +63,11 @@ def sources(
 def sampling_grid(
     matrices: Float[Tensor, "k 2 3"], height: int, width: int
 ) -> Float[Tensor, "k h w 2"]:
-    """Where each output pixel comes from, as `grid_sample` without `align_corners` takes it.
+    """Return the grid for `grid_sample` without `align_corners`.
 
-    Differentiable in the matrices, which map output to source coordinates, centre (0, 0).
+    Differentiable in the matrices, which map output to source coordinates with center (0, 0).
     """
-    rows, columns = (_centred(size, matrices) for size in (height, width))
+    rows, columns = (_centered(size, matrices) for size in (height, width))
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     points = torch.stack((x, y, torch.ones_like(x)), dim=-1).view(1, height * width, 3)
 
@@ -77,8 +77,8 @@ def sampling_grid(
     return grid.view(-1, height, width, 2)
 
 
-def _centred(size: int, like: Tensor) -> Float[Tensor, " size"]:
-    """Coordinates of pixels along one axis, 0 in the middle."""
+def _centered(size: int, like: Tensor) -> Float[Tensor, " size"]:
+    """Return the pixel coordinates along one axis, 0 in the middle."""
     last = (size - 1.0) * 0.5
     return torch.linspace(-last, last, steps=size, dtype=like.dtype, device=like.device)
 
@@ -89,9 +89,9 @@ def move_pixels(
     numbers: Int64[Tensor, " b"],
     out: Images,
 ) -> Images:
-    """Fill each image from its own pixels: image i uses row `numbers[i]` of `sources`."""
+    """Rearrange the pixels of each image i by row `numbers[i]` of `sources`."""
     for pixels, number, moved in portions(images.flatten(2), numbers, out.flatten(2)):
-        # Pixel number 0 is the black one that stands for everything outside the image.
+        # Index 0 is a black pixel for everything outside the image.
         numbered = pad(pixels, (1, 0))
         index = sources.index_select(0, number).unsqueeze(1)
         torch.gather(numbered, 2, index.expand(pixels.shape), out=moved)
@@ -101,10 +101,10 @@ def move_pixels(
 def row_starts(
     source: Int64[Tensor, "k pixels"], height: int, width: int
 ) -> tuple[Int64[Tensor, "k h"], Bool[Tensor, " k"]]:
-    """Where each output row begins, for maps that only shift rows: translations, one shear.
+    """Return where each output row starts, and which maps only shift rows.
 
-    Rows are laid out as by `move_rows`, and copied several times as fast as single pixels. Also
-    returned is for which of the maps the beginnings are a complete description.
+    Row starts describe translations and horizontal shears completely. `move_rows`, which defines
+    the memory layout, copies rows several times as fast as single pixels.
     """
     source = source.view(-1, height, width)
     outside = source == 0
@@ -124,16 +124,16 @@ def move_rows(
     numbers: Int64[Tensor, " b"],
     out: Images,
 ) -> Images:
-    """Fill each image from its own rows: image i uses row `numbers[i]` of `starts`."""
+    """Shift the rows of each image i by row `numbers[i]` of `starts`."""
     height, width = images.shape[-2:]
-    for own, number, moved in portions(images, numbers, out):
-        # Between any two rows lies a black one, which is outside for both of them.
-        planes, size = own.flatten(0, 1), height * 2 * width
+    for part, number, moved in portions(images, numbers, out):
+        # A black row between any two rows holds the pixels outside the image.
+        planes, size = part.flatten(0, 1), height * 2 * width
         spaced = planes.new_zeros(width + planes.shape[0] * size)
         spaced[width:].view(-1, height, 2 * width)[..., :width] = planes
-        first = torch.arange(0, planes.shape[0] * size, size, device=own.device).view(-1, 3, 1)
+        first = torch.arange(0, planes.shape[0] * size, size, device=part.device).view(-1, 3, 1)
         index = (starts.index_select(0, number).unsqueeze(1) + first).flatten()
-        windows = spaced.unfold(0, width, 1)  # one that begins at every pixel
+        windows = spaced.unfold(0, width, 1)  # one window per start pixel
         torch.index_select(windows, 0, index, out=moved.view(-1, width))
     return out
 
@@ -143,8 +143,8 @@ def _matrix(rows: list[list[Tensor]]) -> Float64[Tensor, "b 2 3"]:
 
 
 def _tangent(strength: Float64[Tensor, " b"]) -> Float64[Tensor, " b"]:
-    # Not `strength` itself: torchvision takes the shear as an angle in degrees, and the way there
-    # and back costs a last bit now and then.
+    # torchvision takes the shear as an angle in degrees. Repeat the conversion, which can change
+    # the last bit.
     return torch.tan(torch.deg2rad(torch.rad2deg(torch.atan(strength))))
 
 
@@ -162,50 +162,50 @@ def shear_y(strength: Tensor, height: int, width: int) -> Tensor:
     angle = torch.deg2rad(torch.rad2deg(torch.atan(strength)))
     tangent = torch.sin(angle) / torch.cos(angle)
     one, zero = torch.ones_like(tangent), torch.zeros_like(tangent)
-    # The detour through the centre is torchvision's; it rounds.
+    # torchvision shifts to the center and back, which rounds.
     shift = (-0.5 * height - tangent * (-0.5 * width)) - (-0.5 * height)
     return _matrix([[one, zero, zero], [tangent, one, shift]])
 
 
 @Warp
 def translate_x(strength: Tensor, height: int, width: int) -> Tensor:
-    """Move the image to the right by the whole pixels of `strength`."""
+    """Move the image right by `int(strength)` pixels."""
     one, zero = torch.ones_like(strength), torch.zeros_like(strength)
     return _matrix([[one, zero, -strength.trunc()], [zero, one, zero]])
 
 
 @Warp
 def translate_y(strength: Tensor, height: int, width: int) -> Tensor:
-    """Move the image down by the whole pixels of `strength`."""
+    """Move the image down by `int(strength)` pixels."""
     one, zero = torch.ones_like(strength), torch.zeros_like(strength)
     return _matrix([[one, zero, zero], [zero, one, -strength.trunc()]])
 
 
 @Warp
 def rotate(strength: Tensor, height: int, width: int) -> Tensor:
-    """Turn the image about its centre by `strength` degrees, counter-clockwise."""
+    """Rotate the image about its center by `strength` degrees, counterclockwise."""
     angle = torch.deg2rad(-torch.remainder(strength, 360.0))
     sine, cosine, zero = torch.sin(angle), torch.cos(angle), torch.zeros_like(angle)
     return _matrix([[cosine, sine, zero], [-sine, cosine, zero]])
 
 
-def cutout(images: Images, strength: Strength, centres: Float64[Tensor, "b 2"]) -> Images:
+def cutout(images: Images, strength: Strength, centers: Float64[Tensor, "b 2"]) -> Images:
     """Cover a square of side `strength` pixels with gray-brown.
 
-    `centres` are (x, y) in fractions of width and height. As in the published code, a square that
-    would begin left of or above the image is moved inside; at the right and at the bottom it is cut
-    off. (That code draws one pixel more, because the rectangles of PIL contain their right and
-    lower edge.)
+    `centers` are (x, y) in fractions of width and height. As in the published code, a square that
+    would start left of or above the image is moved inside, and is cut off at the right and bottom.
+    The published square is one pixel larger, because PIL rectangles include their right and lower
+    edges.
     """
     height, width = images.shape[-2:]
-    rows = _covered(strength, centres[:, 1], height).unsqueeze(2)
-    columns = _covered(strength, centres[:, 0], width).unsqueeze(1)
+    rows = _covered(strength, centers[:, 1], height).unsqueeze(2)
+    columns = _covered(strength, centers[:, 0], width).unsqueeze(1)
     color = torch.tensor(CUTOUT_COLOR, dtype=torch.uint8, device=images.device).view(3, 1, 1)
     return torch.where((rows & columns).unsqueeze(1), color, images)
 
 
-def _covered(strength: Tensor, centre: Tensor, size: int) -> Tensor:
-    """Along one axis, which pixels lie under the square: (b, size)."""
-    start = (centre * size - strength / 2).clamp(min=0).floor().unsqueeze(1)
+def _covered(strength: Tensor, center: Tensor, size: int) -> Tensor:
+    """Return a mask (b, size) of the pixels under the square along one axis."""
+    start = (center * size - strength / 2).clamp(min=0).floor().unsqueeze(1)
     pixel = torch.arange(size, device=strength.device)
     return (pixel >= start) & (pixel < start + strength.unsqueeze(1))

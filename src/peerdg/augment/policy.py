@@ -1,4 +1,4 @@
-"""The augmentation policy that PEER draws again every k epochs."""
+"""The augmentation policy that PEER redraws every k epochs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from peerdg.stages import stage
 
 Range = tuple[int, int]
 
-# From a name to the ranges of num_ops and magnitude, both ends included.
+# Inclusive ranges of num_ops and magnitude by name.
 PRESETS: dict[str, tuple[Range, Range]] = {
     "default": ((1, 4), (1, 20)),
     "mild": ((1, 2), (1, 10)),
@@ -25,19 +25,17 @@ PRESETS: dict[str, tuple[Range, Range]] = {
 
 
 class Policy(Augment):
-    """A RandAugment whose number of operations and magnitude are drawn again for each period.
+    """Apply RandAugment with a number of operations and a magnitude redrawn for each period.
 
     PEER (Cho et al., CVPR 2025) re-initializes its augmentation every k epochs with a random
-    number of transformations and a random magnitude. The paper does not say from which ranges,
-    so the ranges here and in `PRESETS` are assumptions.
-
-    A draw is a function of the seed and the period.
+    number of transformations and a random magnitude. The paper does not state the ranges, so those
+    here and in `PRESETS` are assumptions. A draw depends only on the seed and the period.
 
     Args:
         num_ops: Smallest and largest number of operations per image.
         magnitude: Smallest and largest magnitude.
         operations: Set of operations, see `RandAugment`.
-        absolute_pixels: Whether lengths in pixels are taken literally, see `RandAugment`.
+        absolute_pixels: Whether to use lengths in pixels unscaled, see `RandAugment`.
         seed: Seed of the run.
     """
 
@@ -54,7 +52,7 @@ class Policy(Augment):
     ) -> None:
         for name, (low, high) in (("num_ops", num_ops), ("magnitude", magnitude)):
             if low > high:
-                raise ConfigError(f"The range of {name} is {low} to {high}; it is empty.")
+                raise ConfigError(f"The range of {name} is empty: {low} to {high}.")
         self.num_ops = num_ops
         self.magnitude = magnitude
         self.options: dict[str, Any] = {
@@ -63,7 +61,7 @@ class Policy(Augment):
         }
         self.seed = seed
         for corner in zip(num_ops, magnitude, strict=True):
-            RandAugment(*corner, **self.options)  # refuses here what would fail periods later
+            RandAugment(*corner, **self.options)  # validate the ranges now, not periods later
         self.redraw(0)
 
     @classmethod
@@ -75,13 +73,13 @@ class Policy(Augment):
         magnitude: int | None = None,
         **options: Any,
     ) -> "Policy":
-        """One of the `PRESETS`.
+        """Build one of the `PRESETS`.
 
         Args:
-            name: `"fixed"` is the same in every period, as in plain RandAugment.
-            num_ops: Operations per image of the fixed policy; default 2.
-            magnitude: Magnitude of the fixed policy; default 9.
-            options: `operations`, `absolute_pixels` and `seed`, as for a policy.
+            name: Preset. `"fixed"` never changes, as in plain RandAugment.
+            num_ops: Operations per image of the fixed policy, 2 by default.
+            magnitude: Magnitude of the fixed policy, 9 by default.
+            options: `operations`, `absolute_pixels` and `seed` of the policy.
         """
         if name not in PRESETS:
             raise ConfigError(f"Unknown policy '{name}'.", hint=did_you_mean(name, PRESETS))
@@ -92,7 +90,7 @@ class Policy(Augment):
         return cls(num_ops=ranges[0], magnitude=ranges[1], **options)
 
     def redraw(self, period: int) -> dict[str, Any]:
-        """Draw the policy of a period, to be used from now on; return it as plain values."""
+        """Draw the policy for a period and return its values."""
         generator = generator_for(self.seed, "policy", period)
         num_ops = _between(self.num_ops, generator)
         magnitude = _between(self.magnitude, generator)
@@ -101,17 +99,17 @@ class Policy(Augment):
 
     @stage("augment")
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
-        """Augment a batch with the policy of the current period (0 before any redraw)."""
+        """Augment a batch with the policy of the current period, initially 0."""
         return self.augment(images, generator)
 
     @stage("augment")
     def augment_batches(
         self, batches: Sequence[Images], generators: Iterable[torch.Generator | None]
     ) -> list[Tensor]:
-        """Augment several batches together, with the policy of the current period."""
+        """Augment several batches at once with the policy of the current period."""
         return self.augment.augment_batches(batches, generators)
 
 
 def _between(bounds: Range, generator: torch.Generator) -> int:
-    """Draw uniformly, both ends included."""
+    """Draw an integer uniformly, including both bounds."""
     return int(torch.randint(bounds[0], bounds[1] + 1, (), generator=generator, device="cpu"))

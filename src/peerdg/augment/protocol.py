@@ -1,4 +1,4 @@
-"""The protocol of augmentations, and what those that compute in floating point share."""
+"""The augmentation protocol, and helpers for augmentations in floating point."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -16,40 +16,38 @@ FloatImages = Float[Tensor, "b 3 h w"]
 
 
 class Augment(Protocol):
-    """G: makes x̄ = G(x) of a batch; PEER and all objectives with augmented views take any.
+    """Interface of the augmentation G, which turns a batch x into views x̄ = G(x).
 
-    Images come as uint8. Views go as uint8, or as floating point where 1.0 is white and values may
-    leave [0, 1]. What is random about a batch comes from the generator of that batch; what lasts
-    for several epochs is drawn by `redraw` from the seed that the augmentation was made with. So
-    nothing has to be saved to resume.
+    Input images are uint8. Views are uint8, or floating point where 1.0 is white and values may
+    leave [0, 1]. Randomness per batch comes from the generator of the batch. Randomness that lasts
+    for several epochs is drawn by `redraw` from the seed of the augmentation. An augmentation
+    therefore has no state to save.
 
-    Inherit from it for the defaults. A class of your own with these three methods works, too.
+    Inherit from it for the defaults, or write a class with these three methods.
     """
 
     def redraw(self, period: int) -> dict[str, Any]:
-        """Draw what stays the same for a period of epochs; return it for the records.
+        """Draw the parameters for a period of epochs and return them for logging.
 
-        It must be a function of the period: a resumed run calls it again. By default there is
-        nothing to draw.
+        They must depend only on the seed and the period, because a resumed run calls this again.
         """
         return {}
 
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Tensor:
-        """Make a view of each image; the argument stays as it is.
+        """Return a view of each image without changing the argument.
 
         Args:
             images: A uint8 batch on any device.
-            generator: A generator on the CPU, wherever the images are; None is torch's global one.
+            generator: A CPU generator, whatever the device of the images. None is torch's global.
         """
         ...
 
     def augment_batches(
         self, batches: Sequence[Images], generators: Iterable[torch.Generator | None]
     ) -> list[Tensor]:
-        """Make views of several batches, each as a call with its own generator would make it.
+        """Augment several batches, with the same result as one call per batch.
 
-        Batches that share a generator draw from it one after the other. Only worth an
-        implementation where it saves time; by default each batch is a call.
+        Batches that share a generator draw from it in order. Override this only to save time.
         """
         return [
             self(images, generator) for images, generator in zip(batches, generators, strict=True)
@@ -62,9 +60,9 @@ Call = Callable[Concatenate[Self, Tensor, Rest], Tensor]
 
 
 def augmentation(call: Call[Self, Rest]) -> Call[Self, Rest]:
-    """Make a method the call of an augmentation: timed, without gradients, in full precision.
+    """Decorate an augmentation's method: timed, without gradients, in full precision.
 
-    A view may be made ahead of a step or inside of it; inside, autocast must not round it.
+    Autocast is disabled because views are also computed inside training steps.
     """
 
     @functools.wraps(call)
@@ -80,27 +78,27 @@ def augmentation(call: Call[Self, Rest]) -> Call[Self, Rest]:
 
 
 def unit(images: Tensor) -> Tensor:
-    """Return uint8 images as float32 with 1.0 for white; floating-point ones as they are."""
+    """Convert uint8 images to float32 with 1.0 for white. Return float images unchanged."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images
 
 
-def centred(images: Tensor) -> FloatImages:
-    """Return images in [-1, 1], as networks see them that are given a mean and a scale of 0.5."""
+def centered(images: Tensor) -> FloatImages:
+    """Scale images to [-1, 1], as a normalization with mean and scale 0.5 does."""
     return unit(images) * 2 - 1
 
 
-def uncentred(images: Tensor) -> FloatImages:
-    """Invert `centred`: 1.0 is white."""
+def uncentered(images: Tensor) -> FloatImages:
+    """Invert `centered`: 1.0 is white."""
     return images.add(1).div_(2)
 
 
 def require_batch(images: Any, *, of: tuple[torch.dtype, ...] = (torch.uint8,)) -> None:
-    """Refuse what is not a batch of color images of one of these types with a DataError."""
+    """Raise a DataError if `images` is not a batch of color images of one of these types."""
     if not isinstance(images, Tensor):
-        raise DataError(f"An augmentation takes a tensor, not {type(images).__name__}.")
+        raise DataError(f"An augmentation expects a tensor, got {type(images).__name__}.")
     if images.dtype not in of or images.ndim != 4 or images.shape[1] != 3:
         raise DataError(
-            f"An augmentation takes a uint8 batch of shape [B, 3, H, W], "
-            f"not {images.dtype} of shape {list(images.shape)}.",
-            hint="Augment before the conversion to float; repeat a gray channel three times.",
+            f"An augmentation expects a uint8 batch of shape [B, 3, H, W], "
+            f"got {images.dtype} of shape {list(images.shape)}.",
+            hint="Augment before the conversion to float. Repeat a gray channel three times.",
         )

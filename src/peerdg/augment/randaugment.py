@@ -3,10 +3,10 @@
 Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
 NeurIPS 2020, https://arxiv.org/abs/1909.13719. `TABLES` lists the operations and ranges.
 
-At 32 x 32 pixels the time goes into the number of calls, not into pixels. So the operations of a
-kind share their steps: one `gather` for all warps, one look-up for all curves. Whatever depends
-on the strength and the size of the images only is made once. For large images the pixels count,
-and what can be done without `gather` takes a path of its own.
+At 32 x 32 pixels the number of calls dominates the time. Operations of a kind therefore share their
+steps: one `gather` for all warps, one lookup for all curves. Tensors that depend only on strength
+and image size are computed once. For large images the pixels dominate, and operations that do not
+need `gather` have a separate path.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,37 +27,36 @@ from peerdg.errors import ConfigError
 from peerdg.options import did_you_mean
 
 LAST = 30  # largest magnitude
-LARGE_IMAGE = 64 * 64  # pixels from which on an image is large
+LARGE_IMAGE = 64 * 64  # minimum number of pixels of a large image
 
 
 class RandAugment:
     """Apply `num_ops` random operations to each image of a batch.
 
-    For every image, `num_ops` times, one operation is drawn uniformly with replacement, and its
-    sign is flipped with probability 1/2 if it has one. Images that drew the same operation are
-    processed together, on the device they are on. Each operation equals torchvision's v2 function
-    on the single image bit for bit, where torchvision has it (`operations.multiply_add` describes
-    the values that torchvision itself rounds in two ways).
+    Operations are drawn uniformly with replacement. The sign of a signed operation is flipped with
+    probability 1/2. Images with the same operation are processed together, on their device. Each
+    operation that torchvision has equals its v2 function on single images bit for bit. The
+    exceptions are values that torchvision rounds inconsistently, see `operations.multiply_add`.
 
     Example:
         >>> augment = RandAugment(num_ops=2, magnitude=9)
         >>> images = augment(images, generator_for(seed, "augment", epoch, step))
 
     Args:
-        num_ops: Operations per image; 0 changes nothing.
-        magnitude: Their common strength, from 0 to 30.
-        operations: `"torchvision"`, the 14 operations of `torchvision.transforms.RandAugment`; or
+        num_ops: Operations per image. 0 returns images unchanged.
+        magnitude: Common strength of the operations, from 0 to 30.
+        operations: `"torchvision"`, the 14 operations of `torchvision.transforms.RandAugment`, or
             `"sdg"`, the 16 of the code bases on single-source domain generalization (from UDA),
-            with Invert, SolarizeAdd and Cutout and without Identity. Note that the strength of
-            the latter does not always grow with the magnitude: Solarize and Posterize are
-            strongest at small magnitudes, and the enhancement factor is neutral at 15 of 30.
+            with Invert, SolarizeAdd and Cutout and without Identity. The strength of the latter
+            does not always grow with the magnitude: Solarize and Posterize are strongest at small
+            magnitudes, and the enhancement factor is neutral at 15 of 30.
         absolute_pixels: Only for `"sdg"`, whose Translate (up to 100 pixels) and Cutout (up to 40)
             are meant for images of 224 pixels. By default these lengths are scaled by the side
-            of the image over 224, which is our assumption. True takes them literally, as
-            published; most of a 32 x 32 image is then gone.
+            of the image over 224, which is our assumption. True uses the published lengths, which
+            cover or move out most of a 32 x 32 image.
 
     Raises:
-        ConfigError: If an argument is out of its range or the set of operations is unknown.
+        ConfigError: If an argument is out of range or the set of operations is unknown.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class RandAugment:
         absolute_pixels: bool = False,
     ) -> None:
         if num_ops < 0:
-            raise ConfigError(f"num_ops is {num_ops}; it must be at least 0.")
+            raise ConfigError(f"num_ops must be at least 0, got {num_ops}.")
         if not 0 <= magnitude <= LAST:
-            raise ConfigError(f"magnitude is {magnitude}; it must be from 0 to {LAST}.")
+            raise ConfigError(f"magnitude must be from 0 to {LAST}, got {magnitude}.")
         if operations not in TABLES:
             raise ConfigError(
                 f"Unknown set of operations '{operations}'.", hint=did_you_mean(operations, TABLES)
@@ -82,16 +81,16 @@ class RandAugment:
         self.absolute_pixels = absolute_pixels
 
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
-        """Augment a batch, see `Augment`; the result has the layout of the argument.
+        """Augment a batch, see `Augment`. The result has the memory layout of the argument.
 
-        The number of draws depends on the size of the batch only.
+        The number of random draws depends only on the batch size.
         """
         return self.augment_batches([images], [generator])[0]
 
     def augment_batches(
         self, batches: Sequence[Images], generators: Iterable[torch.Generator | None]
     ) -> list[Images]:
-        """Augment several batches together, each as a call with its own generator would."""
+        """Augment several batches at once, with the same result as one call per batch."""
         for images in batches:
             require_batch(images)
         sizes = [len(images) for images in batches]
@@ -102,20 +101,20 @@ class RandAugment:
             return list(images.split(sizes))
         height, width = images.shape[-2:]
         scale = Scale(self.magnitude, height, width, self.absolute_pixels)
-        # Hundreds of short calls: without autograd's bookkeeping they take a sixth less time.
+        # Skipping autograd's bookkeeping saves a sixth of the time of these many short calls.
         with torch.inference_mode():
             plan = make_plan(self.operations, scale, images.device)
             work = images.contiguous()
-            # The position of each image in `work`.
+            # `position[i]` is the index of image i in `work`.
             position = everyone = torch.arange(len(images), device="cpu")
-            for operation, flipped, centre in zip(*draws, strict=True):
-                # Sort the images by operation: what is processed together is then one slice.
+            for operation, flipped, center in zip(*draws, strict=True):
+                # Sort the images by operation, so that each operation gets one slice.
                 row, order = plan.rows(operation, flipped).sort(stable=True)
                 now = position.index_select(0, order).to(images.device)
                 ordered = torch.index_select(work, 0, now, out=scratch("ordered", work, work.dtype))
-                work = plan.apply(ordered, row, centre.index_select(0, order))
+                work = plan.apply(ordered, row, center.index_select(0, order))
                 position = torch.empty_like(order).scatter_(0, order, everyone)
-        # Out here, so that the results are ordinary tensors again, with memory of their own.
+        # Copy outside of inference mode to return ordinary tensors that own their memory.
         parts = position.to(images.device).split(sizes)
         layout = torch.contiguous_format
         if images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous():
@@ -125,17 +124,17 @@ class RandAugment:
     def _draw(
         self, batch: int, generator: torch.Generator | None
     ) -> tuple[Int64[Tensor, "ops b"], Int64[Tensor, "ops b"], Float64[Tensor, "ops b 2"]]:
-        """Draw operation, sign and place of each image of a batch for each round, on the CPU."""
+        """Draw operation, sign and cutout center for each round and image, on the CPU."""
         shape, count = (self.num_ops, batch), len(TABLES[self.operations])
         operation = torch.randint(count, shape, generator=generator, device="cpu")
         flipped = torch.randint(2, shape, generator=generator, device="cpu")
-        centre = torch.rand((*shape, 2), generator=generator, device="cpu", dtype=torch.float64)
-        return operation, flipped, centre
+        center = torch.rand((*shape, 2), generator=generator, device="cpu", dtype=torch.float64)
+        return operation, flipped, center
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How strong an operation is: a magnitude out of 30, for images of one size."""
+    """A magnitude out of 30 and an image size, from which strengths are computed."""
 
     magnitude: int
     height: int
@@ -143,7 +142,7 @@ class Scale:
     absolute_pixels: bool
 
     def linear(self, weakest: float, strongest: float) -> float:
-        """Return a value of torchvision's grid of strengths, in float32 as there."""
+        """Return a value of torchvision's float32 grid of strengths."""
         return float(torch.linspace(weakest, strongest, LAST + 1, device="cpu")[self.magnitude])
 
     def part(self, strongest: float) -> float:
@@ -151,19 +150,19 @@ class Scale:
         return strongest * self.magnitude / LAST
 
     def pixels(self, strongest: float, side: int) -> float:
-        """Return a length meant for an image of 224 pixels, for an image of `side` pixels."""
+        """Scale a length for images of 224 pixels to images of `side` pixels."""
         return self.part(strongest) * (1.0 if self.absolute_pixels else side / 224)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One row of a table: what an operation is called, does, and how strong it is."""
+    """A row of a table of operations."""
 
     name: str
-    function: Any  # from (images, strength) to images; of one of `KINDS`, or a plain function
+    function: Any  # from (images, strength) to images; one of `KINDS` or a plain function
     strength: Callable[[Scale], float] = lambda scale: 0.0
     signed: bool = False
-    placed: bool = False  # takes a random place in the image, too
+    placed: bool = False  # whether `function` also takes random centers
 
 
 TABLES: dict[str, tuple[Operation, ...]] = {
@@ -187,7 +186,7 @@ TABLES: dict[str, tuple[Operation, ...]] = {
         Operation("Color", op.color, lambda s: s.linear(0.0, 0.9), signed=True),
         Operation("Sharpness", op.sharpness, lambda s: s.linear(0.0, 0.9), signed=True),
     ),
-    # The factors are 0.1 + 1.8 m/30 and the thresholds 256 m/30, written as strengths. Scaling the
+    # Factors of 0.1 + 1.8 m/30 and thresholds of 256 m/30, written as strengths. Scaling the
     # lengths of Translate and Cutout to the image is our assumption (`absolute_pixels=False`).
     "sdg": (
         Operation("ShearX", geo.shear_x, lambda s: s.part(0.3), signed=True),
@@ -212,39 +211,39 @@ TABLES: dict[str, tuple[Operation, ...]] = {
 }
 
 KINDS = (Warp, FixedCurve, Curve, Blend)
-"""The kinds of operations that are processed together, in the order of a plan; others follow."""
+"""Kinds of operations that are processed together, in the order of a plan. Others follow."""
 
 Slices = list[tuple[Operation, slice]]
-"""Operations, and for each the slice of the sorted batch that drew it."""
+"""Operations with their slices of the sorted batch."""
 
 
 class BatchPlan(NamedTuple):
-    """What depends on the strength and the size of the images only.
+    """Precomputed tensors that depend only on strength and image size.
 
-    Operations are sorted by kind here. Row 2k of a tensor is the k-th operation, row 2k + 1 the
-    same with the sign flipped. Warps come first, then fixed curves; for a warp, `curve` is empty.
+    Operations are sorted by kind. Row 2k of a tensor is the k-th operation, row 2k + 1 the same
+    with the sign flipped. Warps come first, then fixed curves. Warps have zeros in `curve`.
     """
 
     operations: tuple[Operation, ...]
-    rank: Int64[Tensor, " operations"]  # from the place in the table to the place here
+    rank: Int64[Tensor, " operations"]  # from table index to index in `operations`
     strength: Float64[Tensor, " rows"]
-    weights: Weights  # of all rows, for those that blend
+    weights: Weights  # for all rows, used by blends only
     source: Int64[Tensor, "warps pixels"]
     starts: Int64[Tensor, "warps h"]
-    large: bool  # what counts is pixels, not calls
-    shifts: int  # so many operations only shift rows, and are done so; they are the first
+    large: bool  # whether images have at least `LARGE_IMAGE` pixels
+    shifts: int  # number of leading operations that are done by `move_rows`
     curve: UInt8[Tensor, "warps_and_fixed_curves 1 256"]
 
     def rows(self, operation: Int64[Tensor, " b"], flipped: Int64[Tensor, " b"]) -> Tensor:
-        """Return the row of each image's operation, given by its place in the table."""
+        """Return the row of each image's operation, given by table index and sign."""
         return self.rank.index_select(0, operation).mul_(2).add_(flipped)
 
     def apply(
-        self, images: Images, rows: Int64[Tensor, " b"], centres: Float64[Tensor, "b 2"]
+        self, images: Images, rows: Int64[Tensor, " b"], centers: Float64[Tensor, "b 2"]
     ) -> Images:
-        """Do one round, for images sorted by row; rows and centres are on the CPU.
+        """Apply one round to images sorted by row. Rows and centers are on the CPU.
 
-        The result may be overwritten by the next call.
+        The next call may overwrite the result.
         """
         result = scratch("result", images, torch.uint8)
         row = rows.to(images.device)
@@ -255,12 +254,12 @@ class BatchPlan(NamedTuple):
             self._apply_blends(blends, images, row, result)
         for operation, part in others:
             strength = self.strength.index_select(0, row[part])
-            extra = [centres[part].to(images.device)] if operation.placed else []
+            extra = [centers[part].to(images.device)] if operation.placed else []
             result[part] = operation.function(images[part], strength, *extra)
         return result
 
     def _slices(self, rows: Int64[Tensor, " b"]) -> list[Slices]:
-        """For each kind, where the images of its operations lie, if they were drawn at all."""
+        """Return the slices of the drawn operations, grouped by kind."""
         counts = torch.bincount(rows, minlength=2 * len(self.operations)).tolist()
         slices: list[Slices] = [[] for _ in (*KINDS, "others")]
         stop = 0
@@ -312,10 +311,10 @@ class BatchPlan(NamedTuple):
             blend.apply(images[part], (image[part], other[part]), out[part])
 
 
-# A run has one size of images and one magnitude at a time; a second one is for validation.
+# A run uses one plan at a time, and a second one for validation.
 @lru_cache(maxsize=4)
 def make_plan(operations: str, scale: Scale, device: torch.device) -> BatchPlan:
-    """Make the plan for one set of operations, for images of one size on one device."""
+    """Build the plan of a set of operations for one image size on one device."""
     size = scale.height, scale.width
     large = scale.height * scale.width >= LARGE_IMAGE
 
@@ -325,7 +324,7 @@ def make_plan(operations: str, scale: Scale, device: torch.device) -> BatchPlan:
         return torch.tensor(signs, dtype=torch.float64, device="cpu")
 
     def shifts_rows(operation: Operation) -> bool:
-        """Whether an operation, with either sign, moves whole rows only."""
+        """Return whether an operation only shifts rows, with either sign."""
         if not isinstance(operation.function, Warp):
             return False
         source = sources(operation.function.matrix(both(operation), *size), *size)
@@ -341,7 +340,7 @@ def make_plan(operations: str, scale: Scale, device: torch.device) -> BatchPlan:
     matrices = [f.matrix(s, *size) for f, s in strengths if isinstance(f, Warp)]
     curves = [torch.zeros(2 * len(matrices), 1, 256, dtype=torch.uint8, device="cpu")]
     curves += [f.table(s) for f, s in strengths if isinstance(f, FixedCurve)]
-    # Rows of other kinds have weights, too, which nobody reads.
+    # Rows of other kinds get unused weights.
     weights = [(f if isinstance(f, Blend) else op.color).weights(s) for f, s in strengths]
     image, other = (torch.cat(parts).to(device) for parts in zip(*weights, strict=True))
     source = sources(torch.cat(matrices), *size)

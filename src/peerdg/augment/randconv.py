@@ -13,31 +13,31 @@ from peerdg.augment.protocol import (
     FloatImages,
     Images,
     augmentation,
-    centred,
+    centered,
     require_batch,
-    uncentred,
+    uncentered,
 )
 
 
 class RandConv(Augment):
-    """Convolve a batch with weights that are drawn anew for it: shapes stay, textures do not.
+    """Convolve each batch with random weights, which keeps shapes and changes textures.
 
     Xu et al., "Robust and generalizable visual representation learning via random convolutions",
-    ICLR 2021, https://arxiv.org/abs/2007.13003, and the released code. The size κ of the kernel is
-    drawn uniformly from `kernels`, its weights (3, 3, κ, κ) from N(0, 1/(3κ²)), which keeps the
-    variance of white noise; no bias, as many pixels as before. Then
+    ICLR 2021, https://arxiv.org/abs/2007.13003, and the released code. The kernel size κ is drawn
+    uniformly from `kernels`, the weights (3, 3, κ, κ) from N(0, 1/(3κ²)), which keeps the variance
+    of white noise. There is no bias, and padding keeps the image size.
 
-    - `variant="img"`: with probability `identity` the batch stays as it is instead;
+    - `variant="img"`: conv(x), or with probability `identity` the unchanged batch.
     - `variant="mix"`: α·conv(x) + (1 - α)·x with α ~ U(0, 1).
 
-    As in the released code for digits, whose images are normalised with mean and scale 0.5, values
-    are convolved as distances from grey, and grey lies outside of the image. The result is float32
-    where 1.0 is white. It is not clipped and leaves [0, 1]; a batch that stays is uint8.
+    As in the released code for digits, which normalizes with mean and scale 0.5, values are
+    distances from gray and the padding is gray. The result is float32 where 1.0 is white, not
+    clipped to [0, 1]. An unchanged batch is uint8.
 
     Args:
-        variant: Which of both.
-        kernels: Sizes that κ is drawn from; odd.
-        identity: Share of unchanged batches of `"img"`; default 0.5, as in the released code.
+        variant: `"img"` or `"mix"`.
+        kernels: Kernel sizes to draw from, all odd.
+        identity: Probability of an unchanged batch for `"img"`, 0.5 by default as released.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class RandConv(Augment):
     def __call__(
         self, images: Images | FloatImages, generator: torch.Generator | None = None
     ) -> Images | FloatImages:
-        """Convolve a whole batch, uint8 or what a convolution made of one, with one kernel."""
+        """Convolve a batch, in uint8 or the output of a previous call, with one kernel."""
         require_batch(images, of=(torch.uint8, torch.float32))
-        # One number: whether the batch stays as it is, or α.
+        # Decides whether "img" keeps the batch. For "mix" it is α.
         drawn = float(torch.rand((), generator=generator, device="cpu", dtype=torch.float64))
         if self.variant == "img" and drawn < self.identity:
             return images
-        x = centred(images)
+        x = centered(images)
         number = torch.randint(len(self.kernels), (), generator=generator, device="cpu")
         kappa = self.kernels[int(number)]
         weight = torch.randn((3, 3, kappa, kappa), generator=generator, device="cpu")
@@ -69,36 +69,36 @@ class RandConv(Augment):
         convolved = F.conv2d(x, weight.to(x.device), padding=kappa // 2)
         if self.variant == "mix":
             convolved = torch.lerp(x, convolved, drawn)
-        return uncentred(convolved)
+        return uncentered(convolved)
 
 
-EPSILON = 1e-4  # lower end of the drawn standard deviations
-SMOOTHNESS = 10  # the power spectrum of the offsets falls with the frequency to this power
-CACHED_VALUES = 2**17  # that are convolved at a time on a CPU
-NORM_EPSILON = 1e-5  # added to the variances that are divided by
+EPSILON = 1e-4  # smallest standard deviation
+SMOOTHNESS = 10  # exponent of the decay of the offsets' power spectrum
+CACHED_VALUES = 2**17  # values per convolution on a CPU, chosen to fit its cache
+NORM_EPSILON = 1e-5  # added to variances before dividing
 
 
 class ProRandConv(Augment):
     """Apply one random block L times to all images of a batch, L ~ U{1, ..., `repetitions`}.
 
     Choi et al., "Progressive random convolutions for single domain generalization", CVPR 2023,
-    https://arxiv.org/abs/2304.00424. A reconstruction: there is no released code. A block is
+    https://arxiv.org/abs/2304.00424. Reconstructed, because there is no released code. A block is
 
     1. a deformable 3×3 convolution: weights from N(0, 1/(9·3)) times a Gaussian bump of width
        σ_g ~ U(ε, 1), and for each of the nine taps an offset for each pixel, a smooth Gaussian
-       field of standard deviation σ_Δ ~ U(ε, `offsets`) pixels;
-    2. standardisation of each channel of each image;
-    3. a scale γ and a shift β for each channel, from N(0, `affine`²);
-    4. tanh.
+       field of standard deviation σ_Δ ~ U(ε, `offsets`) pixels
+    2. standardization of each channel of each image
+    3. a scale γ and a shift β for each channel, from N(0, `affine`²)
+    4. tanh
 
-    All parameters of the block are drawn once for a batch and shared by its repetitions. Our
-    reading, as in ports by others: the power spectrum of the fields falls with the 10th power of
-    the frequency, and each field is normalised to its standard deviation; the first block sees
-    images in [-1, 1], where tanh ends. The result is float32 in (0, 1).
+    The parameters of the block are drawn once per batch and shared by its repetitions. As in ports
+    by others, we assume that the power spectrum of the fields falls with the 10th power of the
+    frequency, that each field is normalized to its standard deviation, and that the first block
+    gets images in [-1, 1], the range of tanh. The result is float32 in (0, 1).
 
     Args:
         repetitions: Largest L.
-        offsets: Largest σ_Δ; 0.2 at 32 pixels, 0.5 at 224 in the paper.
+        offsets: Largest σ_Δ. The paper uses 0.2 at 32 pixels and 0.5 at 224.
         affine: Standard deviation of γ and β.
     """
 
@@ -109,20 +109,20 @@ class ProRandConv(Augment):
 
     @augmentation
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
-        """One block for the whole batch."""
+        """Apply one block to the whole batch."""
         require_batch(images)
         height, width = images.shape[-2:]
         repetitions, block = self.draw(height, width, generator)
         block = block.to(images.device)
-        x = centred(images).permute(2, 3, 1, 0).flatten(0, 1).contiguous()  # (pixels, 3, b)
+        x = centered(images).permute(2, 3, 1, 0).flatten(0, 1).contiguous()  # (pixels, 3, b)
         for _ in range(repetitions):
             x = block(x)
-        return uncentred(x.view(height, width, 3, -1).permute(3, 2, 0, 1))
+        return uncentered(x.view(height, width, 3, -1).permute(3, 2, 0, 1))
 
     def draw(
         self, height: int, width: int, generator: torch.Generator | None = None
     ) -> "tuple[int, Block]":
-        """L, and a block for images of this size."""
+        """Draw L and a block for images of this size."""
         uniform = partial(torch.rand, generator=generator, device="cpu")
         normal = partial(torch.randn, generator=generator, device="cpu")
         repetitions = torch.randint(1, self.repetitions + 1, (), generator=generator, device="cpu")
@@ -138,17 +138,16 @@ class ProRandConv(Augment):
 
 
 class Taps(NamedTuple):
-    """Where a deformable convolution looks: the four pixels around each tap, and their shares."""
+    """Sampling positions of a deformable convolution: four pixels per tap, with their weights."""
 
     pixel: Int32[Tensor, "pixels_and_taps 4"]
     share: Float32[Tensor, "pixels_and_taps 4"]
 
 
 class Block(NamedTuple):
-    """The parameters of a block, shared by all images of a batch.
+    """Parameters of a block, shared by all images of a batch.
 
-    Batches are laid out as (pixels, 3, b): what is done to one pixel is done to a row of memory
-    that holds it for all images.
+    Batches are laid out as (pixels, 3, b), so that one row of memory holds a pixel of all images.
     """
 
     weight: Float32[Tensor, "3 3 3 3"]
@@ -157,12 +156,12 @@ class Block(NamedTuple):
     beta: Float32[Tensor, "3"]
 
     def to(self, device: torch.device) -> "Block":
-        """The block on a device."""
+        """Move the block to a device."""
         taps = Taps(*(part.to(device) for part in self.taps))
         return Block(self.weight.to(device), taps, self.gamma.to(device), self.beta.to(device))
 
     def __call__(self, x: Float32[Tensor, "pixels 3 b"]) -> Float32[Tensor, "pixels 3 b"]:
-        """Convolve, standardise, scale and shift, tanh."""
+        """Convolve, standardize, scale and shift, and apply tanh."""
         x = deformable_convolution(x, self.weight, self.taps)
         variance, mean = torch.var_mean(x, dim=0, correction=0)
         x = (x - mean).div_((variance + NORM_EPSILON).sqrt_())
@@ -172,19 +171,17 @@ class Block(NamedTuple):
 def deformable_convolution(
     x: Float[Tensor, "pixels 3 b"], weight: Float[Tensor, "3 3 3 3"], taps: Taps
 ) -> Float[Tensor, "pixels 3 b"]:
-    """Σ_k W_k·x(p + k + Δ_k(p)) over the nine taps k of each pixel p, zero outside of the image.
+    """Compute Σ_k W_k·x(p + k + Δ_k(p)) over the nine taps k of each pixel p, zero outside.
 
     Dai et al., "Deformable convolutional networks", ICCV 2017, https://arxiv.org/abs/1703.06211,
-    Eq. 2, with offsets Δ that all images share; values between pixels are interpolated bilinearly.
-    Where the offsets lead is then the same for all images, and one look-up serves them together.
-
-    `taps` is `sampled_pixels(Δ)`.
+    Eq. 2, with bilinear interpolation. All images share the offsets Δ, so one lookup with
+    `taps = sampled_pixels(Δ)` serves the whole batch.
     """
     pixels, _, batch = x.shape
-    kernel = weight.permute(0, 2, 3, 1).reshape(3, 27)  # output channel; tap and input channel
+    kernel = weight.permute(0, 2, 3, 1).reshape(3, 27)  # output channel x (tap, input channel)
     out = torch.empty_like(x)
     rows = x.view(pixels, 3 * batch)
-    # On a CPU the work is bound by memory; some pixels at a time stay in its cache.
+    # On a CPU this is memory-bound. A few pixels at a time fit into the cache.
     few = pixels if x.device.type != "cpu" else max(1, CACHED_VALUES // (27 * max(1, batch)))
     for start in range(0, pixels, few):
         part = slice(9 * start, 9 * (start + few))
@@ -196,7 +193,7 @@ def deformable_convolution(
 
 
 def sampled_pixels(offsets: Float[Tensor, "9 2 h w"]) -> Taps:
-    """The pixels around p + k + Δ_k(p) for each pixel p and tap k, with offsets Δ as (y, x)."""
+    """Return the pixels around p + k + Δ_k(p) for each pixel p and tap k, with Δ as (y, x)."""
     height, width = offsets.shape[-2:]
     arange = partial(torch.arange, device=offsets.device)
     tap = arange(3) - 1
@@ -220,16 +217,16 @@ def sampled_pixels(offsets: Float[Tensor, "9 2 h w"]) -> Taps:
 
 
 def bump(sigma: Float[Tensor, ""]) -> Float[Tensor, "3 3"]:
-    """exp(-(i² + j²) / 2σ²) around the middle of a kernel: the smaller σ, the nearer to 1×1."""
+    """Compute exp(-(i² + j²) / 2σ²) on a 3×3 kernel. A small σ approaches a 1×1 kernel."""
     square = (torch.arange(3, device=sigma.device) - 1) ** 2
     return torch.exp(-(square.view(3, 1) + square) / (2 * sigma.square()))
 
 
 def smooth_fields(noise: Float[Tensor, "*fields h w"]) -> Float[Tensor, "*fields h w"]:
-    """White noise as smooth fields with mean 0 and standard deviation 1 each.
+    """Turn white noise into smooth fields with mean 0 and standard deviation 1.
 
-    The amplitude of a frequency f is multiplied by |f|^(-5), so that the slowest waves dominate.
-    A field of one pixel has no standard deviation, and is 0.
+    The amplitude of a frequency f is multiplied by |f|^(-5), so low frequencies dominate. A field
+    of one pixel has no standard deviation and is 0.
     """
     height, width = noise.shape[-2:]
     y = torch.fft.fftfreq(height, 1 / height, device=noise.device)

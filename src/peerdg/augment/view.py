@@ -1,4 +1,4 @@
-"""Bring images to the size of the network: a random view in training, a resize in evaluation."""
+"""Resize images to the input size of the network: random crops in training, or whole images."""
 
 import math
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from torch.nn.functional import embedding_bag
 
 from peerdg.augment.protocol import Images, require_batch
 
-ATTEMPTS = 10  # of torchvision, before the central crop is taken
+ATTEMPTS = 10  # random crops tried before the central crop, as in torchvision
 
 
 class Boxes(NamedTuple):
-    """A rectangle in each image of a batch, in whole pixels, on the CPU."""
+    """One rectangle per image, in whole pixels, on the CPU."""
 
     top: Int64[Tensor, " b"]
     left: Int64[Tensor, " b"]
@@ -23,18 +23,18 @@ class Boxes(NamedTuple):
 
 
 class RandomView:
-    """A random resized crop and a random horizontal flip of each image of a batch.
+    """Crop, resize and flip each image of a batch at random.
 
-    The distribution of the crops is that of torchvision's `RandomResizedCrop`, and a crop is
-    resized as there (bilinear, antialiased).
+    Crops are distributed and resized (bilinear, antialiased) as in torchvision's
+    `RandomResizedCrop`.
 
     Example:
         >>> view = RandomView(224, crop=(0.8, 1.0), flip=0.5)
         >>> images = view(images, generator_for(seed, "view", epoch, step))
 
     Args:
-        size: Side of the square result.
-        crop: Smallest and largest part of the image's area; None takes the whole image.
+        size: Side of the square result in pixels.
+        crop: Smallest and largest share of the image's area. None uses the whole image.
         flip: Probability of a horizontal flip.
         ratio: Smallest and largest width over height of a crop.
     """
@@ -53,9 +53,9 @@ class RandomView:
         self.ratio = ratio
 
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
-        """Make a view of each image, with arguments as for an augmentation (see `Augment`).
+        """Return a view of each image. The arguments are those of `Augment`.
 
-        The number of draws depends on the size of the batch only.
+        The number of random draws depends only on the batch size.
         """
         require_batch(images)
         height, width = images.shape[-2:]
@@ -68,15 +68,15 @@ class RandomView:
     def draw(
         self, batch: int, height: int, width: int, generator: torch.Generator | None = None
     ) -> tuple[Boxes, Bool[Tensor, " b"]]:
-        """Which part of each image of `height` x `width` is taken, and whether it is flipped."""
-        # All are drawn whether they are used or not, so that one image's view does not depend on
-        # how many attempts another image needs.
+        """Draw a crop of each image of `height` x `width` pixels and whether to flip it."""
+        # Draw all attempts, used or not, so that the view of an image does not depend on the
+        # attempts of other images.
         shape = (batch, 2 * ATTEMPTS + 3)
         drawn = torch.rand(shape, generator=generator, device="cpu", dtype=torch.float64)
         flipped = drawn[:, 0] < self.flip
         if self.crop is None:
             return _whole(batch, height, width), flipped
-        # The first attempt that fits into the image counts; its sides are 0 if there is none.
+        # Use the first attempt that fits into the image. If none fits, its sides are 0.
         area, ratio = drawn[:, 3:].chunk(2, dim=1)
         area = (height * width) * _between(self.crop, area)
         ratio = torch.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), ratio))
@@ -87,7 +87,6 @@ class RandomView:
         box_height, box_width = (
             (sides * fits).gather(1, first).squeeze(1) for sides in (heights, widths)
         )
-        # A box of the central crop is centred by construction; all others lie anywhere.
         central = box_height == 0
         fallback_height, fallback_width = _central(height, width, self.ratio)
         box_height = box_height.masked_fill(central, fallback_height)
@@ -98,7 +97,7 @@ class RandomView:
 
 
 def resize(images: Images, size: int) -> Images:
-    """Transform images for evaluation: squash whole images to `size` x `size`."""
+    """Resize whole images to `size` x `size` for evaluation, ignoring the aspect ratio."""
     require_batch(images)
     if images.shape[-2:] == (size, size):
         return images
@@ -112,7 +111,7 @@ def _whole(batch: int, height: int, width: int) -> Boxes:
 
 
 def _central(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
-    """Height and width of the largest box in the middle with an allowed ratio."""
+    """Return height and width of the largest central box with an allowed ratio."""
     if width / height < ratio[0]:
         return round(width / ratio[0]), width
     if width / height > ratio[1]:
@@ -121,7 +120,7 @@ def _central(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, 
 
 
 def _box_start(room: Tensor, drawn: Tensor, central: Tensor) -> Int64[Tensor, " b"]:
-    """Where a box begins that leaves `room`: anywhere from 0 to `room`, or in the middle."""
+    """Return the start of a box that leaves `room`: random, or in the middle if `central`."""
     return torch.where(central, room // 2, (drawn * (room + 1)).long())
 
 
@@ -129,17 +128,17 @@ def _between(bounds: tuple[float, float], drawn: Float64[Tensor, "b n"]) -> Floa
     return bounds[0] + (bounds[1] - bounds[0]) * drawn
 
 
-MAX_PRECISION = 22  # of Pillow's fixed-point weights, in bits
-CACHED_VALUES = 200_000  # pixels that are processed at a time on a CPU
+MAX_PRECISION = 22  # bits of Pillow's fixed-point weights
+CACHED_VALUES = 200_000  # pixels per step on a CPU, chosen to fit its cache
 
 
 def resized_crop(
     images: Images, boxes: Boxes, size: int, *, flipped: Bool[Tensor, " b"] | None = None
 ) -> Images:
-    """Each image's box, resized to `size` x `size` and then flipped if asked.
+    """Crop each image to its box, resize it to `size` x `size` and flip it if `flipped`.
 
-    Equal to torchvision's `resized_crop(..., antialias=True)` on each uint8 image on a CPU, as
-    long as a box is not larger than four times `size`; beyond that the last bit may differ.
+    Equal to torchvision's `resized_crop(..., antialias=True)` on single uint8 images on a CPU for
+    boxes of at most four times `size`. For larger boxes the last bit may differ.
     """
     height, width = images.shape[-2:]
     result = images.new_empty(len(images), 3, size, size)
@@ -150,20 +149,20 @@ def resized_crop(
         columns = columns.flipped(flipped)
     columns = columns.to(images.device)
     rows = _taps(boxes.top, boxes.height, size).to(images.device)
-    # On a CPU the work is bound by memory; a few images at a time stay in its cache.
+    # On a CPU this is memory-bound. A few images at a time fit into the cache.
     few = len(images) if images.device.type != "cpu" else max(1, CACHED_VALUES // (height * width))
     for start in range(0, len(images), few):
         part = slice(start, start + few)
-        # Columns first, as Pillow does: the values are rounded in between.
+        # Columns first, as in Pillow, because values are rounded in between.
         lines = images[part].permute(0, 3, 1, 2).contiguous()  # (b, w, 3, h)
-        lines = columns.of(part).combine(lines)  # (b, size, 3, h)
+        lines = columns.select(part).combine(lines)  # (b, size, 3, h)
         lines = lines.permute(0, 3, 2, 1).contiguous()  # (b, h, 3, size)
-        result[part] = rows.of(part).combine(lines).permute(0, 2, 1, 3)
+        result[part] = rows.select(part).combine(lines).permute(0, 2, 1, 3)
     return result
 
 
 class _Taps(NamedTuple):
-    """Along one axis: which input lines make up each output line of an image, and their weights."""
+    """Input lines of each output line along one axis, with their weights."""
 
     line: Int64[Tensor, "b size taps"]
     weight: Float[Tensor, "b size taps"]
@@ -171,16 +170,16 @@ class _Taps(NamedTuple):
     def to(self, device: torch.device) -> "_Taps":
         return _Taps(self.line.to(device), self.weight.to(device))
 
-    def of(self, images: slice) -> "_Taps":
+    def select(self, images: slice) -> "_Taps":
         return _Taps(self.line[images], self.weight[images])
 
     def flipped(self, chosen: Bool[Tensor, " b"]) -> "_Taps":
-        """The output lines of the chosen images in reverse order."""
-        which = chosen.view(-1, 1, 1)
-        return _Taps(*(torch.where(which, part.flip(1), part) for part in self))
+        """Reverse the output lines of the chosen images."""
+        mask = chosen.view(-1, 1, 1)
+        return _Taps(*(torch.where(mask, part.flip(1), part) for part in self))
 
     def combine(self, lines: UInt8[Tensor, "b length 3 other"]) -> UInt8[Tensor, "b size 3 other"]:
-        """The weighted sums, rounded."""
+        """Return the rounded weighted sums."""
         batch, length = lines.shape[:2]
         size, taps = self.line.shape[1:]
         first = torch.arange(0, batch * length, length, device=lines.device).view(-1, 1, 1)
@@ -190,33 +189,33 @@ class _Taps(NamedTuple):
             per_sample_weights=self.weight.reshape(-1, taps),
             mode="sum",
         ).view(batch, size, 3, -1)
-        # Straight to uint8 would be slower: only the way through int32 is vectorised on a CPU.
+        # Converting via int32 is faster on a CPU, because only these conversions are vectorized.
         return sums.add_(0.5).int().to(torch.uint8)
 
 
 def _taps(start: Int64[Tensor, " b"], length: Int64[Tensor, " b"], size: int) -> _Taps:
-    """Antialiased bilinear weights from `length` lines, beginning at `start`, to `size` lines.
+    """Return antialiased bilinear weights from `length` lines, starting at `start`, to `size`.
 
-    The steps are those of Pillow and torch in double precision: a triangle around the centre of
-    each output line, as wide as the larger of an input and an output line.
+    As in Pillow and torch, in double precision: a triangle around the center of each output line,
+    as wide as the larger of an input and an output line.
     """
     scale = (length.double() / size).view(-1, 1, 1)
     support = scale.clamp(min=1.0)
-    centre = scale * (torch.arange(size, dtype=torch.float64, device="cpu").view(1, -1, 1) + 0.5)
-    first = (centre - support + 0.5).long().clamp(min=0)
-    last = torch.minimum((centre + support + 0.5).long(), length.view(-1, 1, 1))
+    center = scale * (torch.arange(size, dtype=torch.float64, device="cpu").view(1, -1, 1) + 0.5)
+    first = (center - support + 0.5).long().clamp(min=0)
+    last = torch.minimum((center + support + 0.5).long(), length.view(-1, 1, 1))
     line = first + torch.arange(int((last - first).max()), device="cpu")  # (b, size, taps)
-    weight = (1 - ((line - centre + 0.5) / support).abs()).clamp(min=0) * (line < last)
+    weight = (1 - ((line - center + 0.5) / support).abs()).clamp(min=0) * (line < last)
     weight = weight / weight.sum(dim=2, keepdim=True)
     line = torch.minimum(line, last - 1) + start.view(-1, 1, 1)
     return _Taps(line, _fixed_point(weight).float())
 
 
 def _fixed_point(weight: Float64[Tensor, "b size taps"]) -> Float64[Tensor, "b size taps"]:
-    """Weights rounded to integers of at most 15 bits over a power of two.
+    """Round weights to integers of at most 15 bits over a power of two.
 
-    With such weights a sum over pixels is exact in float32 in whatever order it is added, so the
-    result is the same on every device and for every way to split a batch.
+    Sums over pixels are then exact in float32 in any order, so the result does not depend on the
+    device or on how a batch is split.
     """
     bits = torch.arange(1, MAX_PRECISION + 1, device="cpu")
     largest = weight.amax(dim=(1, 2)).unsqueeze(1)
