@@ -1,4 +1,4 @@
-"""What every average promises, whatever it averages."""
+"""Properties that all averages share."""
 
 import pytest
 import torch
@@ -40,11 +40,11 @@ def test_the_version_changes_whenever_the_model_does(kind: str):
 
     def look() -> None:
         nonlocal known, version, changes
-        found = state(average)
-        if any(not torch.equal(value, known[name]) for name, value in found.items()):
+        current = state(average)
+        if any(not torch.equal(value, known[name]) for name, value in current.items()):
             assert average.version != version
             changes += 1
-        known, version = found, average.version
+        known, version = current, average.version
 
     for epoch in range(6):
         for _ in range(STEPS):

@@ -104,7 +104,7 @@ def test_is_frozen_and_never_in_train_mode(kind):
 
 
 @pytest.mark.parametrize("kind", [EMA, SMA])
-def test_a_restored_average_goes_on_as_if_it_had_not_stopped(kind):
+def test_a_restored_average_continues_exactly(kind):
     start, path = walk(12)
     options = {"start": 4} if kind is SMA else {"decay": 0.9}
     whole = follow(kind(start, **options), path)

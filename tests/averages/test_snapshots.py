@@ -39,7 +39,7 @@ def test_equals_the_arithmetic_mean_of_the_snapshots(count):
         assert (parameter - mean).abs().max() < 1e-6
 
 
-def test_serves_the_start_until_the_first_snapshot_which_then_replaces_it():
+def test_is_the_initial_network_until_the_first_snapshot():
     model = tiny_classifier()
     average = Snapshots(model, bn="copy")
     assert torch.equal(average.model.head.weight, model.head.weight)
@@ -105,7 +105,7 @@ def test_a_snapshot_with_nan_never_reaches_the_average():
 @pytest.mark.parametrize(("start", "last"), [(0, None), (2, None), (0, 1), (0, 3), (2, 3), (1, 2)])
 @pytest.mark.parametrize("bn", ["average", "copy"])
 def test_a_window_is_the_mean_of_its_snapshots(start, last, bn):
-    """Without the first `start`, of the newest `last`; before any is left, the newest alone."""
+    """Expect the newest `last` without the first `start`, or the newest alone before these."""
     model = tiny_classifier(batch_norm=True)
     average = Snapshots(model, bn=bn, start=start, last=last)
     snapshots = [jiggle(model, seed) for seed in range(7)]
@@ -122,7 +122,7 @@ def test_a_window_is_the_mean_of_its_snapshots(start, last, bn):
 
 
 @pytest.mark.parametrize("last", [None, 1, 3])
-def test_a_restored_average_goes_on_as_if_never_interrupted(last):
+def test_a_restored_average_continues_exactly(last):
     model = tiny_classifier(batch_norm=True)
     snapshots = [jiggle(model, seed) for seed in range(6)]
     whole, first, second = (Snapshots(model, start=1, last=last) for _ in range(3))

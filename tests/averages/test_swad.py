@@ -22,7 +22,7 @@ from tests.conftest import tiny_classifier
         ([1.0, 0.5, 0.6, 0.6, 0.9, 0.6, 0.6], (1, 7)),
         # A rise that lasts for as long as the queue ends it, though the loss comes back later.
         ([1.0, 0.5, 0.6, 0.6, *[0.9] * 6, 0.5], (1, 4)),
-        # Rising from the start: converged at the first segment; 0.7 * 1.3 = 0.91.
+        # Rising from the start: converged at the first segment, threshold 0.7 * 1.3 = 0.91.
         ([0.6, 0.7, 0.8, 0.95, 1.0, 1.0, 1.0, 1.0, 1.0], (0, 3)),
         ([3.0, 2.0, 1.0, 0.5], None),  # still falling
         ([1.0, 1.0], None),  # too few to tell
@@ -83,7 +83,7 @@ def test_segments_weigh_the_same_whatever_their_number_of_steps():
 
 
 @pytest.mark.parametrize("stop", range(0, 14, 3))
-def test_a_restored_average_goes_on_as_if_it_had_not_stopped(stop):
+def test_a_restored_average_continues_exactly(stop):
     losses = [1.0, 0.8, 0.5, 0.6, 0.6, 0.7, 0.6, 0.9, 0.6, 0.9, 0.9, 0.9, 0.9, 0.9]
     whole, networks = follow(losses)
     first = SWAD(tiny_classifier(batch_norm=True), loss=lambda _: remaining.pop(0), every=1)
@@ -109,7 +109,7 @@ def test_asking_for_the_model_changes_nothing():
 
 
 def test_the_end_of_training_closes_the_last_segment():
-    # Segments: step 0; steps 1 to 3; steps 4 and 5, which only the end of the last epoch closes.
+    # Segments are step 0, steps 1 to 3, and steps 4 and 5, closed by the end of the last epoch.
     average, networks = follow([1.0, 0.5, 0.4], every=3, steps=6, epochs=2)
     average.after_epoch(networks[-1], 0)
     assert_mean_of(average, networks[1:4])  # still falling: the newest closed segment

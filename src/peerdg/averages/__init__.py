@@ -1,5 +1,4 @@
-"""Weight averages that follow a network through training: one file, one average.
+"""Weight averages of a network during training.
 
-An average is watched beside the network it follows, deployed in its place, or serves as PEER's
-regulator.
+An average is evaluated next to its network, deployed instead of it, or serves as PEER's regulator.
 """

@@ -1,7 +1,4 @@
-"""Options of the averages, and how one is made of them.
-
-Classes are imported when one is made: options are read before torch is imported.
-"""
+"""Options of the averages. Classes are imported lazily to parse options without importing torch."""
 
 import re
 from dataclasses import dataclass, fields
@@ -16,16 +13,16 @@ if TYPE_CHECKING:
 
 # The averages and their options.
 KINDS = {
-    "snapshots": ("k", "start", "last"),  # mean of a snapshot every k epochs
-    "swa": ("swa_start",),  # mean of the network after every epoch
-    "ema": ("decay", "warm_up"),  # exponential moving average of every step
-    "sma": ("t0",),  # mean of every step from the t0-th on
+    "snapshots": ("k", "start", "last"),  # mean of snapshots, one every k epochs
+    "swa": ("swa_start",),  # mean of snapshots, one every epoch
+    "ema": ("decay", "warm_up"),  # exponential moving average over steps
+    "sma": ("t0",),  # mean over steps from t0 on
     "swad": ("every", "converge", "tolerance", "ratio"),  # mean over the flat part of the loss
 }
 
 
 class SnapshotRule(NamedTuple):
-    """When snapshots are taken, and which of them a mean is over. See `Snapshots`."""
+    """Interval of the snapshots and selection for the mean. See `Snapshots`."""
 
     k: int
     start: int = 0
@@ -34,25 +31,25 @@ class SnapshotRule(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AverageSettings:
-    """Averages of weights that follow the trained network."""
+    """Settings of the weight averages."""
 
     kind: tuple[str, ...] = option((), "averages, e.g. snapshots,ema; the first is deployed")
     k: int | None = option(None, "epochs between snapshots; default: the method's k", at_least=1)
-    start: int = option(0, "first snapshots that are left out of the mean", at_least=0)
-    last: int | None = option(None, "mean of this many newest snapshots; default: all", at_least=1)
-    also: tuple[str, ...] = option((), "further means: last-3 newest three, start-4 without four")
-    swa_start: float = option(0.0, "part of the epochs before SWA begins", at_least=0, at_most=1)
+    start: int = option(0, "first snapshots to leave out of the mean", at_least=0)
+    last: int | None = option(None, "newest snapshots in the mean; default: all", at_least=1)
+    also: tuple[str, ...] = option((), "more means: last-3 (newest 3), start-4 (without first 4)")
+    swa_start: float = option(0.0, "share of the epochs before SWA starts", at_least=0, at_most=1)
     decay: float = option(0.999, "d of the exponential moving average", at_least=0, at_most=1)
-    warm_up: bool = option(True, "EMA: let d grow from 0.1 in the first steps")
+    warm_up: bool = option(True, "EMA: increase d from 0.1 in the first steps")
     t0: int | None = option(
-        None, "SMA: steps before its mean begins; default 100, a tenth of short runs", at_least=0
+        None, "SMA: steps before the mean starts; default 100, a tenth of short runs", at_least=0
     )
     every: int | None = option(
         None, "SWAD: steps between two validation losses; default 100, at most an epoch", at_least=1
     )
-    converge: int = option(3, "SWAD: losses in a row, the first the smallest", at_least=1)
-    tolerance: int = option(6, "SWAD: looks above the threshold before the mean ends", at_least=1)
-    ratio: float = option(0.3, "SWAD: how far above the minimum the threshold lies", at_least=0)
+    converge: int = option(3, "SWAD: losses that must not be below the first of them", at_least=1)
+    tolerance: int = option(6, "SWAD: losses above the threshold that end the mean", at_least=1)
+    ratio: float = option(0.3, "SWAD: relative height of the threshold", at_least=0)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -66,25 +63,25 @@ class AverageSettings:
             _window(name, k=1)
         names = (*self.kind, *self.also)
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"The average '{twice[0]}' is named twice; name it once.")
+            raise ConfigError(f"The average '{twice[0]}' is named twice.")
 
     @property
     def window(self) -> str | None:
-        """The name that `also` has for these snapshots, if it has one."""
+        """The name of `start` and `last` in the format of `also`, if possible."""
         if self.last is not None and not self.start:
             return f"last-{self.last}"
         return f"start-{self.start}" if self.start and self.last is None else None
 
     def check_validation(self, *, available: bool) -> None:
-        """Refuse an average that looks at validation images where there are none."""
+        """Raise if an average needs validation images and there are none."""
         if "swad" in self.kind and not available:
             raise ConfigError(
                 "SWAD needs validation images of the source.",
-                hint="Hold some back (--own-data.validation-fraction), or choose another average.",
+                hint="Reserve some (--own-data.validation-fraction) or choose another average.",
             )
 
     def check_used(self, own: str | None) -> None:
-        """Refuse options of averages that the run does not have. `own` is the method's average."""
+        """Raise if an option belongs to an unused average. `own` is the method's average."""
         kinds = self.kind or (own,)
         defaults = {f.name: f.default for f in fields(self)}
         for kind, names in KINDS.items():
@@ -93,11 +90,11 @@ class AverageSettings:
                 if getattr(self, name) != defaults[name] and not is_used:
                     raise ConfigError(
                         f"average.{name} is an option of the average '{kind}'.",
-                        hint=f"Add '{kind}' to --average, or leave average.{name} out.",
+                        hint=f"Add '{kind}' to --average or remove average.{name}.",
                     )
 
     def snapshots_of(self, kind: str, *, k: int, epochs: int) -> SnapshotRule | None:
-        """Find which snapshots the average `kind` is the mean of. None for other averages."""
+        """Return the snapshot rule of the average `kind`. None if it does not use snapshots."""
         if kind in self.also:
             return _window(kind, k=self.k or k)
         if kind == "snapshots":
@@ -113,7 +110,7 @@ def _window(name: str, *, k: int) -> SnapshotRule:
     if match is None:
         raise ConfigError(
             f"Unknown window of snapshots '{name}'.",
-            hint="Write last-N for the newest N snapshots, or start-N to leave the first N out.",
+            hint="Use last-N for the newest N snapshots, or start-N to leave out the first N.",
         )
     number = int(match[2])
     return SnapshotRule(k, last=number) if match[1] == "last" else SnapshotRule(k, start=number)
@@ -129,15 +126,15 @@ def make_average(
     steps: int,
     validation_loss: "ValidationLoss | None",
 ) -> "Average":
-    """Make the average `kind` of `model`: one of `KINDS`, or a window of `settings.also`.
+    """Build the average `kind` of `model`: one of `KINDS`, or a window of `settings.also`.
 
     Args:
         kind: Name of the average.
-        model: Network to follow.
+        model: Network to average.
         settings: Options of all kinds.
         k: Epochs between two snapshots, unless `settings.k` is set.
-        epochs: Epochs of the whole training.
-        steps: Steps of an epoch.
+        epochs: Number of training epochs.
+        steps: Steps per epoch.
         validation_loss: Loss of a network on the source's validation images, for SWAD.
     """
     from peerdg.averages.moving import EMA, SMA
@@ -150,8 +147,8 @@ def make_average(
     if kind == "ema":
         return EMA(model, decay=settings.decay, warm_up=settings.warm_up)
     if kind == "sma":
-        few = min(100, epochs * steps // 10)
-        return SMA(model, start=few if settings.t0 is None else settings.t0)
+        default = min(100, epochs * steps // 10)
+        return SMA(model, start=default if settings.t0 is None else settings.t0)
     return SWAD(
         model,
         loss=cast("ValidationLoss", validation_loss),

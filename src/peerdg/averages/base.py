@@ -1,4 +1,4 @@
-"""The interface of weight averages, and the arithmetic they share."""
+"""The interface of weight averages, and shared arithmetic."""
 
 import abc
 import copy
@@ -15,13 +15,13 @@ ValidationLoss = Callable[[Classifier], float]
 
 
 class Average(nn.Module, abc.ABC):
-    """A frozen classifier that follows a trained one.
+    """A frozen classifier that averages the weights of a trained one.
 
-    All state is in parameters, buffers and extra state, so that a checkpoint holds it. `model` is a
-    copy of the initial network until the first update.
+    All state is in parameters, buffers and extra state, and thus in checkpoints. `model` is a copy
+    of the initial network until the first update.
     """
 
-    # Whether `model` changes within an epoch, so that nothing computed by it can be kept.
+    # Whether `model` changes within an epoch, so that its outputs cannot be cached.
     updates_every_step: ClassVar[bool] = False
     # Whether `before_epoch` must be called before each epoch.
     needs_epoch_start = False
@@ -34,37 +34,37 @@ class Average(nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def count(self) -> int:
-        """The number of networks in the average; 0 while it is the initial network."""
+        """Number of averaged networks, 0 before the first update."""
 
     @property
     def version(self) -> int:
-        """Changes whenever `model` does; to be defined where `count` does not."""
+        """A number that changes whenever `model` does. Override it if `count` does not."""
         return self.count
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
-        """Hook called before epoch `epoch`, counted from 0; called again if a run is resumed."""
+        """Run before epoch `epoch`, counted from 0, and again if a run is resumed."""
         return
 
     def after_step(self, model: Classifier) -> None:
-        """Follow one optimizer step."""
+        """Update the average after an optimizer step."""
         return
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """Follow the end of epoch `epoch`, counted from 0; return what to record."""
+        """Update the average after epoch `epoch`, counted from 0, and return values to log."""
         return {}
 
     @property
     def deployed(self) -> Classifier:
-        """The classifier to evaluate and deploy: `model`, but perhaps for its batch statistics."""
+        """The classifier to evaluate and deploy. Its batch statistics may differ from `model`."""
         return self.model
 
     @property
     def has_clean_statistics(self) -> bool:
-        """Whether the batch statistics of `deployed` are those of the clean images."""
+        """Whether `deployed` has the batch statistics of clean images."""
         return False
 
     def epochs_seen(self, epoch: int) -> int:
-        """How many epochs the average has learnt from, when `epoch` epochs are complete."""
+        """Return the number of epochs the average covers after `epoch` complete epochs."""
         return epoch
 
     def train(self, mode: bool = True) -> "Average":
@@ -73,44 +73,44 @@ class Average(nn.Module, abc.ABC):
 
 
 def frozen_copy(model: Classifier) -> Classifier:
-    """A copy without gradients, in eval mode."""
+    """Return a copy without gradients, in eval mode."""
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 def floating(model: nn.Module) -> list[Tensor]:
-    """Parameters and floating-point buffers, that is weights and batch statistics."""
+    """Return parameters and floating-point buffers, that is, weights and batch statistics."""
     tensors = [*model.parameters(), *model.buffers()]
     return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
 @torch.no_grad()
 def blend(average: nn.Module, model: nn.Module, weight: float) -> None:
-    """Average <- (1 - weight) · average + weight · model; integer buffers become the model's.
+    """Set average <- (1 - weight) · average + weight · model, and copy integer buffers.
 
-    With weight 1 / (n + 1) this is the running mean of n + 1 networks, with a constant weight an
+    The weight 1 / (n + 1) gives the running mean of n + 1 networks, a constant weight an
     exponential moving average.
     """
     ours, theirs = floating(average), floating(model)
     if weight == 1:
-        torch._foreach_copy_(ours, theirs)  # exact, where a + 1 · (b - a) is not
+        torch._foreach_copy_(ours, theirs)  # exact, unlike a + 1 · (b - a)
     else:
         torch._foreach_lerp_(ours, theirs, weight)
-    for own, other in zip(average.buffers(), model.buffers(), strict=True):
-        if not own.is_floating_point():
-            own.copy_(other)
+    for buffer, other in zip(average.buffers(), model.buffers(), strict=True):
+        if not buffer.is_floating_point():
+            buffer.copy_(other)
 
 
 def require_finite(model: nn.Module) -> None:
-    """Refuse to average a network that is not finite: one NaN would never leave the mean."""
+    """Raise if a network is not finite, because a NaN would stay in the mean forever."""
     name = non_finite({**dict(model.named_parameters()), **dict(model.named_buffers())})
     if name is not None:
         raise NumericalError(
-            f"'{name}' of a network to be averaged is not finite.", hint="Lower the learning rate."
+            f"'{name}' of the network to average is not finite.", hint="Lower the learning rate."
         )
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Name the first floating-point tensor with a value that is not finite."""
+    """Return the name of the first floating-point tensor with a non-finite value."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     finite = torch.stack([torch.isfinite(tensor).all() for tensor in floating.values()])
     return None if finite.all() else list(floating)[finite.tolist().index(False)]

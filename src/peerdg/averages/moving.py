@@ -1,4 +1,4 @@
-"""Averages that follow every optimizer step: EMA and SMA."""
+"""Averages that are updated after every optimizer step: EMA and SMA."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from peerdg.models.classifier import Classifier
 
 
 class _Moving(Average):
-    """A copy that is blended with the network after every step.
+    """A copy of the network that is updated after every step.
 
     The step count is a Python int, not a buffer, to avoid a device sync per step.
     """
@@ -31,7 +31,7 @@ class _Moving(Average):
         return self.steps
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        require_finite(self)  # not after each step, which would cost a device sync
+        require_finite(self)  # a check after each step would cost a device sync
         return {}
 
     def get_extra_state(self) -> Tensor:
@@ -44,10 +44,10 @@ class _Moving(Average):
 class EMA(_Moving):
     """Exponential moving average θ̄ <- d θ̄ + (1 - d) θ after every step.
 
-    With warm-up d is min(d, (1 + t) / (10 + t)) at step t, counted from 0, so that a short run does
-    not average its random start (Tarvainen and Valpola, "Mean teachers", NeurIPS 2017,
-    https://arxiv.org/abs/1703.01780, use the same trick with other constants; these are
-    TensorFlow's). Batch statistics are averaged with the same d.
+    With warm-up d is min(d, (1 + t) / (10 + t)) at step t, counted from 0, so that the initial
+    weights do not dominate a short run. The constants are TensorFlow's. Tarvainen and Valpola,
+    "Mean teachers", NeurIPS 2017, https://arxiv.org/abs/1703.01780, use others. Batch statistics
+    are averaged with the same d.
     """
 
     def __init__(self, model: Classifier, *, decay: float = 0.999, warm_up: bool = True) -> None:
@@ -56,7 +56,7 @@ class EMA(_Moving):
         self.warm_up = warm_up
 
     def after_step(self, model: Classifier) -> None:
-        """θ̄ <- d θ̄ + (1 - d) θ."""
+        """Update θ̄ <- d θ̄ + (1 - d) θ."""
         t = self.steps
         decay = min(self.decay, (1 + t) / (10 + t)) if self.warm_up else self.decay
         blend(self.averaged, model, 1 - decay)
@@ -68,7 +68,7 @@ class EMA(_Moving):
 
 
 class SMA(_Moving):
-    """Simple moving average: the uniform mean of the networks after every step from t0 on.
+    """Simple moving average, the uniform mean over all steps from t0 on.
 
     Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832. Up to step
     t0 (`start`) it is the network itself. Batch statistics are averaged like weights, as the
@@ -80,7 +80,7 @@ class SMA(_Moving):
         self.start = start
 
     def after_step(self, model: Classifier) -> None:
-        """Copy up to t0, then θ̄ <- (n θ̄ + θ) / (n + 1) with n = t - t0 networks in the mean."""
+        """Copy θ up to t0, then update θ̄ <- (n θ̄ + θ) / (n + 1) with n = t - t0."""
         self.steps += 1
         n = self.steps - self.start
         blend(self.averaged, model, 1 / (n + 1) if n > 0 else 1)

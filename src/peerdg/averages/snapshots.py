@@ -1,4 +1,4 @@
-"""The mean of snapshots that are taken every k epochs: PEER's task model, P-ENS, SWA."""
+"""The mean of snapshots taken every k epochs: PEER's task model, P-ENS, SWA."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, cast
@@ -16,28 +16,28 @@ BatchNormRule = Literal["recalibrate", "average", "copy", "frozen"]
 
 
 class Snapshots(Average):
-    """θ_f = mean(Θ), kept as a running mean and a count: memory does not grow with |Θ|.
+    """The mean θ_f = mean(Θ) of snapshots, stored as a running mean of constant memory.
 
-    mean <- mean + (θ - mean) / (n + 1), in the parameters' own precision (float32), which equals
-    the arithmetic mean of the snapshots to rounding. Integer buffers are those of the newest
-    snapshot. Floating buffers, that is batch-normalisation statistics, follow `bn`:
+    mean <- mean + (θ - mean) / (n + 1), in the precision of the parameters (float32), which equals
+    the arithmetic mean of the snapshots up to rounding. Integer buffers are those of the newest
+    snapshot. Floating buffers, that is, batch-normalization statistics, follow `bn`:
 
-    * `recalibrate`: one cumulative pass over clean source images after each update;
-    * `average`: their running mean, like the parameters (as in Ensemble of Averages);
-    * `copy`: those of the newest snapshot;
-    * `frozen`: those the model had before the first snapshot.
+    * `recalibrate`: recomputed in one pass over clean source images after each update
+    * `average`: running mean, like the parameters (as in Ensemble of Averages)
+    * `copy`: those of the newest snapshot
+    * `frozen`: those of the model before the first snapshot
 
     Args:
-        model: Where the average starts; it serves as it is until the first snapshot.
+        model: Initial network, which is the average until the first snapshot.
         k: Epochs between two snapshots.
-        bn: The rule for floating buffers.
-        clean: Batches of clean source images for `recalibrate`; iterated anew after each update.
-        include_init: Algorithm 1 of PEER to the letter: snapshots are taken at the start of a
-            period, so the initial weights are averaged and the last ones are not.
-        start: How many first snapshots to leave out of the mean; meanwhile the newest serves alone.
-        last: Average only this many newest snapshots (a copy of each is kept); 1: no averaging.
-        deployed_bn: The rule for `deployed`, a second mean of the same snapshots. None: that of
-            `bn`, and there is one mean.
+        bn: Rule for floating buffers.
+        clean: Batches of clean source images for `recalibrate`, iterated after each update.
+        include_init: Follow Algorithm 1 of PEER literally. Snapshots are taken at the start of a
+            period, so the mean includes the initial weights and not the last ones.
+        start: Number of first snapshots to leave out. Until then the newest replaces the mean.
+        last: Number of newest snapshots to average, each stored as a copy. 1 disables averaging.
+        deployed_bn: Rule for `deployed`, a second mean of the same snapshots. None uses `bn` and
+            one mean.
     """
 
     epoch: Tensor
@@ -61,17 +61,17 @@ class Snapshots(Average):
                 "bn='recalibrate' needs clean source images to recompute the batch statistics.",
                 hint="Pass clean= with the training images, or choose another rule for bn.",
             )
-        # AveragedModel copies on its first update (so the start is not part of the mean), keeps
+        # AveragedModel copies on its first update (so the mean excludes the initial weights), keeps
         # requires_grad, starts in train mode, and copies the buffers of the newest snapshot.
         self.averaged = AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn())
         self.averaged.requires_grad_(False).eval()
         self.k, self.bn, self.clean = k, bn, clean
         self.include_init, self.start, self.last = include_init, start, last
         self.needs_epoch_start = include_init
-        kept = last if last is not None and last > 1 else 0
-        self.newest = nn.ModuleList(frozen_copy(model) for _ in range(kept)).eval()
-        # `epoch`: epochs learnt at the last snapshot, so that it is not taken twice after a resume.
-        # `taken`: lets users of the average notice that it has changed.
+        copies = last if last is not None and last > 1 else 0
+        self.newest = nn.ModuleList(frozen_copy(model) for _ in range(copies)).eval()
+        # `epoch` is the number of complete epochs at the last snapshot, to avoid a second snapshot
+        # after a resume. `taken` is the number of all snapshots.
         self.register_buffer("epoch", torch.tensor(-1))
         self.deployed_snapshots: Snapshots | None = None
         if deployed_bn not in (None, bn) and has_batch_statistics(model):
@@ -103,13 +103,13 @@ class Snapshots(Average):
         return is_recalibrated and self.deployed_snapshots is None and self.count > 0
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
-        """With `include_init`: snapshot θ_p^(epoch) at the start of each period."""
+        """With `include_init`, take the snapshot θ_p^(epoch) at the start of each period."""
         if self.include_init and epoch % self.k == 0 and int(self.epoch) != epoch:
             self.add(model)
             self.epoch.fill_(epoch)
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """After every k-th epoch: Θ <- Θ ∪ {θ}, θ_f <- mean(Θ)."""
+        """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ) after every k-th epoch."""
         if self.include_init or (epoch + 1) % self.k or int(self.epoch) == epoch + 1:
             return {}
         self.add(model)
@@ -117,12 +117,12 @@ class Snapshots(Average):
         return {"snapshots": self.count}
 
     def epochs_seen(self, epoch: int) -> int:
-        """Epochs up to the last snapshot; before the first, the average is the initial network."""
+        """Return the number of epochs up to the last snapshot, 0 before the first."""
         return max(0, int(self.epoch))
 
     @torch.no_grad()
     def add(self, model: Classifier) -> None:
-        """Θ <- Θ ∪ {θ}, θ_f <- mean(Θ); an error or interruption leaves both as they were."""
+        """Update Θ <- Θ ∪ {θ}, θ_f <- mean(Θ). Restores both after an error or interruption."""
         require_finite(model)
         before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         try:
@@ -148,21 +148,21 @@ class Snapshots(Average):
             self.averaged.update_parameters(model)
             return
         self.averaged.n_averaged.zero_()
-        for kept in self._window(len(self.newest)):
-            self.averaged.update_parameters(kept)
+        for snapshot in self._window(len(self.newest)):
+            self.averaged.update_parameters(snapshot)
 
     def _window(self, count: int) -> list[nn.Module]:
-        """The newest `count` snapshots, from the oldest to the newest."""
+        """Return the newest `count` snapshots, oldest first."""
         size, taken = len(self.newest), int(self.taken)
         return [self.newest[number % size] for number in range(taken - count, taken)]
 
     def _settle_buffers(self, before: dict[str, Tensor]) -> None:
-        """The update has copied the newest snapshot's buffers; apply the rule to them."""
+        """Apply the rule to the buffers, which the update copied from the newest snapshot."""
         if self.bn == "recalibrate":
             if self.clean is not None:
                 recompute_statistics(self.model, self.clean)
         elif self.bn == "average" and self.newest:
-            window = [_floating_buffers(kept) for kept in self._window(self.count)]
+            window = [_floating_buffers(snapshot) for snapshot in self._window(self.count)]
             for name, buffer in _floating_buffers(self.model).items():
                 buffer.copy_(torch.stack([statistics[name] for statistics in window]).mean(0))
         elif self.bn != "copy":

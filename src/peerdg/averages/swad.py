@@ -1,4 +1,4 @@
-"""SWAD: the mean over the flat part of the validation loss."""
+"""SWAD: the mean over the flat part of the validation loss curve."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,14 +14,13 @@ from peerdg.models.classifier import Classifier
 def valley(
     losses: Sequence[float], *, converge: int = 3, tolerance: int = 6, ratio: float = 0.3
 ) -> range | None:
-    """The segments that SWAD averages, from the validation loss after each of them.
+    """Return the segments that SWAD averages, given the validation loss after each segment.
 
-    Training has converged at segment c if its loss is the smallest of `converge` losses in a row of
-    which it is the first. The threshold is their mean times 1 + `ratio`. The valley begins at c, or
-    earlier: it takes in the segments right before c under the threshold, as far back as a queue of
-    `tolerance` segments reaches at that moment. It goes on after c for as long as the smallest loss
-    of the next `tolerance` segments (of those there are, at the end) is under the threshold. None
-    before convergence.
+    Training has converged at the first segment c whose loss is the smallest of the `converge`
+    losses from c on. The threshold is the mean of these losses times 1 + `ratio`. The valley starts
+    at c, or earlier if segments directly before c are under the threshold and still in the queue of
+    `tolerance` segments. It continues after c while the smallest loss of the next (up to)
+    `tolerance` segments is under the threshold. None before convergence.
     """
     for c in range(len(losses) - converge + 1):
         row = losses[c : c + converge]
@@ -40,21 +39,21 @@ def valley(
 class SWAD(Average):
     """Stochastic weight averaging densely, from the first minimum of the loss to overfitting.
 
-    Cha et al., "SWAD", NeurIPS 2021, https://arxiv.org/abs/2102.08604. Every step joins the mean of
-    a *segment*; every `every` steps the validation loss of the network itself closes the segment.
-    The average is the equal-weight mean of the segments in the `valley` of these losses; before
-    there is one it is the newest segment. Batch statistics are averaged like weights.
+    Cha et al., "SWAD", NeurIPS 2021, https://arxiv.org/abs/2102.08604. A segment is the mean over
+    `every` steps and ends with a validation of the network itself. The average is the equal-weight
+    mean of the segments in the `valley` of the validation losses, or the newest segment before
+    convergence. Batch statistics are averaged like weights.
 
-    Only the last `tolerance` segments are kept, so memory does not grow: a segment that leaves the
-    queue is in the valley or can never be.
+    Only the last `tolerance` segments are stored, so memory is constant. Whether a segment is in
+    the valley is decided before it leaves this queue.
 
     Args:
-        model: The network to follow.
-        loss: The loss of a network on the source's validation images.
-        epochs: Epochs of the training, whose end closes the last segment; None leaves it open.
-        every: Steps in a segment; the paper's 100, fewer in short runs.
-        converge: Losses in a row, of which the first is the smallest at convergence (N_s).
-        tolerance: Segments above the threshold before the valley ends (N_e), at least N_s.
+        model: Network to average.
+        loss: Function that returns the loss of a network on the source's validation images.
+        epochs: Number of training epochs, whose end closes the last segment. None leaves it open.
+        every: Steps per segment, 100 in the paper and fewer in short runs.
+        converge: Number of losses that must not be below the first of them at convergence (N_s).
+        tolerance: Segments above the threshold that end the valley (N_e), at least N_s.
         ratio: Tolerance of the threshold (r).
     """
 
@@ -78,13 +77,13 @@ class SWAD(Average):
         self.averaged = frozen_copy(model)
         self.segment = frozen_copy(model)  # mean of the steps since the last evaluation
         self.queue = nn.ModuleList(frozen_copy(model) for _ in range(self.tolerance))
-        self.mean = frozen_copy(model)  # of the valley's segments that have left the queue
+        self.mean = frozen_copy(model)  # mean of the valley's segments that left the queue
         self.steps = 0
-        self.losses: list[float] = []  # of every segment; the valley follows from them
+        self.losses: list[float] = []  # validation loss of every segment
 
     @property
     def valley(self) -> range | None:
-        """The segments to average, of those closed so far."""
+        """Closed segments to average."""
         return self._find(self.losses)
 
     @property
@@ -101,7 +100,7 @@ class SWAD(Average):
         return len(self.losses)
 
     def after_step(self, model: Classifier) -> None:
-        # The first segment has one step, as the authors' has.
+        # The first segment has one step, as in the authors' code.
         blend(self.segment, model, 1 / (self._open + 1))
         self.steps += 1
         if self._open == 0:
@@ -112,8 +111,8 @@ class SWAD(Average):
         # The authors' runs end with a step that closes a segment.
         if epoch + 1 == self.epochs and self._open:
             self._close(self.loss(model))
-        found = self.valley
-        return {"swad": [found.start, found.stop] if found else None}
+        segments = self.valley
+        return {"swad": [segments.start, segments.stop] if segments else None}
 
     def epochs_seen(self, epoch: int) -> int:
         if epoch == self.epochs or not self.steps:
@@ -122,34 +121,34 @@ class SWAD(Average):
 
     @property
     def _open(self) -> int:
-        """Steps since the last segment was closed."""
+        """Number of steps in the open segment."""
         return (self.steps - 1) % self.every if self.steps else 0
 
     def _close(self, loss: float) -> None:
         """Queue the segment. The oldest one moves into `mean` if it is in the valley."""
-        number, found = len(self.losses), self.valley
+        number, segments = len(self.losses), self.valley
         leaving = number - self.tolerance
-        if found is not None and leaving in found:
-            blend(self.mean, self._queued(leaving), 1 / (leaving - found.start + 1))
+        if segments is not None and leaving in segments:
+            blend(self.mean, self._queued(leaving), 1 / (leaving - segments.start + 1))
         blend(self._queued(number), self.segment, 1)
         self.losses.append(loss)
         self._average()
 
     def _average(self) -> None:
-        """Equal-weight mean of the valley's segments, of which the old ones are in `mean`."""
+        """Compute the equal-weight mean of the valley's segments from `mean` and the queue."""
         count = len(self.losses)
-        found = self.valley or range(count - 1, count)
+        segments = self.valley or range(count - 1, count)
         oldest = max(0, count - self.tolerance)  # in the queue
-        if found.start < oldest:
+        if segments.start < oldest:
             blend(self.averaged, self.mean, 1)
-        for number in range(max(found.start, oldest), found.stop):
-            blend(self.averaged, self._queued(number), 1 / (number - found.start + 1))
+        for number in range(max(segments.start, oldest), segments.stop):
+            blend(self.averaged, self._queued(number), 1 / (number - segments.start + 1))
 
     def _queued(self, number: int) -> nn.Module:
         return self.queue[number % self.tolerance]
 
     def get_extra_state(self) -> Tensor:
-        """Steps and losses, whose number grows: a buffer would have a fixed shape."""
+        """Return steps and losses. Their number grows, so they cannot be a buffer."""
         return torch.tensor([self.steps, *self.losses], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
