@@ -13,7 +13,7 @@ from peerdg.benches.plan import make_plan
 from peerdg.benches.rows import collect_rows
 from peerdg.methods.recipes import COMBINATIONS, Combination
 from peerdg.report.compare import by_variant
-from peerdg.report.page import compose_page
+from peerdg.report.page import PAGE, compose_pages
 from peerdg.report.runs import load_runs, read_run, save_runs
 from peerdg.report.table import make_table
 from peerdg.run.prepare import load_splits
@@ -88,13 +88,13 @@ def test_it_is_a_row_of_its_own_with_the_time_of_all_its_runs(made, tmp_path: Pa
     first, second = ([e["seconds"] for e in m.epochs] for m in members)
     assert [e["phase"] for e in members[1].epochs][:2] == ["pretrain", "train"]
     assert pair.seconds == pytest.approx(sum(first) + sum(second[1:]))  # one pre-training
-    assert not any(row.values[name] for name in ("fluctuation", "by source-val", "regret"))
+    assert not any(row.values[name] for name in ("steadiness", "by source-val", "regret"))
     assert row.difference.n == 1
     save_runs(tmp_path, [alone, pair])
     again = by_variant(load_runs(tmp_path))
     assert set(again) == {"randaugment", "pair"}
     assert again["pair"][0].seconds == pytest.approx(pair.seconds)
-    assert "| pair |" in compose_page(table, groups, title="t")
+    assert "| pair |" in compose_pages(table, groups, title="t")[PAGE]
 
 
 def test_a_combined_model_that_is_not_of_its_runs_is_made_again(made, tmp_path: Path):

@@ -104,7 +104,7 @@ def test_a_bench_that_is_stopped_or_killed_continues_where_it_was(tmp_path: Path
     assert command(asked, debug=False) == 3  # in use
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGINT and "same command" in said
+    assert process.returncode == 128 + signal.SIGINT and "Repeat the command" in said
     assert [e["signal"] for e in run.events.read() if e["event"] == "stop"] == [signal.SIGTERM]
     assert any(run.checkpoints.iterdir()) and run.status() == "resumable"
     # Killed: its run goes on by itself, and the next bench waits for it.

@@ -100,10 +100,10 @@ def test_a_method_with_an_average_of_its_own_is_known_by_its_settings():
         (["erm", "erm"], {}, "twice", ""),
         ([], {}, "No method", "--methods"),
         (["erm"], {"peer": {"k": 3}}, r"peer\.k", "add a method"),
-        (["erm"], {"method": "peer"}, "decided by --methods", ""),
-        (["erm"], {"seed": 3}, "decided by --seeds", ""),
-        (["erm"], {"train_seed": 3}, "decided by --seeds", ""),
-        (["erm"], {"average": {"kind": ["ema"]}}, "decided by --methods", ""),
+        (["erm"], {"method": "peer"}, "set by --methods", ""),
+        (["erm"], {"seed": 3}, "set by --seeds", ""),
+        (["erm"], {"train_seed": 3}, "set by --seeds", ""),
+        (["erm"], {"average": {"kind": ["ema"]}}, "set by --methods", ""),
         (["erm", "swa"], {"average": {"decay": 0.5}}, r"average\.decay", "add a method"),
         (["erm"], {"budget": "qick"}, "Unknown budget", "quick"),
         (["erm"], {"root": "/"}, "reads no folder", "--root"),
@@ -180,14 +180,14 @@ def test_variants_of_an_average_share_the_run_of_their_method():
 @pytest.mark.parametrize(
     ("tables", "message", "hint"),
     [
-        ({"peer": {"method": "peer"}}, "cannot be called", "name of a method"),
-        ({"a": {"peer": {"k": 2}}}, "names no method", "method ="),
-        ({"a": 3}, "names no method", "method ="),
+        ({"peer": {"method": "peer"}}, "not a valid name", "name of a method"),
+        ({"a": {"peer": {"k": 2}}}, "has no method", "method ="),
+        ({"a": 3}, "has no method", "method ="),
         ({"a": {"method": "pear"}}, "Unknown method 'pear' of the variant 'a'", "peer"),
         ({"a": {"method": "peer", "seed": 3}}, "whole bench", ""),
         ({"a": {"method": "peer", "peer": {"kk": 3}}}, "peer.kk", "peer.k"),
-        ({"../a": {"method": "peer"}}, "cannot be called", "letters"),
-        ({"a+b": {"method": "peer"}}, "cannot be called", "letters"),
+        ({"../a": {"method": "peer"}}, "not a valid name", "letters"),
+        ({"a+b": {"method": "peer"}}, "not a valid name", "letters"),
         ({"a": {"method": "peer", "randaugment": {"k": 3}}}, "randaugment", ""),
     ],
 )
@@ -199,7 +199,7 @@ def test_what_cannot_be_a_variant_is_refused_with_the_way_out(tables, message, h
 
 def test_two_runs_never_have_one_folder():
     """A run of DiWA, and of a variant that is called like its result."""
-    with pytest.raises(ConfigError, match="'diwa-0-0' is there twice"):
+    with pytest.raises(ConfigError, match="'diwa-0-0' is given twice"):
         variants({"diwa-0": {"method": "erm"}}, "diwa")
 
 
@@ -223,13 +223,13 @@ ROWS = "methods = ['erm', 'peer']\n"
         ("methods = 3", "'methods'"),
         ("options = 3", "'options'"),
         ("seeds = 'many'", "'seeds'"),
-        ("[options.variant.a]\nmethod = 'erm'", "outside of 'options'"),
+        ("[options.variant.a]\nmethod = 'erm'", "outside 'options'"),
         ("methods = [", "plan.toml"),
-        (f"{ROWS}[question]\na = [['peer', 'per']]", "'per' is no row"),
-        (f"{ROWS}[question]\na = [['peer']]", "section"),
-        (f"{ROWS}[ranking]\na = ['erm', 'peer']", "section"),
-        (f"{ROWS}[published]\nerm = {{ svhn = 3 }}", "section"),
-        (f"{ROWS}[published]\nsource = 'x'\nerm = {{ svhn = 'a' }}", "section"),
+        (f"{ROWS}[question]\na = [['peer', 'per']]", "no row 'per'"),
+        (f"{ROWS}[question]\na = [['peer']]", "invalid"),
+        (f"{ROWS}[ranking]\na = ['erm', 'peer']", "invalid"),
+        (f"{ROWS}[published]\nerm = {{ svhn = 3 }}", "invalid"),
+        (f"{ROWS}[published]\nsource = 'x'\nerm = {{ svhn = 'a' }}", "invalid"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, message: str):

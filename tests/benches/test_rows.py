@@ -162,10 +162,10 @@ def test_a_row_made_of_several_runs_is_not_one_of_a_single_run(earlier, tmp_path
     single = plan(earlier.parent / "images", *METHODS, **K)
     six = plan(earlier.parent / "images", "erm-six", variant={"erm-six": {"method": "diwa"}})
     config = six.members["erm-six"].config.tables()
-    with pytest.raises(ConfigError, match="made of 6 runs, not of 1"):
+    with pytest.raises(ConfigError, match="from 6 runs, not from 1"):
         RecordedRows.read([changed(earlier, tmp_path, combined_from=tuple("abcdef"))], single)
     options = {"row": "erm-six", "config": config}
-    with pytest.raises(ConfigError, match="made of 1 runs, not of 6"):
+    with pytest.raises(ConfigError, match="from 1 runs, not from 6"):
         RecordedRows.read([changed(earlier, tmp_path, **options)], six)
     records = changed(earlier, tmp_path, combined_from=tuple("abcdef"), **options)
     assert RecordedRows.read([records], six).has(six.groups[0], 0)
@@ -180,10 +180,10 @@ def test_rows_that_began_with_other_weights_are_refused(earlier: Path, tmp_path:
     assert load_runs(records)[0].config["weights"] == "weights.pth"
     assert RecordedRows.read([records], asked).results
     weights.write_bytes(b"two")
-    with pytest.raises(ConfigError, match="other weights"):
+    with pytest.raises(ConfigError, match="not started from the weights"):
         RecordedRows.read([records], asked)
     weights.unlink()
-    with pytest.raises(ConfigError, match="other weights"):
+    with pytest.raises(ConfigError, match="not started from the weights"):
         RecordedRows.read([records], asked)
 
 

@@ -1,1 +1,1 @@
-"""Several methods with several seeds on the same data: plan, training, table (`peerdg bench`)."""
+"""Compare several methods with several seeds on the same data (`peerdg bench`)."""

@@ -1,4 +1,4 @@
-"""Run a bench: train what is missing, and compare what is complete."""
+"""Run a bench: train incomplete runs, and report the complete ones."""
 
 import os
 from collections import Counter
@@ -26,11 +26,11 @@ from peerdg.terminal import Table
 
 @dataclass(frozen=True)
 class Bench:
-    """The results of a bench."""
+    """Results of a bench."""
 
     table: ReportTable
-    page: Path  # the report
-    failures: Mapping[str, str]  # reasons by name of the run
+    page: Path  # report
+    failures: Mapping[str, str]  # reasons by run name
 
 
 def run_bench(
@@ -48,30 +48,30 @@ def run_bench(
     console: Console | None = None,
     executor: Executor | None = None,
 ) -> Bench:
-    """Train what is not complete, and write the report of everything that is.
+    """Train incomplete runs, and write the report of the complete ones.
 
     Args:
-        plan: All runs.
-        out: The bench's folder.
-        jobs: Runs at once.
-        until: The epoch that runs are trained to. Default: their last.
+        plan: Methods, seeds and options.
+        out: Folder of the bench.
+        jobs: Number of runs at once.
+        until: Epoch to train to. Default: the last.
         records: Records of earlier benches, whose rows are not trained again.
-        reference: The method that differences are to. Default: plain training, or the first.
+        reference: Method that others are compared with. Default: plain training, or the first.
         study: Further sections of the report.
         title: Title of the report.
-        train: Whether to train. Otherwise the report is of what is complete.
-        overwrite: Remove the bench that is there first.
-        console: Where progress is shown. Default: nowhere.
-        executor: Runs the tasks. Default: `jobs` processes at once on this machine.
+        train: Whether to train. False only reports complete runs.
+        overwrite: Remove an existing bench first.
+        console: Console for progress. Default: none.
+        executor: Executor of the tasks. Default: `jobs` processes at once on this machine.
     """
     if jobs < 1:
-        raise ConfigError(f"--jobs is {jobs}; at least one is needed.")
+        raise ConfigError(f"--jobs is {jobs}, but must be at least 1.")
     if reference is not None and reference not in plan.methods:
         raise ConfigError(
-            f"The reference '{reference}' is none of the methods.",
+            f"The reference '{reference}' is not one of the methods.",
             hint=did_you_mean(reference, plan.methods),
         )
-    scipy_stats(), pyplot()  # if they are not installed, say so before the work
+    scipy_stats(), pyplot()  # raise before the work if they are not installed
     bench = open_bench(plan, out, until=until, records=records)
     bench.open(plan, overwrite=overwrite)
     try:
@@ -86,8 +86,8 @@ def run_bench(
             raise ConfigError(f"No run in {out} is complete.", hint="Train them first.")
         if not runs:
             name, failure = next(iter(failures.items()))
-            raise PeerdgError(f"No run was finished. {name}: {failure}")
-        failed: Counter[str] = Counter()  # runs of each method
+            raise PeerdgError(f"All runs failed. {name}: {failure}")
+        failed: Counter[str] = Counter()  # number of failed runs by method
         for seed, group in product(plan.seeds, plan.groups):
             names = {group.result(seed), *(run.name for run in group.runs(seed))}
             if names & failures.keys() and not bench.has_result(group, seed):
@@ -106,7 +106,7 @@ def run_bench(
 def open_bench(
     plan: Plan, out: Path, *, until: int | None = None, records: Sequence[Path] = ()
 ) -> BenchFolder:
-    """Name the folder of a bench, with the rows that earlier benches have."""
+    """Return the folder of a bench, with the recorded rows of earlier benches."""
     for file in records:
         place = file if file.is_file() else file / RECORDS
         if os.path.realpath(place) == os.path.realpath(out / RECORDS):
@@ -119,7 +119,7 @@ def open_bench(
 
 
 def plan_table(plan: Plan, bench: BenchFolder) -> Table:
-    """Make a table with a row for each group of methods that come from the same runs."""
+    """Tabulate the groups of methods that share their runs."""
     rows = []
     for group in plan.groups:
         runs = [run for seed in plan.seeds for run in group.runs(seed)]
@@ -129,7 +129,7 @@ def plan_table(plan: Plan, bench: BenchFolder) -> Table:
 
 
 def _remarks(plan: Plan, until: int | None, runs: Sequence[RunResult]) -> list[str]:
-    """Say if runs are longer than the table shows, and which rows another bench trained."""
+    """Note whether runs are longer than shown, and which rows another bench trained."""
     remarks = []
     if until is not None:
         epochs = max(member.config.train.epochs for member in plan.members.values())
@@ -138,8 +138,8 @@ def _remarks(plan: Plan, until: int | None, runs: Sequence[RunResult]) -> list[s
             for name, member in plan.members.items()
             if not DEPENDS_ON_LENGTH.isdisjoint(member.averages[:1])
         ]
-        depends = f"; what {', '.join(by_length)} averages depends on the length of the whole run"
-        remarks.append(f"As of epoch {until} of {epochs}{depends if by_length else ''}.")
+        depends = f" The averages of {', '.join(by_length)} depend on the length of the whole run."
+        remarks.append(f"As of epoch {until} of {epochs}.{depends if by_length else ''}")
     rows: dict[str, list[str]] = {}
     for run in runs:
         if run.is_taken:
@@ -147,7 +147,7 @@ def _remarks(plan: Plan, until: int | None, runs: Sequence[RunResult]) -> list[s
     if rows:
         text = "; ".join(f"{row}, seed {', '.join(seeds)}" for row, seeds in rows.items())
         remarks.append(
-            f"Taken from the records of another bench ({text}): time and memory are those of where "
-            "it was trained."
+            f"Taken from the records of another bench ({text}). Time and memory were measured "
+            "there."
         )
     return remarks

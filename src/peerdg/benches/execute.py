@@ -1,9 +1,9 @@
-"""Train the runs of a bench, several at once, each by `peerdg resume FOLDER` in a process.
+"""Train the runs of a bench, each by `peerdg resume FOLDER` in its own process.
 
 A task is a picklable call that returns an exit code, so any `concurrent.futures.Executor` can run
-it. By default that is a pool of threads, each of which waits for a process on this machine. A run
-that fails or is killed stops no other. A signal stops all of them: each saves its state, and the
-next call continues from there.
+it. The default is a pool of threads, each of which waits for a process on this machine. A run that
+fails or is killed does not stop the others. On a signal all runs save their state and stop, and
+the next call continues from there.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ from peerdg.run.folder import RunFolder
 from peerdg.terminal import is_live
 from peerdg.train.signals import stop_on_signals
 
-LOG = "log.txt"  # in a run folder: everything that its process prints
+LOG = "log.txt"  # output of the process, in its run folder
 POLL_SECONDS = 0.5
 
-_processes: set["subprocess.Popen[bytes]"] = set()  # those of this bench, on this machine
+_processes: set["subprocess.Popen[bytes]"] = set()  # running processes of this bench
 _stopping = threading.Event()
 
 
@@ -61,7 +61,7 @@ def run_folder(
     """
     run = RunFolder(Path(folder))
     while run.status() == "running" and not _stopping.is_set():
-        _stopping.wait(POLL_SECONDS)  # a process of an earlier bench that was killed
+        _stopping.wait(POLL_SECONDS)  # the process of a killed bench still trains it
     options = {"--threads": threads, "--stop-after": stop_after, "--plugin": plugin}
     flags = [f"{name}={value}" for name, value in options.items() if value is not None]
     return _peerdg(["resume", folder, "--quiet", *flags], run.path / LOG, threads)
@@ -69,13 +69,13 @@ def run_folder(
 
 def combine_folders(runs: Sequence[str], out: str, *, rule: str, outputs: str | None) -> int:
     """Combine runs into the model folder `out`, and return the exit code of the process."""
-    remove(Path(out))  # of other runs, or damaged
+    remove(Path(out))  # an outdated or damaged model
     flags = ["--rule", rule, *([] if outputs is None else ["--outputs", outputs])]
     return _peerdg(["combine", *runs, "--output", out, *flags], Path(f"{out}.log"))
 
 
 def _peerdg(arguments: Sequence[str], log: Path, threads: int | None = None) -> int:
-    # -P: a file in the current folder is not imported in place of a package.
+    # -P: do not import packages from the current folder.
     command = [sys.executable, "-P", "-m", "peerdg", *arguments]
     paths = filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -84,7 +84,7 @@ def _peerdg(arguments: Sequence[str], log: Path, threads: int | None = None) -> 
     with writing(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            # In a session of its own, so that Ctrl-C reaches it once, through `execute`.
+            # In its own session, so that Ctrl-C reaches it only through `execute`.
             process = subprocess.Popen(  # noqa: S603  (a fixed command)
                 command,
                 stdin=subprocess.DEVNULL,
@@ -101,7 +101,7 @@ def _peerdg(arguments: Sequence[str], log: Path, threads: int | None = None) -> 
 
 
 def threads_each(jobs: int, given: int | None = None) -> int | None:
-    """Divide the CPU threads among runs at once. None, for one run, leaves it to torch."""
+    """Divide the CPU threads among simultaneous runs. None (one run) leaves it to torch."""
     return given if given is not None or jobs == 1 else max(1, cores() // jobs)
 
 
@@ -109,12 +109,12 @@ def threads_each(jobs: int, given: int | None = None) -> int | None:
 class Task:
     """Work for an executor."""
 
-    name: str  # of the run, or of the combined model
+    name: str  # name of the run or combined model
     call: Callable[[], int]  # does the work and returns an exit code
-    log: Path  # file with what it printed
+    log: Path  # file with its output
 
     def failure(self, future: "Future[int]") -> str | None:
-        """Explain why the work was not done, by the last error in the log. None if it was."""
+        """Return the reason of a failure, from the last error in the log. None on success."""
         if (error := future.exception()) is not None:
             return str(error)
         code = future.result()
@@ -123,11 +123,11 @@ class Task:
         if code < 0:
             name = signal.Signals(-code).name
             hint = " Out of memory? Try fewer --jobs." if name == "SIGKILL" else ""
-            return f"Its process was killed by {name}.{hint}"
+            return f"The process was killed by {name}.{hint}"
         lines = self.log.read_text("utf-8", "replace").splitlines() if self.log.exists() else []
         errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
         last = [line for line in lines if line.strip()][-1:]
-        return (errors or last or [f"Its process ended with {code}."])[-1]
+        return (errors or last or [f"The process ended with code {code}."])[-1]
 
 
 def train_runs(
@@ -138,9 +138,9 @@ def train_runs(
     console: Console | None = None,
     executor: Executor | None = None,
 ) -> dict[str, str]:
-    """Train all runs that are not complete, then combine those of combinations.
+    """Train all incomplete runs, then combine the runs of combinations.
 
-    The arguments are those of `run_bench`. Return why runs and combinations failed, by name.
+    The arguments are those of `run_bench`. Returns the reasons of failures by name.
     """
     plugin = loaded_plugin()
     runs = []
@@ -162,7 +162,7 @@ def train_runs(
 
 
 def _combinations(plan: Plan, bench: BenchFolder) -> list[Task]:
-    """List the models to make of runs that are complete."""
+    """List the combinations whose runs are complete and that are missing or outdated."""
     tasks = []
     for seed, group in product(plan.seeds, plan.groups):
         made, runs = group.combination, group.runs(seed)
@@ -176,10 +176,10 @@ def _combinations(plan: Plan, bench: BenchFolder) -> list[Task]:
 
 
 def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") -> dict[str, str]:
-    """Run tasks, and return why some of them failed, by name."""
+    """Run tasks, and return the reasons of failures by name."""
     _stopping.clear()
     failures: dict[str, str] = {}
-    asked: set[subprocess.Popen[bytes]] = set()
+    terminated: set[subprocess.Popen[bytes]] = set()
     pending: set[Future[int]] = set()
     with stop_on_signals() as stop:
         try:
@@ -198,8 +198,8 @@ def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") 
                     _stopping.set()
                     for future in pending:
                         future.cancel()
-                    for process in _processes - asked:  # in every round: one may start late
-                        asked.add(process)
+                    for process in _processes - terminated:  # also those that start late
+                        terminated.add(process)
                         process.terminate()
         finally:  # an error, or a second Ctrl-C
             _stopping.set()
@@ -209,14 +209,14 @@ def execute(tasks: Sequence[Task], executor: Executor, display: "BenchDisplay") 
                 process.kill()
     if stop.signal_number is not None:
         raise Stopped(
-            "Stopped. The runs have saved their state. Give the same command again to continue.",
+            "Stopped. The runs have saved their state. Repeat the command to continue.",
             signal_number=stop.signal_number,
         )
     return failures
 
 
 class BenchDisplay:
-    """Show how far the runs are: bars on a terminal, and a line for each that ends."""
+    """Progress of a bench: bars on a terminal, and a line for each run that ends."""
 
     def __init__(self, plan: Plan, bench: BenchFolder, console: Console | None) -> None:
         self.bench = bench
@@ -235,14 +235,14 @@ class BenchDisplay:
             console=console,
             transient=True,
             disable=console is None or not is_live(console),
-            speed_estimate_period=1e9,  # by everything that was trained so far
+            speed_estimate_period=1e9,  # estimate from all epochs so far
         )
         total = sum(map(bench.planned_epochs, plan.runs))
         self.all = self.bars.add_task("all runs", total=total, completed=sum(self.epochs.values()))
         self.rows: dict[str, TaskID] = {}
 
     def update(self, running: Iterable[str]) -> None:
-        """Read from the folders how far the running ones are."""
+        """Update the bars of the running runs from their folders."""
         names = [name for name in running if name in self.runs]
         for name in self.rows.keys() - names:
             self.bars.remove_task(self.rows.pop(name))
@@ -260,7 +260,7 @@ class BenchDisplay:
         if failure is None and name in self.runs:
             run = self.runs[name]
             self.epochs[name] = self.bench.planned_epochs(run)
-            with contextlib.suppress(PeerdgError):  # the report will name what is damaged
+            with contextlib.suppress(PeerdgError):  # the report names damaged files
                 result = read_run(self.bench.run_folder(run))
                 score = result.score(result.deployed)
                 text += "" if score is None else f", {result.deployed} {score:.1f} %"

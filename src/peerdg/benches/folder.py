@@ -1,11 +1,11 @@
 """The folder of a bench.
 
-    bench.toml       methods, seeds and options, as `peerdg bench --plan` reads them
+    bench.toml       methods, seeds and options, in the format of `peerdg bench --plan`
     runs/            a run folder for each seed of each method, or of methods that share a run
-    combined/        the models that are made of several runs
-    report.md        table, figures and records, made at the end of each call
+    combined/        models combined from several runs
+    report.md        table, figures and records, written at the end of each call
 
-One process works in it at a time. Which runs are complete is read from their folders.
+One process works in it at a time. The status of runs is read from their folders.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class BenchFolder:
 
     Args:
         path: Folder.
-        until: A run is complete once it was evaluated after this epoch. Default: after its last.
-        recorded: Rows of earlier benches. Their runs need no training.
+        until: Epoch whose evaluation completes a run. Default: the last.
+        recorded: Rows of earlier benches, which are not trained.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BenchFolder:
         self._lock = FolderLock(path, "bench")
 
     def open(self, plan: Plan, *, overwrite: bool = False) -> None:
-        """Lock the folder for a bench with `plan`, new or to be continued."""
+        """Lock the folder for a new or continued bench with `plan`."""
         with writing(self.path):
             if self.holds_bench:
                 refuse_links(self.path)
@@ -57,7 +57,7 @@ class BenchFolder:
                 for entry in self.path.iterdir():
                     if not entry.name.startswith(_OURS):
                         raise OutputError(
-                            f"{self.path} is not empty and holds no bench (it has '{entry.name}').",
+                            f"{self.path} is not empty and has no bench (found '{entry.name}').",
                             hint="Choose a new or empty folder with --out.",
                         )
             self.path.mkdir(parents=True, exist_ok=True)
@@ -71,11 +71,11 @@ class BenchFolder:
             raise
 
     def close(self) -> None:
-        """Unlock the folder. If nothing was begun in it, remove it."""
+        """Unlock the folder. Remove it if no bench was started in it."""
         keep = self.holds_bench
         self._lock.release(keep_file=keep)
         if not keep:
-            with contextlib.suppress(OSError):  # it was there before, with something in it
+            with contextlib.suppress(OSError):  # not empty: it existed before
                 self.path.rmdir()
 
     @property
@@ -99,9 +99,9 @@ class BenchFolder:
                 refuse_difference(resolve(read_run_config(folder)), run.config)
             except ConfigError as error:
                 raise ConfigError(
-                    f"{folder} is not the run of this bench. {error.message}",
-                    hint="Give the options that it was started with, choose another --out folder, "
-                    "or start again with --overwrite.",
+                    f"{folder} is not a run of this bench. {error.message}",
+                    hint="Give the original options, choose another --out folder, or start again "
+                    "with --overwrite.",
                 ) from error
 
     def write_plan(self, plan: Plan) -> None:
@@ -114,7 +114,7 @@ class BenchFolder:
             temporary.write_text(text, "utf-8")
 
     def begin(self, run: PlannedRun) -> Path:
-        """Make the folder of a run, with its `config.toml`, if it is not there. Return it."""
+        """Make the folder of a run with its `config.toml`, unless it exists. Return it."""
         folder = self.run_folder(run)
         if not RunFolder(folder).holds_run:
             with replace_atomically(folder / "config.toml") as temporary:
@@ -126,23 +126,23 @@ class BenchFolder:
         return self.recorded.has(run.group, run.bench_seed) or self.is_trained(run)
 
     def is_trained(self, run: PlannedRun) -> bool:
-        """Whether the folder of a run has it complete."""
+        """Whether a run is complete in its folder."""
         folder = RunFolder(self.run_folder(run))
         if folder.done or self.until is None or not folder.holds_run:
             return folder.done
         try:
             return any(r["epoch"] == self.until for r in read_evaluations(folder))
         except PeerdgError:
-            return False  # the run itself says what is wrong with it
+            return False  # resuming the run reports the problem
 
     def has_result(self, group: SharedRun, seed: int) -> bool:
-        """Whether the rows of a seed are here, or in the records of an earlier bench."""
+        """Whether the results of a seed are here or in the records of an earlier bench."""
         return self.recorded.has(group, seed) or self.has_trained(group, seed)
 
     def has_trained(self, group: SharedRun, seed: int) -> bool:
-        """Whether the run of a seed is complete here, or the model that its runs are combined to.
+        """Whether the run or combined model of a seed is complete here.
 
-        A combined model counts if it was evaluated and made of the weights that its runs have now.
+        A combined model counts if it was evaluated and made from the current weights of its runs.
         """
         runs = group.runs(seed)
         if group.combination is None or not all(map(self.is_trained, runs)):
@@ -158,13 +158,13 @@ class BenchFolder:
         return evaluated and weights == [member["weights_sha256"] for member in members]
 
     def planned_epochs(self, run: PlannedRun) -> int:
-        """Count the epochs that a run is to be trained for, with pre-training."""
+        """Return the epochs to train a run for, including pre-training."""
         epochs = run.config.train.epochs
         return run.config.pretrain.epochs + min(epochs, self.until or epochs)
 
     def trained_epochs(self, run: PlannedRun) -> int:
-        """Count the epochs that the events of a run report."""
-        with contextlib.suppress(DamagedError):  # a resumed run repairs it
+        """Return the epochs that a run has been trained for, from its events."""
+        with contextlib.suppress(DamagedError):  # resuming repairs the file
             for event in reversed(RunFolder(self.run_folder(run)).events.read()):
                 if event["event"] == "epoch":
                     before = run.config.pretrain.epochs if event["phase"] == "train" else 0
@@ -172,20 +172,20 @@ class BenchFolder:
         return 0
 
     def _clear(self) -> None:
-        """Remove everything that a bench makes, unless a process works on one of its runs."""
+        """Remove runs, combinations and plan. Raises if a run is in use."""
         for folder in sorted(self.runs.glob("*")):
             if RunFolder(folder).status() == "running":
                 raise RunInUseError(
                     f"{folder} is in use by another process.",
                     hint="Wait for it to finish, stop it, or choose another --out folder.",
                 )
-        for part in (self.runs, self.combined, self.plan_file):  # the file that marks it last
+        for part in (self.runs, self.combined, self.plan_file):  # the plan marks a bench: last
             with writing(part):
                 remove(part)
 
 
 def _storable(options: Any) -> Any:
-    """Convert options to what TOML can hold."""
+    """Convert options to TOML types."""
     if isinstance(options, Mapping):
         return {k: _storable(v) for k, v in options.items() if v is not None}
     is_sequence = isinstance(options, Sequence) and not isinstance(options, str)

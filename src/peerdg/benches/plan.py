@@ -1,7 +1,7 @@
-"""Plan a bench: which runs it trains, and which rows of its table come from each.
+"""Plan a bench: its runs, and the rows of the table that come from each.
 
-Averages do not change a training. So methods that differ only in the average they deploy come from
-one run with all these averages, and the network of that run is the method without an average. A
+Averages do not change training. So methods that differ only in the deployed average share one run
+with all these averages, and the network of that run is the method without an average. A
 combination has several runs per seed. A variant is a method with its own name and options:
 
     [variant.peer-k8]
@@ -26,17 +26,17 @@ from peerdg.methods.registry import method_names, settings_of
 from peerdg.options import convert, did_you_mean, dotted, merge, read_toml
 from peerdg.run.config import RunConfig, resolve, resolve_own_data
 
-VARIANT = "variant"  # the key of their table among the options of a bench
+VARIANT = "variant"  # key of the table of variants
 SEEDS = 5
-_VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # it becomes part of a folder name
+_VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")  # part of a folder name
 _VARIANT_EXAMPLE = f'Write [{VARIANT}.NAME], then method = "...", then its own options.'
-_TABLES = ("options", VARIANT, "question", "ranking", "published")  # of a plan file
+_TABLES = ("options", VARIANT, "question", "ranking", "published")  # tables of a plan file
 _SAME_FOR_ALL = {"recipe": "--methods", "seed": "--seeds", "train_seed": "--seeds"}
 
-Term = tuple[str, ...]  # a row, or two that are subtracted
-Pair = tuple[Term, Term]  # a row or difference, and the one it is compared with
+Term = tuple[str, ...]  # a row, or two rows to subtract
+Pair = tuple[Term, Term]  # two rows or differences to compare
 Questions = Mapping[str, Sequence[Pair]]
-MIN_RANKED = 3  # rows of a ranking
+MIN_RANKED = 3  # rows in a ranking
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Study:
     """Further sections of the report of a bench."""
 
     questions: Questions = field(default_factory=dict)  # pairs of rows to compare, by question
-    rankings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # rows to put in order
+    rankings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # rows to rank
     published: Published | None = None
 
 
@@ -60,81 +60,81 @@ class Study:
 class PlannedMethod:
     """A row of a bench."""
 
-    method: str  # name of the row: a method, or a variant
-    config: RunConfig  # of its run, or of each run of a combination, with any seed
-    combination: Combination | None = None  # of several runs per seed
+    method: str  # name of the row: a method or a variant
+    config: RunConfig  # options of its runs, with any seed
+    combination: Combination | None = None  # rule for several runs per seed
 
     @property
     def average(self) -> str | None:
-        """The average that it deploys, under the name that a shared run evaluates it by.
+        """Deployed average, by its name in a shared run.
 
-        A window of the snapshots is one of the further means of that run: `last-3`, `start-4`.
+        A window of the snapshots is a further mean in that run: `last-3`, `start-4`.
         """
         kind = next(iter(self.config.average.kind), None)
         return (self.config.average.window or kind) if kind == "snapshots" else kind
 
     @property
     def averages(self) -> tuple[str, ...]:
-        """All averages of its training, under the names that a shared run evaluates them by."""
+        """All averages of the method, by their names in a shared run."""
         own = () if self.average is None else (self.average,)
         return (*own, *self.config.average.kind[1:], *self.config.average.also)
 
     @property
     def is_window(self) -> bool:
-        """Whether a shared run has its average among the further means of snapshots."""
+        """Whether the deployed average is a window of the snapshots."""
         return self.average not in (None, *self.config.average.kind)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training."""
+    """A run to train."""
 
-    name: str  # of its folder
+    name: str  # name of its folder
     config: RunConfig
     group: "SharedRun"  # methods whose rows come from it
-    bench_seed: int  # of the rows; runs of a combination may have other ones
+    bench_seed: int  # seed of the rows; runs of a combination may have other seeds
 
 
 @dataclass(frozen=True)
 class SharedRun:
-    """Methods that come from the same run of each seed, or one method that has several runs."""
+    """Methods that share one run per seed, or one method with several runs per seed."""
 
-    members: tuple[PlannedMethod, ...]  # several differ only in the average they deploy
+    members: tuple[PlannedMethod, ...]  # several differ only in the deployed average
 
     @property
     def name(self) -> str:
-        """Their names, the one without an average first."""
+        """Names of the methods, the one without an average first."""
         return "+".join(member.method for member in self.members)
 
     @cached_property
     def config(self) -> RunConfig:
-        """Options of the run: those of the only method, or with the averages of all."""
+        """Options of the run, with the averages of all methods."""
         first = self.members[0].config
         if len(self.members) == 1:
             return first
         averages = dict.fromkeys(name for member in self.members for name in member.averages)
-        together: dict[str, Any] = {
-            # With windows alone there is nothing to deploy in place of the network.
+        average: dict[str, Any] = {
+            # If all averages are windows, deploy the mean of all snapshots.
             "kind": tuple(name for name in averages if name in KINDS) or ("snapshots",),
             "also": tuple(name for name in averages if name not in KINDS),
         }
         for member in self.members:
             names = [name for kind in member.config.average.kind for name in KINDS[kind]]
             used = ("k",) if member.is_window else names
-            together |= {name: getattr(member.config.average, name) for name in used}
-        return replace(first, recipe=None, average=replace(first.average, **together))
+            average |= {name: getattr(member.config.average, name) for name in used}
+        return replace(first, recipe=None, average=replace(first.average, **average))
 
     @property
     def combination(self) -> Combination | None:
-        """How the runs of a seed are combined, if there are several."""
+        """Rule that combines the runs of a seed, if there are several."""
         return self.members[0].combination
 
     def result(self, seed: int) -> str:
-        """Name the result of a seed: the run, or the combined model."""
+        """Return the name of the run or combined model of a seed."""
         return f"{self.name}-{seed}"
 
     def runs(self, seed: int) -> tuple[PlannedRun, ...]:
-        """List the runs with this seed: one, or those of a combination."""
+        """Return the runs of a seed: one, or those of a combination."""
         if self.combination is None:
             return (PlannedRun(self.result(seed), replace(self.config, seed=seed), self, seed),)
         runs = []
@@ -156,8 +156,8 @@ class Plan:
 
     members: Mapping[str, PlannedMethod]  # by name, in the order of the table
     seeds: tuple[int, ...]
-    options: Mapping[str, Any]  # of all runs, nested as in a config file, with the variants
-    notes: tuple[str, ...] = ()  # sentences about what was chosen for the user's own images
+    options: Mapping[str, Any]  # options of all runs, nested as in a config file, and variants
+    notes: tuple[str, ...] = ()  # sentences about options chosen for the user's own images
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class Plan:
 
     @cached_property
     def groups(self) -> tuple[SharedRun, ...]:
-        """Methods by the run they come from, in the order of the first of each."""
+        """Methods grouped by run, in the order of the first method of each."""
         groups: dict[tuple[str, int], list[PlannedMethod]] = {}
         for member in self.members.values():
             training, copy = _training_of(member), 0
@@ -176,39 +176,39 @@ class Plan:
 
     @cached_property
     def runs(self) -> tuple[PlannedRun, ...]:
-        """Every training, all groups of a seed before the next seed."""
+        """All runs, ordered by seed."""
         groups = product(self.seeds, self.groups)
         return tuple(run for seed, group in groups for run in group.runs(seed))
 
     def only(self, methods: Sequence[str]) -> "Plan":
-        """Keep these methods."""
+        """Return a plan with only these methods."""
         _check_methods(methods, self.members)
         return replace(self, members={name: self.members[name] for name in methods})
 
     def check_until(self, until: int | None) -> int | None:
-        """Check the epoch that runs are trained to, and return it, or None if all end before."""
+        """Check the epoch to train to, and return it, or None if no run is longer."""
         epochs = max(member.config.train.epochs for member in self.members.values())
         if until is None or until >= epochs:
             return None
         if until < 1:
-            raise ConfigError(f"--until is {until}; at least one epoch is needed.")
+            raise ConfigError(f"--until is {until}, but must be at least 1.")
         for name, member in self.members.items():
             if member.combination is not None:
-                raise ConfigError(f"'{name}' is made of finished runs: leave it or --until out.")
+                raise ConfigError(f"'{name}' needs finished runs. Remove it or --until.")
             every = member.config.evaluate_every
             if until % every and until < member.config.train.epochs:
                 raise ConfigError(
-                    f"'{name}' is evaluated every {every} epochs, so not after epoch {until}.",
-                    hint=f"Give --until a multiple of {every}.",
+                    f"'{name}' is evaluated every {every} epochs, not after epoch {until}.",
+                    hint=f"Set --until to a multiple of {every}.",
                 )
         return until
 
 
 def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequence[int]) -> Plan:
-    """Plan a bench, and refuse everything that can be refused without looking at data.
+    """Plan a bench, and check everything that can be checked without the data.
 
-    Options are those of all runs, nested as in a config file. The section of a method is for the
-    methods that train by it. `variant` may hold a table of variants.
+    `options` are those of all runs, nested as in a config file. The section of a method applies to
+    all rows that train with it. The key `variant` has a table of variants.
     """
     common = {key: value for key, value in options.items() if key != VARIANT}
     variants = _read_variants(options.get(VARIANT, {}))
@@ -218,7 +218,7 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
     _refuse_repeated("seed", seeds)
     for key, flag in {"method": "--methods", "average.kind": "--methods", **_SAME_FOR_ALL}.items():
         if dotted(common).get(key):
-            raise ConfigError(f"'{key}' is decided by {flag}.")
+            raise ConfigError(f"In a bench, '{key}' is set by {flag}.")
     members, notes = {}, {}
     unused = set(dotted(common))
     for name in methods:
@@ -230,16 +230,15 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
         config, chosen = _resolve({**merge(shared, own), "method": trained})
         if config.name != trained and name not in variants:
             raise ConfigError(
-                f"With these options, '{name}' is not what its name stands for: its average or "
-                "augmentation is given.",
-                hint=f"Leave them out, or leave '{name}' out of --methods.",
+                f"'{name}' is defined by its average and augmentation, which these options change.",
+                hint=f"Remove these options, or remove '{name}' from --methods.",
             )
         members[name] = PlannedMethod(name, config, combination)
         notes.update(dict.fromkeys(chosen))
     if unused:
         raise ConfigError(
             f"No method of the bench has the option '{min(unused)}'.",
-            hint="Leave it out, or add a method that has it.",
+            hint="Remove it, or add a method that has it.",
         )
     plan = Plan(members, tuple(seeds), dict(options), tuple(notes))
     _refuse_repeated("run", [run.name for run in plan.runs])
@@ -247,12 +246,12 @@ def make_plan(options: Mapping[str, Any], *, methods: Sequence[str], seeds: Sequ
 
 
 def known_methods() -> tuple[str, ...]:
-    """List everything that `peerdg methods` lists."""
+    """Return the names of methods, recipes and combinations."""
     return (*method_names(), *RECIPES, *COMBINATIONS)
 
 
 def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
-    """Resolve the config of one method. Return what its images decided, too."""
+    """Resolve the config of one method, and explain options chosen for the user's images."""
     if options.get("benchmark") == OWN_DATA:
         config, choices = resolve_own_data(options)
         return config, choices.explain(config.tables())
@@ -262,10 +261,10 @@ def _resolve(options: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
 
 
 def _training_of(member: PlannedMethod) -> str:
-    """Describe everything that decides what is trained. Averages that only follow do not.
+    """Return a key that is equal for methods that can share a run.
 
-    A method with its own average learns from it, so that average counts. A combination needs the
-    deployed models of its runs, so it shares none.
+    Averages do not affect training, except the own average of a method, which guides it. A
+    combination shares no run, because it needs the deployed models of its runs.
     """
     if member.combination is not None:
         return member.method
@@ -277,10 +276,10 @@ def _training_of(member: PlannedMethod) -> str:
 
 
 def _may_join(member: PlannedMethod, group: Sequence[PlannedMethod]) -> bool:
-    """Whether one run can evaluate the average of a method beside those of `group`.
+    """Whether one run can evaluate the average of a method in addition to those of `group`.
 
-    Two methods with the same kind of average and other options of it need two runs, but one run
-    can evaluate any windows of the same snapshots.
+    Methods with different options of the same average need different runs. One run can evaluate
+    any windows of the same snapshots.
     """
     averages = {other.average for other in group}
     periods = {m.config.average.k for m in (member, *group) if "snapshots" in m.config.average.kind}
@@ -288,12 +287,12 @@ def _may_join(member: PlannedMethod, group: Sequence[PlannedMethod]) -> bool:
 
 
 def _order(member: PlannedMethod) -> list[int]:
-    """Sort key in a group: the network itself, then averages in the order of their list."""
+    """Sort key in a group: the network itself, then averages in the order of `KINDS`."""
     return [list(KINDS).index(kind) for kind in member.config.average.kind[:1]]
 
 
 def _options_of(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the sections of other methods, and the options of other averages."""
+    """Drop the sections of other methods, and the options of other averages."""
     recipe = RECIPES.get(method)
     objective = method if recipe is None else recipe.method
     own = {k: v for k, v in options.items() if k == objective or k not in method_names()}
@@ -317,7 +316,7 @@ def _check_methods(methods: Sequence[str], known: Iterable[str]) -> None:
 def _refuse_repeated(kind: str, values: Sequence[Any]) -> None:
     for value in values:
         if values.count(value) > 1:
-            raise ConfigError(f"The {kind} '{value}' is there twice.", hint="Name each once.")
+            raise ConfigError(f"The {kind} '{value}' is given twice.", hint="Name each once.")
 
 
 def _read_variants(tables: Any) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -325,12 +324,12 @@ def _read_variants(tables: Any) -> dict[str, tuple[str, dict[str, Any]]]:
     variants = {}
     for name, table in (tables if isinstance(tables, Mapping) else {"": tables}).items():
         if not isinstance(table, Mapping) or not isinstance(table.get("method"), str):
-            raise ConfigError(f"The variant '{name}' names no method.", hint=_VARIANT_EXAMPLE)
+            raise ConfigError(f"The variant '{name}' has no method.", hint=_VARIANT_EXAMPLE)
         if not _VARIANT_NAME.fullmatch(name) or name in known_methods():
             raise ConfigError(
-                f"A variant cannot be called {name!r}.",
-                hint="Up to 60 letters, digits, dots, dashes and underscores, a letter or digit "
-                "first, and not the name of a method.",
+                f"{name!r} is not a valid name of a variant.",
+                hint="Use up to 60 letters, digits, dots, dashes and underscores. Start with a "
+                "letter or digit, and do not use the name of a method.",
             )
         if table["method"] not in known_methods():
             raise ConfigError(
@@ -338,7 +337,7 @@ def _read_variants(tables: Any) -> dict[str, tuple[str, dict[str, Any]]]:
                 hint=did_you_mean(table["method"], known_methods()),
             )
         for key in _SAME_FOR_ALL.keys() & table.keys():
-            raise ConfigError(f"'{key}' is the same for the whole bench, not for '{name}'.")
+            raise ConfigError(f"'{key}' cannot differ in '{name}': it applies to the whole bench.")
         own = {key: value for key, value in table.items() if key != "method"}
         variants[name] = (table["method"], own)
     return variants
@@ -346,12 +345,12 @@ def _read_variants(tables: Any) -> dict[str, tuple[str, dict[str, Any]]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """The contents of a plan file."""
+    """Contents of a plan file."""
 
     seeds: tuple[int, ...] = tuple(range(SEEDS))
-    methods: tuple[str, ...] = ()  # rows of the table, those of the variants last
-    reference: str | None = None  # row that differences are to
-    options: Mapping[str, Any] = field(default_factory=dict)  # of all runs, with the variants
+    methods: tuple[str, ...] = ()  # rows of the table, variants last
+    reference: str | None = None  # row that others are compared with
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of all runs, and variants
     study: Study = field(default_factory=Study)
 
 
@@ -367,7 +366,7 @@ def read_plan_file(path: Path) -> PlanFile:
             raise ConfigError(f"'{key}' in {path} must be a table.", hint="See docs/bench.md.")
     options, variants, seeds = tables["options"], tables[VARIANT], tables.get("seeds", SEEDS)
     if VARIANT in options:
-        raise ConfigError(f"Variants stand outside of 'options' in {path}.", hint=_VARIANT_EXAMPLE)
+        raise ConfigError(f"Variants must be outside 'options' in {path}.", hint=_VARIANT_EXAMPLE)
     named = convert(tables.get("methods", []), tuple[str, ...], "methods")
     if isinstance(seeds, int):
         seeds = list(range(seeds))
@@ -382,7 +381,7 @@ def read_plan_file(path: Path) -> PlanFile:
 
 
 def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> Study:
-    """Read the sections of a plan that are about its report."""
+    """Read the sections about the report: questions, rankings and published numbers."""
     published = dict(tables["published"])
     source = published.pop("source", None)
     try:
@@ -397,12 +396,12 @@ def _read_study(tables: Mapping[str, Any], rows: Sequence[str], path: Path) -> S
             raise ValueError
     except (TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"A section of {path} is not as it should be.", hint="See docs/bench.md."
+            f"[question], [ranking] or [published] in {path} is invalid.", hint="See docs/bench.md."
         ) from error
     compared = [term for pairs in questions.values() for pair in pairs for term in pair]
     for name in (*published, *chain(*compared, *rankings.values())):
         if name not in rows:
-            raise ConfigError(f"'{name}' is no row of {path}.", hint=did_you_mean(str(name), rows))
+            raise ConfigError(f"{path} has no row '{name}'.", hint=did_you_mean(str(name), rows))
     return Study(questions, rankings, Published(source, accuracy) if accuracy else None)
 
 

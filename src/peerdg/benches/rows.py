@@ -1,11 +1,11 @@
 """The rows of a bench: results from its run folders, or from the records of earlier benches.
 
-Averages do not change a training. So the results of one average in a shared run, and of the
-trained network, are bit for bit those of the run of that method alone.
+Averages do not change training. So the results of one average in a shared run, and of the trained
+network, are bitwise equal to those of a run of that method alone.
 
-Records have every evaluation of every row. With them a study continues where its run folders are
-not, its page can be made again, and a user's own method is compared with rows that somebody else
-has trained. A row is taken only if its options are those of the plan.
+Records have every evaluation of every row. They make it possible to continue a study without its
+run folders, to write its page again, and to compare a method with rows that others have trained. A
+row is taken only if its options match the plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,23 +28,23 @@ from peerdg.terminal import visible
 if TYPE_CHECKING:
     from peerdg.benches.folder import BenchFolder
 
-COMBINED = "combined"  # the name under which a combined model was evaluated
-_WITHOUT_EFFECT = {*MAY_CHANGE, *DATA_PLACES, "keep_snapshots"}  # options that change no result
+COMBINED = "combined"  # name of a combined model in evaluations
+_WITHOUT_EFFECT = {*MAY_CHANGE, *DATA_PLACES, "keep_snapshots"}  # options without effect on results
 
 
 @dataclass(frozen=True)
 class RecordedRows:
-    """Results that need not be trained."""
+    """Results from the records of earlier benches."""
 
     results: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)  # by row and seed
-    files: int = 0  # number of files they are from
+    files: int = 0  # number of records they come from
 
     @classmethod
     def read(cls, files: Sequence[Path], plan: Plan, *, until: int | None = None) -> "RecordedRows":
-        """Take from records what a plan asks for.
+        """Read the rows of a plan from records.
 
-        A row counts only if it was evaluated after the epoch that is asked for. Rows of other
-        names and seeds are ignored. One that was trained with other options is refused.
+        A row must have been evaluated after epoch `until`, or the last one. Rows with other names
+        or seeds are ignored. A row trained with other options is refused.
         """
         results: dict[tuple[str, int], RunResult] = {}
         for file in files:
@@ -63,44 +63,44 @@ class RecordedRows:
         return cls(results, len(files))
 
     def of(self, group: SharedRun, seed: int) -> dict[str, RunResult]:
-        """Return the results of a group that there are, by method."""
-        found = {m.method: self.results.get((m.method, seed)) for m in group.members}
-        return {method: result for method, result in found.items() if result is not None}
+        """Return the recorded results of a group, by method."""
+        results = {m.method: self.results.get((m.method, seed)) for m in group.members}
+        return {method: result for method, result in results.items() if result is not None}
 
     def has(self, group: SharedRun, seed: int) -> bool:
-        """Whether the rows of all methods of a group are there, so that it needs no training."""
+        """Whether all methods of a group are recorded, so that it needs no training."""
         return len(self.of(group, seed)) == len(group.members)
 
 
 def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> None:
-    """Refuse a recorded row that a run of this plan would not give, except for the last bits.
+    """Refuse a recorded row whose options differ from those of the plan.
 
-    Records have only the names of files, so their contents are compared by hash.
+    Records have only the names of files, so files are compared by hash.
     """
-    hint = "Give the options that it was trained with, or leave these records out."
+    hint = "Give the options that it was trained with, or remove these records."
     combined = 0 if member.combination is None else member.combination.members
     if len(run.combined_from) != combined:
         raise ConfigError(
-            f"{what} was made of {len(run.combined_from) or 1} runs, not of {combined or 1}.",
+            f"{what} was made from {len(run.combined_from) or 1} runs, not from {combined or 1}.",
             hint=hint,
         )
     expected = replace(member.config, seed=run.seed).tables()
     options: dict[str, Any] = dict(run.config)
     epochs = run.planned_epochs or options["train"]["epochs"]
     options["train"] = {**options["train"], "epochs": epochs}
-    if not run.grows_with_pool:  # then it makes no difference
+    if not run.grows_with_pool:  # `epoch_of` has no effect without a growing pool
         options["train"]["epoch_of"] = expected["train"]["epoch_of"]
     if run.combined_from:
-        options["recipe"] = expected.get("recipe")  # the combination's, which has been compared
+        options["recipe"] = expected.get("recipe")  # name of the combination, compared above
     weights = Path(expected.get("weights", ""))
     if is_weights_file(str(weights)) and options.get("weights") == weights.name:
         if not weights.is_file() or run.weights_sha256 != sha256(weights):
-            raise ConfigError(f"{what} began with other weights than those in {weights}.")
+            raise ConfigError(f"{what} was not started from the weights in {weights}.")
         options["weights"] = str(weights)
     own = options.get(options["method"], {})
     if any(own.get(name) is not None for name in model_options_of(options["method"])):
         raise ConfigError(
-            f"{what} was given a network of another run, which its records do not have.", hint=hint
+            f"{what} used a network of another run, which is not in the records.", hint=hint
         )
     if changes := difference(options, expected, ignored=_WITHOUT_EFFECT):
         raise ConfigError(
@@ -109,11 +109,11 @@ def _refuse_other_options(run: RunResult, member: PlannedMethod, what: str) -> N
 
 
 def collect_rows(plan: Plan, bench: "BenchFolder") -> dict[str, list[RunResult]]:
-    """Collect the complete runs and combinations of each method, in the order of the methods."""
+    """Collect the complete runs and combinations of each method, in the order of the plan."""
     results: dict[str, list[RunResult]] = {method: [] for method in plan.methods}
     pairs = list(product(plan.seeds, plan.groups))
     trained = [bench.has_trained(group, seed) for seed, group in pairs]
-    is_whole = bench.recorded.files == 1 and not any(trained)  # one earlier bench as it was
+    is_whole = bench.recorded.files == 1 and not any(trained)  # only one earlier bench
     for (seed, group), is_here in zip(pairs, trained, strict=True):
         if not is_here:
             rows = bench.recorded.of(group, seed)
@@ -144,9 +144,9 @@ def _view(member: PlannedMethod, run: PlannedRun, result: RunResult) -> RunResul
     others = {*run.config.average.kind, *run.config.average.also} - {*member.averages}
     deployed = result.deployed
     if deployed in run.config.average.kind:
-        # The first average that watched. A method with its own network to deploy keeps that.
+        # The shared run deploys its first average. A method's own deployed network is kept.
         deployed = next(iter(member.config.average.kind), result.trained)
-    # A window of the snapshots is observed under its own name in a shared run.
+    # A window of the snapshots has its own name in a shared run.
     names = {member.average: "snapshots"} if member.is_window else {}
     return replace(
         result,
@@ -169,10 +169,10 @@ def _view(member: PlannedMethod, run: PlannedRun, result: RunResult) -> RunResul
 def _combined_view(
     group: SharedRun, seed: int, folder: Path, members: Sequence[RunResult]
 ) -> RunResult:
-    """Present a model made of several runs as a run that was evaluated once, at its end.
+    """Present a combined model as a run that was evaluated once, at its end.
 
-    Its time is that of all of them, with a shared pre-training counted once. Its memory is that of
-    the largest.
+    Its time is the sum over its runs, with a shared pre-training counted once. Its memory is the
+    largest of theirs.
     """
     config = replace(group.config, seed=seed, recipe=group.name)
     training = read_description(folder / "model.json")["training"]
