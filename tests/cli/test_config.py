@@ -7,7 +7,6 @@ import pytest
 
 from peerdg.cli.main import run
 from peerdg.run.config import resolve_own_data
-from peerdg.run.presets import preset_files
 from tests.run.test_choices import folder
 
 
@@ -17,23 +16,29 @@ def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(("side", "preset"), [(40, "own-data"), (200, "own-photos")])
-def test_the_explained_preset_is_the_one_the_images_choose(side, preset, tmp_path, capsys):
+def test_explained_values_are_those_of_the_run_with_the_reasons_of_its_images(
+    side, preset, tmp_path, capsys
+):
     photos = str(folder(tmp_path / "photos", side=side))
-    config, choices = resolve_own_data({"root": photos, "budget": "quick"})
-    text = printed([photos, "--explain", "--budget", "quick"], capsys)
-    assert text.endswith(preset_files(preset)[preset])
+    config, choices = resolve_own_data({"root": photos, "train": {"lr": 0.25}})
+    text = printed([photos, "--explain", "--train.lr", "0.25"], capsys)
+    assert tomllib.loads(text) == tomllib.loads(config.toml())
     assert f"# Preset '{preset}', budget 'quick'." in text
-    explained = choices.explain(config.tables())
-    assert any(line.startswith("--backbone ") for line in explained)
-    for line in explained:
-        assert f"#   {line}\n" in text
+    assert f"  # {choices.reasons['backbone']}\n" in text
+    assert "lr = 0.25  # given\n" in text
 
 
-def test_a_named_data_set_is_explained_by_its_own_preset(capsys):
-    text = printed(["pacs", "--explain"], capsys)
-    assert text.startswith("# Preset 'pacs', budget 'standard'.\n")
-    for file in ("base", "photos", "pacs"):
-        assert preset_files("pacs")[file] in text
+def test_the_value_that_won_is_explained_by_its_own_comment(capsys):
+    section = printed(["pacs", "--explain"], capsys).partition("[peer]\n")[2]
+    lines = dict(line.split(" = ", 1) for line in section.partition("\n\n")[0].splitlines())
+    assert lines["w"].startswith("0.01  # ") and "paper" not in lines["w"]
+    assert lines["lam"] == "0.005  # paper"
+
+
+def test_options_of_a_method_are_listed_with_their_choices(capsys):
+    assert run(["methods", "peer"], debug=True) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "frozen" in shown and "--explain" in shown
 
 
 def test_a_file_with_a_few_options_leaves_the_rest_to_the_images(tmp_path, capsys):
@@ -45,7 +50,7 @@ def test_a_file_with_a_few_options_leaves_the_rest_to_the_images(tmp_path, capsy
     assert (config["backbone"], config["train"]["lr"]) == ("resnet18", 0.25)
     expected, _ = resolve_own_data({"root": photos, "train": {"lr": 0.25}})
     assert config == tomllib.loads(expected.toml())
-    assert "own-photos.toml" in printed([photos, "-c", str(few), "--explain"], capsys)
+    assert "'own-photos'" in printed([photos, "-c", str(few), "--explain"], capsys)
 
 
 def test_a_complete_file_is_taken_as_it_is_also_for_other_images(tmp_path, capsys):

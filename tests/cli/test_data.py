@@ -26,7 +26,7 @@ def test_a_sound_folder_is_verified_with_code_0(photos, capsys):
     assert peerdg("data", "verify", photos) == 0
     output = capsys.readouterr().out
     assert "photos" in output
-    assert "Everything can be decoded." in output
+    assert "All images can be decoded." in output
 
 
 def test_every_problem_of_a_folder_is_shown_with_its_remedy_and_code_5(photos, capsys):
@@ -43,7 +43,7 @@ def test_every_problem_of_a_folder_is_shown_with_its_remedy_and_code_5(photos, c
 def test_images_in_two_folders_are_found_when_both_are_named(photos, tmp_path, capsys):
     other = make_tree(tmp_path / "others", "cat", count=6)
     assert peerdg("data", "verify", photos, other) == 5  # one class cannot be trained on
-    assert "6 images are there twice: photos: cat/0.png = others: cat/0.png" in (
+    assert "6 images are duplicates: photos: cat/0.png = others: cat/0.png" in (
         capsys.readouterr().out.replace("\n", " ")
     )
 

@@ -36,7 +36,7 @@ for arguments in {arguments!r}:
 
 
 def test_only_help_with_the_options_of_a_run_imports_torch():
-    result = run_process([sys.executable, "-c", IMPORTS.format(arguments=FAST)])
+    result = run_process([sys.executable, "-I", "-c", IMPORTS.format(arguments=FAST)])
     assert result.returncode == 0, result.stderr
 
 

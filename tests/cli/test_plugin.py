@@ -160,7 +160,7 @@ def test_its_options_are_listed_explained_and_checked(plugin, here, capsys):
         ("--soft-labels.smoohting", "1", "Did you mean --soft-labels.smoothing?"),
         ("--soft-label.smoothing", "1", "Did you mean --soft-labels.smoothing?"),
         ("--smoothing", "1", "Did you mean --soft-labels.smoothing?"),
-        ("--soft-labels.smoothing", "2", "it must be at most 1"),
+        ("--soft-labels.smoothing", "2", "at most 1"),
         ("--soft-labels.noise", "much", "none"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_config_file_may_have_its_section_and_repeats_a_run(plugin, here, caps
     out = train(here, capsys, "--soft-labels.smoothing", "0.3")
     again = ["train", "--config", "run/config.toml", "--quiet"]
     said = ask([*again, "--out", "again"], capsys, 2)
-    assert "'soft-labels' is that of a plugin, soft_labels.py" in said
+    assert "--plugin soft_labels.py" in said
     assert "--plugin soft_labels.py" in said
     ask([*again, "--plugin", "soft_labels.py", "--out", "again"], capsys)
     for file in ("config.toml", "metrics.jsonl", "model/model.safetensors"):
@@ -215,7 +215,7 @@ def test_a_stopped_run_goes_on_with_the_same_file_only_and_ends_equal(
         (here / name).write_text(content)
         said = ask(["resume", "run", "--plugin", name], capsys, 2)
         assert "started with other options: plugin:" in said
-    assert "was not given" in ask(["resume", "run", "--quiet"], capsys, 2)
+    assert "Pass it with --plugin" in ask(["resume", "run", "--quiet"], capsys, 2)
     (here / "other_labels.py").write_text(text)
     said = ask(["resume", "run", "--plugin", "other_labels.py"], capsys, 2)
     assert "--plugin soft_labels.py" in said and "other_labels" not in said
@@ -275,11 +275,11 @@ def test_a_file_that_is_no_plugin_is_refused_before_anything_is_done(name, here,
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("peer", "There is a method 'peer' already"),
-        ("p_ens", "There is a method 'p-ens' already"),
-        ("train", "'train' is an option of every run"),
-        ("digits_mini", "'digits-mini' is an option of every run"),
-        ("my-method", "cannot be"),
+        ("peer", "'peer' already exists"),
+        ("p_ens", "'p-ens' already exists"),
+        ("train", "'train' is the name of an option"),
+        ("digits_mini", "'digits-mini' is the name of an option"),
+        ("my-method", "not a valid name"),
     ],
 )
 def test_a_name_that_is_taken_or_no_name_is_refused(name, answer, here, capsys):
@@ -297,7 +297,7 @@ def test_a_plugin_that_cannot_be_read_is_refused(here, capsys):
     assert "folder.py" in ask([*asked, "folder.py"], capsys, 2)
     (here / "large.py").write_bytes(b"#" * (2**20 + 1))
     assert "1,048,576 bytes" in ask([*asked, "large.py"], capsys, 2)
-    assert "cannot be" in ask([*asked, "notes.txt"], capsys, 2)
+    assert "not a valid name" in ask([*asked, "notes.txt"], capsys, 2)
     assert "--plugin" in ask(asked, capsys, 2)
     assert "Unknown option --plugin" in ask(["predict", "x", "y", "--plugin", "a.py"], capsys, 2)
 

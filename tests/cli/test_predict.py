@@ -251,7 +251,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path):
     image = tmp_path / "image.png"
     Image.new("RGB", (8, 8), "green").save(image)
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(folder), str(image)],
+        [sys.executable, "-I", "-c", MEASURE, str(folder), str(image)],
         capture_output=True, text=True, env=environment(), check=True,
     )  # fmt: skip
     all_pixels = (900 - 300) * 3 * side * side  # 66 MB, if they were kept

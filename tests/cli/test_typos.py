@@ -21,6 +21,9 @@ TYPOS = {
     "--lr": (["train", "digits-mini", "--lr", "0.1"], "--train.lr?"),
     "--batch-size": (["train", "digits-mini", "--batch-size", "8"], "--train.batch-size?"),
     "--augment.polcy": (["train", "digits-mini", "--augment.polcy", "mild"], "--augment.policy?"),
+    "--size": (["train", "digits-mini", "--size", "64"], "--transform.size?"),
+    "--gpu": (["train", "digits-mini", "--gpu", "0"], "--device?"),
+    "--pretrained": (["train", "digits-mini", "--pretrained"], "--weights imagenet?"),
     # names
     "digit-mini": (["train", "digit-mini"], "'digits-mini'"),
     "--method pear": (["train", "digits-mini", "--method", "pear"], "'peer'"),
@@ -29,6 +32,8 @@ TYPOS = {
     "--peer.k 1.5": (["train", "digits-mini", "--peer.k", "1.5"], "whole number"),
     "--train.lr fast": (["train", "digits-mini", "--train.lr", "fast"], "float"),
     "--seed": (["train", "digits-mini", "--seed"], "--seed"),
+    "--peer.w 0.01,0.1": (["train", "digits-mini", "--peer.w", "0.01,0.1"], "bench --plan"),
+    "--peer.w twice": (["train", "digits-mini", "--peer.w=1", "--peer.w=2"], "bench --plan"),
     # ranges
     "--peer.k 0": (["train", "digits-mini", "--peer.k", "0"], "at least 1"),
     "--train.lr 0": (["train", "digits-mini", "--train.lr", "0"], "greater than 0"),
@@ -43,7 +48,7 @@ TYPOS = {
     "--resume --overwrite": (["train", "digits-mini", "--resume", "--overwrite"], "--overwrite"),
     "resume of no run": (["resume", "/nowhere"], "peerdg train --out"),
     "digits without root": (["data", "verify", "digits"], "--root"),
-    "demo --seeds 0": (["demo", "--seeds", "0"], "at least"),
+    "demo --seeds 3": (["demo", "--seeds", "3"], "--seed"),
     "bench --methods erm,pear": (["bench", "digits-mini", "--methods", "erm,pear", "-o", "b"],
                                  "'peer'"),
     "bench --method": (["bench", "digits-mini", "--method", "erm", "-o", "b"], "--methods"),
@@ -52,9 +57,10 @@ TYPOS = {
     "bench --seeds 0": (["bench", "digits-mini", "--methods", "erm", "--seeds", "0", "-o", "b"],
                         "at least one"),
     "bench --jobs 0": (["bench", "digits-mini", "--methods", "erm", "--jobs", "0", "-o", "b"],
-                       "at least one"),
+                       "at least 1"),
     "bench --reference pear": (["bench", "digits-mini", "--methods", "erm,peer", "-o", "b",
                                 "--reference", "pear"], "'peer'"),
+    "train without data": (["train"], "peerdg train photos/"),
     "two plugins": (["train", "--plugin", "a.py", "--plugin=b.py"], "twice"),
     "two data sets": (["train", "digits-mini", "digits"], "digits"),
 }  # fmt: skip
@@ -119,6 +125,20 @@ def test_a_config_file_that_is_not_there_or_not_text_is_refused(
     (elsewhere / "mine.toml").write_bytes(b"\xff\xfe\x00")
     assert "mine.toml" in ask(["train", "--config", "mine.toml"], capsys)
     assert "mine.toml" in ask(["train", "--config", "mine.toml/x"], capsys)
+
+
+def test_a_misspelt_folder_is_answered_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], elsewhere: Path
+):
+    (elsewhere / "photos").mkdir()
+    (elsewhere / "runs/photos-peer-0").mkdir(parents=True)
+    for arguments, meant in [
+        (["train", "phots/"], "photos?"),
+        (["resume", "runs/photos-per-0"], "runs/photos-peer-0?"),
+        (["evaluate", "runs/photos-per-0"], "runs/photos-peer-0?"),
+    ]:
+        assert run(arguments, debug=False) in (2, 5)
+        assert f"Did you mean {meant}" in capsys.readouterr().err
 
 
 def test_a_misspelt_target_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,1 @@
-"""The command `peerdg`: one file per command; parse, call one function, print.
-
-Modules here import torch only inside functions, so `--help` is instant.
-"""
+"""The command `peerdg`, one file per subcommand. Torch is imported late for a fast `--help`."""

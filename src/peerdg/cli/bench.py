@@ -1,4 +1,4 @@
-"""`peerdg bench`: several methods with several seeds on the same data, compared."""
+"""`peerdg bench`: compare several methods with several seeds on the same data."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,23 +34,23 @@ def bench(
 ) -> None:
     """Train several methods with several seeds on the same data, and compare them.
 
-    Called again, it continues with what is not complete. A run that fails stops no other.
+    Repeat the command to continue with incomplete runs. A failed run does not stop the others.
 
     Example: `peerdg bench photos/ --methods erm,peer --target sketches/ --out runs/all`
 
     Args:
         out: Folder of the runs and the results.
-        methods: Methods with commas between them, as `peerdg methods` lists them.
-        plan: TOML file with methods, seeds, options, variants, questions; flags win over it.
-        seeds: Seeds per method, from 0 on; default: 5.
-        seed: These seeds, e.g. 3,4,5, in place of --seeds.
-        reference: Method that differences are to; default: plain training, or the first.
-        jobs: Runs at once; each has its share of the cores.
-        until: Train each run to this epoch, and compare them there; a later call continues.
+        methods: Comma-separated methods, see `peerdg methods`.
+        plan: TOML file with methods, seeds, options, variants and questions. Flags override it.
+        seeds: Number of seeds per method. Default: 5.
+        seed: List of seeds, e.g. 3,4,5, instead of --seeds.
+        reference: Method that others are compared with. Default: plain training, or the first.
+        jobs: Number of runs at once. They share the cores.
+        until: Epoch to train to and compare at. A later call continues.
         records: Folder of an earlier bench, whose rows are not trained again.
-        train: Train what is not complete; --no-train only makes the table of what is.
-        dry_run: Only show what would be trained.
-        overwrite: Start again if there is a bench in this folder.
+        train: Train incomplete runs. --no-train only reports the complete ones.
+        dry_run: Only show the planned runs.
+        overwrite: Replace an existing bench.
     """
     from peerdg.benches.bench import open_bench, plan_table
 
@@ -59,7 +59,7 @@ def bench(
     named = find_data(data) if data is not None else {}
     given = merge(file.options, options or {}, named)
     if "benchmark" not in given:
-        raise ConfigError("No data is given.", hint="Name a benchmark or a folder of images first.")
+        raise ConfigError("No data is given.", hint="Name a data set or a folder of images.")
     chosen = file.seeds if seeds is None else range(max(0, seeds))
     made = make_plan(
         given,
@@ -72,7 +72,7 @@ def bench(
         console.print(plan_table(made, folder))
         return
     if overwrite and not train:
-        raise ConfigError("--overwrite would remove what --no-train makes a table of.")
+        raise ConfigError("--overwrite and --no-train exclude each other.")
     bench_and_report(
         made,
         out,
@@ -87,7 +87,7 @@ def bench(
 
 
 def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:
-    """Run a bench (see `run_bench`), and print its table and which runs failed."""
+    """Run a bench (see `run_bench`), and print its table and failed runs."""
     from peerdg.benches.bench import run_bench
 
     for line in plan.notes:
@@ -101,5 +101,5 @@ def bench_and_report(plan: Plan, out: Path, **options: Any) -> None:
         reasons = [f"{name}: {failure}" for name, failure in made.failures.items()]
         raise PeerdgError(
             f"{len(made.failures)} of {len(plan.runs)} runs failed:\n  " + "\n  ".join(reasons),
-            hint=f"The same command tries them again. Their output is in {out}/runs/*/log.txt.",
+            hint=f"Repeat the command to retry. Their output is in {out}/runs/*/log.txt.",
         )

@@ -1,4 +1,4 @@
-"""`peerdg combine`: several runs into one model."""
+"""`peerdg combine`: combine several runs into one model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from peerdg.models.names import Outputs, Rule
-from peerdg.terminal import console
+from peerdg.terminal import command, console
 
 
 def combine(
@@ -18,19 +18,19 @@ def combine(
     outputs: Outputs | None = None,
     root: Annotated[str | None, Parameter(help="folder with the data, if it was moved")] = None,
 ) -> None:
-    """Make one model of several runs: a model folder that needs them no more.
+    """Combine several runs into one model folder, which does not need them afterwards.
 
-    Weights can be averaged where runs share their start: train them with one --seed and another
-    --train-seed each. Outputs can always be averaged.
+    Averaging weights requires runs with the same start: use one --seed and different --train-seed.
+    Outputs can always be averaged.
 
     Example: `peerdg combine runs/a runs/b runs/c -o combined`
 
     Args:
         runs: Run folders or model folders, at least two.
-        output: The model folder to make.
-        rule: uniform: mean of all weights. greedy: of those that do not lower the accuracy on the
-            source's validation images, the best first. ensemble: mean of the outputs.
-        outputs: What an ensemble averages; default: probabilities.
+        output: Model folder to write.
+        rule: uniform: mean of all weights. greedy: mean of the weights of runs that do not lower
+            the accuracy on the source's validation images. ensemble: mean of the outputs.
+        outputs: Outputs that an ensemble averages. Default: probabilities.
     """
     from peerdg.run.combine import combine as combine_runs
     from peerdg.terminal import Table
@@ -44,4 +44,4 @@ def combine(
     if accuracy:
         rows = [[name, f"{r['accuracy']:.2f}", f"{r['n']:,}"] for name, r in accuracy.items()]
         console.print(Table(["domain", "accuracy %", "images"], rows, is_text=True))
-    console.print(f"Model in {output}. Use it with: peerdg predict {output} IMAGE")
+    console.print(f"Model in {output}. Use it with: {command('predict', output, 'IMAGE')}")

@@ -1,9 +1,10 @@
-"""`peerdg config`: the complete configuration that given options resolve to."""
+"""`peerdg config`: print the complete configuration of a run."""
 
 from rich.text import Text
 
-from peerdg.cli.flags import ConfigFile, Data, Options, Plugin, explained_choices, resolve_flags
-from peerdg.run.presets import preset_files
+from peerdg.cli.flags import ConfigFile, Data, Options, Plugin, resolve_flags
+from peerdg.options import dotted, merge, read_toml
+from peerdg.run.presets import origins, preset
 from peerdg.terminal import console
 
 
@@ -21,15 +22,22 @@ def config(
     Example: `peerdg config digits --method peer --budget paper > peer.toml`
 
     Args:
-        explain: Print the preset files that the run would use instead. Their comments say where
-            each value comes from. What your images decide is above them.
+        explain: Show in a comment where each value comes from: given, chosen for your images, or
+            from the preset (paper, code, study or assumption). Others are defaults.
     """
     resolved, choices = resolve_flags(data, options, file=file)
     text = resolved.toml()
     if explain:
-        name = choices.preset if choices else resolved.benchmark
-        above = [f"Preset '{name}', budget '{resolved.budget}'."]
-        above += explained_choices(resolved, choices)
-        texts = [f"## {file}.toml\n{text}" for file, text in preset_files(name).items()]
-        text = "\n".join(["".join(f"# {line}\n" for line in above), *texts])
+        name, budget = choices.preset if choices else resolved.benchmark, resolved.budget
+        base = dotted(choices.base(budget) if choices else preset(name, budget))
+        final = dotted(resolved.tables())
+        why = origins(name, budget) | (choices.reasons if choices else {})
+        why = {key: reason for key, reason in why.items() if base.get(key) == final.get(key)}
+        why |= dict.fromkeys(dotted(merge(read_toml(file) if file else {}, options or {})), "given")
+        lines, section = [f"# Preset '{name}', budget '{budget}'."], ""
+        for line in text.splitlines():
+            section = f"{line[1:-1]}." if line.startswith("[") else section
+            origin = why.get(section + line.partition(" = ")[0])
+            lines.append(f"{line}  # {origin}" if origin else line)
+        text = "\n".join([*lines, ""])
     console.print(Text(text), soft_wrap=True, end="")

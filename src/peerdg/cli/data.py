@@ -24,7 +24,7 @@ Root = Annotated[Path | None, Parameter(help="folder with the data set's files")
 
 
 def list_data() -> None:
-    """List the data sets with their domains, license and origin."""
+    """List the data sets with domains, license and origin."""
     for name in PUBLISHED:
         data = BENCHMARKS[name]
         console.print(f"{name}: {data.title}", style="bold")
@@ -44,8 +44,8 @@ def show_data(
     Example: `peerdg data show digits-mini -o sheet.png`
 
     Args:
-        name: The data set, or a folder or list of your own images.
-        output: The PNG file to write.
+        name: Data set, or a folder or list of your own images.
+        output: PNG file to write.
     """
     from peerdg.data.domain import contact_sheet
 
@@ -60,22 +60,22 @@ def show_data(
 
 
 def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
-    """List the images of each domain on disk, their problems, and where to get missing ones.
+    """List the images of each domain on disk, problems, and sources of missing ones.
 
-    Images of your own folders and lists are decoded once and compared with all others. Ends with
-    code 5 if there is a problem, or nothing to learn on.
+    Your own images are decoded and compared with each other. Exits with code 5 if there is a
+    problem or there are no source images.
 
     Example: `peerdg data verify photos/ sketches/`
 
     Args:
-        name: The data set, or a folder or list of your own images.
-        folders: More folders and lists, to find images that are in two of them.
+        name: Data set, or a folder or list of your own images.
+        folders: More folders and lists, to find images that occur in several.
     """
     if _is_path(name):
         _verify_folders([Path(name), *folders])
         return
     if folders:
-        raise ConfigError(f"{name} is a data set. It cannot be verified together with folders.")
+        raise ConfigError(f"The data set {name} cannot be verified together with folders.")
     data = _data_set(name, root)
     reports = data.verify(root)
     rows = []
@@ -87,7 +87,7 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
         for problem in report.problems:
             console.print(f"{report.domain}: {problem}")
         if report.status == "missing" and not report.optional:
-            console.print(f"{report.domain}: get it from {report.obtain}")
+            console.print(f"{report.domain}: available from {report.obtain}")
     if problems := [report.domain for report in reports if report.problems]:
         raise DataError(f"{name}: problems with {', '.join(dict.fromkeys(problems))}.")
     if hasattr(data.settings, "source"):  # any domain can be the source
@@ -96,19 +96,19 @@ def verify_data(name: str, /, *folders: Path, root: Root = None) -> None:
         needed = [r for r in reports if r.domain == data.source and not r.optional]
         is_missing = any(report.count is None for report in needed)
     if is_missing:
-        raise DataError(f"{name}: there are no source images under {root}.")
+        raise DataError(f"{name}: no source images under {root}.")
 
 
 def prepare_data(name: str, /, *archives: Path, root: Root = None) -> None:
     """Unpack a data set's archives, or decode it into the cache.
 
-    With archives: unpack them into the new folder --root and verify it. Without: decode everything
-    under --root, so that the next training starts at once.
+    Archives are unpacked into the new folder --root, which is then verified. Without archives, all
+    images under --root are decoded, so that the next training starts at once.
 
     Example: `peerdg data prepare pacs ~/Downloads/PACS.zip --root ~/data/PACS`
 
     Args:
-        name: The data set.
+        name: Data set.
         archives: Downloaded zip and tar files.
     """
     if archives:
@@ -135,12 +135,12 @@ def cache_data(
 ) -> None:
     """Show the cache of decoded images and shared pre-training, or clear it.
 
-    Cleared entries are decoded or trained again when they are needed.
+    Cleared entries are recomputed when needed.
 
     Example: `peerdg data cache --clear`
 
     Args:
-        name: Only entries of this name. `pretraining` is all shared pre-training.
+        name: Name of the entries. `pretraining` is all shared pre-training. Default: all.
     """
     from peerdg.data.cache import cache_entries, cache_folder, clear_cache
     from peerdg.run.pretraining import FOLDER, shared_pretrainings
@@ -189,7 +189,7 @@ def _verify_folders(paths: Sequence[Path]) -> None:
     if errors := [problem for problem in problems if problem.severity != "note"]:
         where = ", ".join(str(path) for path in paths)
         raise DataError(f"{len(errors)} problems must be solved before training on {where}.")
-    console.print("Everything can be decoded.")
+    console.print("All images can be decoded.")
 
 
 def _read_folders(paths: Sequence[Path]) -> "tuple[dict[str, Domain], list[Problem]]":
@@ -203,7 +203,7 @@ def _read_folders(paths: Sequence[Path]) -> "tuple[dict[str, Domain], list[Probl
 
 
 def _load(name: str, root: Path | None) -> "list[Domain]":
-    """Load the training images and targets of a set with its default switches."""
+    """Load the training images and targets of a data set with default options."""
     data = _data_set(name, root)
     with _bar() as bar:
         splits = data.load(data.settings(), root=root, progress=bar)
@@ -215,8 +215,8 @@ def _data_set(name: str, root: Path | None) -> Benchmark:
         raise no_such_data(name)
     data = BENCHMARKS[name]
     data.refuse_unused_root(root)
-    if data.needs_root and root is None:  # `prepare` makes the folder
-        raise ConfigError(f"{name} needs its folder of files.", hint="Give it with --root DIR.")
+    if data.needs_root and root is None:  # `prepare` creates the folder
+        raise ConfigError(f"{name} needs a data folder.", hint="Give it with --root DIR.")
     return data
 
 

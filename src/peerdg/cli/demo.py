@@ -1,4 +1,4 @@
-"""`peerdg demo`: a bench of four methods on the embedded digits."""
+"""`peerdg demo`: a bench of four methods on the included digits."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,50 +7,50 @@ from cyclopts import Parameter
 
 from peerdg.benches.plan import make_plan
 from peerdg.cli.bench import bench_and_report
-from peerdg.cli.flags import OptionalWhole, SeedList, Whole
-from peerdg.errors import ConfigError
+from peerdg.cli.flags import OptionalWhole, SeedList
 from peerdg.terminal import console
 
-MAX_JOBS = 4  # runs; each needs half a gigabyte
+MAX_JOBS = 4  # each run needs half a gigabyte
 METHODS = ("erm", "randaugment", "p-ens", "peer")
 
 
 def demo(
     *,
     out: Annotated[Path, Parameter(name=("--out", "-o"))] = Path("runs/demo"),
-    seeds: Whole = 3,
+    full: bool = False,
     seed: SeedList = None,
     epochs: OptionalWhole = None,
     overwrite: bool = False,
 ) -> None:
-    """Train ERM, RandAugment and PEER on small digits with several seeds, and compare them.
+    """Train ERM, RandAugment and PEER on small digits, and compare them.
 
     RandAugment with averaging but without regularizer (P-ENS) comes from the same run as
-    RandAugment: it shows which part of PEER's gain is the regularizer's. Called again after Ctrl-C
-    it continues; after the end it starts again.
+    RandAugment. It shows which part of PEER's gain is due to the regularizer. Call it again after
+    Ctrl-C to continue.
 
-    Example: `peerdg demo --seeds 1 --out runs/glance`
+    Example: `peerdg demo --full --out runs/three-seeds`
 
     Args:
         out: Folder of the runs, the report and the plots.
-        seeds: Seeds per method, from 0 on.
-        seed: These seeds, e.g. 3,4,5, in place of --seeds.
-        epochs: Epochs of the main phase, in place of the preset's.
-        overwrite: Start again, whatever is in this folder of an earlier demo.
+        full: Train with three seeds instead of one.
+        seed: Seeds to train with, e.g. 3,4,5.
+        epochs: Epochs of the main phase. Default: those of the preset.
+        overwrite: Start again if the folder has an earlier demo.
     """
-    from peerdg.benches.folder import BenchFolder  # these import torch or numpy
+    from peerdg.benches.folder import BenchFolder  # late: these import torch or numpy
     from peerdg.data.decode import cores
     from peerdg.report.page import OVERVIEW
 
-    if seeds < 1:
-        raise ConfigError(f"--seeds is {seeds}; at least one is needed.")
     # One thread each: so small a network is trained faster by runs at once than by threads.
     options: dict[str, Any] = {"benchmark": "digits-mini", "budget": "quick", "threads": 1}
     if epochs is not None:
         options["train"] = {"epochs": epochs}
-    plan = make_plan(options, methods=METHODS, seeds=range(seeds) if seed is None else seed)
+    seeds = seed if seed is not None else range(3 if full else 1)
+    plan = make_plan(options, methods=METHODS, seeds=seeds)
     overwrite = overwrite or all(map(BenchFolder(out).is_done, plan.runs))
     jobs = min(cores(), MAX_JOBS, len(plan.runs))
     title = "peerdg demo: digits-mini"
     bench_and_report(plan, out, jobs=jobs, overwrite=overwrite, title=title)
     console.print(f"Plots:  {out / OVERVIEW}")
+    if len(seeds) == 1:
+        console.print("One seed shows little. `peerdg demo --full` trains three.")

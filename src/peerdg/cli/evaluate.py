@@ -1,4 +1,4 @@
-"""`peerdg evaluate`: how good a trained model is on other images."""
+"""`peerdg evaluate`: evaluate a trained model on other images."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peerdg.data.read import Progress
     from peerdg.evaluate.accuracy import DomainReport
 
-_DATA = "folders or lists of labelled images, or a data set by name; default: the run's own data"
+_DATA = "folders or lists of labeled images, or a data set; default: the data of the run"
 
 
 def evaluate(
@@ -28,7 +28,7 @@ def evaluate(
     data: Annotated[tuple[str, ...], Parameter(help=_DATA)] = (),
     /,
     *,
-    root: Annotated[str | None, Parameter(help="folder with a named data set's files")] = None,
+    root: Annotated[str | None, Parameter(help="folder with the data set's files")] = None,
     target: tuple[str, ...] = (),
     json_file: Annotated[Path | None, Parameter(name="--json")] = None,
     report: Path | None = None,
@@ -38,28 +38,28 @@ def evaluate(
     class_map: Annotated[tuple[str, ...], Parameter(name="--map")] = (),
     device: Annotated[str, Parameter(help=DEVICES)] = "auto",
 ) -> None:
-    """Accuracy, by class too, confusion matrix, calibration error and worst mistakes.
+    """Print accuracy by class, confusion matrix, calibration error and worst mistakes.
 
     Classes are matched by name. A folder may lack classes of the model. A class that the model does
-    not know ends the command with code 5, unless --map says which class it is.
+    not know ends the command with code 5. Rename it with --map.
 
     Example: `peerdg evaluate runs/first sketches/ --map Dog=dog --report looked-at`
 
     Args:
         run: Run folder or model folder.
-        target: Target domain of a named data set. Repeat it for several.
-        json_file: Write all results into this JSON file.
-        report: Write a page with confusion matrices and the worst mistakes into this folder.
-        worst: Number of the most confident mistakes to show.
-        layout: Meaning of the first level of a folder, where it is ambiguous.
-        skip_bad_images: Leave out images that cannot be decoded, and count them.
+        target: Target domain of a data set. Repeat it for several.
+        json_file: JSON file for all results.
+        report: Folder for a page with confusion matrices and the worst mistakes.
+        worst: Number of most confident mistakes to show.
+        layout: Meaning of the first level of a folder, if it is ambiguous.
+        skip_bad_images: Skip images that cannot be decoded, and count them.
         class_map: Another name of a class in the images, e.g. Dog=dog. Repeat it for several.
     """
-    found = [find_data(name) for name in data]
-    own = [each.get("root", OWN_DATA) for each in found if each["benchmark"] == OWN_DATA]
+    sources = [find_data(name) for name in data]
+    own = [each.get("root", OWN_DATA) for each in sources if each["benchmark"] == OWN_DATA]
     if own and (root or target):
         raise ConfigError(
-            "--root and --target belong to a data set by name, not to a folder or list.",
+            "--root and --target apply to data sets, not to folders or lists.",
             hint="Give the folders of all targets one after the other.",
         )
     from peerdg.data.own_data import read_targets
@@ -71,11 +71,11 @@ def evaluate(
     from peerdg.run.progress import ReadingBar
 
     if report is not None:
-        pyplot()  # refuse a missing library before the work, not after it
+        pyplot()  # raise before the work if matplotlib is missing
     model = load_model(run, device=device)
     given: dict[str, Any] = {"root": root} if root else {}
     given |= {"targets": list(target)} if target else {}
-    named = [each for each in found if each["benchmark"] != OWN_DATA]
+    named = [each for each in sources if each["benchmark"] != OWN_DATA]
     with contextlib.closing(ReadingBar(error_console)) as bar:
         sets = named if data else [_run_data(run)]
         domains, known = _read_sets(sets, given, class_map, model.classes, bar)
@@ -128,14 +128,14 @@ def _read_sets(
     classes: tuple[str, ...],
     progress: "Progress",
 ) -> "tuple[dict[str, Domain], set[str]]":
-    """Read data sets with labels in the order of `classes`, and the names their classes have."""
+    """Read data sets with labels in the order of `classes`, and return their own class names."""
     from peerdg.run.config import resolve_given
     from peerdg.run.prepare import load_splits, natural_domains
 
     domains: dict[str, Domain] = {}
     known: set[str] = set()
     for tables in sets:
-        is_own = tables["benchmark"] == OWN_DATA  # their classes are renamed when they are read
+        is_own = tables["benchmark"] == OWN_DATA  # reading already renames their classes
         own = {OWN_DATA: {"class_map": list(class_map)}} if is_own and class_map else {}
         config, _ = resolve_given({**given, **own}, file=tables)
         for name, domain in natural_domains(load_splits(config, progress=progress)).items():
@@ -147,7 +147,7 @@ def _read_sets(
 
 
 def _print(details: "list[DomainReport]") -> None:
-    """Print each domain in detail, then the summary, where a person looks first."""
+    """Print each domain in detail, then the summary."""
     from peerdg.report import evaluation
 
     for detail in details:

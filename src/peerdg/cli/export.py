@@ -1,4 +1,4 @@
-"""`peerdg export`: a trained model for other programs."""
+"""`peerdg export`: export a trained model for other programs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,11 +26,11 @@ def export(
 
     Args:
         run: Run folder or model folder.
-        format: onnx, torch-export (a .pt2 file), or safetensors (weights in the names of the
+        format: onnx, torch-export (a .pt2 file), or safetensors (weights with the names of the
             library that the network comes from).
-        output: A file, if it ends in .onnx, .pt2 or .safetensors as its format does; else a folder
-            to make; default: NAME-FORMAT.
-        overwrite: Replace a file that is there.
+        output: File with the suffix of the format (.onnx, .pt2 or .safetensors), or a new folder.
+            Default: NAME-FORMAT.
+        overwrite: Replace an existing file.
     """
     require_packages(format)
     from peerdg.model import load_model
@@ -40,5 +40,5 @@ def export(
     size = done.path.stat().st_size / 1e6
     for path in done.files:
         console.print(f"{path}")
-    difference = f"its logits differ from the original's by {done.difference:.1e} at most"
-    console.print(f"{SUFFIXES[format]} of {size:.1f} MB; {difference}.")
+    difference = f"Its logits differ from the original's by at most {done.difference:.1e}"
+    console.print(f"{SUFFIXES[format]} of {size:.1f} MB. {difference}.")

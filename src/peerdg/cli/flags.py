@@ -1,4 +1,4 @@
-"""Command-line flags of all options, and the config that they resolve to."""
+"""Command-line flags of all options, and the config they resolve to."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,7 +16,7 @@ from peerdg.options import nearest, read_toml
 from peerdg.run.config import ALIASES, SECTIONS, RunConfig, resolve_given
 from peerdg.run.presets import Choices
 
-# Options that every help page has, and short names of some.
+# Options on every help page, and short names.
 COMMON = ("method", "backbone", "weights", "budget", "seed", "root", "device", "threads")
 SHORT = {"targets": "--target", "train.epochs": "--epochs", "own-data.class_map": "--map"}
 Data = Annotated[
@@ -25,14 +25,14 @@ Data = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    Parameter(help="TOML file of options; flags win over it", name=("--config", "-c")),
+    Parameter(help="TOML file of options; flags override it", name=("--config", "-c")),
 ]
-_make_table: Any = TypedDict  # type checkers accept only literals as its fields
-Options = Any  # of a command, which `options_for` replaces when it is called
+_make_table: Any = TypedDict  # Any, because type checkers accept only literal fields
+Options = Any  # replaced by `options_for` when a command is called
 
 
 def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
-    """Read an integer strictly. cyclopts would round 1.5 to 2."""
+    """Parse an integer strictly. cyclopts would round 1.5 to 2."""
     try:
         return int(tokens[0].value)
     except ValueError:
@@ -40,28 +40,26 @@ def whole_number(kind: Any, tokens: Sequence[Token]) -> int:
 
 
 def whole_numbers(kind: Any, tokens: Sequence[Token]) -> tuple[int, ...]:
-    """Read integers with commas between them, or each in its own flag."""
+    """Parse integers given as `1,2,3` or as a repeated flag."""
     values = [part for token in tokens for part in token.value.split(",")]
     try:
         return tuple(map(int, values))
     except ValueError:
-        raise ValueError(f'"{",".join(values)}" is no list of whole numbers.') from None
+        raise ValueError(f'"{",".join(values)}" is not a list of whole numbers.') from None
 
 
 Whole = Annotated[int, Parameter(converter=whole_number)]
 OptionalWhole = Annotated[int | None, Parameter(converter=whole_number)]
 SeedList = Annotated[tuple[int, ...] | None, Parameter(converter=whole_numbers)]
-Plugin = Annotated[
-    Path | None, Parameter(help="Python file with a method of your own, which is executed")
-]
+Plugin = Annotated[Path | None, Parameter(help="Python file with your own method; it is executed")]
 Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="no progress")]
 
 
 def options_for(command: str, arguments: Sequence[str]) -> Any:
-    """Make the type of a command's options: the tables of a config file, of what was given.
+    """Make the type of a command's options, nested like the tables of a config file.
 
-    `bench` has no options that its methods and seeds decide. If the arguments ask for help, there
-    are only the common options and those of the chosen method and data set.
+    `bench` has no options for method and seed. With `--help`, only the common options and those of
+    the chosen method and data set are included.
     """
     left_out = ["benchmark"]
     if command == "bench":
@@ -130,30 +128,24 @@ def _flag(f: Any, kind: Any, section: str, *, is_common: bool) -> Any:
 def resolve_flags(
     data: str | None, options: Options, *, file: Path | None
 ) -> tuple[RunConfig, Choices | None]:
-    """Resolve the config file and the flags, and return what own images decided in the config."""
+    """Resolve the config file and the flags, and return the choices for the user's images."""
     tables = read_toml(file) if file else {}
     given = (options or {}) | (find_data(data) if data is not None else {})
-    if plugin := loaded_plugin():  # as it is now, not as a config file says that it was
+    if plugin := loaded_plugin():  # its current identity replaces that in a config file
         tables, given = {"method": plugin.name, **tables}, {**given, "plugin": plugin.identity}
     return resolve_given(given, file=tables)
 
 
-def explained_choices(config: RunConfig, choices: Choices | None) -> list[str]:
-    """Write a heading, then each chosen option with its reason. Nothing if nothing was chosen."""
-    lines = choices.explain(config.tables()) if choices else []
-    heading = "Chosen for your images; each line begins with the option that changes it:"
-    return [heading, *(f"  {line}" for line in lines)] if lines else []
-
-
-# What people type for options that have another name here.
+# Options of other programs that people may type.
 _ALIASES = {f"--{typed}": f"--{name}" for typed, name in ALIASES.items()} | {
     "--output": "--out", "--dir": "--out", "--dataset": "--root", "--data": "--root",
-    "--force": "--overwrite",
+    "--force": "--overwrite", "--size": "--transform.size", "--image-size": "--transform.size",
+    "--gpu": "--device", "--cuda": "--device", "--pretrained": "--weights imagenet",
 }  # fmt: skip
 
 
 def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
-    """Say which option is unknown, and name the nearest known one."""
+    """Return an error message for an unknown option, and a hint with the nearest known one."""
     token = error.token.keyword or error.token.value
     name = token.split("=")[0].replace("_", "-")
     flags = [each for each in error.argument_collection or () if not each.children]
@@ -162,7 +154,8 @@ def explain_unknown_option(error: UnknownOptionError) -> tuple[str, str]:
     for method in (*method_names(), RunConfig.method):  # the default method's name wins
         aliases |= {f"--{f.name}": f"--{method}.{f.name}" for f in fields(settings_of(method))}
     aliases = {k.replace("_", "-"): v.replace("_", "-") for k, v in (aliases | _ALIASES).items()}
-    meant = {k: v for k, v in aliases.items() if v in known} | {flag: flag for flag in known}
+    meant = {k: v for k, v in aliases.items() if v.split()[0] in known}
+    meant |= {flag: flag for flag in known}
     section, dot, _ = name.partition(".")
     inside = [flag for flag in known if dot and flag.startswith(f"{section}.")]
     guess = meant.get(nearest(name, inside) or nearest(name, meant) or "")

@@ -1,4 +1,4 @@
-"""Entry point: find the command, run it, turn errors into messages and exit codes."""
+"""Entry point: find the command, run it, and turn errors into messages and exit codes."""
 
 import errno
 import io
@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Parameter, RepeatArgumentError, UnknownOptionError
 from rich.text import Text
 
 from peerdg import __version__
@@ -21,7 +21,7 @@ from peerdg.errors import ConfigError, PeerdgError, PeerdgWarning, Stopped, is_o
 from peerdg.run.hardware import keep_memory
 from peerdg.terminal import console, error_console
 
-# With their summaries, so that the list of commands imports none of them.
+# Commands with their summaries, so that listing them imports none.
 COMMANDS = {
     "demo": "Train three methods on small digits, and compare them.",
     "train": "Train a method on one labeled domain.",
@@ -29,7 +29,7 @@ COMMANDS = {
     "resume": "Continue an interrupted run.",
     "evaluate": "Measure a trained model on other images, in detail.",
     "predict": "Predict class and probability of images.",
-    "combine": "Make one model of several runs: the mean of their weights or outputs.",
+    "combine": "Combine several runs into one model by averaging weights or outputs.",
     "export": "Write a trained model as ONNX, torch.export or plain weights.",
     "runs": "List and compare run folders.",
     "methods": "List the methods and their options.",
@@ -42,14 +42,14 @@ COMMANDS = {
 }
 WITH_OPTIONS = ("train", "bench", "config")  # commands with the options of a run
 WITH_PLUGIN = (*WITH_OPTIONS, "resume", "methods")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a disk
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # disk errors
 
 
 def make_app(arguments: list[str]) -> App:
     """Make the app with all commands. Flags of options depend on the arguments (`options_for`)."""
     app = App(
         name="peerdg",
-        help="Single-source domain generalization: train on one domain, hold up on unseen ones.",
+        help="Single-source domain generalization: train on one domain, generalize to others.",
         help_epilogue="Start with `peerdg demo`. `--debug` shows an error's traceback.",
         help_format="markdown",
         version=__version__,
@@ -57,7 +57,10 @@ def make_app(arguments: list[str]) -> App:
         console=console,
         suppress_keyboard_interrupt=False,  # `run` reports whether the state was saved
         default_parameter=Parameter(
-            negative_bool=(), negative_iterable=(), negative_none=(), show_default=_show
+            negative_bool=(),
+            negative_iterable=(),
+            negative_none=(),
+            show_default=lambda default: str(default) if default else None,
         ),
     )
     data = App(name="data", help="List, show, verify and prepare data sets.", help_epilogue="")
@@ -79,18 +82,13 @@ def make_app(arguments: list[str]) -> App:
     return app
 
 
-def _show(default: Any) -> Any:
-    """Show a default value, unless it is None, False or empty."""
-    return str(default) if default else None
-
-
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with the code of `peerdg.errors`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # write out what its encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # escape characters that its encoding lacks
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", PeerdgWarning)
@@ -106,8 +104,8 @@ def run(arguments: list[str], *, debug: bool) -> int:
             has_plugin = any(name in WITH_PLUGIN for name in arguments[:1])
             files = values_of(arguments, "--plugin") if has_plugin else []
             if len(files) > 1:
-                raise ConfigError("--plugin is given twice; a command takes one plugin.")
-            for file in files:  # before parsing: its method has flags
+                raise ConfigError("--plugin is given twice. A command takes one plugin.")
+            for file in files:  # before parsing, because its method has flags
                 from peerdg.run.config import plugin_method
 
                 plugin = stack.enter_context(plugin_method(Path(file)))
@@ -124,21 +122,21 @@ def run(arguments: list[str], *, debug: bool) -> int:
     except KeyboardInterrupt:
         return _fail(130, "Stopped at once. The last saved state is intact.")
     except BrokenPipeError:
-        console.on_broken_pipe()  # the reader (head, less) has left, which is not an error
+        console.on_broken_pipe()  # a reader such as head or less has quit: not an error
         return 0
     except Exception as error:
-        # Only standard output has no name. Files of peerdg raise `OutputError`.
+        # An error without file name is from standard output. Files raise `OutputError`.
         if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
             console.on_broken_pipe()
             reason = f"Cannot write to standard output: {error.strerror}."
             return _fail(4, reason, "Free some space, or send the output elsewhere.")
         if is_out_of_memory(error) and not debug:
             hint = "Use smaller images (--transform.size) or fewer at a time (--train.batch-size)."
-            return _fail(1, "There is not enough memory for this.", hint)
+            return _fail(1, "Out of memory.", hint)
         _show_traceback()
         if plugin is not None and plugin.failed_in(error):
-            return _fail(1, f"The plugin {plugin.path} failed.", "The text above says where.")
-        return _fail(1, "This is a bug in peerdg.", "Please report it with the text above.")
+            return _fail(1, f"The plugin {plugin.path} failed.", "See the traceback above.")
+        return _fail(1, "This is a bug in peerdg.", "Please report it with the traceback above.")
 
 
 def _fail(code: int, message: str, hint: str | None = None) -> int:
@@ -149,7 +147,7 @@ def _fail(code: int, message: str, hint: str | None = None) -> int:
 
 
 def values_of(arguments: Sequence[str], *flags: str) -> list[str]:
-    """Find the values of flags before the arguments are parsed."""
+    """Return the values of flags before the arguments are parsed."""
     pairs = [(*word.partition("=")[::2], after) for word, after in pairwise([*arguments, ""])]
     return [value or after for flag, value, after in pairs if flag in flags and (value or after)]
 
@@ -169,7 +167,10 @@ def _call(arguments: list[str]) -> None:
         raise ConfigError(message, hint=hint) from error
     except CycloptsError as error:
         error.verbose = False
-        raise ConfigError(str(error), hint="See `peerdg --help`.") from error
+        hint = "See `peerdg --help`."
+        if isinstance(error, RepeatArgumentError) or re.search(r'"[^" ]+,[^"]*"', str(error)):
+            hint = "To try several values, list them in a plan: `peerdg bench --plan FILE`."
+        raise ConfigError(str(error), hint=hint) from error
 
 
 def _show_traceback() -> None:

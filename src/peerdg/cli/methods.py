@@ -1,4 +1,4 @@
-"""`peerdg methods`: what can be trained."""
+"""`peerdg methods`: list the methods."""
 
 from peerdg.cli.flags import Plugin
 from peerdg.terminal import console
@@ -10,9 +10,10 @@ def methods(name: str | None = None, /, *, plugin: Plugin = None) -> None:
     Example: `peerdg methods peer`
 
     Args:
-        name: A method, to see its options.
+        name: Method whose options to list.
     """
     from dataclasses import fields
+    from typing import Literal, get_args, get_origin, get_type_hints
 
     from peerdg.methods.recipes import COMBINATIONS, RECIPES
     from peerdg.methods.registry import method_names, settings_of, summary_of
@@ -34,11 +35,14 @@ def methods(name: str | None = None, /, *, plugin: Plugin = None) -> None:
         console.print(f"{name}: {made.summary}")
         console.print(f"Made of {made.members} runs of {made.member} by peerdg bench.")
         return
-    options = fields(settings_of(name))
-    rows = [
-        [f"--{name}.{f.name}".replace("_", "-"), str(f.default), f.metadata["help"]]
-        for f in options
-    ]
+    rows, hints = [], get_type_hints(settings_of(name))
+    for f in fields(settings_of(name)):
+        kinds = (hints[f.name], *get_args(hints[f.name]))  # of `Literal[...] | None`, its parts
+        names = [str(name) for k in kinds if get_origin(k) is Literal for name in get_args(k)]
+        choices = f" ({', '.join(names)})" if names else ""
+        flag = f"--{name}.{f.name}".replace("_", "-")
+        rows.append([flag, str(f.default), f.metadata["help"] + choices])
     console.print(f"{name}: {summary_of(name)}")
     if rows:
         console.print(Table(["option", "default", "meaning"], rows, is_text=True))
+        console.print(f"Presets change defaults: peerdg config DATA --method {name} --explain")

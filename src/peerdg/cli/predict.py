@@ -1,4 +1,4 @@
-"""`peerdg predict`: what a trained model sees in images."""
+"""`peerdg predict`: predict the classes of images."""
 
 import io
 import signal
@@ -30,15 +30,15 @@ def predict(
 ) -> None:
     """Predict class and probability of each image, as CSV, JSON or JSON lines.
 
-    An image that cannot be decoded gives a row with the reason in its last column. The command ends
-    with code 5 if none can be decoded. Rows go to FILE.partial until all are there.
+    The row of an image that cannot be decoded has the reason in its last column. The command ends
+    with code 5 if none can be decoded. Rows go to FILE.partial until all are written.
 
     Example: `peerdg predict runs/first photos/ -o found.json --top 3`
 
     Args:
         run: Run folder or model folder.
         images: Image files, or folders of them.
-        output: File to write: a JSON list if it ends in .json, JSON lines if in .jsonl, else CSV.
+        output: File to write, as a JSON list (.json), JSON lines (.jsonl) or CSV (other names).
             Default: CSV on standard output.
         all_classes: Write the probability of every class.
         top: Number of most probable classes to write, in columns label_2, probability_2, ...
@@ -56,7 +56,7 @@ def predict(
     if output is not None:
         opened = prediction_file(output, **columns)
     else:
-        # A person sees control characters written out. A program gets the data as it is.
+        # Escape control characters on a terminal, but not for programs.
         rows = cast(TextIO, _TerminalRows()) if sys.stdout.isatty() else sys.stdout
         opened = nullcontext(PredictionWriter(rows, **columns))
     bar = ReadingBar(error_console)
@@ -95,8 +95,8 @@ def _files(images: tuple[Path, ...]) -> Iterator[Path]:
 
     for path in images:
         if not path.is_dir() and not path.is_file():
-            raise DataError(f"There is no image {path}.", hint="Check the path.")
+            raise DataError(f"No image {path}.", hint="Check the path.")
         inside = list(image_files(path)) if path.is_dir() else [path]
         if not inside:
-            raise DataError(f"There are no images in {path}.")
+            raise DataError(f"No images in {path}.")
         yield from inside

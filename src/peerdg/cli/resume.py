@@ -1,4 +1,4 @@
-"""`peerdg resume`: go on with an interrupted run."""
+"""`peerdg resume`: continue an interrupted run."""
 
 from pathlib import Path
 
@@ -20,17 +20,17 @@ def resume(
     quiet: Quiet = False,
     plugin: Plugin = None,
 ) -> None:
-    """Continue a run that was stopped or killed. It ends as if it had not been.
+    """Continue a run that was stopped or killed, with the same result as without interruption.
 
     Example: `peerdg resume runs/first`
 
     Args:
-        run: The run folder. If it has only a `config.toml`, the run starts.
+        run: Run folder. If it has only a `config.toml`, the run starts.
         root: Folder with the data, if it was moved.
         device: auto, cpu, cuda, ...
         threads: CPU threads.
         accept_new_data: Start again if the data has changed.
-        stop_after: Save and stop after this epoch.
+        stop_after: Epoch after which to save and stop.
     """
     from peerdg.cli.train import run_and_report
 

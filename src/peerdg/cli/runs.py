@@ -21,7 +21,7 @@ def runs(
     Args:
         places: Run folders, folders that contain them, or folders with the records of a report.
         compare: Print a row per method: accuracy, fluctuation, model selection and costs.
-        report: Write a report into this folder: report.md, figures, tables and records.
+        report: Folder for a report: report.md, figures, tables and records.
         title: Title of the report.
     """
     from peerdg.report.compare import by_variant, require_comparable, variant_differences
@@ -29,17 +29,17 @@ def runs(
     from peerdg.report.runs import collect_runs
     from peerdg.report.table import make_table, runs_table, selection_table, targets_table
 
-    found = collect_runs(places)
-    if not found:
+    results = collect_runs(places)
+    if not results:
         where = ", ".join(map(str, places))
         raise ConfigError(f"No run was found in {where}.", hint="Make one with `peerdg train`.")
     if not compare and report is None:
-        console.print(runs_table(found))
+        console.print(runs_table(results))
         return
-    groups = by_variant(found)
+    groups = by_variant(results)
     if not groups:
         raise ConfigError("No run is finished yet.", hint="`peerdg runs` shows their status.")
-    require_comparable(found)
+    require_comparable(results)
     table = make_table(groups)
     console.print(table.table())
     if table.rows[0].targets:

@@ -1,26 +1,19 @@
 """`peerdg train`: train a method on one domain."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from peerdg.cli.flags import (
-    ConfigFile,
-    Data,
-    Options,
-    Plugin,
-    Quiet,
-    explained_choices,
-    resolve_flags,
-)
+from peerdg.cli.flags import ConfigFile, Data, Options, Plugin, Quiet, resolve_flags
 from peerdg.data.benchmarks import OWN_DATA
 from peerdg.errors import ConfigError
 from peerdg.options import merge, read_toml
 from peerdg.run.config import RunConfig
 from peerdg.run.folder import Existing, RunFolder
 from peerdg.run.progress import ConsoleProgress, ProgressDisplay
-from peerdg.terminal import console, error_console
+from peerdg.terminal import command, console, error_console
 
 
 def train(
@@ -38,30 +31,38 @@ def train(
     plugin: Plugin = None,
     options: Options = None,
 ) -> None:
-    """Train a method on one labeled domain, and watch it on domains it never sees.
+    """Train a method on one labeled domain, and evaluate it on unseen ones.
 
     Example: `peerdg train photos/ --target sketches/ --epochs 20 --peer.k 5`
 
     Args:
-        out: Run folder; default: runs/DATA-METHOD-SEED.
+        out: Run folder. Default: runs/DATA-METHOD-SEED.
         resume: Continue the run in this folder.
-        accept_new_data: Continue it, or replace it if the data has changed.
+        accept_new_data: Continue the run, or replace it if the data has changed.
         overwrite: Replace the run in this folder.
-        profile: Measure where the time goes.
-        minutes: Choose epochs and k so that the run takes about this long.
+        profile: Measure the time of each stage.
+        minutes: Time for the run. Epochs and k are chosen to fit.
     """
     if overwrite and (resume or accept_new_data):
         other = "--resume" if resume else "--accept-new-data"
         raise ConfigError(f"{other} and --overwrite exclude each other.")
     config, choices = resolve_flags(data, options, file=file)
-    for line in [] if quiet else explained_choices(config, choices):
-        error_console.print(line)
+    chosen = merge(read_toml(file) if file else {}, options or {})
+    if data is None and "benchmark" not in chosen:
+        hint = "Name a folder of images or a data set, as in `peerdg train photos/`."
+        raise ConfigError("No data is given.", hint=hint)
+    lines = choices.explain(config.tables()) if choices and not quiet else []
+    if minutes is not None:  # it replaces these
+        period = f"{config.method}.{config.method_settings.period_option}"
+        lines = [x for x in lines if not re.match(rf"--((pre)?train\.epochs|{period}) ", x)]
+    if lines:
+        heading = "Chosen for your images; each line begins with the option that changes it:"
+        error_console.print("\n  ".join([heading, *lines]))
     name = Path(config.root or "").stem if config.benchmark == OWN_DATA else config.benchmark
     seeds = f"{config.seed}" + ("" if config.train_seed is None else f"-{config.train_seed}")
     out = out or Path("runs") / f"{name or OWN_DATA}-{config.name}-{seeds}"
     existing: Existing = "overwrite" if overwrite else "resume" if resume else "refuse"
     existing = "renew" if accept_new_data else existing
-    chosen = merge(read_toml(file) if file else {}, options or {})
     run_and_report(
         config, out, existing, quiet=quiet, profile=profile, minutes=minutes, options=chosen
     )
@@ -84,4 +85,5 @@ def run_and_report(
     console.print(final_table(trained))
     if options.get("profile"):
         console.print(profile_table(trained))
-    console.print(f"Model in {out}/model. Use it with: peerdg predict {out} IMAGE")
+    console.print(f"Model in {out}/model. Use it with: {command('predict', out, 'IMAGE')}")
+    console.print(f"Page with figures: {command('runs', out, '--report', f'{out}-report')}")
