@@ -1,4 +1,4 @@
-"""Nothing that speaks of targets may count distorted validation images among them."""
+"""Distorted validation images do not count as targets."""
 
 import io
 from pathlib import Path
@@ -33,18 +33,18 @@ def test_a_target_is_neither_validation_nor_crafted():
     assert not is_target("validation") and not is_target("crafted:blur")
 
 
-def test_crafted_domains_have_no_part_in_fluctuation():
+def test_fluctuation_ignores_crafted_domains():
     assert accuracy_series(RECORDS, model="model", every=1, burn_in_periods=0) == {"art": [70.0]}
 
 
-def test_crafted_domains_have_no_part_in_the_target_mean():
+def test_the_target_mean_ignores_crafted_domains():
     run = RunResult(path=Path("run"), config={}, evaluations=RECORDS)
     assert run.targets == ["art"]
     assert run.score("model") == 70.0
 
 
-def test_a_target_must_not_take_a_crafted_name():
-    with pytest.raises(DataError, match="called 'crafted:blur'"):
+def test_a_target_must_not_have_a_crafted_name():
+    with pytest.raises(DataError, match="'crafted:blur' is reserved"):
         Splits(tiny_domain(), None, {"crafted:blur": tiny_domain()})
 
 

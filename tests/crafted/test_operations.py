@@ -1,4 +1,4 @@
-"""The pieces of the families, against scipy, closed forms and invariances."""
+"""Operations of the families, compared with scipy, closed forms and invariances."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (1, 5), (7, 3)])
-def test_convolve_is_correlation_with_a_repeated_border(shape):
+def test_convolve_is_correlation_with_a_replicated_border(shape):
     image, kernel = photo(20), rng().normal(size=shape).astype(np.float32)
     expected = ndimage.correlate(image.astype(float), kernel[..., None], mode="nearest")
     np.testing.assert_allclose(convolve(image, kernel), expected, atol=2e-3)
@@ -29,11 +29,11 @@ def test_smooth_is_a_gaussian_filter():
     np.testing.assert_allclose(smooth(image, 2.0), expected, atol=2e-3)
 
 
-def test_colors_survive_the_way_to_hsv_and_back():
+def test_hsv_conversion_can_be_inverted():
     assert change(from_hsv(to_hsv(photo(32))), photo(32)) < 2
 
 
-def test_scaling_by_one_and_a_wave_of_none_change_nothing():
+def test_identity_strengths_change_nothing():
     image = photo(33)
     np.testing.assert_allclose(geometric.scale(image, rng(), factor=1.0), image, atol=0.1)
     still = geometric.polar(image, rng(), twist=0, wave=0, waves=3)
@@ -57,18 +57,18 @@ def test_a_jigsaw_keeps_every_pixel():
     assert np.array_equal(np.sort(mixed, axis=None), np.sort(image, axis=None))
 
 
-def test_noise_has_the_scale_it_was_given():
-    grey = np.full((120, 120, 3), 128, dtype=np.float32)
-    assert (values.gaussian_noise(grey, rng(), scale=60) - grey).std() == pytest.approx(60, 0.03)
-    laplace = values.laplace_noise(grey, rng(), scale=60) - grey
+def test_noise_has_the_given_scale():
+    gray = np.full((120, 120, 3), 128, dtype=np.float32)
+    assert (values.gaussian_noise(gray, rng(), scale=60) - gray).std() == pytest.approx(60, 0.03)
+    laplace = values.laplace_noise(gray, rng(), scale=60) - gray
     assert np.abs(laplace).mean() == pytest.approx(60, 0.03)
-    poisson = values.poisson_noise(grey, rng(), rate=50) - grey
+    poisson = values.poisson_noise(gray, rng(), rate=50) - gray
     assert np.abs(poisson).mean() == pytest.approx(50, 0.03)
     assert abs(poisson.mean()) < 2
 
 
 @pytest.mark.parametrize("black", [0, 0.5, 1])
-def test_covered_squares_take_the_share_they_were_given(black):
+def test_covered_squares_have_the_given_share(black):
     gray = np.full((200, 200, 3), 128, dtype=np.float32)
     result = values.cover(gray, rng(), black=black, share=0.4, side=1)
     assert (result == 0).mean() == pytest.approx(0.4 * black, abs=0.02)
@@ -93,20 +93,20 @@ def test_mean_shift_flattens_areas_and_keeps_the_edge_between_them():
     assert np.abs(result - image).std() < np.abs(noisy - image).std() / 3
 
 
-def test_a_hue_turned_all_the_way_round_and_white_light_change_little():
+def test_a_full_hue_rotation_and_white_light_change_little():
     image = photo(32)
     assert change(values.change_hsv(image, rng(), degrees=360), image) < 2
     np.testing.assert_allclose(values.white_of(6600), 1, atol=0.02)
     assert values.white_of(2000)[2] < 0.2 < values.white_of(2000)[0]  # candle light lacks blue
 
 
-def test_few_bits_leave_two_to_the_power_of_them():
+def test_few_bits_leave_a_power_of_two_levels():
     assert set(np.unique(values.few_bits(photo(32), rng(), bits=2))) == {0, 85, 170, 255}
     few = values.few_colors(photo(32), rng(), colors=4)
     assert len(np.unique(few.reshape(-1, 3), axis=0)) == 4
 
 
-def test_adaptive_equalisation_with_one_tile_and_no_limit_is_the_global_one():
+def test_adaptive_equalization_of_one_tile_without_limit_is_global():
     image = photo(32)
     value = to_hsv(image)[..., 2]
     ranks = np.array([(value <= v).mean() for v in range(256)]) * 255
@@ -114,7 +114,7 @@ def test_adaptive_equalisation_with_one_tile_and_no_limit_is_the_global_one():
     assert np.abs(result - ranks[value.astype(int)]).max() <= 2
 
 
-def test_adaptive_equalisation_limited_to_nothing_is_a_straight_line():
+def test_adaptive_equalization_with_limit_zero_is_linear():
     image = photo(32)
     assert change(values.adaptive(image, rng(), clip=0, tiles=3), image) < 2.5
 
@@ -122,14 +122,14 @@ def test_adaptive_equalisation_limited_to_nothing_is_a_straight_line():
 def test_canny_draws_one_thin_line_along_a_step():
     plane = np.zeros((20, 20), dtype=np.float32)
     plane[:, 10:] = 200
-    found = drawing.canny(smooth_plane(plane, 1.0), weak=5, strong=20)
-    assert found[1:-1].sum(axis=1).max() == 1
-    assert set(np.nonzero(found)[1]) <= {9, 10}
+    edges = drawing.canny(smooth_plane(plane, 1.0), weak=5, strong=20)
+    assert edges[1:-1].sum(axis=1).max() == 1
+    assert set(np.nonzero(edges)[1]) <= {9, 10}
     assert not drawing.canny(np.full((9, 9), 70, np.float32), weak=5, strong=20).any()
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_connected_parts_are_those_that_hold_a_seed(seed):
+def test_connected_parts_contain_a_seed(seed):
     mask = rng(seed).random((40, 40)) < 0.45
     seeds = rng(seed + 1).random((40, 40)) < 0.02
     labels, _ = ndimage.label(mask, structure=np.ones((3, 3)))
@@ -145,8 +145,8 @@ def test_each_pixel_finds_its_nearest_point(count):
     places = np.stack([y.ravel(), x.ravel()], axis=1)
     expected, _ = cKDTree(points).query(places)
     labels = drawing.nearest_point(height, width, points).ravel()
-    found = np.linalg.norm(points[labels] - places, axis=1)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    distances = np.linalg.norm(points[labels] - places, axis=1)
+    np.testing.assert_allclose(distances, expected, atol=1e-4)
 
 
 def test_superpixels_do_not_cross_a_strong_edge():
@@ -157,7 +157,7 @@ def test_superpixels_do_not_cross_a_strong_edge():
     assert len(np.unique(labels)) > 8
 
 
-def test_areas_are_painted_in_their_mean_color():
+def test_areas_are_filled_with_their_mean_color():
     image = photo(30)
     labels = np.arange(900).reshape(30, 30) // 90
     result = drawing.flatten(image, labels, 1.0, rng())
@@ -167,7 +167,7 @@ def test_areas_are_painted_in_their_mean_color():
     assert np.array_equal(drawing.flatten(image, labels, 0.0, rng()), image)
 
 
-def test_rain_and_snow_cover_about_the_share_they_were_given():
+def test_rain_and_snow_cover_about_the_given_share():
     black = np.zeros((200, 200, 3), dtype=np.float32)
     for size, length in ((4.0, 6.0), (1.5, 30.0)):
         strengths = {"cover": 0.2, "size": size, "length": length, "angle": 70.0}

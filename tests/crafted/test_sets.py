@@ -34,7 +34,7 @@ def photo(side: int, *, seed: int = 0) -> np.ndarray:
 
 
 def digit(side: int = 32) -> np.ndarray:
-    """A soft grey ring on black."""
+    """A soft gray ring on black."""
     y, x = np.mgrid[:side, :side] - (side - 1) / 2
     ring = np.clip(3 - np.abs(np.hypot(y, 1.4 * x) - side / 3.5), 0, 1) * 255
     return np.rint(ring)[..., None].repeat(3, axis=2).astype(np.float32)
@@ -65,7 +65,7 @@ def test_every_operation_distorts_a_photo_and_leaves_its_argument_alone():
 
 
 @pytest.mark.parametrize("size", [(8, 8), (20, 31)])
-def test_every_operation_takes_small_and_oblong_images(size):
+def test_every_operation_accepts_small_and_oblong_images(size):
     image = photo(40)[: size[0], : size[1]]
     for operation in OPERATIONS:
         assert operation(image, np.random.default_rng(0)).shape == image.shape, operation.name
@@ -77,7 +77,7 @@ def test_black_images_are_accepted():
         assert craft(black, family).shape == black.shape
 
 
-def test_gray_digits_are_changed_by_every_family_although_some_operations_cannot():
+def test_every_family_changes_gray_digits():
     image = digit()
     for family in set(FAMILIES) - {"artistic"}:
         for seed in range(20):
@@ -85,7 +85,7 @@ def test_gray_digits_are_changed_by_every_family_although_some_operations_cannot
             assert change(result, image) >= UNCHANGED, family
 
 
-def test_an_operation_without_effect_on_the_image_makes_room_for_the_next():
+def test_an_operation_without_effect_is_replaced_by_another():
     nothing = Operation("nothing", lambda image, rng: image)
     invert = Operation("invert", lambda image, rng: 255 - image)
     for seed in range(6):
@@ -93,7 +93,7 @@ def test_an_operation_without_effect_on_the_image_makes_room_for_the_next():
         assert np.array_equal(result, 255 - digit())
 
 
-def test_small_images_do_not_draw_what_would_leave_nothing_to_see():
+def test_small_images_skip_operations_that_destroy_them():
     jigsaw = Operation("jigsaw", lambda image, rng: 255 - image, smallest=64)
     dim = Operation("dim", lambda image, rng: image / 2)
     table = [jigsaw, dim]
@@ -104,7 +104,7 @@ def test_small_images_do_not_draw_what_would_leave_nothing_to_see():
     assert max(large) == 255
 
 
-def test_strengths_stay_in_their_ranges_and_lengths_follow_the_size_of_the_image():
+def test_strengths_are_in_range_and_lengths_scale_with_the_image():
     rng = np.random.default_rng(0)
     for _ in range(200):
         assert 2 <= between(2, 3)(rng, 1) <= 3
@@ -117,7 +117,7 @@ def test_strengths_stay_in_their_ranges_and_lengths_follow_the_size_of_the_image
     assert {np.sign(signed(between(1, 2))(rng, 1)) for _ in range(50)} == {-1, 1}
 
 
-def test_the_sets_are_the_same_every_time_and_others_with_another_seed():
+def test_the_sets_are_reproducible_and_depend_on_the_seed():
     images = domain().images
     for family in FAMILIES:
         first = craft(images, family)
@@ -125,7 +125,7 @@ def test_the_sets_are_the_same_every_time_and_others_with_another_seed():
         assert not torch.equal(first, craft(images, family, seed=1))
 
 
-def test_a_copy_depends_on_the_position_of_its_image_and_on_no_other_image():
+def test_a_copy_depends_on_the_position_but_not_on_other_images():
     images = domain().images
     assert torch.equal(craft(images, "weather")[:3], craft(images[:3], "weather"))
     same = images[:1].repeat(6, 1, 1, 1)
@@ -145,7 +145,7 @@ def test_crafted_domains_keep_labels_classes_and_order():
         assert change(copy.images.numpy(), validation.images.numpy()) > UNCHANGED
 
 
-def test_chosen_families_come_in_the_usual_order_and_unknown_ones_are_refused():
+def test_families_are_sorted_and_unknown_ones_rejected():
     chosen = crafted_domains(domain(2), families=["edges", "blur"])
     assert list(chosen) == ["crafted:blur", "crafted:edges"]
     with pytest.raises(ValueError):
@@ -171,7 +171,7 @@ def test_the_sets_are_made_once_per_content_family_and_seed(monkeypatch):
     assert made == ["blur", "blur", "edges"]
 
 
-def test_six_families_are_free_of_randaugment():
+def test_six_families_do_not_overlap_randaugment():
     assert DISJOINT == ("artistic", "blur", "convolutional", "edges", "segmentation", "weather")
     assert not set(DISJOINT) & RANDAUGMENT
 

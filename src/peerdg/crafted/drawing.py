@@ -1,4 +1,4 @@
-"""Images redrawn by lines and flat areas: the families `artistic`, `edges` and `segmentation`."""
+"""Redraw images with lines and flat areas: families `artistic`, `edges` and `segmentation`."""
 
 import math
 
@@ -22,13 +22,13 @@ from peerdg.crafted.operation import (
 )
 
 Mask = NDArray[np.bool_]
-Labels = NDArray[np.int64]  # number of each pixel's area: [h, w]
-Points = NDArray[np.float32]  # places as (y, x): [n, 2]
+Labels = NDArray[np.int64]  # area number of each pixel: [h, w]
+Points = NDArray[np.float32]  # positions (y, x): [n, 2]
 Line = NDArray[np.floating]
 
 _SOBEL = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], dtype=np.float32) / 4
-_CONTRAST = 100  # levels between lines and ground, so that lines are seen
-_TILE = 32  # side in pixels of the parts in which nearest points are looked up
+_CONTRAST = 100  # minimum luminance difference of lines and background
+_TILE = 32  # side in pixels of the tiles for the search of nearest points
 
 
 def cartoon(
@@ -41,9 +41,9 @@ def cartoon(
     line: float,
     threshold: float,
 ) -> Picture:
-    """Flatten the areas, strengthen their colors, draw lines where brightness falls.
+    """Flatten areas, strengthen their colors, and draw lines where brightness drops.
 
-    Details below `radius` pixels vanish, areas merge whose difference is below `color`, and a pixel
+    Details below `radius` pixels vanish, and areas that differ by less than `color` merge. A pixel
     that is darker than its surroundings by `threshold` becomes a line of width `line`.
     """
     flat = mean_shift(image, rng, radius=radius, color=color)
@@ -73,14 +73,14 @@ ARTISTIC = (
 def canny_lines(
     image: Picture, rng: Random, *, sigma: float, share: float, weak: float, strong: float
 ) -> Picture:
-    """Edges in a random color over another one."""
+    """Draw Canny edges in one random color on another."""
     edges = canny(smooth_plane(luma(image), sigma), weak=weak, strong=strong)
     line, ground = _two_colors(rng)
     return blend(image, np.where(edges[..., None], line, ground), share)
 
 
 def canny(plane: Plane, *, weak: float, strong: float) -> Mask:
-    """Edges that are strong, or weak and connected to a strong one (Canny 1986).
+    """Find edges that are strong, or weak and connected to a strong one (Canny 1986).
 
     `plane` is a smoothed image. `weak` and `strong` are gradients in levels per pixel.
     """
@@ -92,7 +92,7 @@ def canny(plane: Plane, *, weak: float, strong: float) -> Mask:
 
 
 def connected(mask: Mask, seeds: Mask) -> Mask:
-    """The parts of `mask` that touch a seed, over any distance and also diagonally."""
+    """Select the 8-connected regions of `mask` that contain a seed."""
     grown = np.pad(mask & seeds, 1)
     inside = np.pad(mask, 1)
     while True:
@@ -109,7 +109,7 @@ def connected(mask: Mask, seeds: Mask) -> Mask:
 
 
 def _is_ridge(size: Plane, x: Plane, y: Plane) -> Mask:
-    """Whether a pixel's gradient is the largest among its neighbors along the gradient."""
+    """Mark pixels whose gradient is the largest among their neighbors along the gradient."""
     around = np.pad(size, 1)
     height, width = size.shape
     sector = np.rint(np.arctan2(y, x) / (np.pi / 4)).astype(int) % 4
@@ -122,7 +122,7 @@ def _is_ridge(size: Plane, x: Plane, y: Plane) -> Mask:
 
 
 def _two_colors(rng: Random) -> tuple[Picture, Picture]:
-    """Two random colors that differ in brightness."""
+    """Draw two random colors that differ in brightness."""
     while True:
         line, ground = rng.uniform(0, 255, (2, 3)).astype(np.float32)
         if abs(float(luma(line) - luma(ground))) >= _CONTRAST:
@@ -146,12 +146,12 @@ EDGES = (
 def superpixels(
     image: Picture, rng: Random, *, side: float, compactness: float, share: float
 ) -> Picture:
-    """Areas of similar color."""
+    """Flatten superpixels: areas of similar color."""
     return flatten(image, slic(image, side, compactness), share, rng)
 
 
 def random_cells(image: Picture, rng: Random, *, side: float, share: float) -> Picture:
-    """Voronoi cells of points anywhere."""
+    """Flatten Voronoi cells of random points."""
     height, width = image.shape[:2]
     count = max(1, round(height * width / side**2))
     points = (rng.random((count, 2)) * (height, width)).astype(np.float32)
@@ -159,7 +159,7 @@ def random_cells(image: Picture, rng: Random, *, side: float, share: float) -> P
 
 
 def regular_cells(image: Picture, rng: Random, *, side: float, share: float) -> Picture:
-    """A mosaic of squares."""
+    """Flatten squares, as in a mosaic."""
     height, width = image.shape[:2]
     rows, columns = (max(1, round(n / side)) for n in (height, width))
     y, x = np.arange(height) * rows // height, np.arange(width) * columns // width
@@ -167,16 +167,16 @@ def regular_cells(image: Picture, rng: Random, *, side: float, share: float) -> 
 
 
 def loose_cells(image: Picture, rng: Random, *, side: float, lost: float, share: float) -> Picture:
-    """A mosaic of squares of which some were lost, so that their neighbours grew."""
+    """Flatten the Voronoi cells of a grid from which some points are removed."""
     height, width = image.shape[:2]
     points = grid_points(height, width, side)
-    kept = rng.random(len(points)) >= lost
-    kept[rng.integers(len(points))] = True
-    return flatten(image, nearest_point(height, width, points[kept]), share, rng)
+    remain = rng.random(len(points)) >= lost
+    remain[rng.integers(len(points))] = True
+    return flatten(image, nearest_point(height, width, points[remain]), share, rng)
 
 
 def flatten(image: Picture, labels: Labels, share: float, rng: Random) -> Picture:
-    """Paint a share of all areas in their mean color."""
+    """Fill a random share of all areas with their mean color."""
     count = int(labels.max()) + 1
     flat = labels.ravel()
     size = np.maximum(np.bincount(flat, minlength=count), 1)
@@ -187,7 +187,7 @@ def flatten(image: Picture, labels: Labels, share: float, rng: Random) -> Pictur
 
 
 def grid_points(height: int, width: int, side: float) -> Points:
-    """The centres of squares that cover the image."""
+    """Return the centers of a grid of squares that cover the image."""
     axes = []
     for length in (height, width):
         count = max(1, round(length / side))
@@ -197,7 +197,7 @@ def grid_points(height: int, width: int, side: float) -> Points:
 
 
 def nearest_point(height: int, width: int, points: Points) -> Labels:
-    """Which point each pixel is nearest to, tile by tile among the points around the tile."""
+    """Return the index of the nearest point of each pixel, searched tile by tile."""
     labels = np.empty((height, width), dtype=np.int64)
     margin = 3 * math.sqrt(height * width / len(points))
     for top in range(0, height, _TILE):
@@ -209,7 +209,7 @@ def nearest_point(height: int, width: int, points: Points) -> Labels:
 
 
 def _nearest(rows: Line, columns: Line, points: Points, margin: float) -> Labels:
-    """The nearest point of each pixel of a tile; points beyond the margin count if needed."""
+    """Return the nearest point of each pixel of a tile. Widen the margin if needed."""
     low, high = (np.array([line[end] for line in (rows, columns)]) for end in (0, -1))
     near = np.flatnonzero(((points > low - margin) & (points < high + margin)).all(axis=1))
     if len(near) == 0:
@@ -223,11 +223,11 @@ def _nearest(rows: Line, columns: Line, points: Points, margin: float) -> Labels
 
 
 def slic(image: Picture, side: float, compactness: float, *, rounds: int = 5) -> Labels:
-    """Simple linear iterative clustering (Achanta et al. 2012), in RGB.
+    """Segment an image by simple linear iterative clustering (Achanta et al. 2012), in RGB.
 
-    k-means over color and place, where each pixel chooses among the nine areas that started
-    around it, so the cost does not depend on their number. It starts from squares of `side` pixels,
-    a distance that is worth `compactness` levels of color.
+    This is k-means over color and position, in which each pixel chooses among the nine areas that
+    started around it, so the cost does not depend on their number. It starts from squares of `side`
+    pixels. A distance of `side` pixels counts as much as `compactness` levels of color.
     """
     height, width = image.shape[:2]
     rows, columns = (max(1, round(n / side)) for n in (height, width))
@@ -243,8 +243,8 @@ def slic(image: Picture, side: float, compactness: float, *, rounds: int = 5) ->
     for _ in range(rounds):
         size = np.maximum(np.bincount(labels, minlength=rows * columns), 1)
         sums = [np.bincount(labels, features[:, i], rows * columns) for i in range(5)]
-        centres = (np.stack(sums, axis=1) / size[:, None]).astype(np.float32)
-        differences = (features - centres[candidate] for candidate in candidates)
+        centers = (np.stack(sums, axis=1) / size[:, None]).astype(np.float32)
+        differences = (features - centers[candidate] for candidate in candidates)
         distance = np.stack([np.einsum("ij,ij->i", each, each) for each in differences])
         labels = np.take_along_axis(candidates, distance.argmin(0)[None], axis=0)[0]
     return labels.reshape(height, width)

@@ -1,4 +1,4 @@
-"""Blur, convolutional filters and weather."""
+"""Blur, convolutional filters and weather effects."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,18 +26,18 @@ from peerdg.crafted.operation import (
 
 
 def gaussian(image: Picture, rng: Random, *, sigma: float) -> Picture:
-    """Out of focus."""
+    """Apply a Gaussian blur."""
     return smooth(image, sigma)
 
 
 def average(image: Picture, rng: Random, *, side: float) -> Picture:
-    """Mean over squares."""
+    """Average over squares."""
     line = np.full(odd(side), 1 / odd(side), dtype=np.float32)
     return convolve(convolve(image, line[None]), line[:, None])
 
 
 def median(image: Picture, rng: Random, *, side: float) -> Picture:
-    """Median over squares; large ones see every second pixel, as Pillow takes side² steps."""
+    """Apply a median filter. Large ones run at half size, because Pillow takes side² steps."""
     exact = to_pil(image)
     if side <= 7:
         return from_pil(exact.filter(ImageFilter.MedianFilter(odd(side))))
@@ -46,7 +46,7 @@ def median(image: Picture, rng: Random, *, side: float) -> Picture:
 
 
 def motion(image: Picture, rng: Random, *, length: float, angle: float) -> Picture:
-    """Mean along a line."""
+    """Average along a line."""
     side = odd(length)
     kernel = np.zeros((side, side), dtype=np.float32)
     steps = np.linspace(-(side // 2), side // 2, 4 * side)
@@ -57,42 +57,42 @@ def motion(image: Picture, rng: Random, *, length: float, angle: float) -> Pictu
 
 
 def bilateral(image: Picture, rng: Random, *, radius: float, color: float) -> Picture:
-    """Mean over neighbours, those of similar color above all."""
+    """Average over neighbors, weighted by the similarity of their colors."""
     return similar_mean(image, radius, lambda distance: torch.exp(distance / (-2 * color**2)))
 
 
 def mean_shift(image: Picture, rng: Random, *, radius: float, color: float) -> Picture:
-    """Colors move to the mean of the similar ones around them, until areas are flat."""
+    """Replace each color by the mean of similar ones around it, four times."""
     for _ in range(4):
         image = similar_mean(image, radius, lambda distance: (distance < color**2).float())
     return image
 
 
 def similar_mean(image: Picture, radius: float, weight: Callable[[Tensor], Tensor]) -> Picture:
-    """Mean over a disc, weighted by the squared distance of the colors.
+    """Average over a disc, weighted by the squared distance of the colors.
 
-    Large discs are sampled on a grid of every second or third pixel: the difference is not visible.
+    Large discs are sampled at every second or third pixel, which makes no visible difference.
     """
     reach = max(1, round(radius))
     step = max(1, round(reach / 3))
-    centre = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))  # (3, h, w)
-    padded = torch.nn.functional.pad(centre[None], (reach,) * 4, mode="replicate")[0]
+    center = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))  # (3, h, w)
+    padded = torch.nn.functional.pad(center[None], (reach,) * 4, mode="replicate")[0]
     height, width = image.shape[:2]
-    total, weights = centre.clone(), torch.ones(height, width)
+    total, weights = center.clone(), torch.ones(height, width)
     offsets = [o for o in range(-reach, reach + 1) if o % step == 0]
     for y in offsets:
         for x in offsets:
             if (y, x) == (0, 0) or y * y + x * x > reach * reach + 1:
                 continue
             shifted = padded[:, reach + y : reach + y + height, reach + x : reach + x + width]
-            share = weight((shifted - centre).square_().sum(0))
+            share = weight((shifted - center).square_().sum(0))
             total.addcmul_(shifted, share)
             weights.add_(share)
     return (total / weights).permute(1, 2, 0).contiguous().numpy()
 
 
 def odd(length: float) -> int:
-    """The nearest odd number, at least 3: a smaller kernel does nothing."""
+    """Round to an odd number of at least 3. A smaller kernel has no effect."""
     return max(3, 2 * round((length - 1) / 2) + 1)
 
 
@@ -107,28 +107,28 @@ BLUR = (
 
 
 def laplacian(image: Picture, rng: Random, *, gain: float) -> Picture:
-    """What differs from its eight neighbours."""
+    """Compute the difference of each pixel from its eight neighbors."""
     kernel = np.full((3, 3), -1, dtype=np.float32)
     kernel[1, 1] = 8
     return np.float32(gain) * convolve(image, kernel)
 
 
 def sharpen(image: Picture, rng: Random, *, share: float, lightness: float) -> Picture:
-    """Contrast against the eight neighbours."""
+    """Increase the contrast with the eight neighbors."""
     kernel = np.full((3, 3), -1, dtype=np.float32)
     kernel[1, 1] = 8 + lightness
     return blend(image, convolve(image, kernel), share)
 
 
 def emboss(image: Picture, rng: Random, *, share: float, strength: float) -> Picture:
-    """Light from one corner."""
+    """Emboss the image, lit from one corner."""
     s = strength
     kernel = np.array([[-1 - s, -s, 0], [-s, 1, s], [0, s, 1 + s]], dtype=np.float32)
     return blend(image, convolve(image, kernel), share)
 
 
 def edge_detect(image: Picture, rng: Random, *, share: float, gain: float) -> Picture:
-    """What differs from its four neighbours, either way."""
+    """Compute the absolute difference of each pixel from its four neighbors."""
     kernel = np.array([[0, 1, 0], [1, -4, 1], [0, 1, 0]], dtype=np.float32)
     return blend(image, np.float32(gain) * np.abs(convolve(image, kernel)), share)
 
@@ -136,10 +136,10 @@ def edge_detect(image: Picture, rng: Random, *, share: float, gain: float) -> Pi
 def directed_edges(
     image: Picture, rng: Random, *, share: float, gain: float, angle: float
 ) -> Picture:
-    """Steps from dark to bright in one direction."""
-    places = np.array([(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)], dtype=np.float32)
+    """Detect steps from dark to bright in one direction."""
+    offsets = np.array([(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)], dtype=np.float32)
     direction = np.array([np.sin(np.deg2rad(angle)), np.cos(np.deg2rad(angle))])
-    kernel = (places @ direction).reshape(3, 3).astype(np.float32)
+    kernel = (offsets @ direction).reshape(3, 3).astype(np.float32)
     return blend(image, np.float32(gain) * convolve(image, kernel / 2), share)
 
 
@@ -157,7 +157,7 @@ CONVOLUTIONAL = (
 
 
 def snow_cover(image: Picture, rng: Random, *, threshold: float, gain: float) -> Picture:
-    """What is bright turns white, as if snow lay on it; in places only."""
+    """Turn bright areas white in patches, like snow."""
     height, width = image.shape[:2]
     patches = 60 * field(rng, height, width, coarsest=width / 2) - 30
     light = luma(image)
@@ -166,14 +166,14 @@ def snow_cover(image: Picture, rng: Random, *, threshold: float, gain: float) ->
 
 
 def clouds(image: Picture, rng: Random, *, density: float, lumps: float) -> Picture:
-    """White lumps with clear gaps."""
+    """Add white clouds with clear gaps."""
     height, width = image.shape[:2]
     cover = np.clip(2.5 * field(rng, height, width, coarsest=lumps) - 0.75, 0, 1)
     return blend(image, 240, density * cover[..., None])
 
 
 def fog(image: Picture, rng: Random, *, density: float, lumps: float) -> Picture:
-    """Grey nearly everywhere."""
+    """Add gray fog nearly everywhere."""
     height, width = image.shape[:2]
     cover = 0.75 + 0.25 * field(rng, height, width, coarsest=lumps, octaves=2)
     return blend(image, 205, density * cover[..., None])
@@ -190,7 +190,7 @@ def fall(
     length: float,
     angle: float,
 ) -> Picture:
-    """Drops or flakes over a share `cover` of the dimmed image, drawn out along `angle`."""
+    """Dim the image and cover a share `cover` with drops or flakes, stretched along `angle`."""
     height, width = image.shape[:2]
     sigma = max(size / 2, 0.35)
     footprint = (1 + 2 * sigma) * (odd(length) + 2 * sigma)

@@ -1,4 +1,4 @@
-"""Geometry: affine maps, perspective, local displacement, polar waves, shuffled tiles."""
+"""Geometric operations: affine maps, perspective, displacement, polar waves, shuffled tiles."""
 
 import numpy as np
 
@@ -19,27 +19,27 @@ from peerdg.crafted.operation import (
 
 
 def scale(image: Picture, rng: Random, *, factor: float) -> Picture:
-    """Smaller or larger about the centre."""
+    """Scale about the center."""
     y, x = coordinates(*image.shape[:2])
     return sample(image, y / factor, x / factor)
 
 
 def translate(image: Picture, rng: Random, *, down: float, right: float) -> Picture:
-    """Moved by shares of height and width."""
+    """Shift by shares of height and width."""
     height, width = image.shape[:2]
     y, x = coordinates(height, width)
     return sample(image, y - down * height, x - right * width)
 
 
 def rotate(image: Picture, rng: Random, *, degrees: float) -> Picture:
-    """Turned about the centre."""
+    """Rotate about the center."""
     y, x = coordinates(*image.shape[:2])
     sine, cosine = np.sin(np.deg2rad(degrees)), np.cos(np.deg2rad(degrees))
     return sample(image, cosine * y - sine * x, sine * y + cosine * x)
 
 
 def shear(image: Picture, rng: Random, *, degrees: float) -> Picture:
-    """Leaning, along a random axis."""
+    """Shear along a random axis."""
     y, x = coordinates(*image.shape[:2])
     slope = np.float32(np.tan(np.deg2rad(degrees)))
     if rng.integers(2):
@@ -48,7 +48,7 @@ def shear(image: Picture, rng: Random, *, degrees: float) -> Picture:
 
 
 def piecewise(image: Picture, rng: Random, *, jitter: float, cells: int) -> Picture:
-    """The crossings of a grid move by up to `jitter` cells, and the image between them along."""
+    """Move the nodes of a grid by up to `jitter` cells, and interpolate in between."""
     height, width = image.shape[:2]
     y, x = coordinates(height, width)
     moves = rng.uniform(-jitter, jitter, (2, cells + 1, cells + 1)) / cells
@@ -57,7 +57,7 @@ def piecewise(image: Picture, rng: Random, *, jitter: float, cells: int) -> Pict
 
 
 def perspective(image: Picture, rng: Random, *, tilt: float) -> Picture:
-    """Seen from an angle: one random side recedes by the share `tilt`."""
+    """Tilt the image, so that one random side recedes by the share `tilt`."""
     height, width = image.shape[:2]
     y, x = coordinates(height, width)
     direction = rng.uniform(0, 2 * np.pi)
@@ -67,7 +67,7 @@ def perspective(image: Picture, rng: Random, *, tilt: float) -> Picture:
 
 
 def elastic(image: Picture, rng: Random, *, reach: float, lumps: float) -> Picture:
-    """Each place moves its own way, neighbours alike, by up to `reach` pixels."""
+    """Displace pixels by a smooth random field of up to `reach` pixels."""
     height, width = image.shape[:2]
     y, x = coordinates(height, width)
     down, right = (
@@ -77,7 +77,7 @@ def elastic(image: Picture, rng: Random, *, reach: float, lumps: float) -> Pictu
 
 
 def polar(image: Picture, rng: Random, *, twist: float, wave: float, waves: int) -> Picture:
-    """In polar coordinates: the angle turns towards the centre, the radius waves around it."""
+    """Twist the angle near the center, and add waves to the radius."""
     height, width = image.shape[:2]
     y, x = coordinates(height, width)
     radius, angle = np.hypot(y, x), np.arctan2(y, x)
@@ -88,7 +88,7 @@ def polar(image: Picture, rng: Random, *, twist: float, wave: float, waves: int)
 
 
 def jigsaw(image: Picture, rng: Random, *, tiles: int) -> Picture:
-    """Tiles change places with a neighbour."""
+    """Swap tiles with neighbors."""
     height, width = (n // tiles for n in image.shape[:2])
     result = image.copy()
     order = np.arange(tiles * tiles).reshape(tiles, tiles)

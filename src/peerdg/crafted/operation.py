@@ -1,4 +1,4 @@
-"""An operation with its ranges, and what the families share: filters, warps, random fields.
+"""Operations with their ranges, and the filters, warps and random fields they share.
 
 A picture is a float32 array of shape [h, w, 3] with values 0..255.
 """
@@ -21,32 +21,32 @@ Random = np.random.Generator
 
 
 def to_pil(image: Picture) -> Image.Image:
-    """The picture for Pillow, in 8 bits."""
+    """Convert a picture to an 8-bit Pillow image."""
     return Image.fromarray(np.rint(np.clip(image, 0, 255)).astype(np.uint8))
 
 
 def from_pil(image: Image.Image) -> Picture:
-    """Back from Pillow."""
+    """Convert a Pillow image to a picture."""
     return np.asarray(image.convert("RGB"), dtype=np.float32)
 
 
 def luma(image: Picture) -> Plane:
-    """Brightness as people see it (Rec. 601)."""
+    """Compute the perceived brightness (Rec. 601)."""
     return image @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
 
 
 def blend(image: Picture, other: Picture | float, share: Picture | float) -> Picture:
-    """`share` of the other, the rest of the image."""
+    """Mix a share of `other` into the image."""
     return np.asarray(image * (1 - share) + other * share, dtype=np.float32)
 
 
 def to_hsv(image: Picture) -> Picture:
-    """Hue, saturation and value, each 0..255."""
+    """Convert to hue, saturation and value, each 0..255."""
     return np.array(to_pil(image).convert("HSV"), dtype=np.float32)
 
 
 def from_hsv(hsv: Picture) -> Picture:
-    """Back from hue (which is a circle), saturation and value."""
+    """Convert from hue, saturation and value. The hue wraps around."""
     hue = np.mod(hsv[..., :1], 256)
     rest = np.clip(hsv[..., 1:], 0, 255)
     eight_bit = np.concatenate([hue, rest], axis=2).astype(np.uint8)
@@ -54,7 +54,7 @@ def from_hsv(hsv: Picture) -> Picture:
 
 
 def convolve(image: Picture, kernel: Plane) -> Picture:
-    """Correlate every channel with `kernel`; the border is repeated outwards."""
+    """Correlate every channel with `kernel`, with replicated borders."""
     rows, columns = kernel.shape
     around = (columns // 2, (columns - 1) // 2, rows // 2, (rows - 1) // 2)
     padded = F.pad(_planes(image), around, mode="replicate")
@@ -63,7 +63,7 @@ def convolve(image: Picture, kernel: Plane) -> Picture:
 
 
 def smooth(image: Picture, sigma: float) -> Picture:
-    """Gaussian blur."""
+    """Apply a Gaussian blur."""
     radius = max(1, round(3 * sigma))
     line = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
     line = (line / line.sum()).astype(np.float32)
@@ -71,12 +71,12 @@ def smooth(image: Picture, sigma: float) -> Picture:
 
 
 def smooth_plane(plane: Plane, sigma: float) -> Plane:
-    """Gaussian blur of one channel."""
+    """Apply a Gaussian blur to one channel."""
     return smooth(plane[..., None], sigma)[..., 0]
 
 
 def coordinates(height: int, width: int) -> tuple[Plane, Plane]:
-    """Row and column of each pixel, counted from the centre of the image."""
+    """Return row and column of each pixel, relative to the image center."""
     y = np.arange(height, dtype=np.float32) - (height - 1) / 2
     x = np.arange(width, dtype=np.float32) - (width - 1) / 2
     rows, columns = np.meshgrid(y, x, indexing="ij")
@@ -84,9 +84,9 @@ def coordinates(height: int, width: int) -> tuple[Plane, Plane]:
 
 
 def sample(image: Picture, y: Plane, x: Plane, *, outside: str = "zeros") -> Picture:
-    """Fill each pixel from the place (y, x), counted from the center, bilinearly.
+    """Sample the image bilinearly at positions (y, x) relative to its center.
 
-    Outside of the image is black (`"zeros"`) or the mirrored image (`"reflection"`).
+    The outside of the image is black (`"zeros"`) or mirrored (`"reflection"`).
     """
     height, width = image.shape[:2]
     grid = np.stack([2 * x / width, 2 * y / height], axis=-1).astype(np.float32)
@@ -97,7 +97,7 @@ def sample(image: Picture, y: Plane, x: Plane, *, outside: str = "zeros") -> Pic
 
 
 def blocks(rng: Random, height: int, width: int, *, side: float) -> Plane:
-    """Uniform random numbers 0..1 that are the same within squares of `side` pixels."""
+    """Draw uniform random numbers 0..1, constant within squares of `side` pixels."""
     rows = (np.arange(height) / max(side, 1)).astype(int)
     columns = (np.arange(width) / max(side, 1)).astype(int)
     grid: Plane = rng.random((rows[-1] + 1, columns[-1] + 1), dtype=np.float32)
@@ -107,8 +107,8 @@ def blocks(rng: Random, height: int, width: int, *, side: float) -> Plane:
 def field(rng: Random, height: int, width: int, *, coarsest: float, octaves: int = 4) -> Plane:
     """Draw a smooth field over 0..1, like clouds.
 
-    Its largest lumps have a size of `coarsest` pixels. Each further octave has half the size and
-    half the weight of the one before.
+    The largest structures have a size of `coarsest` pixels. Each further octave has half the size
+    and half the weight of the previous one.
     """
     total: Plane = np.zeros((height, width), dtype=np.float32)
     for octave in range(octaves):
@@ -121,7 +121,7 @@ def field(rng: Random, height: int, width: int, *, coarsest: float, octaves: int
 
 
 def enlarge(grid: Plane, height: int, width: int, *, smooth: bool) -> Plane:
-    """Values at the crossings of a grid over the image, with curves or lines in between."""
+    """Interpolate the values at the nodes of a grid over the image, by curves or lines."""
     plane = torch.from_numpy(grid.astype(np.float32))[None, None]
     mode = "bicubic" if smooth else "bilinear"
     return F.interpolate(plane, (height, width), mode=mode, align_corners=True)[0, 0].numpy()
@@ -135,50 +135,50 @@ def _picture(planes: Tensor) -> Picture:
     return planes[0].permute(1, 2, 0).contiguous().numpy()
 
 
-REFERENCE_SIDE = 227  # lengths in the tables are pixels of an image of this side
-UNCHANGED = 5.0  # levels of 255: below this mean difference an image counts as not distorted
+REFERENCE_SIDE = 227  # image side that the lengths in the tables refer to
+UNCHANGED = 5.0  # levels of 255; an image with a smaller mean change counts as not distorted
 
-# From (generator, pixels of this image per pixel of the reference) to a strength.
+# Draws a strength, given a generator and the scale of this image relative to the reference.
 Draw = Callable[[Random, float], float]
 
 
 def between(low: float, high: float) -> Draw:
-    """Uniform."""
+    """Draw a uniform number."""
     return lambda rng, unit: float(rng.uniform(low, high))
 
 
 def randint(low: int, high: int) -> Draw:
-    """A whole number, both ends included."""
+    """Draw an integer, both ends included."""
     return lambda rng, unit: int(rng.integers(low, high + 1))
 
 
 def pixels(low: float, high: float, *, at_least: float = 0.0) -> Draw:
-    """A length in pixels of the reference side, scaled to the image."""
+    """Draw a length in pixels of the reference side, scaled to the image."""
     return lambda rng, unit: max(at_least, float(rng.uniform(low, high)) * unit)
 
 
 def either(*draws: Draw) -> Draw:
-    """One of several ranges: how a strength stays away from the middle that changes nothing."""
+    """Draw from one of several ranges, which leave out values without a visible effect."""
     return lambda rng, unit: draws[rng.integers(len(draws))](rng, unit)
 
 
 def signed(draw: Draw) -> Draw:
-    """Positive or negative."""
+    """Draw a value with a random sign."""
     return lambda rng, unit: draw(rng, unit) * (1 if rng.integers(2) else -1)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One row of a family's table.
+    """One distortion of a family.
 
-    `function` makes a picture of the same size of (picture, generator, strengths). Values outside
-    0..255 are cut.
+    `function` maps (picture, generator, strengths) to a picture of the same size. Values are
+    clipped to 0..255.
     """
 
     name: str
     function: Callable[..., Picture]
     ranges: dict[str, Draw] = dataclasses.field(default_factory=dict)  # of the strengths
-    smallest: int = 0  # side; smaller images do not draw it, as it would leave nothing to see
+    smallest: int = 0  # minimum image side, below which nothing would be recognizable
 
     def __call__(self, image: Picture, rng: Random) -> Picture:
         unit = min(image.shape[:2]) / REFERENCE_SIDE
@@ -190,8 +190,8 @@ class Operation:
 def distort(image: Picture, family: Sequence[Operation], rng: Random) -> Picture:
     """Apply one operation of the family, drawn uniformly.
 
-    One that leaves this image as it is (the hue of a grey image, the gamma of black on white) is
-    no distortion, so the next one is tried, in random order; if all fail, the strongest counts.
+    An operation may leave an image unchanged (the hue of a gray image, the gamma of black on
+    white). Then others are tried in random order. If none has an effect, the strongest is used.
     """
     side = min(image.shape[:2])
     usable = [operation for operation in family if side >= operation.smallest]

@@ -1,4 +1,4 @@
-"""The crafted domains: a distorted copy of the validation images for each family."""
+"""Crafted domains: a distorted copy of the validation images for each family."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from peerdg.data.cache import cached_domain
 from peerdg.data.domain import Domain
 from peerdg.rng import seed_for
 
-VERSION = 1  # of the tables and functions: a change of any makes other images
+VERSION = 1  # increase when a change of the tables or functions changes images
 OPERATIONS: dict[str, Sequence[Operation]] = {
     "arithmetic": ARITHMETIC,
     "artistic": ARTISTIC,
@@ -38,14 +38,13 @@ def crafted_domains(
 ) -> dict[str, Domain]:
     """Make a distorted copy of the validation images for each family, as `"crafted:<family>"`.
 
-    Each image draws one operation of the family and its strength. The draw depends only on seed,
-    family and the image's position, so the sets are the same in every run; they are kept in the
-    cache.
+    An operation of the family and its strength are drawn for each image. The draw depends only on
+    seed, family and the image's position, so the sets are the same in every run. They are cached.
 
     Args:
-        validation: The source's own validation images.
-        seed: Seed of the draws. Keep it over all runs that are compared.
-        families: Names of families; all ten if not given.
+        validation: Validation images of the source.
+        seed: Seed of the draws. Use the same for all runs that are compared.
+        families: Names of families. Default: all ten.
     """
     chosen = sorted(FAMILIES if families is None else families, key=FAMILIES.index)
     return {CRAFTED + family: _crafted(validation, family, seed) for family in chosen}
@@ -68,5 +67,5 @@ def _crafted(validation: Domain, family: str, seed: int) -> Domain:
         return replace(validation, name=name, images=craft(validation.images, family, seed=seed))
 
     name = CRAFTED + family
-    made = cached_domain(name, [name, validation.fingerprint, seed, VERSION], make)
-    return replace(made, paths=validation.paths)
+    domain = cached_domain(name, [name, validation.fingerprint, seed, VERSION], make)
+    return replace(domain, paths=validation.paths)

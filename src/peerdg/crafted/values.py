@@ -1,4 +1,4 @@
-"""Pixel values, each pixel by itself: the families `arithmetic`, `color` and `contrast`."""
+"""Change pixel values: families `arithmetic`, `color` and `contrast`."""
 
 import io
 from functools import partial
@@ -28,38 +28,38 @@ from peerdg.crafted.operation import (
 
 
 def add(image: Picture, rng: Random, *, amount: float) -> Picture:
-    """Brighter or darker everywhere."""
+    """Make all pixels brighter or darker."""
     return image + np.float32(amount)
 
 
 def add_per_pixel(image: Picture, rng: Random, *, amount: float) -> Picture:
-    """Every pixel brighter or darker by up to `amount`."""
+    """Make each pixel brighter or darker by up to `amount`."""
     return image + rng.uniform(-amount, amount, (*image.shape[:2], 1)).astype(np.float32)
 
 
 def gaussian_noise(image: Picture, rng: Random, *, scale: float) -> Picture:
-    """Normal noise, each channel its own."""
+    """Add Gaussian noise, independent for each channel."""
     return image + np.float32(scale) * rng.standard_normal(image.shape, dtype=np.float32)
 
 
 def laplace_noise(image: Picture, rng: Random, *, scale: float) -> Picture:
-    """Noise with more outliers than the normal one."""
+    """Add Laplace noise, which has more outliers than Gaussian noise."""
     return image + rng.laplace(0.0, scale, image.shape).astype(np.float32)
 
 
 def poisson_noise(image: Picture, rng: Random, *, rate: float) -> Picture:
-    """Counts with a random sign."""
+    """Add Poisson counts with random signs."""
     counts = rng.poisson(rate, image.shape) * rng.choice((-1, 1), image.shape)
     return np.asarray(image + counts)
 
 
 def multiply(image: Picture, rng: Random, *, factor: float) -> Picture:
-    """Overexposure."""
+    """Overexpose the image."""
     return image * np.float32(factor)
 
 
 def cutout(image: Picture, rng: Random, *, squares: int, side: float) -> Picture:
-    """Grey squares at random places; `side` is a share of the image's."""
+    """Draw gray squares at random positions. `side` is a share of the image's side."""
     result = image.copy()
     height, width = image.shape[:2]
     half = max(1, round(side * min(height, width) / 2))
@@ -69,30 +69,30 @@ def cutout(image: Picture, rng: Random, *, squares: int, side: float) -> Picture
 
 
 def cover(image: Picture, rng: Random, *, black: float, share: float, side: float) -> Picture:
-    """Squares of `side` pixels over a share of the image, a part of them black, the rest white."""
+    """Cover a share of the image with squares of `side` pixels: a part black, the rest white."""
     draw = blocks(rng, *image.shape[:2], side=side)[..., None]
     white = np.where(draw < share, np.float32(255), image)
     return np.where(draw < share * black, np.float32(0), white)
 
 
 def impulses(image: Picture, rng: Random, *, share: float) -> Picture:
-    """Channels that are 0 or 255, over a share of all values."""
+    """Set a share of all channel values to 0 or 255."""
     hit = rng.random(image.shape, dtype=np.float32) < share
     return np.where(hit, np.float32(255) * rng.integers(2, size=image.shape), image)
 
 
 def invert(image: Picture, rng: Random) -> Picture:
-    """The negative."""
+    """Invert all values."""
     return 255 - image
 
 
 def solarize(image: Picture, rng: Random, *, threshold: float) -> Picture:
-    """The negative of what is brighter than the threshold."""
+    """Invert values above the threshold."""
     return np.where(image >= threshold, 255 - image, image)
 
 
 def jpeg(image: Picture, rng: Random, *, quality: int) -> Picture:
-    """Heavy compression."""
+    """Compress the image heavily."""
     file = io.BytesIO()
     to_pil(image).save(file, format="JPEG", quality=quality)
     return from_pil(Image.open(file, formats=("JPEG",)))
@@ -132,24 +132,24 @@ def change_hsv(
     value: float = 1,
     added: float = 0,
 ) -> Picture:
-    """Turn the color wheel, multiply saturation and value, add to the value."""
+    """Rotate the hue, multiply saturation and value, and add to the value."""
     factors = np.array([1, saturation, value], dtype=np.float32)
     shifts = np.array([degrees / 360 * 256, 0, added], dtype=np.float32)
     return from_hsv(to_hsv(image) * factors + shifts)
 
 
-def grey(image: Picture, rng: Random, *, share: float) -> Picture:
-    """Most of the color taken away."""
+def gray(image: Picture, rng: Random, *, share: float) -> Picture:
+    """Remove most of the color."""
     return blend(image, luma(image)[..., None], share)
 
 
 def temperature(image: Picture, rng: Random, *, kelvin: float) -> Picture:
-    """The light of a black body of this temperature, as in candle light or blue shadow."""
+    """Light the image with a black body of this temperature, from candle light to blue shadow."""
     return image * white_of(kelvin)
 
 
 def white_of(kelvin: float) -> Picture:
-    """What white looks like in this light, 0..1: a fit to the black-body colors."""
+    """Return the color of white in this light, 0..1, from a fit to black-body colors."""
     t = kelvin / 100
     if t <= 66:
         rgb = (255.0, 99.47 * np.log(t) - 161.12, 138.52 * np.log(max(t - 10, 1)) - 305.04)
@@ -159,12 +159,12 @@ def white_of(kelvin: float) -> Picture:
 
 
 def few_colors(image: Picture, rng: Random, *, colors: int) -> Picture:
-    """A palette made for the image."""
+    """Reduce the image to a palette made for it."""
     return from_pil(to_pil(image).quantize(colors=colors))
 
 
 def few_bits(image: Picture, rng: Random, *, bits: int) -> Picture:
-    """Each channel in `2 ** bits` even steps, from 0 to 255."""
+    """Quantize each channel to `2 ** bits` even steps from 0 to 255."""
     steps = 2**bits - 1
     return np.asarray(np.rint(image / 255 * steps) / steps * 255)
 
@@ -176,7 +176,7 @@ COLOR = (
     Operation(
         "multiply brightness", change_hsv, {"value": either(between(0.15, 0.3), between(1.8, 2))}
     ),
-    Operation("grey", grey, {"share": between(0.8, 1)}),
+    Operation("gray", gray, {"share": between(0.8, 1)}),
     Operation(
         "temperature", temperature, {"kelvin": either(between(1500, 2500), between(12e3, 20e3))}
     ),
@@ -186,34 +186,34 @@ COLOR = (
 
 
 def gamma(image: Picture, rng: Random, *, exponent: float) -> Picture:
-    """`v ** exponent`, v in 0..1."""
+    """Compute `v ** exponent`, v in 0..1."""
     return 255 * (image / 255) ** np.float32(exponent)
 
 
 def sigmoid(image: Picture, rng: Random, *, gain: float, middle: float) -> Picture:
-    """Steep around the middle, flat at both ends."""
+    """Apply a sigmoid, steep around `middle` and flat at both ends."""
     return 255 / (1 + np.exp(np.float32(gain) * (np.float32(middle) - image / 255)))
 
 
 def logarithm(image: Picture, rng: Random, *, gain: float) -> Picture:
-    """`gain * log2(1 + v)`, v in 0..1."""
+    """Compute `gain * log2(1 + v)`, v in 0..1."""
     return 255 * np.float32(gain) * np.log2(1 + image / 255)
 
 
 def linear(image: Picture, rng: Random, *, factor: float) -> Picture:
-    """Nearer to or farther from middle grey."""
+    """Scale the distance from middle gray."""
     return 127 + (image - 127) * np.float32(factor)
 
 
 def adaptive(image: Picture, rng: Random, *, clip: float, tiles: int) -> Picture:
-    """Contrast-limited adaptive histogram equalisation of the brightness (CLAHE)."""
+    """Apply contrast-limited adaptive histogram equalization (CLAHE) to the brightness."""
     hsv = to_hsv(image)
     value = hsv[..., 2].astype(np.int64)
     height, width = value.shape
     curves = _tile_curves(value, clip, tiles)
     y, x = _tile_position(height, tiles), _tile_position(width, tiles)
     result = np.zeros((height, width), dtype=np.float32)
-    # Each pixel mixes the curves of the four tiles whose centres are around it.
+    # Each pixel interpolates the curves of the four tiles whose centers surround it.
     for rows, row_share in ((y[0], 1 - y[2]), (y[1], y[2])):
         for columns, column_share in ((x[0], 1 - x[2]), (x[1], x[2])):
             curve = curves[rows[:, None], columns[None], value]
@@ -223,7 +223,7 @@ def adaptive(image: Picture, rng: Random, *, clip: float, tiles: int) -> Picture
 
 
 def _tile_curves(value: NDArray[np.int64], clip: float, tiles: int) -> NDArray[np.float32]:
-    """The equalising curve of each tile, [tiles, tiles, 256]."""
+    """Return the equalization curve of each tile, [tiles, tiles, 256]."""
     height, width = value.shape
     rows, columns = np.arange(height) * tiles // height, np.arange(width) * tiles // width
     tile = rows[:, None] * tiles + columns[None]
@@ -231,7 +231,7 @@ def _tile_curves(value: NDArray[np.int64], clip: float, tiles: int) -> NDArray[n
     counts = counts.reshape(tiles * tiles, 256).astype(np.float32)
     size = counts.sum(axis=1, keepdims=True)
     limited = np.minimum(counts, clip * size / 256)
-    limited += (size - limited.sum(axis=1, keepdims=True)) / 256  # spread what was cut off
+    limited += (size - limited.sum(axis=1, keepdims=True)) / 256  # redistribute the excess
     curves = 255 * np.cumsum(limited, axis=1) / size
     return np.asarray(curves, dtype=np.float32).reshape(tiles, tiles, 256)
 
@@ -239,7 +239,7 @@ def _tile_curves(value: NDArray[np.int64], clip: float, tiles: int) -> NDArray[n
 def _tile_position(
     length: int, tiles: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Of each pixel along one axis: the tile centres before and after it, share of the latter."""
+    """Return the tile centers before and after each pixel, and the weight of the latter."""
     place = (np.arange(length) + 0.5) * tiles / length - 0.5
     before = np.floor(place)
     share = (place - before).astype(np.float32)
