@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def picture(seed: int = 0, size: tuple[int, int] = (24, 24)) -> Image.Image:
-    """A smooth picture that survives JPEG, another one for each seed."""
+    """A smooth picture that survives JPEG, different for each seed."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
     return coarse.resize(size, Image.Resampling.BICUBIC)

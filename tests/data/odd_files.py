@@ -1,4 +1,4 @@
-"""Forty-odd kinds of odd and bad image files, how each is made, and what must come of it."""
+"""Odd and bad image files, and the expected result of decoding each."""
 
 import struct
 import zlib
@@ -11,7 +11,7 @@ from PIL import Image, ImageCms
 from tests.data.image_files import encode, picture
 
 PICTURE = picture(7, (40, 30))
-GREY = PICTURE.convert("L")
+GRAY = PICTURE.convert("L")
 RED = Image.new("RGB", (1, 1), "red")
 
 
@@ -21,8 +21,8 @@ class Odd:
 
     kind: str
     make: Callable[[], bytes]
-    reason: str | None = None  # what the refusal must say; None if it is an image
-    expected: Image.Image | None = None  # each mean colour within `tolerance`
+    reason: str | None = None  # part of the error message, None if it is an image
+    expected: Image.Image | None = None  # each mean color within `tolerance`
     tolerance: float = 2  # 0 means equal pixel by pixel
     suffix: str = ".png"
 
@@ -32,24 +32,24 @@ def chunk(kind: bytes, body: bytes, checksum: int | None = None) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", checksum)
 
 
-def png(width: int, height: int, *more: bytes, depth: int = 8, colour: int = 2, data=b"") -> bytes:
-    """A PNG file from its parts; `data` are the filtered rows."""
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+def png(width: int, height: int, *more: bytes, depth: int = 8, color: int = 2, data=b"") -> bytes:
+    """A PNG file made of its parts. `data` are the filtered rows."""
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
     body = chunk(b"IDAT", zlib.compress(data))
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(more) + body + chunk(b"IEND", b"")
     )
 
 
-def deep_png(colour: int, values: np.ndarray) -> bytes:
-    """16 bits per channel: grey 0, RGB 2, grey and alpha 4, RGBA 6."""
+def deep_png(color: int, values: np.ndarray) -> bytes:
+    """16 bits per channel: gray 0, RGB 2, gray and alpha 4, RGBA 6."""
     height, width = values.shape[:2]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    return png(width, height, depth=16, colour=colour, data=rows)
+    return png(width, height, depth=16, color=color, data=rows)
 
 
 def zero_bomb(width: int, height: int) -> bytes:
-    """A real PNG of black pixels: some kilobytes that decode to gigabytes."""
+    """A valid PNG of black pixels: some kilobytes that decode to gigabytes."""
     packer = zlib.compressobj(9)
     row = bytes(1 + width // 8 + 1)  # one bit per pixel keeps the making cheap
     data = b"".join(packer.compress(row) for _ in range(min(height, 2000))) + packer.flush()
@@ -69,7 +69,7 @@ def frames(format: str, count: int = 3, **options) -> bytes:
 
 
 def inverted_adobe_cmyk() -> bytes:
-    """As Photoshop writes it: CMYK in a JPEG with every value inverted, and an Adobe marker."""
+    """A JPEG as written by Photoshop: inverted CMYK values and an Adobe marker."""
     return encode(PICTURE.convert("CMYK"), "JPEG", quality=100, subsampling=0)
 
 
@@ -109,7 +109,7 @@ def tiff(image: Image.Image, **options) -> bytes:
 
 
 DEEP = np.asarray(PICTURE).astype(np.uint16) * 257
-DEEP_GREY = np.asarray(GREY).astype(np.uint16) * 257
+DEEP_GRAY = np.asarray(GRAY).astype(np.uint16) * 257
 NOISE = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8).tobytes()
 HEIC = b"\0\0\0\x18ftypheic" + bytes(200)
 
@@ -136,26 +136,26 @@ TABLE = [
     Odd("4 gigapixel JPEG", lambda: jpeg_of_size(65_000, 65_000), "pixels"),
     Odd("60,000 x 1", lambda: encode(Image.new("L", (60_000, 1))), "on a side"),
     # Other kinds of pixels
-    Odd("32-bit float", lambda: tiff(GREY.convert("F")), "floats"),
-    Odd("32-bit integers", lambda: tiff(GREY.convert("I")), "32-bit integers"),
+    Odd("32-bit float", lambda: tiff(GRAY.convert("F")), "floats"),
+    Odd("32-bit integers", lambda: tiff(GRAY.convert("I")), "32-bit integers"),
     Odd("CMYK TIFF", lambda: tiff(PICTURE.convert("CMYK")), expected=PICTURE),
     Odd("CMYK JPEG by Adobe", inverted_adobe_cmyk, expected=PICTURE, suffix=".jpg"),
-    Odd("16-bit grey PNG", lambda: deep_png(0, DEEP_GREY), expected=GREY, tolerance=0),
-    Odd("16-bit grey TIFF", lambda: tiff(Image.fromarray(DEEP_GREY)), expected=GREY, tolerance=0),
-    Odd("16-bit grey PPM", lambda: encode(Image.fromarray(DEEP_GREY), "PPM"), expected=GREY),
+    Odd("16-bit gray PNG", lambda: deep_png(0, DEEP_GRAY), expected=GRAY, tolerance=0),
+    Odd("16-bit gray TIFF", lambda: tiff(Image.fromarray(DEEP_GRAY)), expected=GRAY, tolerance=0),
+    Odd("16-bit gray PPM", lambda: encode(Image.fromarray(DEEP_GRAY), "PPM"), expected=GRAY),
     Odd("16-bit RGB PNG", lambda: deep_png(2, DEEP), expected=PICTURE, tolerance=0),
     Odd("palette", lambda: palette(False), expected=PICTURE.quantize(16), tolerance=0),
     Odd("palette with transparency", lambda: palette(True), expected=palette_on_white()),
-    Odd("1-bit", lambda: encode(GREY.convert("1")), expected=GREY.convert("1"), tolerance=0),
-    Odd("grey", lambda: encode(GREY), expected=GREY, tolerance=0),
-    Odd("grey and alpha", lambda: encode(with_alpha(GREY, 100)), expected=on_white(GREY, 100)),
+    Odd("1-bit", lambda: encode(GRAY.convert("1")), expected=GRAY.convert("1"), tolerance=0),
+    Odd("gray", lambda: encode(GRAY), expected=GRAY, tolerance=0),
+    Odd("gray and alpha", lambda: encode(with_alpha(GRAY, 100)), expected=on_white(GRAY, 100)),
     Odd("RGBA", lambda: encode(with_alpha(PICTURE, 100)), expected=on_white(PICTURE, 100)),
-    Odd("wholly transparent", lambda: encode(with_alpha(PICTURE, 0)), expected=on_white(GREY, 0)),
-    Odd("colour profile", lambda: encode(PICTURE, icc_profile=profile()), expected=PICTURE),
+    Odd("wholly transparent", lambda: encode(with_alpha(PICTURE, 0)), expected=on_white(GRAY, 0)),
+    Odd("color profile", lambda: encode(PICTURE, icc_profile=profile()), expected=PICTURE),
     Odd("damaged profile", lambda: encode(PICTURE, icc_profile=NOISE[:500]), expected=PICTURE),
     Odd("YCbCr TIFF", lambda: tiff(PICTURE.convert("YCbCr")), expected=PICTURE),
     Odd("one pixel", lambda: encode(Image.new("RGB", (1, 1), "red")), expected=RED, tolerance=0),
-    # Odd files with a sound picture
+    # Odd files with a valid picture
     Odd("PNG called .jpg", lambda: encode(PICTURE), expected=PICTURE, tolerance=0, suffix=".jpg"),
     Odd("animated GIF", lambda: frames("GIF"), expected=PICTURE),
     Odd("animated WebP", lambda: frames("WEBP", lossless=True), expected=PICTURE, tolerance=0),

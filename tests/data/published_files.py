@@ -8,28 +8,28 @@ import numpy as np
 from PIL import Image
 
 
-def colour_of(domain: str, label: int, number: int) -> tuple[int, int, int]:
-    """The one colour of an image, from which a test reads what the image is."""
+def color_of(domain: str, label: int, number: int) -> tuple[int, int, int]:
+    """The color of an image, which encodes its domain, class and number."""
     return sum(domain.encode()) % 256, 20 * label + 5, 10 * number + 5
 
 
-def write_image(path: Path, colour: tuple[int, int, int], *, side: int = 8) -> None:
+def write_image(path: Path, color: tuple[int, int, int], *, side: int = 8) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (side, side), colour).save(path)
+    Image.new("RGB", (side, side), color).save(path)
 
 
 def write_domain(
     folder: Path, domain: str, classes, *, each: int = 5, prefix: str = "", first: int = 0
 ) -> None:
-    """`each` PNG images of every class; `classes` are folder names in label order."""
+    """Write `each` PNG images of every class. `classes` are folder names in label order."""
     for label, name in enumerate(classes):
         for number in range(first, first + each):
             path = folder / name / f"{prefix}{number:02d}.png"
-            write_image(path, colour_of(domain, label, number))
+            write_image(path, color_of(domain, label, number))
 
 
-def labels_by_colour(domain) -> list[int]:
-    """The label that each image's colour stands for."""
+def labels_by_color(domain) -> list[int]:
+    """The label encoded in each image's color."""
     return ((domain.images[:, 1].float().mean((1, 2)) - 5) / 20).round().long().tolist()
 
 
@@ -39,17 +39,17 @@ def numbers_of(domain) -> list[int]:
 
 
 def expect(monkeypatch, module, name: str, count: int) -> None:
-    """Let each domain of a module's set have this published number of images."""
+    """Set the published number of images of each domain of a module's set."""
     published = getattr(module, name)
     counts = dict.fromkeys(published.counts, (count,))
     monkeypatch.setattr(module, name, replace(published, counts=counts))
 
 
 def domainbed_split(count: int, seed: int, position: int) -> tuple[list[int], list[int]]:
-    """DomainBed's partition, after its published code: kept and held-out rows."""
+    """DomainBed's partition into training and held-out rows, after its published code."""
     text = f"({seed}, {position})"
     state = np.random.RandomState(int(hashlib.md5(text.encode()).hexdigest(), 16) % (2**31))
     keys = list(range(count))
     state.shuffle(keys)
-    held = int(count * 0.2)
-    return sorted(keys[held:]), sorted(keys[:held])
+    held_out = int(count * 0.2)
+    return sorted(keys[held_out:]), sorted(keys[:held_out])

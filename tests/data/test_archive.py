@@ -11,7 +11,7 @@ from peerdg.data import published
 from peerdg.data.archive import extract, unpack
 from peerdg.data.benchmarks import PacsSettings, benchmark
 from peerdg.errors import ConfigError, DamagedError, DataError, OutputError
-from tests.data.published_files import colour_of, write_domain, write_image
+from tests.data.published_files import color_of, write_domain, write_image
 from tests.data.test_pacs import ALL, small_counts, write_lists, write_pacs
 
 __all__ = ["small_counts"]  # an autouse fixture
@@ -57,8 +57,8 @@ def files_under(folder):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_every_kind_gives_back_what_was_packed(kind, tmp_path):
-    archive = tmp_path / "anything"  # the kind is found by content
+def test_every_archive_format_is_extracted(kind, tmp_path):
+    archive = tmp_path / "anything"  # the format is detected from the content
     with pytest.raises(DamagedError, match="no archive"):
         extract(archive, tmp_path / "target")
     WRITERS[kind](archive, TREE)
@@ -81,7 +81,7 @@ def tar_tree(folder, archive, *, top):
     return archive
 
 
-def test_pacs_and_its_lists_are_read_where_the_archive_puts_them(tmp_path):
+def test_pacs_and_its_lists_are_found_after_extraction(tmp_path):
     write_pacs(tmp_path / "made" / "images", lists=False)
     write_lists(tmp_path / "made" / "splits")
     archive = zip_tree(tmp_path / "made", tmp_path / "pacs.zip", top="pacs/")
@@ -93,14 +93,14 @@ def test_pacs_and_its_lists_are_read_where_the_archive_puts_them(tmp_path):
 
 
 def write_original_terra(folder):
-    """A flat folder of images and the labels that name locations, classes and much else."""
+    """A flat folder of images, and labels with locations, classes and other values."""
     kinds = ["bird", "dog", "car"]
     images, annotations = [], []
     for number, (location, kind) in enumerate(
         [("38", 0), ("38", 1), ("100", 1), ("100", 2), ("7", 0), ("46", 0), ("43", 1)]
     ):
         name = f"image-{number}.png"
-        write_image(folder / "eccv_18_all_images_sm" / name, colour_of("terra", kind, number))
+        write_image(folder / "eccv_18_all_images_sm" / name, color_of("terra", kind, number))
         images.append({"id": f"i{number}", "file_name": name, "location": location})
         annotations.append({"image_id": f"i{number}", "category_id": kind})
     annotations.append({"image_id": "i0", "category_id": 1})  # a bird and a dog
@@ -119,7 +119,7 @@ def original_terra(tmp_path, change=lambda labels: None):
     ]
 
 
-def test_the_original_camera_traps_are_sorted_by_location_and_class(tmp_path):
+def test_original_terra_images_are_sorted_by_location_and_class(tmp_path):
     unpack(benchmark("terra"), original_terra(tmp_path), tmp_path / "data")
     files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
     assert sorted(path.relative_to(tmp_path / "data").as_posix() for path in files) == [
@@ -141,14 +141,14 @@ def test_the_original_camera_traps_are_sorted_by_location_and_class(tmp_path):
         (lambda labels: labels.pop("categories"), "'categories'"),
     ],
 )
-def test_labels_that_lead_elsewhere_are_refused_and_leave_nothing(change, reason, tmp_path):
+def test_invalid_labels_are_rejected_and_leave_no_files(change, reason, tmp_path):
     archives = original_terra(tmp_path, change)
     with pytest.raises((DataError, DamagedError), match=reason):
         unpack(benchmark("terra"), archives, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
-def test_nothing_that_is_there_is_replaced(tmp_path):
+def test_existing_files_are_not_replaced(tmp_path):
     archive = zip_tree(write_pacs(tmp_path / "made", lists=False), tmp_path / "PACS.zip")
     root = tmp_path / "data"
     (root / "sketch").mkdir(parents=True)
@@ -157,7 +157,7 @@ def test_nothing_that_is_there_is_replaced(tmp_path):
     assert [path.name for path in root.rglob("*")] == ["sketch"]
 
 
-def test_one_bad_archive_of_several_stops_all_before_anything_is_made(tmp_path):
+def test_one_bad_archive_prevents_all_output(tmp_path):
     good = zip_tree(write_pacs(tmp_path / "made", lists=False), tmp_path / "PACS.zip")
     bad = tmp_path / "bad.zip"
     bad.write_bytes(good.read_bytes()[:-50])
@@ -171,16 +171,16 @@ def test_the_command_unpacks_and_verifies(tmp_path, capsys):
     archive = zip_tree(tmp_path / "made", tmp_path / "PACS.zip", top="kfold/")
     root = tmp_path / "data"
     assert run(["data", "prepare", "pacs", str(archive), "--root", str(root)], debug=False) == 0
-    said = capsys.readouterr().out
-    assert "photo images" in said
-    assert "cartoon: get it from https://" in said
+    output = capsys.readouterr().out
+    assert "photo images" in output
+    assert "cartoon" in output and "https://" in output
     assert run(["data", "prepare", "pacs", str(archive), "--root", str(root)], debug=False) == 4
     assert run(["data", "prepare", "pacs", str(archive)], debug=False) == 2
     archive.write_bytes(archive.read_bytes()[:100])
     assert run(["data", "prepare", "pacs", str(archive), "--root", f"{root}2"], debug=False) == 7
 
 
-def test_verify_ends_well_with_any_domain_and_with_code_5_with_none(tmp_path, capsys):
+def test_verify_succeeds_with_any_domain_and_fails_with_none(tmp_path, capsys):
     root = write_pacs(tmp_path / "PACS", ("photo", "sketch"))
     assert run(["data", "prepare", "pacs", "--root", str(root)], debug=False) == 0
     assert "sketch: 35 images" in capsys.readouterr().out
@@ -191,7 +191,7 @@ def test_verify_ends_well_with_any_domain_and_with_code_5_with_none(tmp_path, ca
     assert "no source images" in capsys.readouterr().err
 
 
-def test_an_archive_of_something_else_is_refused(tmp_path):
+def test_an_archive_of_other_data_is_rejected(tmp_path):
     write_domain(tmp_path / "made" / "holiday", "x", ("beach",), each=1)
     archive = zip_tree(tmp_path / "made", tmp_path / "a.zip")
     for name in ("pacs", "terra"):

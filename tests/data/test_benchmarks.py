@@ -10,10 +10,10 @@ from peerdg.errors import ConfigError, DataError
 def test_listing_benchmarks_does_not_import_torch():
     script = "import sys, peerdg.data.benchmarks; sys.exit('torch' in sys.modules)"
     path = "import sys; sys.path[:0] = " + repr(sys.path) + "; "
-    assert subprocess.run([sys.executable, "-c", path + script]).returncode == 0
+    assert subprocess.run([sys.executable, "-I", "-c", path + script]).returncode == 0
 
 
-def test_an_unknown_name_gives_the_nearest_one(tmp_path):
+def test_an_unknown_name_error_suggests_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match=r"digit-mini.*\n.*'digits-mini'"):
         benchmark("digit-mini")
     with pytest.raises(ConfigError, match=r"no target domain 'shvn'.*\n.*'svhn'"):
@@ -26,7 +26,7 @@ def test_loads_through_the_registry():
 
 
 @pytest.mark.parametrize("name", [name for name, info in BENCHMARKS.items() if info.needs_root])
-def test_an_existing_folder_without_the_source_is_refused_as_by_loading(name, tmp_path):
+def test_a_folder_without_the_source_is_rejected_as_in_load(name, tmp_path):
     info = benchmark(name)
     settings = info.settings()
     (tmp_path / "holiday").mkdir()

@@ -10,28 +10,28 @@ from peerdg.errors import DataError
 from tests.data.image_files import encode, picture
 from tests.data.odd_files import TABLE, frames
 
-COLOURS = np.array([[[250, 10, 20], [10, 250, 20]], [[10, 20, 250], [250, 250, 10]]], np.uint8)
+COLORS = np.array([[[250, 10, 20], [10, 250, 20]], [[10, 20, 250], [250, 250, 10]]], np.uint8)
 
 
 def pixels(source) -> list:
     return np.asarray(decode_image(source)).tolist()
 
 
-def test_reads_every_format_it_names():
-    grey = Image.new("RGB", (16, 8), (100, 100, 100))
+def test_reads_every_listed_format():
+    gray = Image.new("RGB", (16, 8), (100, 100, 100))
     for format in IMAGE_FORMATS:
-        image = decode_image(encode(grey, format))
+        image = decode_image(encode(gray, format))
         assert (image.mode, image.size) == ("RGB", (16, 8))
         assert abs(np.asarray(image).astype(int) - 100).max() <= 2
 
 
 def test_reads_a_path_and_an_open_image(tmp_path):
-    Image.fromarray(COLOURS).save(tmp_path / "a.png")
-    assert pixels(tmp_path / "a.png") == COLOURS.tolist()
-    assert pixels(Image.fromarray(COLOURS)) == COLOURS.tolist()
+    Image.fromarray(COLORS).save(tmp_path / "a.png")
+    assert pixels(tmp_path / "a.png") == COLORS.tolist()
+    assert pixels(Image.fromarray(COLORS)) == COLORS.tolist()
 
 
-# For each orientation: what the camera did to the upright image before it stored it.
+# Transformation of the upright image before storage, for each EXIF orientation.
 STORED = {
     1: lambda x: x,
     2: lambda x: x[:, ::-1],
@@ -45,7 +45,7 @@ STORED = {
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
-def test_every_orientation_is_turned_upright_to_the_pixel(format):
+def test_every_orientation_is_turned_upright_exactly(format):
     upright = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     options = {"lossless": True} if format == "WEBP" else {}
     for orientation in (*STORED, 0, 9, 4711):  # the last ones do not exist
@@ -58,7 +58,7 @@ def test_every_orientation_is_turned_upright_to_the_pixel(format):
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's, of odd metadata
 @pytest.mark.parametrize("odd", TABLE, ids=lambda odd: odd.kind)
-def test_every_odd_file_comes_out_as_the_table_says(odd, tmp_path):
+def test_every_odd_file_is_decoded_as_expected(odd, tmp_path):
     file = tmp_path / f"odd{odd.suffix}"
     file.write_bytes(odd.make())
     if odd.reason is not None:
@@ -68,15 +68,15 @@ def test_every_odd_file_comes_out_as_the_table_says(odd, tmp_path):
         return
     image = decode_image(file)
     expected = np.asarray(odd.expected.convert("RGB")).astype(float)
-    found = np.asarray(image).astype(float)
-    assert (image.mode, found.shape) == ("RGB", expected.shape)
-    assert abs(found.mean((0, 1)) - expected.mean((0, 1))).max() <= odd.tolerance
+    pixels = np.asarray(image).astype(float)
+    assert (image.mode, pixels.shape) == ("RGB", expected.shape)
+    assert abs(pixels.mean((0, 1)) - expected.mean((0, 1))).max() <= odd.tolerance
     if odd.tolerance == 0:
-        assert np.array_equal(found, expected)
+        assert np.array_equal(pixels, expected)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_bomb_is_refused_without_unpacking_it(monkeypatch):
+def test_a_decompression_bomb_is_rejected_before_decoding(monkeypatch):
     unpacked = []
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: unpacked.append(image.size))
     for content in [odd.make() for odd in TABLE if odd.reason == "pixels"]:
@@ -85,14 +85,14 @@ def test_a_bomb_is_refused_without_unpacking_it(monkeypatch):
     assert unpacked == []
 
 
-def test_the_limit_of_pixels_can_be_changed():
+def test_the_pixel_limit_can_be_changed():
     content = encode(Image.new("L", (200, 100)))
     assert decode_image(content, max_pixels=20_000).size == (200, 100)
     with pytest.raises(UnusableImage, match="200 x 100 pixels"):
         decode_image(content, max_pixels=19_999)
 
 
-def test_what_is_not_an_ordinary_file_is_refused(tmp_path):
+def test_pipes_and_large_files_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")  # reading it would wait forever
     (tmp_path / "folder.jpg").mkdir()
     with (tmp_path / "huge.jpg").open("wb") as file:
@@ -103,7 +103,7 @@ def test_what_is_not_an_ordinary_file_is_refused(tmp_path):
             decode_image(tmp_path / f"{name}.jpg")
 
 
-def test_scales_16_bit_grey_instead_of_clipping_it():
+def test_16_bit_gray_is_scaled_not_clipped():
     values = np.array([[0, 257, 32_896, 65_535]], np.uint16)
     for format in ("PNG", "TIFF", "PPM"):
         (row,) = pixels(encode(Image.fromarray(values), format))
@@ -112,7 +112,7 @@ def test_scales_16_bit_grey_instead_of_clipping_it():
         decode_image(Image.fromarray(np.array([[0, 70_000]], np.int32)))
 
 
-def test_a_given_name_is_used_in_the_error():
+def test_the_error_uses_the_given_name():
     with pytest.raises(DataError, match=r"row 17 of list\.csv"):
         decode_image(b"", name="row 17 of list.csv")
 
@@ -142,7 +142,7 @@ SEEDS = [
 
 
 def mutate(content: bytes, rng: np.random.Generator) -> bytes:
-    """One to three changes of the kinds that disks, networks and malice make."""
+    """Apply one to three changes, as made by faulty disks, networks or attackers."""
     changed = bytearray(content)
     for _ in range(rng.integers(1, 4)):
         # Half of all changes hit the header, where they matter most.
@@ -164,7 +164,7 @@ def mutate(content: bytes, rng: np.random.Generator) -> bytes:
 
 
 def is_image(number: int) -> bool:
-    """Whether mutation `number` is still an image."""
+    """Return whether mutation `number` is still an image."""
     content = mutate(SEEDS[number % len(SEEDS)], np.random.default_rng(number))
     try:
         with warnings.catch_warnings():
@@ -179,7 +179,7 @@ def is_image(number: int) -> bool:
     return True
 
 
-def test_damaged_images_are_decoded_or_refused():
+def test_damaged_images_are_decoded_or_rejected():
     outcomes = [is_image(number) for number in range(1500)]
     # Mutations that always or never matter would test nothing.
     assert 0.1 < np.mean(outcomes) < 0.9

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-import peerdg._vision  # noqa: F401  (torchvision's import beside a CPU-only torch)
+import peerdg._vision  # noqa: F401  (imports torchvision with a CPU-only torch)
 from peerdg.data import digits
 from peerdg.data.benchmarks import DigitsSettings, benchmark
 from peerdg.errors import ConfigError, DataError
@@ -59,7 +59,7 @@ def test_loads_all_domains_at_32_pixels_in_the_papers_order(full_root):
         assert torch.equal(domain.labels, torch.arange(len(domain)) % 10), domain.name
 
 
-def test_missing_files_say_where_to_get_them(root, tmp_path_factory):
+def test_missing_files_error_says_where_to_get_them(root, tmp_path_factory):
     for folder, name, place in (
         (root, "svhn", "housenumbers"),
         (tmp_path_factory.mktemp("empty"), "mnist", "MNIST/raw"),
@@ -75,7 +75,7 @@ def test_finds_mnist_in_the_usual_places(tmp_path):
         assert len(digits._require(tmp_path / str(number), "mnist", "train")) == 2
 
 
-def test_libsvm_values_become_the_bytes_of_torchvision(tmp_path):
+def test_libsvm_values_equal_those_of_torchvision(tmp_path):
     generator = np.random.default_rng(0)
     values = generator.uniform(-1, 1, (40, 16, 16)).round(7)
     values[0, 0, :4] = [1, 0, 0.001, -1]
@@ -88,7 +88,7 @@ def test_libsvm_values_become_the_bytes_of_torchvision(tmp_path):
     assert images[0, 0, :4].tolist() == [255, 127, 127, 0]
 
 
-def test_mat_files_give_their_pixels_and_ten_means_zero(tmp_path, monkeypatch):
+def test_mat_files_are_read_with_label_ten_as_zero(tmp_path, monkeypatch):
     write_mat(tmp_path / "test_32x32.mat", 21)
     images, labels = digits._read_mat(tmp_path / "test_32x32.mat")
     assert np.array_equal(images[4], draw(32, 32, 3, 21, seed=2)[..., 4])
@@ -120,14 +120,14 @@ def test_first_and_train_choose_the_training_images_and_validation_follows_them(
         assert np.array_equal(splits.validation.images[0, channel], resized(25))
 
 
-def test_validation_goes_on_at_the_beginning_and_never_meets_the_training_images(root):
+def test_validation_wraps_around_without_training_images(root):
     splits = digits.load(DigitsSettings(first=2010, train=50), root=root)
     train = {image.numpy().tobytes() for image in splits.train.images}
     assert len(splits.validation) == 2000
     assert train.isdisjoint(image.numpy().tobytes() for image in splits.validation.images)
 
 
-def test_more_images_than_mnist_has_are_refused(root):
+def test_more_images_than_mnist_has_are_rejected(root):
     with pytest.raises(ConfigError, match="MNIST has 2060"):
         digits.load(DigitsSettings(first=5, train=2100), root=root)
     with pytest.raises(ConfigError, match="others for validation"):
@@ -143,14 +143,14 @@ def test_resize_changes_the_pixels_of_small_images_only(full_root):
         assert torch.equal(a.images, b.images) != resized, name
 
 
-def test_splits_may_be_taken_together_and_mnist_test_may_validate(full_root):
+def test_all_splits_and_mnist_test_can_be_used(full_root):
     settings = DigitsSettings(train=2060, validation="mnist-test", svhn="all", usps="all")
     splits = digits.load(settings, root=full_root)
     assert (len(splits.train), len(splits.validation)) == (2060, 30)
     assert (len(splits.targets["svhn"]), len(splits.targets["usps"])) == (45, 28)
 
 
-def test_values_change_the_normalisation_and_not_the_images():
+def test_values_change_the_normalization_and_not_the_images():
     info = benchmark("digits")
     assert info.normalization(DigitsSettings()) == ((0.0,) * 3, (1.0,) * 3)
     assert info.normalization(DigitsSettings(values="centred")) == ((0.5,) * 3, (0.5,) * 3)
@@ -166,7 +166,7 @@ def test_a_file_is_read_again_only_if_it_was_replaced(root, monkeypatch):
     assert len(digits.load(SMALL, root=root).targets["usps"]) == 12
 
 
-def test_half_a_set_is_an_error(root):
+def test_an_incomplete_set_is_an_error(root):
     write_mnist_m(root, 3)
     (root / "mnist_m_test_labels.txt").unlink()
     with pytest.raises(DataError, match=r"not mnist_m_test_labels\.txt"):
@@ -178,12 +178,12 @@ def reports(root):
 
 
 def test_the_report_compares_with_the_published_sizes(root, monkeypatch):
-    found = reports(root)
-    assert len(found) == 8
-    missing = found["svhn", "test"]
+    before = reports(root)
+    assert len(before) == 8
+    missing = before["svhn", "test"]
     assert (missing.status, missing.count, missing.expected) == ("missing", None, 26_032)
-    assert found["svhn", "train"].optional and not missing.optional
-    assert found["mnist", "train"].problems == ("2,060 images where 60,000 are published.",)
+    assert before["svhn", "train"].optional and not missing.optional
+    assert before["mnist", "train"].problems == ("2,060 images where 60,000 are published.",)
     key = "mnist", "train"
     monkeypatch.setitem(digits.SPLITS, key, digits.SPLITS[key]._replace(expected=2060))
     assert reports(root)[key].status == "found"

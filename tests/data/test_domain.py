@@ -32,12 +32,12 @@ def make_domain(**changes):
         ({"paths": ("a.png",)}, "1 paths"),
     ],
 )
-def test_refuses_tensors_that_are_not_a_domain(changes, reason):
+def test_rejects_invalid_tensors(changes, reason):
     with pytest.raises(DataError, match=reason):
         make_domain(**changes)
 
 
-def test_fingerprint_follows_the_content_and_neither_name_nor_memory_layout():
+def test_fingerprint_depends_on_content_only():
     domain = make_domain()
     assert make_domain(name="other").fingerprint == domain.fingerprint
     assert make_domain(labels=torch.tensor([0, 1, 1, 1])).fingerprint != domain.fingerprint
@@ -63,7 +63,7 @@ def test_classes_are_matched_by_name():
         make_domain().with_classes(("cat", "dogs"))
 
 
-def test_the_digest_is_that_of_the_digests_of_blocks(monkeypatch):
+def test_the_digest_hashes_the_digests_of_blocks(monkeypatch):
     monkeypatch.setattr(module, "_HASH_BLOCK", 64)
     data = np.arange(150, dtype=np.uint8)
     parts = [hashlib.sha256(data[i : i + 64].tobytes()).digest() for i in (0, 64, 128)]
@@ -81,7 +81,7 @@ def count_red(sheet) -> int:
     return int((np.asarray(sheet) == (200, 0, 0)).all(axis=2).sum())
 
 
-def test_a_sheet_shows_some_images_of_each_class_at_one_size():
+def test_a_sheet_shows_images_of_each_class_at_one_size():
     small, large = red_domain(), red_domain(side=64, classes=("a very long name", "Grüße", "猫"))
     for domain in (small, large):
         assert count_red(contact_sheet([domain], per_class=2, cell=16)) == 3 * 16 * 16
@@ -90,7 +90,7 @@ def test_a_sheet_shows_some_images_of_each_class_at_one_size():
     assert (two.height, two.width) == (2 * one.height, one.width)
 
 
-def test_of_thousands_of_classes_the_first_hundred_are_shown():
+def test_a_sheet_shows_at_most_a_hundred_classes():
     labels = tuple(range(300))
     domain = red_domain(classes=tuple(map(str, labels)), labels=labels)
     assert count_red(contact_sheet([domain], per_class=1, cell=8)) == 100 * 8 * 8

@@ -75,7 +75,10 @@ def test_labels_are_numbers_or_text(tmp_path, labels, classes):
         ("path,label\na/1.jpg,cat\na/2.jpg,\n", "line 3: there is no label"),
         ("path,label\n,cat\n", "line 2: there is no path"),
         ("path,label\na/1.jpg,cat,extra\n", "line 2: the values"),
-        ("path,label\na/1.jpg,cat\nnone.jpg,dog\n", r"1 of the 2 files .*none\.jpg \(line 3\)"),
+        (
+            "path,label\na/1.jpg,cat\nnone.jpg,dog\n",
+            r"1 of the first 2 files .*none\.jpg \(line 3\)",
+        ),
         ("path,label\na/1.jpg,cat\na/../a/1.jpg,dog\n", "line 3: .*already in line 2"),
         ("path,label,split\na/1.jpg,cat,trian\n", "line 2: .*'trian'"),
         ("path,label\n", "has no images"),
@@ -84,7 +87,7 @@ def test_labels_are_numbers_or_text(tmp_path, labels, classes):
         ('path,label\n"a/1.jpg,cat', "Cannot read the list"),
     ],
 )
-def test_a_wrong_list_is_refused_with_the_line(tmp_path, text, reason):
+def test_errors_in_a_list_name_the_line(tmp_path, text, reason):
     (tmp_path / "l.csv").write_text(text)
     with pytest.raises(DataError, match=reason):
         read_list(tmp_path / "l.csv")
@@ -103,14 +106,14 @@ def test_a_wrong_list_is_refused_with_the_line(tmp_path, text, reason):
         ("l.csv", None, "nor a list"),
     ],
 )
-def test_a_damaged_list_is_refused(tmp_path, name, content, reason):
+def test_a_damaged_list_is_rejected(tmp_path, name, content, reason):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=reason):
         read_list(tmp_path / name)
 
 
-def test_a_parquet_file_with_a_damaged_footer_is_refused_on_one_line(tmp_path):
+def test_a_damaged_parquet_footer_gives_a_one_line_error(tmp_path):
     pytest.importorskip("pyarrow")
     file = tmp_path / "l.parquet"
     write_parquet(file)
@@ -122,7 +125,7 @@ def test_a_parquet_file_with_a_damaged_footer_is_refused_on_one_line(tmp_path):
     assert "\n" not in str(refused.value)
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "l.parquet").touch()
     with pytest.raises(ConfigError, match="pyarrow") as caught:
@@ -130,7 +133,14 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     assert "pip install" in caught.value.hint
 
 
-def test_a_row_of_json_without_a_label_is_refused(tmp_path):
+def test_a_json_row_without_a_label_is_rejected(tmp_path):
     (tmp_path / "l.json").write_text(json.dumps([ROWS[0], {"path": "a/2.jpg", "class": "dog"}]))
     with pytest.raises(DataError, match="line 2: there is no label"):
         read_list(tmp_path / "l.json")
+
+
+def test_a_huge_list_of_missing_files_is_refused_before_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("peerdg.data.folder.MAX_MISSING", 10)
+    rows = [{"path": f"{n}.jpg", "label": "cat"} for n in range(1000)]
+    with pytest.raises(DataError, match="10 of the first 10 "):
+        read_list(write_csv(tmp_path / "list.csv", rows))

@@ -41,7 +41,7 @@ def both(tmp_path, photos, sketches):
     return root
 
 
-def test_a_folder_is_all_that_is_needed(photos):
+def test_a_folder_of_classes_can_be_loaded(photos):
     splits = load(photos)
     assert splits.train.classes == BY_CLASS
     assert (splits.train.name, len(splits.train), len(splits.validation)) == ("photos", 27, 3)
@@ -58,9 +58,7 @@ def test_a_target_folder_takes_its_name_and_the_sources_image_size(photos, sketc
     assert splits.targets["sketches"].image_size == splits.train.image_size == (16, 16)
 
 
-def test_classes_are_matched_by_name_and_an_extra_one_is_refused_at_once(
-    photos, tmp_path, monkeypatch
-):
+def test_classes_are_matched_by_name_and_extra_ones_rejected_early(photos, tmp_path, monkeypatch):
     write_picture(tmp_path / "t/horse/1.png", 800)
     domain = load(photos, str(tmp_path / "t")).targets["t"]
     assert domain.classes == BY_CLASS
@@ -87,7 +85,7 @@ def test_a_domain_must_be_chosen_and_known(both):
         load(both, "sketches", domain="photo")
 
 
-def test_a_domain_and_the_same_images_as_a_folder_of_their_own_are_equal(both, photos, sketches):
+def test_a_domain_equals_the_same_images_in_a_separate_folder(both, photos, sketches):
     one = load(both, domain="photo")
     two = load(photos, str(sketches))
     assert one.fingerprint["train"] == two.fingerprint["train"]
@@ -107,7 +105,7 @@ def test_folders_called_train_val_and_test_are_splits(tmp_path):
     assert {name: len(domain) for name, domain in splits.targets.items()} == {"test": 2}
 
 
-def test_a_list_with_domains_and_splits_is_followed(both, tmp_path):
+def test_a_list_may_define_domains_and_splits(both, tmp_path):
     lines = ["path,label,domain,split"]
     for domain, split in (("photo", "train"), ("sketch", "test")):
         for name in BY_CLASS:
@@ -118,27 +116,27 @@ def test_a_list_with_domains_and_splits_is_followed(both, tmp_path):
     assert len(splits.targets["sketch"]) == 9
 
 
-def test_validation_is_drawn_by_its_own_seed_or_another_folder(photos, sketches):
+def test_validation_is_drawn_by_a_separate_seed_or_from_a_folder(photos, sketches):
     first, again, other = (load(photos, split_seed=seed).validation.paths for seed in (0, 0, 1))
     assert first == again != other
     splits = load(photos, validation_folder=str(sketches))
     assert (len(splits.train), len(splits.validation)) == (30, 12)
 
 
-def test_targets_of_one_name_keep_apart_and_none_is_called_validation(photos, tmp_path):
+def test_target_names_are_unique_and_not_reserved(photos, tmp_path):
     for number, place in enumerate(("a/test", "b/test", "c/validation")):
         write_picture(tmp_path / place / "cat" / "1.png", 900 + number)
     targets = [str(tmp_path / place) for place in ("a/test", "b/test", "c/validation")]
     assert list(load(photos, *targets).targets) == ["test", "b-test", "c-validation"]
 
 
-def test_the_same_image_in_source_and_target_is_warned_of_with_the_pair(photos, sketches):
+def test_duplicates_in_source_and_target_give_a_warning(photos, sketches):
     shutil.copy(photos / "cat/0.png", sketches / "dog/copy.png")
     with pytest.warns(PeerdgWarning, match=r"1 images are in two parts.*sketches: dog/copy\.png"):
         load(photos, str(sketches))
 
 
-def test_bad_images_stop_the_run_and_can_be_left_out(photos):
+def test_bad_images_are_an_error_unless_skipped(photos):
     (photos / "cat/bad.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"1 of 31 images of 'photos' cannot be used:\n  cat/bad"):
         load(photos)
@@ -147,7 +145,7 @@ def test_bad_images_stop_the_run_and_can_be_left_out(photos):
     assert splits.train.skipped == (("cat/bad.jpg", "it is not an image in a known format"),)
 
 
-def test_one_class_cannot_be_learnt_but_can_be_a_target(photos, tmp_path):
+def test_one_class_is_rejected_for_training_but_not_as_target(photos, tmp_path):
     cats = make_tree(tmp_path / "cats", "x", "cat")
     shutil.rmtree(cats / "x")
     with pytest.raises(DataError, match="one class"):
@@ -156,7 +154,7 @@ def test_one_class_cannot_be_learnt_but_can_be_a_target(photos, tmp_path):
         assert len(load(photos, str(cats)).targets["cats"]) == 3
 
 
-def test_targets_of_a_trained_model_follow_its_classes_and_size(sketches):
+def test_targets_of_a_trained_model_use_its_classes_and_size(sketches):
     settings = OwnDataSettings(size=20)
     classes = ("dog", "zebra", "cat", "horse")
     (domain,) = own_data.read_targets([str(sketches)], classes=classes, settings=settings).values()
@@ -178,17 +176,17 @@ def test_every_bad_file_is_listed_with_its_reason_and_a_remedy(photos):
     assert "cat/empty.png: the file is empty" in problem.message
 
 
-def test_copies_are_named_with_both_places(photos, sketches):
+def test_duplicates_are_reported_with_both_paths(photos, sketches):
     shutil.copy(photos / "cat/0.png", photos / "dog/copy.png")
     shutil.copy(photos / "cat/1.png", photos / "cat/copy.png")
     (sketches / "dog/same.bmp").write_bytes(encode(picture(102), "BMP"))  # dog/2 in another format
     text = messages(check_folders([photos, sketches])[1], "note")
-    assert "3 images are there twice" in text
+    assert "3 images" in text
     assert "photos: cat/0.png = photos: dog/copy.png" in text
     assert "photos: dog/2.png = sketches: dog/same.bmp" in text
 
 
-def test_problems_of_the_tree_are_part_of_the_report(photos):
+def test_folder_problems_are_part_of_the_report(photos):
     (photos / "zebra").mkdir()
     write_picture(photos / "Dog/1.png", 700)
     (photos / "dog/1.heic").touch()
@@ -200,7 +198,7 @@ def test_problems_of_the_tree_are_part_of_the_report(photos):
     assert problems[-1].severity == "note"
 
 
-def test_each_domain_of_a_tree_is_a_part(both):
+def test_each_domain_of_a_folder_is_a_part(both):
     (both / "photo/cat/bad.png").write_bytes(b"")
     parts, _ = check_folders([both])
     assert {name: len(domain) for name, domain in parts.items()} == {"photo": 30, "sketch": 12}
@@ -218,13 +216,13 @@ def random_images(count, seed=0, side=12):
 def test_every_image_that_occurs_in_two_parts_is_found():
     images, others = random_images(50), random_images(80, seed=1)
     others[torch.arange(0, 50, 2) + 7] = images[::2]
-    found = find_duplicates({"train": make("x", images), "sketch": make("y", others)})
-    assert sorted((*first, *second) for first, second in found) == sorted(
+    pairs = find_duplicates({"train": make("x", images), "sketch": make("y", others)})
+    assert sorted((*first, *second) for first, second in pairs) == sorted(
         ("train", f"image {i}", "sketch", f"image {i + 7}") for i in range(0, 50, 2)
     )
 
 
-def test_a_difference_of_one_value_anywhere_is_a_difference():
+def test_images_that_differ_in_one_value_are_not_duplicates():
     images = random_images(1).repeat(1 + 3 * 12 * 12, 1, 1, 1)
     for position in range(3 * 12 * 12):
         images[1 + position].view(-1)[position] ^= 1
@@ -236,3 +234,15 @@ def test_many_copies_are_each_paired_with_the_first():
     assert len(found) == 499
     assert {first.path for first, _ in found} == {"image 0"}
     assert describe_duplicates(found).endswith(" and 494 more")
+
+
+def test_images_next_to_class_folders_are_noted(photos):
+    write_picture(photos / "top.png", 99)
+    with pytest.warns(PeerdgWarning, match="top.png"):
+        assert len(load(photos).parts) == 2
+
+
+def test_classes_with_two_spellings_of_one_letter_are_one_class_with_a_note(tmp_path):
+    root = make_tree(tmp_path / "photos", "caf\u00e9", "cafe\u0301", "tea", count=4)
+    with pytest.warns(PeerdgWarning, match="same name"):
+        assert load(root).train.classes == ("caf\u00e9", "tea")

@@ -9,7 +9,7 @@ from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from tests.data.published_files import (
     domainbed_split,
     expect,
-    labels_by_colour,
+    labels_by_color,
     numbers_of,
     write_domain,
     write_image,
@@ -17,7 +17,7 @@ from tests.data.published_files import (
 
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 ALL = ("photo", "art_painting", "cartoon", "sketch")
-EACH = 5  # images of each class and domain; the last one is for validation
+EACH = 5  # images of each class and domain, the last one for validation
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def load(root, targets=None, **switches):
     return benchmark("pacs").load(PacsSettings(**switches), root=root, targets=targets)
 
 
-def test_the_authors_lists_decide_training_validation_and_test(tmp_path):
+def test_the_authors_lists_define_the_splits(tmp_path):
     splits = load(write_pacs(tmp_path / "PACS"))
     assert splits.train.name == "photo"
     assert (len(splits.train), len(splits.validation)) == (28, 7)
@@ -62,13 +62,13 @@ def test_the_authors_lists_decide_training_validation_and_test(tmp_path):
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_labels_count_from_zero_whatever_the_lists_do(offset, tmp_path):
+def test_labels_count_from_zero_for_all_lists(offset, tmp_path):
     root = write_pacs(tmp_path / "PACS", lists=False)
     write_lists(tmp_path / "PACS_splits", offset=offset)
     splits = load(root)
     assert splits.train.classes == CLASSES
     for domain in (splits.train, splits.validation, *splits.targets.values()):
-        assert domain.labels.tolist() == labels_by_colour(domain)
+        assert domain.labels.tolist() == labels_by_color(domain)
 
 
 def test_a_broken_list_is_named(tmp_path):
@@ -83,7 +83,7 @@ def test_a_broken_list_is_named(tmp_path):
             load(root)
 
 
-def test_root_may_be_the_folder_that_archives_make(tmp_path):
+def test_root_may_be_the_folder_of_an_archive(tmp_path):
     for number, (above, lists) in enumerate(
         [("", "splits"), ("kfold", ""), ("pacs/images", "pacs/splits"), ("PACS/kfold", "PACS")]
     ):
@@ -94,7 +94,7 @@ def test_root_may_be_the_folder_that_archives_make(tmp_path):
         assert (len(splits.train), list(splits.targets)) == (28, ["sketch"])
 
 
-def test_a_setting_may_name_the_folder_of_the_lists(tmp_path):
+def test_the_folder_of_the_lists_can_be_set(tmp_path):
     root = write_pacs(tmp_path / "PACS", lists=False)
     write_lists(tmp_path / "elsewhere" / "lists", prefix="PACS/kfold/")
     assert len(load(root, lists=str(tmp_path / "elsewhere" / "lists")).train) == 28
@@ -102,7 +102,7 @@ def test_a_setting_may_name_the_folder_of_the_lists(tmp_path):
         load(root, lists=str(tmp_path / "nowhere"))
 
 
-def test_without_lists_the_message_says_where_they_are_and_what_else_to_do(tmp_path):
+def test_missing_lists_error_suggests_remedies(tmp_path):
     root = write_pacs(tmp_path / "PACS", lists=False)
     with pytest.raises(DataError, match="official split of photo") as caught:
         load(root)
@@ -114,12 +114,12 @@ def test_the_random_split_is_that_of_domainbed(tmp_path):
     root = write_pacs(tmp_path / "PACS", lists=False)
     splits = load(root, split="random", test="random", split_seed=3)
     whole = sorted(f"photo/{name}/{number:02d}.png" for name in CLASSES for number in range(EACH))
-    kept, held = domainbed_split(35, 3, 2)  # after art_painting and cartoon
-    assert splits.train.paths == tuple(whole[row] for row in kept)
-    assert splits.validation.paths == tuple(whole[row] for row in held)
-    kept, _ = domainbed_split(35, 3, 0)
+    train, validation = domainbed_split(35, 3, 2)  # after art_painting and cartoon
+    assert splits.train.paths == tuple(whole[row] for row in train)
+    assert splits.validation.paths == tuple(whole[row] for row in validation)
+    train, _ = domainbed_split(35, 3, 0)
     names = [path.replace("photo", "art_painting") for path in whole]
-    assert splits.targets["art_painting"].paths == tuple(names[row] for row in kept)
+    assert splits.targets["art_painting"].paths == tuple(names[row] for row in train)
 
 
 def test_any_domain_can_be_the_source(tmp_path):
@@ -132,7 +132,7 @@ def test_any_domain_can_be_the_source(tmp_path):
         load(tmp_path / "PACS", ["sketch"], source="sketch")
 
 
-def test_it_works_with_the_targets_that_are_there(tmp_path):
+def test_missing_targets_are_left_out(tmp_path):
     root = write_pacs(tmp_path / "PACS", ("photo", "sketch"))
     assert list(load(root).targets) == ["sketch"]
     with pytest.raises(DataError, match="domain 'cartoon'") as caught:
@@ -140,7 +140,7 @@ def test_it_works_with_the_targets_that_are_there(tmp_path):
     assert "https://" in caught.value.hint
 
 
-def test_lists_that_name_missing_or_the_same_files_are_refused(tmp_path):
+def test_lists_with_missing_or_shared_files_are_rejected(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     lists = tmp_path / "PACS_splits"
     own = (lists / "photo_train_kfold.txt").read_text()
@@ -170,7 +170,7 @@ def test_dassls_dubious_sketch_is_dropped_only_on_request(tmp_path, monkeypatch)
     assert len(load(root, drop_dubious=True, source="sketch").train) == 28
 
 
-def test_a_folder_that_is_no_class_or_a_second_one_for_it_is_refused(tmp_path):
+def test_unknown_and_duplicate_class_folders_are_rejected(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     for name, reason in {
         "photo/guitars": "not a class of pacs.\n.*'guitar'",
@@ -183,7 +183,7 @@ def test_a_folder_that_is_no_class_or_a_second_one_for_it_is_refused(tmp_path):
         (root / name).rmdir()
 
 
-def test_verify_says_exactly_what_is_there(tmp_path):
+def test_verify_reports_each_domain(tmp_path):
     root = write_pacs(tmp_path / "PACS", ("photo", "sketch"))
     reports = published.PACS.verify(root)
     assert {r.domain: (r.status, r.count, r.expected) for r in reports} == {
@@ -195,7 +195,7 @@ def test_verify_says_exactly_what_is_there(tmp_path):
     assert all("https://" in r.obtain for r in reports if r.status == "missing")
 
 
-def test_verify_reports_every_oddity_and_goes_on(tmp_path):
+def test_verify_reports_every_problem_and_continues(tmp_path):
     root = write_pacs(tmp_path / "PACS")
     (root / "photo" / "dog" / "00.png").write_bytes(b"not an image")
     write_image(root / "art_painting" / "dog" / "99.png", (1, 2, 3))
@@ -205,12 +205,12 @@ def test_verify_reports_every_oddity_and_goes_on(tmp_path):
     (root / "cartoon" / "person").mkdir()
     shutil.rmtree(root / "sketch")
     (root / "sketch").mkdir()
-    found = {r.domain: r for r in published.PACS.verify(root)}
-    assert {r.status for r in found.values()} == {"problem"}
-    assert "dog/00.png cannot be decoded" in found["photo"].problems[0]
-    art = found["art_painting"]
+    reports = {r.domain: r for r in published.PACS.verify(root)}
+    assert {r.status for r in reports.values()} == {"problem"}
+    assert "dog/00.png cannot be decoded" in reports["photo"].problems[0]
+    art = reports["art_painting"]
     assert "files are not images" in art.problems[0]
     assert (art.count, art.problems[-1]) == (36, "36 images where 35 are published.")
-    assert "'person' has no images" in found["cartoon"].problems[0]
-    assert "person/00.png" in found["cartoon"].problems[-1]
-    assert "0 images where 35 are published." in found["sketch"].problems
+    assert "'person' has no images" in reports["cartoon"].problems[0]
+    assert "person/00.png" in reports["cartoon"].problems[-1]
+    assert "0 images where 35 are published." in reports["sketch"].problems

@@ -11,7 +11,7 @@ from peerdg.errors import DataError, PeerdgWarning
 from tests.data.published_files import (
     domainbed_split,
     expect,
-    labels_by_colour,
+    labels_by_color,
     numbers_of,
     write_domain,
 )
@@ -41,7 +41,7 @@ def load(name, root, targets=None, **switches):
     return benchmark(name).load(settings[name](**switches), root=root, targets=targets)
 
 
-def test_the_published_numbers_and_classes_add_up():
+def test_published_counts_and_classes_are_consistent():
     assert sum(count for (count,) in PUBLISHED["OFFICE_HOME"].values()) == 15_588
     assert sum(count for (count,) in PUBLISHED["VLCS"].values()) == 10_729
     releases = [sum(counts[i] for counts in PUBLISHED["TERRA"].values()) for i in (0, 1)]
@@ -64,16 +64,16 @@ def test_every_spelling_of_the_real_world_is_found(tmp_path):
     assert splits.train.name == "real_world"
     assert list(splits.targets) == ["art", "clipart", "product"]
     for domain in splits.parts.values():
-        assert domain.labels.tolist() == labels_by_colour(domain)
+        assert domain.labels.tolist() == labels_by_color(domain)
 
 
 def test_random_split_and_test_are_those_of_domainbed(tmp_path):
     root = write_office_home(tmp_path)
     whole = sorted(f"Real World/{name}/{number:02d}.png" for name in FEW for number in range(5))
     splits = load("office-home", root, split_seed=2)
-    kept, held = domainbed_split(15, 2, 3)  # after Art, Clipart and Product
-    assert splits.train.paths == tuple(whole[row] for row in kept)
-    assert splits.validation.paths == tuple(whole[row] for row in held)
+    train, validation = domainbed_split(15, 2, 3)  # after Art, Clipart and Product
+    assert splits.train.paths == tuple(whole[row] for row in train)
+    assert splits.validation.paths == tuple(whole[row] for row in validation)
     assert {len(target) for target in splits.targets.values()} == {15}
     splits = load("office-home", root, split_seed=2, test="random")
     assert {len(target) for target in splits.targets.values()} == {12}
@@ -94,7 +94,7 @@ def test_dassls_train_and_val_folders_are_a_split_and_targets_have_both(tmp_path
     assert len(load("office-home", tmp_path).train) == 12  # the random split takes both together
 
 
-def test_a_wrong_count_or_class_is_a_warning_when_loading_and_a_problem_when_verifying(tmp_path):
+def test_a_wrong_count_is_a_warning_in_load_and_a_problem_in_verify(tmp_path):
     root = write_office_home(tmp_path, domains=("art", "real_world"))
     (root / "Art" / "TV" / "00.png").unlink()
     with pytest.warns(PeerdgWarning, match="art: 14 images where 15 are published"):
@@ -126,7 +126,7 @@ def test_the_split_folders_of_vlcs_are_dassls_protocol(tmp_path):
     assert list(splits.targets) == ["labelme", "caltech", "sun09"]
     for target in splits.targets.values():
         assert set(numbers_of(target)) == {7, 8, 9}
-        assert target.labels.tolist() == labels_by_colour(target)
+        assert target.labels.tolist() == labels_by_color(target)
         assert target.classes == VLCS_CLASSES
 
 
@@ -149,14 +149,14 @@ def test_the_release_of_class_folders_has_no_official_split(tmp_path):
     assert "--vlcs.split random --vlcs.test all" in caught.value.hint
     splits = load("vlcs", tmp_path, split="random", test="all", split_seed=1)
     whole = [f"VOC2007/{name}/{number:02d}.png" for name in VLCS_CLASSES for number in range(10)]
-    kept, held = domainbed_split(50, 1, 3)  # after Caltech101, LabelMe and SUN09
-    assert splits.train.paths == tuple(whole[row] for row in kept)
-    assert splits.validation.paths == tuple(whole[row] for row in held)
+    train, validation = domainbed_split(50, 1, 3)  # after Caltech101, LabelMe and SUN09
+    assert splits.train.paths == tuple(whole[row] for row in train)
+    assert splits.validation.paths == tuple(whole[row] for row in validation)
     assert {len(t) for t in splits.targets.values()} == {50}
     assert {r.status for r in published.VLCS.verify(tmp_path)} == {"found"}
 
 
-def test_without_crossval_images_the_other_validation_is_named(tmp_path):
+def test_missing_crossval_images_error_suggests_an_option(tmp_path):
     root = write_splits(tmp_path)
     for label in NUMBERS:
         for file in sorted((root / "PASCAL" / "crossval" / label).iterdir()):
@@ -183,26 +183,26 @@ def test_location_100_is_the_source_and_the_papers_three_are_targets(tmp_path):
     assert list(splits.targets) == ["location_38", "location_43", "location_46"]
     assert splits.train.classes == TERRA_CLASSES
     for domain in splits.parts.values():
-        assert domain.labels.tolist() == labels_by_colour(domain)
+        assert domain.labels.tolist() == labels_by_color(domain)
 
 
 def test_the_random_split_of_terra_is_that_of_domainbed(tmp_path):
     splits = load("terra", write_terra(tmp_path), test="random")
     names = [f"location_100/{name}/{n:02d}.png" for name in TERRA_CLASSES for n in range(3)]
-    kept, held = domainbed_split(30, 0, 0)  # "location_100" sorts before "location_38"
-    assert splits.train.paths == tuple(names[row] for row in kept)
-    assert splits.validation.paths == tuple(names[row] for row in held)
+    train, validation = domainbed_split(30, 0, 0)  # "location_100" sorts before "location_38"
+    assert splits.train.paths == tuple(names[row] for row in train)
+    assert splits.validation.paths == tuple(names[row] for row in validation)
     assert {len(t) for t in splits.targets.values()} == {24}
 
 
-def test_everything_may_be_for_training_and_names_may_be_short(tmp_path):
+def test_all_images_can_be_for_training_and_names_may_be_short(tmp_path):
     root = write_terra(tmp_path)
     splits = load("terra", root, split="none", source="location_43")
     assert (splits.train.name, len(splits.train), splits.validation) == ("location_43", 30, None)
     assert list(load("terra", root, ["L46", "l38"]).targets) == ["location_46", "location_38"]
 
 
-def test_verify_knows_both_releases(tmp_path, monkeypatch):
+def test_verify_accepts_both_releases(tmp_path, monkeypatch):
     two = dict.fromkeys(LOCATIONS, (30, 33))
     monkeypatch.setattr(published, "TERRA", replace(published.TERRA, counts=two))
     root = write_terra(tmp_path, locations=LOCATIONS[:3])

@@ -56,7 +56,7 @@ def forbid(monkeypatch, module, name):
     monkeypatch.setattr(module, name, never)
 
 
-def test_the_images_are_those_of_the_files_in_their_order(root):
+def test_images_follow_the_order_of_the_files(root):
     domain = read(root)
     expected = [np.asarray(Image.open(f.path).convert("RGB")) for f in files_of(root)]
     assert torch.equal(domain.images, torch.from_numpy(np.stack(expected)).permute(0, 3, 1, 2))
@@ -68,7 +68,7 @@ def test_the_images_are_those_of_the_files_in_their_order(root):
     assert torch.equal(domain.images[5].permute(1, 2, 0), torch.from_numpy(np.array(expected)))
 
 
-def test_only_one_small_square_size_is_kept(tmp_path):
+def test_only_a_common_small_square_size_is_kept(tmp_path):
     for sides, expected in (((227, 227), 227), ((256, 256), 256), ((300, 300), 256)):
         assert side_of(tmp_path, *((side, side) for side in sides)) == expected
     assert side_of(tmp_path, (30, 20), (30, 20)) == side_of(tmp_path, (30, 30), (31, 31)) == 256
@@ -80,7 +80,7 @@ def side_of(folder, *sizes):
     return read_images(files, name="x", classes=CLASSES).image_size[0]
 
 
-def test_the_second_start_reads_no_file_and_hashes_no_pixel(root, monkeypatch):
+def test_the_second_read_uses_only_the_cache(root, monkeypatch):
     first = read(root)
     forbid(monkeypatch, reading, "read_content")
     forbid(monkeypatch, domains, "digest")
@@ -90,7 +90,7 @@ def test_the_second_start_reads_no_file_and_hashes_no_pixel(root, monkeypatch):
     assert (second.paths, second.hashes) == (first.paths, first.hashes)
 
 
-def test_whatever_changes_the_pixels_is_another_entry(root, folder):
+def test_every_pixel_change_gives_a_new_entry(root, folder):
     def read_as(files, **options):
         return read_images(files, name="photos", root=root, **{"classes": CLASSES, **options})
 
@@ -110,7 +110,7 @@ def make_bad(root, count=3):
         (root / "cat" / f"bad{index:02}.jpg").write_bytes(b"" if index % 2 else b"no image at all")
 
 
-def test_of_many_bad_images_twenty_are_shown_and_all_are_in_a_file(root, tmp_path, monkeypatch):
+def test_twenty_bad_images_are_shown_and_all_are_written_to_a_file(root, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     make_bad(root, 33)
     with pytest.raises(DataError, match="33 of 73 images of 'photos'") as caught:
@@ -123,7 +123,7 @@ def test_of_many_bad_images_twenty_are_shown_and_all_are_in_a_file(root, tmp_pat
     assert len(file.read_text().splitlines()) == 33
 
 
-def test_skipped_images_are_left_out_and_listed_and_nothing_takes_their_place(root, monkeypatch):
+def test_skipped_images_are_left_out_and_listed(root, monkeypatch):
     good = read(root)
     make_bad(root)
     domain = read(root, skip_bad=True)
@@ -136,14 +136,14 @@ def test_skipped_images_are_left_out_and_listed_and_nothing_takes_their_place(ro
     assert read(root, skip_bad=True).skipped == domain.skipped
 
 
-def test_bad_images_only_are_an_error_even_if_they_may_be_skipped(tmp_path, folder):
+def test_only_bad_images_are_an_error_even_if_skipping(tmp_path, folder):
     (tmp_path / "a.png").write_bytes(b"x")
     with pytest.raises(DataError, match="1 of 1 images"):
         read_images([ImageFile(tmp_path / "a.png", 0)], name="x", classes=("a",), skip_bad=True)
     assert entries(folder) == []
 
 
-def test_an_interrupt_leaves_nothing_and_the_next_start_works(root, folder):
+def test_an_interrupt_leaves_no_files_and_can_be_repeated(root, folder):
     def interrupt(done, total, label):
         if label == "decoding" and done > 10:
             raise KeyboardInterrupt
@@ -169,13 +169,13 @@ def test_rows_of_a_mapped_domain_are_mapped_too(root, folder, monkeypatch):
     assert select_rows(whole, rows).fingerprint == expected.fingerprint
 
 
-def test_without_a_place_for_the_cache_images_are_decoded_each_time(root, tmp_path, monkeypatch):
+def test_without_a_cache_folder_images_are_decoded_each_time(root, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     expected = read(root)
     monkeypatch.setenv("PEERDG_CACHE", str(tmp_path / "file/cache"))
     monkeypatch.setenv("PEERDG_MEMORY_BUDGET", "1KB")
     make_bad(root)
-    with pytest.warns(UserWarning, match="not kept"):
+    with pytest.warns(UserWarning, match="not cached"):
         domain = read(root, skip_bad=True)
     assert domain.fingerprint == expected.fingerprint
     assert len(domain.skipped) == 3
@@ -201,14 +201,14 @@ def start(root, before=""):
     )
 
 
-def test_a_full_disk_costs_the_cache_but_not_the_run(root, folder):
+def test_a_full_disk_disables_the_cache_only(root, folder):
     limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     output, _ = start(root, limit).communicate(timeout=60)
     assert output.strip() == read(root, size=64).fingerprint
     assert not list(folder.glob(".tmp-*"))
 
 
-def test_a_killed_process_leaves_nothing_that_is_used(root, folder):
+def test_files_of_a_killed_process_are_not_used(root, folder):
     before = """
 from peerdg.data import read as reading
 real = reading.decode_image

@@ -1,4 +1,4 @@
-"""The same images as a published benchmark and as plain folders of one's own: the same numbers."""
+"""A published benchmark and own folders with the same images give the same results."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ def as_own_folders(splits: peerdg.Splits, root: Path, out: Path) -> None:
             shutil.copy(root / path, place)
 
 
-def test_own_folders_give_the_numbers_of_the_benchmark(tmp_path: Path):
+def test_own_folders_give_the_same_results_as_the_benchmark(tmp_path: Path):
     from peerdg.run.prepare import load_splits
 
     write_pacs(tmp_path / "pacs")

@@ -18,7 +18,7 @@ LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=200)
 
 @settings(deadline=None)  # a busy machine is slow at times
 @given(LABELS, st.floats(0, 0.99), st.integers(0, 3))
-def test_every_row_is_in_one_part_and_every_class_can_be_learnt(labels, fraction, seed):
+def test_every_row_is_in_one_part_and_every_class_is_trained(labels, fraction, seed):
     labels = torch.tensor(labels)
     train, validation = stratified(labels, fraction, seed)
     assert sorted([*train.tolist(), *validation.tolist()]) == list(range(len(labels)))
@@ -27,7 +27,7 @@ def test_every_row_is_in_one_part_and_every_class_can_be_learnt(labels, fraction
 
 @settings(deadline=None)
 @given(LABELS, st.floats(0, 0.5))
-def test_each_class_gives_its_share_to_within_one_image(labels, fraction):
+def test_each_class_contributes_its_share_within_one_image(labels, fraction):
     labels = torch.tensor(labels)
     _, validation = stratified(labels, fraction, 0)
     for label in labels.unique():
@@ -38,21 +38,21 @@ def test_each_class_gives_its_share_to_within_one_image(labels, fraction):
             assert abs(given_away - fraction * size) < 1 + 1e-9
 
 
-def test_small_classes_together_give_the_share_that_none_could_give_alone():
+def test_small_classes_contribute_their_share_together():
     labels = torch.arange(40) // 4  # ten classes of four images: a tenth of each is 0.4 images
     _, validation = stratified(labels, 0.1, 0)
     assert len(validation) == 4
     assert len(labels[validation].unique()) == 4
 
 
-def test_images_added_to_one_class_leave_the_draw_of_the_classes_before_it_alone():
+def test_new_images_of_a_class_do_not_change_earlier_classes():
     labels = torch.tensor([0] * 10 + [1] * 10)
     longer = torch.tensor([0] * 10 + [1] * 30)
     before, after = (stratified(x, 0.2, 0)[1] for x in (labels, longer))
     assert [row for row in after.tolist() if row < 10] == [r for r in before.tolist() if r < 10]
 
 
-def test_refuses_a_share_that_leaves_nothing_to_learn():
+def test_rejects_a_share_that_leaves_no_training_images():
     for fraction in (-0.1, 1.0, float("nan")):
         with pytest.raises(ConfigError, match="validation share"):
             stratified(torch.arange(4), fraction, 0)

@@ -1,13 +1,13 @@
-"""Files become a `Domain`: one uint8 tensor of images, their labels and class names.
+"""Load images as a `Domain`: one uint8 tensor, labels and class names.
 
-`own_data` reads a user's folders and lists, `objects` data in Python, `published` and `digits` the
-benchmarks. This module has the names that records use.
+`own_data` reads a user's folders and lists, `objects` data in memory, `published` and `digits` the
+benchmarks. This module defines the names of validation images in records.
 """
 
-VALIDATION = "validation"  # how records call the source's own validation images
-CRAFTED = "crafted:"  # begins the names of distorted copies of them, e.g. "crafted:blur"
+VALIDATION = "validation"  # the source's own validation images
+CRAFTED = "crafted:"  # prefix of distorted copies of them, e.g. "crafted:blur"
 
 
 def is_target(domain: str) -> bool:
-    """Tell whether records mean a target by this name, and no kind of validation images."""
+    """Return whether a domain name in records means a target, not validation images."""
     return domain != VALIDATION and not domain.startswith(CRAFTED)

@@ -1,7 +1,7 @@
-"""Unpack downloaded archives of a benchmark under the folder that its loader reads.
+"""Unpack downloaded archives of a benchmark into the folder that its loader reads.
 
-Archives may come from anyone. Only regular files inside the target are extracted, of a bounded
-total size, and only after all names were checked.
+Archives are not trusted. Only regular files inside the target are extracted, with a limited total
+size, and only after all names have been checked.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ MAX_FILES = 500_000
 def unpack(
     data: Benchmark, archives: Sequence[Path], root: Path, *, progress: Progress | None = None
 ) -> list[Path]:
-    """Extract all archives of a set into the new folder `root`, and return its domains' folders.
+    """Extract all archives of a set into the new folder `root`, and return its domain folders.
 
-    If an archive is damaged or refused, or there is no domain of the set, nothing is made.
+    Nothing is created if an archive is damaged or rejected, or if no domain is found.
     """
     published = data.resolve()
     if not isinstance(published, PublishedSet):
@@ -59,8 +59,8 @@ def unpack(
 def extract(archive: Path, target: Path, *, progress: Progress | None = None) -> None:
     """Extract a zip or tar file into the folder `target`.
 
-    An archive that is too large, or has links, devices or names outside the target, is refused
-    with a `DamagedError` before anything is extracted.
+    Archives that are too large, or have links, devices or paths outside the target, raise a
+    `DamagedError` before anything is extracted.
     """
     if not archive.is_file():
         raise DamagedError(f"There is no archive {archive}.")
@@ -87,7 +87,7 @@ def _open(archive: Path) -> zipfile.ZipFile | tarfile.TarFile:
 
 
 def _checked(opened: zipfile.ZipFile | tarfile.TarFile) -> list[Any]:
-    """List the members. Refuse what is not a file or folder inside the target, or too large."""
+    """List the members. Reject special files, paths outside the target and large archives."""
     members: list[Any] = []
     total = 0
     for member in opened if isinstance(opened, tarfile.TarFile) else opened.infolist():
@@ -112,9 +112,9 @@ def _checked(opened: zipfile.ZipFile | tarfile.TarFile) -> list[Any]:
 def sort_terra(root: Path) -> None:
     """Sort the images of Terra Incognita's original release into folders of locations and classes.
 
-    The release is an archive of images and another with a JSON file in COCO's camera trap format.
-    The selection is DomainBed's. An image with animals of two classes is in both folders, as there.
-    Without a JSON file nothing is done.
+    The release has an archive of images and one with a JSON file in COCO's camera trap format.
+    Locations and classes are DomainBed's. An image with animals of two classes is copied to both
+    folders, as in DomainBed. Without a JSON file, nothing is done.
     """
     labels = next(root.rglob("*.json"), None)
     if labels is None:
@@ -137,7 +137,7 @@ def sort_terra(root: Path) -> None:
 
 
 def _terra_images(labels: Path) -> list[tuple[str, str, str]]:
-    """Read location, file and class of every annotation of the chosen locations and classes."""
+    """Read location, file name and class of all annotations of DomainBed's selection."""
     locations = {name.removeprefix("location_"): name for name in TERRA.info.domains}
     wanted = set()
     with reading(labels, hint=f"Get it from {TERRA.info.obtain}"):

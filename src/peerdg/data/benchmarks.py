@@ -1,6 +1,6 @@
-"""The data sets: their domains, protocol switches and origin. Free of torch and numpy.
+"""Registry of data sets: domains, protocol options and origin. Needs neither torch nor numpy.
 
-Adding a benchmark means adding its switches and its entry here, and a module that loads it.
+To add a benchmark, add its options and its entry here, and a module that loads it.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from peerdg.errors import ConfigError, DataError, PeerdgError
-from peerdg.options import did_you_mean, nearest, option
+from peerdg.options import did_you_mean, nearest, nearest_path, option
 
 if TYPE_CHECKING:
     from peerdg.data.read import Progress
@@ -25,15 +25,15 @@ _IMAGENET: tuple[_Channels, _Channels] = (0.485, 0.456, 0.406), (0.229, 0.224, 0
 
 @dataclass(frozen=True)
 class DomainReport:
-    """One part of a benchmark on disk."""
+    """Files of one split of a benchmark on disk."""
 
     domain: str
     split: str  # part of the domain, e.g. "test"
     expected: int  # images in the published set
     count: int | None  # images on disk, None if there are no files
-    problems: tuple[str, ...]  # with files that are damaged, or more or fewer than published
+    problems: tuple[str, ...]  # damaged files, or more or fewer files than published
     obtain: str  # where to get the files, and where to put them
-    optional: bool = False  # needed only by a switch other than the default
+    optional: bool = False  # needed only with non-default options
 
     @property
     def status(self) -> Literal["found", "missing", "problem"]:
@@ -51,15 +51,15 @@ class Benchmark:
     source: str  # the paper's source domain
     targets: tuple[str, ...]  # the paper's target domains, in the order of its tables
     classes: tuple[str, ...]  # in label order
-    settings: type[Any]  # the dataclass of its protocol switches
+    settings: type[Any]  # dataclass of its protocol options
     # Module, or `module:object`, with `load(settings, root=, targets=, progress=)`, `verify(root)`
     # and, for published files, `require_source(settings, root)`.
     loader: str
     license: str
     obtain: str  # where to get the files
-    needs_root: bool = True  # the user must give the folder of the files
+    needs_root: bool = True  # the user must give a data folder
     normalize: tuple[_Channels, _Channels] = _IMAGENET  # mean and scale of each channel, for 0..1
-    # Further names of domains, apart from different case and separators.
+    # Other names of domains. Case and separators are ignored anyway.
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -68,7 +68,7 @@ class Benchmark:
         return (self.source, *self.targets)
 
     def find_domain(self, name: str) -> str | None:
-        """Find the domain that `name` means in any case and with any separators."""
+        """Find the domain called `name`, ignoring case and separators."""
         for domain in self.domains:
             if fold(name) in map(fold, (domain, *self.aliases.get(domain, ()))):
                 return domain
@@ -86,17 +86,17 @@ class Benchmark:
         targets: Sequence[str] | None = None,
         progress: "Progress | None" = None,
     ) -> "Splits":
-        """Load train, validation and target domains. `targets=None` takes all that are there."""
+        """Load train, validation and target domains. `targets=None` takes all available ones."""
         if targets is not None and self.name != OWN_DATA:
             source = getattr(settings, "source", self.source)
-            found = {name: self.find_domain(name) for name in targets}
-            for name, domain in found.items():
+            domains = {name: self.find_domain(name) for name in targets}
+            for name, domain in domains.items():
                 if domain is None or domain == source:
                     raise ConfigError(
                         f"{self.name} has no target domain '{name}' with the source '{source}'.",
                         hint=did_you_mean(name, [each for each in self.domains if each != source]),
                     )
-            targets = list(filter(None, found.values()))
+            targets = list(filter(None, domains.values()))
         root = self.check_root(root)
         loader = self.resolve()
         splits: Splits = loader.load(settings, root=root, targets=targets, progress=progress)
@@ -113,21 +113,21 @@ class Benchmark:
         return reports
 
     def normalization(self, settings: Any) -> tuple[_Channels, _Channels]:
-        """Choose mean and scale that the model applies to values 0..1, by the settings."""
+        """Return the mean and scale that the model applies to values in 0..1."""
         if getattr(settings, "values", "unit") == "centred":
             return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
         return self.normalize
 
     def refuse_unused_root(self, root: Path | str | None) -> None:
-        """Refuse a folder for a set that reads none, because the user expects it to be read."""
+        """Raise if a folder is given that would not be read."""
         if root is not None and not self.needs_root and self.name != OWN_DATA:
             raise ConfigError(
                 f"{self.name} reads no folder, but --root is {root}.",
-                hint="Leave out --root, or name the data set that is in this folder.",
+                hint="Leave out --root, or name the data set in this folder.",
             )
 
     def check_root(self, root: Path | None) -> Path | None:
-        """Return the folder of the files. It must be there if the set needs one."""
+        """Return the data folder. Raise if the data set needs one and it is missing."""
         hint = "Give the folder with the data set's files with --root DIR."
         if self.needs_root and root is None:
             raise ConfigError(f"{self.name} needs the folder with its files.", hint=hint)
@@ -137,14 +137,14 @@ class Benchmark:
 
 
 def fold(name: str) -> str:
-    """Strip case and separators, which people and archives spell differently."""
+    """Remove case and separators, which differ between people and archives."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def find_entry(places: Iterable[Path], name: str) -> Path | None:
     """Find the first entry called `name` in one of the folders.
 
-    Case and separators do not matter. A name that ends in "/" is a folder.
+    Case and separators are ignored. A name that ends in "/" is a folder.
     """
     for place in places:
         for entry in entries_in(place) if place.is_dir() else ():
@@ -166,18 +166,18 @@ def entries_in(folder: Path) -> list[os.DirEntry[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsMiniSettings:
-    """Switches of the embedded digits."""
+    """Options of digits-mini."""
 
     train: int = option(4000, "training images of the source", at_least=10, at_most=4000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsSettings:
-    """Switches of the Digits benchmark. The defaults are PDEN's protocol.
+    """Options of the Digits benchmark. The defaults are PDEN's protocol.
 
     The literature differs on each of them. ADA and M-ADA start at image 5,000 and rescale with
-    Lanczos; ME-ADA, AdvST and RandConv rescale bilinearly; RandConv and Dassl centre the values on
-    zero; JigenDG tests on all SVHN and USPS images.
+    Lanczos. ME-ADA, AdvST and RandConv rescale bilinearly. RandConv and Dassl center the values on
+    zero. JigenDG tests on all SVHN and USPS images.
     """
 
     first: int = option(0, "index of the first MNIST training image", at_least=0, at_most=59_999)
@@ -197,10 +197,10 @@ _TEST_80 = "target images: all, or the 80 % that DomainBed tests on (random)"
 
 @dataclass(frozen=True, kw_only=True)
 class PacsSettings:
-    """Switches of PACS. The defaults are the protocol of its authors, L2D and Dassl."""
+    """Options of PACS. The defaults are the protocol of its authors, L2D and Dassl."""
 
     source: Literal["photo", "art_painting", "cartoon", "sketch"] = option(
-        "photo", "domain to learn on; all others that are there are targets"
+        "photo", "domain to train on, with all other available domains as targets"
     )
     split: Literal["official", "random"] = option(
         "official", "train and validation: the authors' kfold lists, or DomainBed's random 80/20"
@@ -208,24 +208,24 @@ class PacsSettings:
     test: Literal["all", "random"] = option("all", _TEST_80)
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
     lists: str | None = option(
-        None, "folder with the kfold lists; default: in the usual places", is_place=True
+        None, "folder with the kfold lists (default: the usual places)", is_place=True
     )
     drop_dubious: bool = option(
-        False, "leave out the sketch n02103406_4068-1.png, which Dassl counts as an error"
+        False, "leave out the sketch n02103406_4068-1.png, which Dassl treats as an error"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfficeHomeSettings:
-    """Switches of Office-Home, which has no split by its authors."""
+    """Options of Office-Home, which has no official split."""
 
     source: Literal["art", "clipart", "product", "real_world"] = option(
-        "real_world", "domain to learn on; all others that are there are targets"
+        "real_world", "domain to train on, with all other available domains as targets"
     )
     split: Literal["random", "folders", "none"] = option(
         "random",
         "train and validation: DomainBed's random 80/20, Dassl's train and val folders, or "
-        "everything to train and nothing to validate (Wang et al. 2021)",
+        "all images for training (Wang et al. 2021)",
     )
     test: Literal["all", "random"] = option("all", _TEST_80)
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
@@ -233,16 +233,16 @@ class OfficeHomeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class VlcsSettings:
-    """Switches of VLCS. The defaults are Dassl's protocol, to which PEER refers for data."""
+    """Options of VLCS. The defaults are Dassl's protocol, to which PEER refers for data."""
 
     source: Literal["voc2007", "labelme", "caltech", "sun09"] = option(
-        "voc2007", "domain to learn on; all others that are there are targets"
+        "voc2007", "domain to train on, with all other available domains as targets"
     )
     split: Literal["official", "random"] = option(
         "official", "train and validation: the 70 % of the split folders, or DomainBed's 80/20"
     )
     validation: Literal["crossval", "tenth"] = option(
-        "crossval", "of the official 70 %: the crossval folder (Dassl), or a random tenth (JigenDG)"
+        "crossval", "validation: crossval folder (Dassl), or a random tenth of the 70 % (JigenDG)"
     )
     test: Literal["official", "all", "random"] = option(
         "official", "target images: the 30 % of the test folders, all, or DomainBed's 80 % (random)"
@@ -252,13 +252,13 @@ class VlcsSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TerraSettings:
-    """Switches of Terra Incognita in DomainBed's selection of four locations."""
+    """Options of Terra Incognita in DomainBed's selection of four locations."""
 
     source: Literal["location_100", "location_38", "location_43", "location_46"] = option(
-        "location_100", "location to learn on; all others that are there are targets"
+        "location_100", "location to train on, with all other available locations as targets"
     )
     split: Literal["random", "none"] = option(
-        "random", "train and validation: DomainBed's random 80/20, or everything to train"
+        "random", "train and validation: DomainBed's random 80/20, or all images for training"
     )
     test: Literal["all", "random"] = option("all", _TEST_80)
     split_seed: int = option(0, _SPLIT_SEED, at_least=0)
@@ -266,37 +266,37 @@ class TerraSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDataSettings:
-    """How a folder or list of your own images is read.
+    """Options for reading a folder or list of your own images.
 
     For in-memory data, only the held-out fraction and class names apply.
     """
 
-    domain: str | None = option(None, "domain to learn on, if the folder or list has several")
+    domain: str | None = option(None, "domain to train on, if the folder or list has several")
     layout: Literal["auto", "classes", "domains"] = option(
-        "auto", "what the first level of folders is, where looking does not tell"
+        "auto", "meaning of the first level of folders, if it is ambiguous"
     )
     validation_fraction: float = option(
         0.1, "share of the images of each class held out for validation", at_least=0, at_most=0.9
     )
     validation_folder: str | None = option(
-        None, "folder or list of validation images; nothing is then held out"
+        None, "folder or list of validation images, instead of held-out ones"
     )
-    split_seed: int = option(0, "seed of the draw of validation images", at_least=0)
+    split_seed: int = option(0, "seed for drawing the validation images", at_least=0)
     size: int | None = option(
         None,
-        "side of the square images; default: kept if all share one square size of at most 256, "
-        "else 256",
+        "side of the square images (default: unchanged if all share one square size of at most "
+        "256, else 256)",
         at_least=8,
         at_most=1024,
     )
-    skip_bad_images: bool = option(False, "leave out, and record, images that cannot be decoded")
-    megapixels: float = option(50.0, "refuse images of more million pixels", above=0, at_most=178)
+    skip_bad_images: bool = option(False, "skip and record images that cannot be decoded")
+    megapixels: float = option(50.0, "maximum image size in megapixels", above=0, at_most=178)
     class_map: tuple[str, ...] | None = option(
-        None, "classes that targets call otherwise, e.g. Dog=dog; short: --map"
+        None, "target classes with other names, e.g. Dog=dog (short: --map)"
     )
 
 
-OWN_DATA = "own-data"  # a user's folder or list of images, or domains given from Python
+OWN_DATA = "own-data"  # a user's folder or list of images, or data in memory
 _DIGITS = tuple("0123456789")
 _OFFICE_HOME_CLASSES = tuple(
     "Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair "
@@ -332,8 +332,8 @@ BENCHMARKS = {
             normalize=_UNIT,
             settings=DigitsSettings,
             loader="peerdg.data.digits",
-            license="per set; `peerdg data verify digits --root DIR` names each",
-            obtain="`peerdg data verify digits --root DIR` says what is missing and where it is",
+            license="differs by set, see `peerdg data verify digits --root DIR`",
+            obtain="`peerdg data verify digits --root DIR` lists missing files and their origin",
         ),
         Benchmark(
             name="pacs",
@@ -372,7 +372,7 @@ BENCHMARKS = {
             classes=("bird", "car", "chair", "dog", "person"),
             settings=VlcsSettings,
             loader="peerdg.data.published:VLCS",
-            license="that of its four origins: research use",
+            license="those of its four sources: research use",
             obtain=(
                 "https://github.com/belaalb/G2DM#download-vlcs (with split folders; Fang et al., "
                 "ICCV 2013), or VLCS.tar.gz of DomainBed (without)"
@@ -402,7 +402,7 @@ BENCHMARKS = {
         ),
         Benchmark(
             name=OWN_DATA,
-            title="your own images: a folder, a list, or domains given from Python",
+            title="your own images: a folder, a list, or data in memory",
             source="source",
             targets=(),
             classes=(),
@@ -417,24 +417,25 @@ BENCHMARKS = {
 }
 
 
-PUBLISHED = tuple(name for name in BENCHMARKS if name != OWN_DATA)  # sets to choose by name
+PUBLISHED = tuple(name for name in BENCHMARKS if name != OWN_DATA)
 
 
 def no_such_data(name: str) -> PeerdgError:
-    """Make the error for a name that is neither a data set nor a path.
+    """Return the error for a name that is neither a data set nor a path.
 
-    A misspelled data set is a wrong command (exit code 2), everything else is missing data (5).
+    A misspelled data set is a wrong command (exit code 2), anything else is missing data (5).
     """
     if "/" not in name and (guess := nearest(name, PUBLISHED)):
         return ConfigError(f"Unknown data set '{name}'.", hint=f"Did you mean '{guess}'?")
     return DataError(
         f"There is no folder or list {name}, and no data set of that name.",
-        hint=f"Check the path. Data sets: {', '.join(PUBLISHED)}.",
+        hint=nearest_path(Path(name).expanduser())
+        or f"Check the path. Data sets: {', '.join(PUBLISHED)}.",
     )
 
 
 def find_data(data: str | Path) -> dict[str, Any]:
-    """Return the options for a data set by its name, or a folder or list by its path."""
+    """Return the options that select a data set by name, or a folder or list by path."""
     if data in BENCHMARKS:
         return {"benchmark": data}
     if Path(data).expanduser().exists():

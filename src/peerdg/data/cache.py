@@ -1,7 +1,7 @@
-"""The cache of decoded images: one `.npy` file, mapped into memory, and one `.json` per entry.
+"""Cache of decoded images: a memory-mapped `.npy` file and a `.json` file per entry.
 
-The entry's name has a hash of everything its content depends on, so a changed file or recipe
-gets a new entry. Processes may write the same entry at once, because files are renamed into place.
+Entry names contain a hash of everything the content depends on, so a changed file or recipe gets
+a new entry. Several processes may write the same entry, because files are renamed into place.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ _STALE_AFTER_SECONDS = 24 * 3600  # temporary files of killed processes
 _ROWS_AT_ONCE = 16
 
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
-# Fills the array it gets from `Allocate`, and returns JSON values to store with it. Only the first
-# `"count"` rows are kept, if that is among them.
+# Fills an array from `Allocate`, and returns JSON values to store with it. An optional `"count"`
+# is the number of rows to keep.
 Fill = Callable[[Allocate], dict[str, Any]]
-# Images, and the values stored with them, `"digest"` of the pixels included.
+# Images and their stored values, including a `"digest"` of the pixels.
 CachedImages = tuple[Tensor, dict[str, Any]]
 
 
 def cached_images(name: str, key: Any, fill: Fill) -> CachedImages:
-    """Return the images that `fill` makes, from the cache if they were made before for `key`.
+    """Return the images made by `fill`, from the cache if it has an entry for `key`.
 
-    The key is everything that the content depends on, as JSON values. `name` is for the files.
-    Without a writable cache folder the images are held in memory.
+    `key` contains everything that the images depend on, as JSON values. `name` is used in file
+    names. Without a writable cache folder, the images stay in memory.
     """
     folder = cache_folder()
     if folder is None:
@@ -53,7 +53,7 @@ def cached_images(name: str, key: Any, fill: Fill) -> CachedImages:
         readable = re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:60]
         text = json.dumps([_FORMAT, key], default=str)
         path = folder / f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-        # A damaged entry raises almost any type, and is made again.
+        # A damaged entry may raise almost any type. It is made again.
         with contextlib.suppress(Exception):
             return _read(path)
         try:
@@ -69,15 +69,15 @@ def cached_images(name: str, key: Any, fill: Fill) -> CachedImages:
             cause = error.__cause__ or error
             reason = f"cannot write to {folder}: {getattr(cause, 'strerror', None) or cause}"
     warnings.warn(
-        f"Decoded images are not kept ({reason}), so every start decodes them again. "
-        "Set PEERDG_CACHE to a folder you may write to.",
+        f"Decoded images are not cached ({reason}), so every run decodes them again. "
+        "Set PEERDG_CACHE to a writable folder.",
         stacklevel=3,
     )
     return _in_memory(fill)
 
 
 def cached_domain(name: str, key: Any, make: Callable[[], Domain]) -> Domain:
-    """Return the domain that `make` gives, from the cache if it was made before for `key`."""
+    """Return the domain made by `make`, from the cache if it has an entry for `key`."""
 
     def fill(allocate: Allocate) -> dict[str, Any]:
         domain = make()
@@ -96,7 +96,7 @@ def cached_domain(name: str, key: Any, make: Callable[[], Domain]) -> Domain:
 
 
 def select_rows(domain: Domain, rows: Tensor, *, name: str | None = None) -> Domain:
-    """Take some rows of a domain. More than `memory_budget()` become a cache entry."""
+    """Select rows of a domain. A selection above `memory_budget()` becomes a cache entry."""
     if len(rows) * domain.images[0].numel() <= memory_budget():
         return domain.subset(rows, name=name)
 
@@ -113,7 +113,7 @@ def select_rows(domain: Domain, rows: Tensor, *, name: str | None = None) -> Dom
 
 
 def cache_folder() -> Path | None:
-    """Find `$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`. None without a home."""
+    """Return `$PEERDG_CACHE`, `$XDG_CACHE_HOME/peerdg` or `~/.cache/peerdg`. None if unknown."""
     if chosen := os.environ.get("PEERDG_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -125,26 +125,26 @@ def cache_folder() -> Path | None:
 
 
 def memory_budget() -> int:
-    """Count the bytes up to which selected images are held in memory.
+    """Return the maximum size in bytes of a selection held in memory.
 
     `$PEERDG_MEMORY_BUDGET` (bytes, or e.g. `8GB`), else 4 GiB or a quarter of the memory.
     """
-    given = os.environ.get("PEERDG_MEMORY_BUDGET", "").strip()
-    if given:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", given, re.IGNORECASE)
+    budget = os.environ.get("PEERDG_MEMORY_BUDGET", "").strip()
+    if budget:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)?", budget, re.IGNORECASE)
         if match is None:
             hint = "Give bytes, or a size such as 8GB."
-            raise ConfigError(f"PEERDG_MEMORY_BUDGET is '{given}'.", hint=hint)
+            raise ConfigError(f"PEERDG_MEMORY_BUDGET is '{budget}'.", hint=hint)
         return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not every system can say
+    except (AttributeError, OSError, ValueError):  # not available on every system
         return _MAX_IN_MEMORY
     return min(_MAX_IN_MEMORY, memory // 4)
 
 
 class CacheEntry(NamedTuple):
-    """One entry: the domain's name, bytes on disk, and when it was written."""
+    """Domain name, size in bytes and modification time of an entry."""
 
     name: str
     size: int
@@ -152,7 +152,7 @@ class CacheEntry(NamedTuple):
 
 
 def cache_entries(folder: Path) -> list[CacheEntry]:
-    """List every entry, the newest first."""
+    """List all entries, newest first."""
     entries: dict[str, CacheEntry] = {}
     for path, name in _files(folder):
         with contextlib.suppress(FileNotFoundError):  # another process may have removed it
@@ -163,9 +163,9 @@ def cache_entries(folder: Path) -> list[CacheEntry]:
 
 
 def clear_cache(folder: Path, name: str | None = None) -> None:
-    """Remove the entries called `name`, or everything.
+    """Remove the entries called `name`, or all entries.
 
-    Only files that this package wrote are removed, by the form of their names.
+    Files whose names do not have the form of an entry are left alone.
     """
     for path, own_name in _files(folder):
         if name in (None, own_name):
@@ -176,7 +176,7 @@ def clear_cache(folder: Path, name: str | None = None) -> None:
 
 
 def _files(folder: Path) -> list[tuple[Path, str]]:
-    """List the files of all entries, with the names of their domains."""
+    """List the files of all entries with their domain names."""
     matches = {path: _ENTRY.fullmatch(path.name) for path in folder.glob("*")}
     return [(path, match[1]) for path, match in matches.items() if match]
 
@@ -193,7 +193,7 @@ def _read(path: Path) -> CachedImages:
 
 
 def _map_file(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Make an array in a file, and reserve its space. A full disk would kill the process later."""
+    """Map a new file as an array. Reserve its space, or a full disk would kill the process."""
     images = np.lib.format.open_memmap(path, "w+", np.uint8, shape)
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
@@ -214,7 +214,7 @@ def _in_memory(fill: Fill) -> CachedImages:
 
 
 def _remove_temporary(folder: Path, age: float) -> None:
-    """Remove temporary files of killed processes that are older than `age` seconds."""
+    """Remove temporary files of killed processes after `age` seconds."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{TEMPORARY}*"):
             if time.time() - path.stat().st_mtime >= age:

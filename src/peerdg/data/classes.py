@@ -1,17 +1,18 @@
-"""Class names: their order, matching by name, and maps for targets that use other names.
+"""Class names: order, matching by name, and class maps for targets with other names.
 
-A class map is stored as texts such as `Dog=dog` (their Dog is our dog), so that config files,
-flags and records have one form. Free of torch.
+A class map is stored as strings such as `Dog=dog` (target=source), so that config files, flags
+and records share one form. This module does not import torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
 
 from peerdg.errors import ConfigError, DataError
 from peerdg.options import did_you_mean, nearest
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Sort names by number if all are numbers, else by their characters, whatever the locale."""
+    """Sort names as numbers if all are numbers, else as text, independent of the locale."""
     names = list(names)
     if names and all(name.isascii() and name.isdecimal() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -25,7 +26,7 @@ def class_positions(
     name: str,
     class_map: Mapping[str, str] | None = None,
 ) -> list[int]:
-    """Find where each of a domain's `own` class names, or what it is mapped to, is in `classes`."""
+    """Return the index in `classes` of each of a domain's `own` class names, after mapping."""
     position = {known: index for index, known in enumerate(classes)}
     renamed = [(class_map or {}).get(label, label) for label in own]
     if extra := [label for label in renamed if label not in position]:
@@ -38,13 +39,13 @@ def class_positions(
         raise DataError(
             f"Domain '{name}' has {len(extra)} of {len(own)} classes that the source does not "
             f"have: {guesses}.",
-            hint=f"Rename or remove these, or map them with --map {example}.",
+            hint=f"Rename or remove these, or map them with --map {quote(example)}.",
         )
     return [position[label] for label in renamed]
 
 
 def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
-    """Write `{"Dog": "dog"}` as `["Dog=dog"]`, and refuse what is not a map of names to names."""
+    """Convert `{"Dog": "dog"}` to `["Dog=dog"]`. Raise if keys or values are not names."""
     if not isinstance(mapping, Mapping) or not all(
         isinstance(name, str) for pair in mapping.items() for name in pair
     ):
@@ -52,12 +53,12 @@ def class_map_entries(mapping: Mapping[str, str]) -> list[str]:
             "A class map must map names to names.", hint="For example class_map={'Dog': 'dog'}."
         )
     entries = [f"{theirs}={ours}" for theirs, ours in mapping.items()]
-    parse_class_map(entries)  # refuses names with "="
+    parse_class_map(entries)  # rejects names with "="
     return entries
 
 
 def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
-    """Read `["Dog=dog"]` as `{"Dog": "dog"}`."""
+    """Convert `["Dog=dog"]` to `{"Dog": "dog"}`."""
     mapping: dict[str, str] = {}
     for entry in entries or ():
         theirs, _, ours = entry.partition("=")
@@ -76,7 +77,7 @@ def parse_class_map(entries: Sequence[str] | None) -> dict[str, str]:
 def check_class_map(
     mapping: Mapping[str, str], *, theirs: Iterable[str], ours: Sequence[str]
 ) -> None:
-    """Refuse a map from a class that no target has, or to one that the model lacks."""
+    """Raise if a mapped class is in no target, or is mapped to a class that the model lacks."""
     known = sorted(set(theirs))
     for theirs_name, ours_name in mapping.items():
         if theirs_name not in known:

@@ -1,6 +1,6 @@
 """Decode image files into upright RGB images, one at a time or many in parallel.
 
-Color profiles are ignored, as in every published training pipeline. Free of torch.
+Color profiles are ignored, as in all published training pipelines. Does not import torch.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from peerdg.errors import DataError
 
-# Pillow's full list has formats that start other programs (EPS).
+# Other formats of Pillow may start external programs (EPS).
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 IMAGE_SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .dib .gif .tif .tiff .ppm .pgm .pbm .pnm"
@@ -33,7 +33,7 @@ B = TypeVar("B")
 
 
 class UnusableImage(DataError):
-    """An image that cannot be used, with the reason on its own for lists of many files."""
+    """An image that cannot be used. `reason` is the short form for lists of files."""
 
     def __init__(self, name: str, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"Cannot decode {name}: {reason}.", hint=hint)
@@ -45,12 +45,12 @@ def decode_image(
 ) -> Image.Image:
     """Decode an upright 8-bit RGB image.
 
-    Apply the EXIF orientation, lay transparency on white, scale 16-bit values to 0..255, and take
-    the first frame of an animation. Larger images than `max_pixels` are refused by their header.
+    Applies the EXIF orientation, puts transparent images on white, scales 16-bit values to 0..255,
+    and takes the first frame of an animation.
 
     Raises:
-        UnusableImage: If it cannot be read, is not one of `IMAGE_FORMATS`, is damaged or too
-            large, or has values without a known black and white.
+        UnusableImage: If the image cannot be read, is not one of `IMAGE_FORMATS`, is damaged, has
+            more than `max_pixels`, or has an unknown range of values.
     """
     name = name or (str(source) if isinstance(source, Path) else "the image")
     if isinstance(source, Image.Image):
@@ -60,7 +60,7 @@ def decode_image(
 
 
 def read_content(path: Path) -> bytes:
-    """Read an image file. Refuse pipes and devices, which could block forever."""
+    """Read an image file. Reject pipes and devices, which could block forever."""
     try:
         if path.exists() and not path.is_file():
             raise UnusableImage(str(path), "it is not a file")
@@ -73,7 +73,7 @@ def read_content(path: Path) -> bytes:
 
 
 def open_header(content: bytes, name: str) -> Image.Image:
-    """Open an image without decoding its pixels, so that its size can be checked first."""
+    """Open an image without decoding its pixels, to check its size first."""
     if not content:
         raise UnusableImage(name, "the file is empty")
     try:
@@ -97,13 +97,13 @@ def to_pixels(image: Image.Image, side: int) -> NDArray[np.uint8]:
 
 
 def cores() -> int:
-    """Count the processors this process may use."""
+    """Return the number of processors available to this process."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None, None]:
-    """Yield the results in order, computing only a few ahead so that memory stays bounded."""
+    """Yield results in order. Only a few are computed ahead, to limit the memory."""
     workers = cores()
     ahead: deque[Future[B]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -115,7 +115,7 @@ def in_parallel(task: Callable[[A], B], items: Iterable[A]) -> Generator[B, None
         while ahead:
             yield ahead.popleft().result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # Ctrl-C ends within a few images
+        pool.shutdown(wait=True, cancel_futures=True)  # Ctrl-C stops after a few images
 
 
 def _to_rgb(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
@@ -130,7 +130,7 @@ def _to_rgb(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
     is_wide = image.mode == "F" or (image.mode == "I" and image.format == "TIFF")
     try:
         image.load()
-        with contextlib.suppress(Exception):  # broken EXIF: take the image as it is stored
+        with contextlib.suppress(Exception):  # broken EXIF: keep the stored orientation
             if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
                 image = image.copy()
                 # In place, because this turns the pixels before it rewrites the EXIF data.
@@ -155,7 +155,7 @@ def _scale_16_bit(image: Image.Image, name: str, is_wide: bool) -> Image.Image:
     low, high = values.min(), values.max()
     if is_wide or low < 0 or high > 65_535:
         kind = "floats" if image.mode == "F" else "32-bit integers"
-        reason = f"its pixels are {kind} from {low} to {high}, whose black and white are not known"
+        reason = f"its pixels are {kind} from {low} to {high}, and black and white are not known"
         raise UnusableImage(name, reason, hint="Save it as an 8-bit or 16-bit image.")
     return Image.fromarray(((values.astype(np.uint32) * 255 + 32_767) // 65_535).astype(np.uint8))
 

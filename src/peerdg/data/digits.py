@@ -1,7 +1,7 @@
 """Digits: train on MNIST, test on SVHN, MNIST-M, SYN and USPS, from the published files.
 
-Any of the targets may be absent. Each point in which the literature differs is a switch of
-`DigitsSettings`. Decoded and resized domains are cached per setting. No pickle is ever opened.
+Any of the targets may be absent. `DigitsSettings` has an option for each point on which the
+literature differs. Decoded and resized domains are cached per setting. Pickles are never opened.
 """
 
 import bz2
@@ -27,7 +27,7 @@ Digits = tuple[NDArray[np.uint8], NDArray[np.int64]]  # [n, h, w] or [n, h, w, 3
 
 _SIDE = 32
 _HOLDOUT = 2000
-_READERS_REVISION = 3  # raise it when a reader gives other pixels
+_READERS_REVISION = 3  # increase when a reader's pixels change
 _MAX_UNPACKED = 2**30
 _INFO = BENCHMARKS["digits"]
 _FILTERS = {"lanczos": Image.Resampling.LANCZOS, "bilinear": Image.Resampling.BILINEAR}
@@ -40,11 +40,11 @@ def load(
     targets: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Splits:
-    """Load MNIST and the targets, by default every one that is present."""
+    """Load MNIST and the targets, by default all that are present."""
     if targets is None:
         targets = [name for name in _INFO.targets if _find(root, name, "test")]
     stop = settings.first + settings.train
-    # The validation images come first, because they are few and show too large settings.
+    # Load the few validation images first. They reveal settings that are too large.
     if settings.validation == "mnist-test":
         validation = _domain("mnist", ["test"], root, settings)
     else:
@@ -64,7 +64,7 @@ def require_source(settings: DigitsSettings, root: Path) -> None:
 
 
 def verify(root: Path) -> list[DomainReport]:
-    """Read every set under `root`, and compare its size with the published one."""
+    """Read every set under `root`, and compare its size with the published size."""
     reports = []
     for (domain, split), (expected, _, optional) in SPLITS.items():
         count, problems = None, []
@@ -113,14 +113,14 @@ def _domain(
 
 
 def _stamp(path: Path) -> list[object]:
-    """Describe a file, or the files of a folder, by place, size and modification time."""
+    """Return path, size and modification time of a file, or of the files in a folder."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     status = [file.stat() for file in files]
     return [str(path.resolve()), [(each.st_size, each.st_mtime_ns) for each in status]]
 
 
 def _pick(rows: range, count: int, settings: DigitsSettings) -> NDArray[np.int64]:
-    """Choose the indices `rows`. Validation continues at 0 after the last image."""
+    """Convert `rows` to indices. Validation rows wrap around after the last image."""
     stop = settings.first + settings.train
     if stop > count or (rows.start == stop and settings.train + len(rows) > count):
         raise ConfigError(
@@ -132,7 +132,7 @@ def _pick(rows: range, count: int, settings: DigitsSettings) -> NDArray[np.int64
 
 
 def _resize(images: NDArray[np.uint8], filter: str) -> NDArray[np.uint8]:
-    """Resize to [n, 32, 32, 3] by Pillow's filter on 8-bit values, as the protocols name it."""
+    """Resize to [n, 32, 32, 3] with Pillow's filter of that name, on 8-bit values."""
     if images.shape[1:3] != (_SIDE, _SIDE):
         pictures = (Image.fromarray(i).resize((_SIDE, _SIDE), _FILTERS[filter]) for i in images)
         images = np.stack([np.asarray(picture) for picture in pictures])
@@ -151,14 +151,14 @@ def _read_idx_file(path: Path, header: int) -> NDArray[np.uint8]:
         start, content = file.read(header), file.read(_MAX_UNPACKED)
     sizes = np.frombuffer(start, ">u4")[1:]  # after the magic number
     if sizes.tolist()[1:] != [28, 28][: len(sizes) - 1] or len(content) != sizes.prod():
-        raise ValueError(f"its header says {sizes.tolist()}, and {len(content)} bytes follow")
+        raise ValueError(f"its header has sizes {sizes.tolist()}, but {len(content)} bytes follow")
     return np.frombuffer(content, np.uint8)
 
 
 def _read_libsvm(path: Path) -> Digits:
     """Read USPS, libsvm text in bzip2: labels 1..10 for 0..9, values -1..1, 16 x 16.
 
-    The 8-bit values are those of `torchvision.datasets.USPS`: float32, fractions cut off.
+    The 8-bit values equal those of `torchvision.datasets.USPS`: float32, truncated.
     """
     with bz2.open(path) as file:
         lines = file.read(_MAX_UNPACKED).splitlines()
@@ -188,7 +188,7 @@ def _read_mat(path: Path) -> Digits:
 
 
 def _read_png_folder(list_file: Path, folder: Path) -> Digits:
-    """Read MNIST-M's format: a text file of lines `name label` and a folder of these PNGs."""
+    """Read MNIST-M's format: a text file with lines `name label` and a folder of PNG files."""
     lines = [line.split() for line in list_file.read_text("utf-8").splitlines()]
     if any(Path(name).name != name for name, _ in lines):
         raise ValueError("it names files outside the folder")
@@ -197,7 +197,7 @@ def _read_png_folder(list_file: Path, folder: Path) -> Digits:
 
 
 class DigitsSet(NamedTuple):
-    """One set: folders that may hold it (or the root does), reader, origin and license."""
+    """Possible folders, reader, and origin with license of one set."""
 
     folders: tuple[str, ...]
     reader: Callable[..., Digits]
@@ -241,7 +241,7 @@ SETS = {
 
 
 class DigitsSplit(NamedTuple):
-    """One split of one set. An optional one is needed only by a switch other than the default."""
+    """One split of one set. Optional splits are needed only with non-default options."""
 
     expected: int  # published images
     files: tuple[str, ...]
@@ -271,7 +271,7 @@ def _require(root: Path, name: str, split: str) -> list[Path]:
 
 
 def _find(root: Path, name: str, split: str) -> list[Path]:
-    """Find the files of a split, plain or gzip, in the first place that has each. Empty if none."""
+    """Find the files of a split, plain or gzip. Empty if there are none."""
     places = [root]
     for folder in SETS[name].folders:
         if inner := find_entry(places, f"{folder}/"):
@@ -281,7 +281,7 @@ def _find(root: Path, name: str, split: str) -> list[Path]:
     files = [path for path in paths if path is not None]
     if files and None in paths:
         missing = wanted[paths.index(None)]
-        raise DataError(f"{files[0]} is there, but not {missing}.", hint=SETS[name].obtain)
+        raise DataError(f"{files[0]} exists, but not {missing}.", hint=SETS[name].obtain)
     return files
 
 
@@ -297,5 +297,5 @@ def _read(name: str, files: Sequence[Path]) -> Digits:
         raise
     except Exception as error:  # scipy and the decompressors raise many types
         reason = str(error).rstrip(".") or type(error).__name__
-        raise DataError(f"{files[0]} is damaged or of another kind: {reason}.") from error
+        raise DataError(f"{files[0]} is damaged or has another format: {reason}.") from error
     return images, labels

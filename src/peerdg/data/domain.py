@@ -1,4 +1,4 @@
-"""A domain: all of its images as one uint8 tensor, their labels and the class names."""
+"""A domain: images as one uint8 tensor, labels and class names."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from peerdg.terminal import visible
 
 _HASH_BLOCK = 2**24
 _GAP, _TITLE, _HEADER = 2, 30, 16  # pixels of a contact sheet
-_MAX_COLUMNS = 100  # a sheet of thousands of classes cannot be opened
+_MAX_COLUMNS = 100  # viewers cannot open a sheet of thousands of classes
 
 
 class BadImage(NamedTuple):
-    """A file that could not be used, and why."""
+    """A file that cannot be used, and the reason."""
 
     path: str
     reason: str
@@ -33,16 +33,16 @@ class BadImage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Images of one style with their labels, in memory or as a read-only map of a cache file.
+    """Labeled images of one style, in memory or memory-mapped from a cache file.
 
     Args:
-        name: The domain's name in tables and records, e.g. `"sketch"`.
+        name: Name in tables and records, e.g. `"sketch"`.
         classes: Class names that `labels` index into.
         images: RGB images of one size.
         labels: Class index of each image.
-        paths: Origin of each image, if it came from a file.
-        hashes: SHA-256 of each of these files.
-        skipped: Files that were left out because they cannot be decoded.
+        paths: File of each image, if any.
+        hashes: SHA-256 of each file.
+        skipped: Files left out because they cannot be decoded.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Domain:
         images, labels = self.images, self.labels
         problem = hint = None
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            found = f"{images.dtype} {tuple(images.shape)}"
-            problem = f"its images are {found}, expected uint8 [N, 3, H, W]"
+            actual = f"{images.dtype} {tuple(images.shape)}"
+            problem = f"its images are {actual}, expected uint8 [N, 3, H, W]"
             hint = "Convert to RGB and to the range 0..255 before making a Domain."
         elif len(images) == 0:
             problem = "it has no images"
@@ -88,7 +88,7 @@ class Domain:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of class names, labels and pixels. The domain's name does not matter."""
+        """SHA-256 of class names, labels and pixels, without the domain's name."""
         whole = hashlib.sha256(repr((self.classes, tuple(self.images.shape))).encode())
         whole.update(self.labels.contiguous().numpy().data)
         whole.update(self.images_digest.encode())
@@ -100,7 +100,7 @@ class Domain:
 
     @cached_property
     def pixel_hashes(self) -> tuple[str, ...]:
-        """A 64-bit hash of each image's pixels, as 16 hex digits."""
+        """64-bit hash of each image's pixels, as 16 hex digits."""
 
         def pixel_hash(image: NDArray[np.uint8]) -> str:
             return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=8).hexdigest()
@@ -109,14 +109,14 @@ class Domain:
             return tuple(pool.map(pixel_hash, self.images.numpy()))
 
     def with_digest(self, known: str) -> "Domain":
-        """Set `images_digest`, because computing it reads every byte."""
+        """Set the known `images_digest`. Computing it would read every byte."""
         self.__dict__["images_digest"] = known
         return self
 
     def subset(
         self, index: Tensor, *, name: str | None = None, images: Tensor | None = None
     ) -> "Domain":
-        """Take the images at `index`, in that order. `images` are these, if already selected."""
+        """Select the images at `index`, in that order. Pass them as `images` if already loaded."""
         rows = index.tolist()
         return replace(
             self,
@@ -130,7 +130,7 @@ class Domain:
     def with_classes(
         self, classes: tuple[str, ...], class_map: Mapping[str, str] | None = None
     ) -> "Domain":
-        """Relabel the images by the index into `classes`, matched by name through `class_map`."""
+        """Relabel the images with indices into `classes`, matched by name after `class_map`."""
         if self.classes == classes and not class_map:
             return self
         position = class_positions(self.classes, classes, name=self.name, class_map=class_map)
@@ -139,7 +139,7 @@ class Domain:
 
 
 def digest(images: NDArray[np.uint8]) -> str:
-    """Compute the SHA-256 of the SHA-256 of each 16 MB of a contiguous array, in parallel."""
+    """Hash 16 MB blocks of a contiguous array in parallel, and return the SHA-256 of the hashes."""
     data = images.data.cast("B") if images.size else memoryview(b"")
     blocks = [data[start : start + _HASH_BLOCK] for start in range(0, len(data), _HASH_BLOCK)]
     with ThreadPoolExecutor(cores()) as pool:
@@ -150,7 +150,7 @@ def digest(images: NDArray[np.uint8]) -> str:
 def contact_sheet(domains: Sequence[Domain], *, per_class: int = 6, cell: int = 64) -> Image.Image:
     """Draw a block per domain and a column per class, with the first `per_class` images of each.
 
-    At most 100 classes are shown, each image as a square of side `cell`.
+    Shows at most 100 classes. Images are squares of side `cell`.
     """
     step = cell + _GAP
     block = _TITLE + _HEADER + per_class * step + _GAP

@@ -1,6 +1,6 @@
-"""List the images of a folder (`root/class/*.jpg`, `root/domain/class/*.jpg`) or a list file.
+"""Find the images of a folder (`root/class/*.jpg`, `root/domain/class/*.jpg`) or a list file.
 
-A list is a CSV, JSON, JSON lines or Parquet file. Nothing is decoded here.
+A list is a CSV, JSON, JSON lines or Parquet file. Images are not decoded here.
 """
 
 import csv
@@ -24,21 +24,21 @@ from peerdg.terminal import one_line, storable
 
 FolderLayout = Literal["auto", "classes", "domains"]
 Split = Literal["train", "validation", "test"]
-# Usual names of the parts of a data set, in folder names and in lists.
+# Common names of splits, in folder names and lists.
 SPLIT_NAMES: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "crossval"), "validation"),
     **dict.fromkeys(("test", "testing", "eval"), "test"),
 }
-# Files and folders that systems leave everywhere, like all hidden ones.
+# Files and folders created by operating systems. They are skipped, as are hidden ones.
 SYSTEM_NAMES = frozenset(
     "thumbs.db|ehthumbs.db|desktop.ini|icon\r|__macosx|@eadir|$recycle.bin|"
     "system volume information|lost+found|__pycache__".split("|")
 )
-_STRAY_SHARE = 0.1  # of images that lie next to folders of classes by mistake
+_STRAY_SHARE = 0.1  # fewer images next to class folders are taken for a mistake
 _EXAMPLES = 5
 LIST_SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".tsv")
-# Names that each column may have, in any case.
+# Accepted names of each column, in any case.
 COLUMNS = {
     "path": ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img"),
     "label": ("label", "class", "target", "category", "class_name", "y"),
@@ -46,12 +46,13 @@ COLUMNS = {
     "split": ("split", "part", "subset", "fold"),
 }
 MAX_BYTES = 256 * 2**20
+MAX_MISSING = 1000  # files of a list
 
 _Rows = Iterable[tuple[int, Mapping[str, Any]]]  # line number and values
 
 
 class ListedImage(NamedTuple):
-    """One image file, the name of its class, and where the user put it."""
+    """An image file with its class name and, if any, domain and split."""
 
     path: Path
     label: str
@@ -60,10 +61,10 @@ class ListedImage(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something about the files that a person should know, and advice.
+    """A problem with the files, and a remedy.
 
-    An `"error"` means that they cannot be used, `"training"` that they can be tested on but not
-    trained on, a `"note"` that they can be used.
+    Files with an `"error"` cannot be used. With `"training"` they can only be tested on. A `"note"`
+    does not restrict their use.
     """
 
     severity: Literal["error", "training", "note"]
@@ -78,8 +79,8 @@ class Listing:
     root: Path  # paths are shown relative to it
     items: tuple[ListedImage, ...]  # sorted
     origin: Path  # the folder or list file, for messages
-    ignored: tuple[str, ...] = ()  # files left out because of their type or place
-    structure: tuple[Problem, ...] = ()  # problems with the places of files
+    ignored: tuple[str, ...] = ()  # files left out because of their type
+    structure: tuple[Problem, ...] = ()  # problems with the folder structure
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -87,17 +88,17 @@ class Listing:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Names of all domains. Empty if the images are not sorted into domains."""
+        """Names of all domains. Empty if the images have no domains."""
         return in_order({item.domain for item in self.items if item.domain is not None})
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """Names of the parts that the user made, if any."""
+        """Splits that the user made, if any."""
         used = {item.split for item in self.items}
         return tuple(split for split in ("train", "validation", "test") if split in used)
 
     def part(self, *, domain: str | None = None, split: Split | None = None) -> "Listing":
-        """Take the images of one domain or one split. None takes all."""
+        """Select the images of one domain or one split. None selects all."""
         items = tuple(
             item
             for item in self.items
@@ -108,25 +109,25 @@ class Listing:
     def files(
         self, classes: Sequence[str], *, name: str, class_map: Mapping[str, str] | None = None
     ) -> list[ImageFile]:
-        """Label the images by the index into `classes`, matched by name through `class_map`."""
+        """Label the images with indices into `classes`, matched by name after `class_map`."""
         positions = class_positions(self.classes, classes, name=name, class_map=class_map)
         index = dict(zip(self.classes, positions, strict=True))
         return [ImageFile(item.path, index[item.label]) for item in self.items]
 
     def require(self, *, training: bool) -> "Listing":
-        """Return this listing if no problem forbids its use, else raise a `DataError` with all."""
+        """Return this listing, or raise a `DataError` with all problems that forbid its use."""
         forbidden = {"error", "training"} if training else {"error"}
         problems = [problem for problem in self.problems if problem.severity in forbidden]
         if not problems:
             return self
         if len(problems) == 1:
             raise DataError(problems[0].message, hint=problems[0].remedy)
-        lines = [f"{self.origin} cannot be used as it is:"]
+        lines = [f"{self.origin} cannot be used:"]
         raise DataError("\n  ".join(lines + [f"{p.message} {p.remedy}" for p in problems]))
 
     @property
     def problems(self) -> list[Problem]:
-        """All problems with the places of files and with their classes."""
+        """All problems with the folder structure and the classes."""
         problems = list(self.structure)
         counts = Counter(item.label for item in self.items)
         folded: dict[str, list[str]] = {}
@@ -134,7 +135,7 @@ class Listing:
             folded.setdefault(name.casefold(), []).append(f"'{name}'")
         if alike := [" and ".join(names) for names in folded.values() if len(names) > 1]:
             message = f"{self.origin} has classes that differ only in case: {', '.join(alike)}."
-            problems.append(Problem("error", message, "Give them one name, or names that differ."))
+            problems.append(Problem("error", message, "Merge them, or give them other names."))
         if len(counts) == 1:
             message = f"{self.origin} has one class ('{next(iter(counts))}')."
             remedy = "A classifier needs at least two, e.g. photos/cat and photos/dog."
@@ -147,9 +148,9 @@ class Listing:
 
 
 def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
-    """List the images under `root` with their classes and, if there are any, domains or splits.
+    """List the images under `root` with their classes and, if any, domains or splits.
 
-    `layout` is what the first level of folders is. `"auto"` looks.
+    `layout` is the meaning of the first level of folders. `"auto"` detects it.
     """
     tree = _walk(root)
     if not tree.images:
@@ -161,8 +162,8 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
         )
     if not any(parts for parts, _ in tree.images):
         raise DataError(
-            f"The images lie directly in {root}, without a class.",
-            hint="Put the images of each class in a folder of its own, or give a list (CSV).",
+            f"The images are directly in {root}, without a class.",
+            hint="Put the images of each class in a separate folder, or give a list (CSV).",
         )
     depth = 1 if _first_level(root, tree, layout) == "classes" else 2
     items, misplaced = [], []
@@ -175,6 +176,9 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
     problems = []
     for level, kind in [(depth, "class"), (1, "domain")][:depth]:
         full = {parts[level - 1] for parts, _ in tree.images if len(parts) >= depth}
+        if len({*map(readable, full)}) < len(full):  # one composes é, the other does not
+            message = f"{root} has {kind} folders with the same name. They are taken as one."
+            problems.append(Problem("note", message, "Rename them if they differ."))
         if empty := sorted({p[level - 1] for p in tree.folders if len(p) == level} - full):
             message = f"There are no images in the {kind} {examples(empty)} of {root}."
             problems.append(Problem("training", message, "Add images, or remove the folder."))
@@ -184,7 +188,7 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
     if misplaced:
         message = f"{len(misplaced)} images are not in a class folder: {examples(misplaced)}."
         problems.append(Problem("note", message, "They are ignored. Move them if they matter."))
-    ignored = sorted(readable(name) for name in (*tree.ignored, *misplaced))
+    ignored = sorted(map(readable, tree.ignored))
     listing = Listing(root, tuple(items), root, tuple(ignored), tuple(problems))
     splits = {domain: SPLIT_NAMES.get(domain.lower()) for domain in listing.domains}
     if "train" not in splits.values() or None in splits.values():
@@ -194,7 +198,7 @@ def list_folder(root: Path, *, layout: FolderLayout = "auto") -> Listing:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """List the image files at any depth, in the order in which a folder of classes is read."""
+    """List the image files at any depth, in the order of `list_folder`."""
     tree = _walk(folder)
     for name in tree.unreadable:
         warnings.warn(f"The folder {name} cannot be read.", PeerdgWarning, stacklevel=2)
@@ -202,7 +206,7 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def readable(name: str) -> str:
-    """Turn a name from the disk into text that any record can hold.
+    """Convert a file name to text that any record can store.
 
     Characters are composed, because some systems store ü as one character and some as two.
     """
@@ -210,14 +214,14 @@ def readable(name: str) -> str:
 
 
 def examples(names: Sequence[str]) -> str:
-    """Format the first of many names for a message."""
+    """Join the first names for a message, and count the rest."""
     more = f" and {len(names) - _EXAMPLES:,} more" if len(names) > _EXAMPLES else ""
     return ", ".join(names[:_EXAMPLES]) + more
 
 
 @dataclass
 class _Tree:
-    """Everything below a folder. The parts of a path are the names of folders below the root."""
+    """Files and folders below a root. Folders are given as tuples of names, relative to it."""
 
     images: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
     folders: list[tuple[str, ...]] = field(default_factory=list)
@@ -226,7 +230,7 @@ class _Tree:
 
 
 def _walk(root: Path) -> _Tree:
-    """List everything below `root`. A link is followed once per target, and not to a parent."""
+    """List all files below `root`. Links are followed once per target, and not to a parent."""
     tree = _Tree()
     followed: set[str] = set()
 
@@ -258,7 +262,7 @@ def _is_system(name: str) -> bool:
 
 
 def _first_level(root: Path, tree: _Tree, layout: FolderLayout) -> Literal["classes", "domains"]:
-    """Decide what the folders directly under `root` are."""
+    """Decide whether the folders directly under `root` are classes or domains."""
     if layout != "auto":
         return layout
     inside = [parts for parts, _ in tree.images if parts]
@@ -270,7 +274,7 @@ def _first_level(root: Path, tree: _Tree, layout: FolderLayout) -> Literal["clas
     if all(readable(name).lower() in SPLIT_NAMES for name in names) and not direct:
         raise DataError(
             f"The folders under {root}/{tops[0]} are called {', '.join(sorted(names))}. These are "
-            "parts of a data set, not classes.",
+            "splits of a data set, not classes.",
             hint=f"Give {root}/{tops[0]} or {root}/{tops[0]}/{min(names)}, or a list (CSV).",
         )
     if len(tops) == 1:
@@ -288,7 +292,7 @@ def _first_level(root: Path, tree: _Tree, layout: FolderLayout) -> Literal["clas
 
 
 def find_images(path: Path, *, layout: FolderLayout = "auto") -> Listing:
-    """List the images of a folder or a list file, with all their problems."""
+    """List the images of a folder or a list file, with all problems."""
     path = path.expanduser()
     if path.is_dir():
         return list_folder(path, layout=layout)
@@ -298,11 +302,10 @@ def find_images(path: Path, *, layout: FolderLayout = "auto") -> Listing:
 
 
 def read_list(file: Path) -> Listing:
-    """Read the images that a list names. Paths are relative to the list's folder.
+    """Read a list of images. Paths are relative to the list's folder.
 
     Raises:
-        DataError: If it cannot be read, lacks a column or a value, or names files that do not
-            exist.
+        DataError: If the list cannot be read, lacks a column or a value, or names missing files.
     """
     kind = file.suffix.lower()
     if kind not in LIST_SUFFIXES or not file.is_file():
@@ -320,17 +323,6 @@ def read_list(file: Path) -> Listing:
         raise DataError(f"Cannot read the list {file}: {reason}.") from error
     if not items:
         raise DataError(f"The list {file} has no images.")
-    missing = [
-        f"{readable(str(item.path)):.200} (line {line})"
-        for line, item in items.items()
-        if not os.path.isfile(item.path)
-    ]
-    if missing:
-        raise DataError(
-            f"{len(missing):,} of the {len(items):,} files in {file} do not exist: "
-            f"{examples(missing)}.",
-            hint=f"Paths are relative to {file.parent}.",
-        )
     return Listing(file.parent, tuple(items.values()), file)
 
 
@@ -376,7 +368,7 @@ def _read_parquet(file: Path) -> _Rows:
 
 
 def _columns(file: Path, header: Sequence[str]) -> dict[str, str]:
-    """Find the column of the list for each meaning."""
+    """Find the column for each meaning, e.g. `path`."""
     names = {name.strip().lower(): name for name in header if name is not None}
     columns = {}
     for meaning, known in COLUMNS.items():
@@ -392,8 +384,9 @@ def _columns(file: Path, header: Sequence[str]) -> dict[str, str]:
 
 
 def _read_rows(file: Path, rows: _Rows) -> dict[int, ListedImage]:
-    """Read the images by line number. Refuse missing values and a file that is named twice."""
+    """Read the images by line number. Raise on missing values and duplicate files."""
     items: dict[int, ListedImage] = {}
+    missing: list[str] = []
     first: dict[str, int] = {}
     columns: dict[str, str] = {}
     for number, values in rows:
@@ -414,11 +407,21 @@ def _read_rows(file: Path, rows: _Rows) -> dict[int, ListedImage]:
         domain = readable(texts.get("domain", "")) or None
         label = readable(texts["label"])
         items[number] = ListedImage(Path(path), label, domain, SPLIT_NAMES.get(split))
+        if not os.path.isfile(path):
+            missing.append(f"{readable(path):.200} (line {number})")
+        if len(missing) == MAX_MISSING:  # Do not look for the other files of a huge list.
+            break
+    if missing:
+        raise DataError(
+            f"{len(missing):,} of the first {len(items):,} files in {file} do not exist: "
+            f"{examples(missing)}.",
+            hint=f"Paths are relative to {file.parent}.",
+        )
     return items
 
 
 def _text(value: Any) -> str:
-    """Convert one value to text. Empty if there is none."""
+    """Convert a value to text. Missing values become empty."""
     if value is None or value != value:  # NaN is how pandas writes a missing value
         return ""
     if isinstance(value, float) and value.is_integer():

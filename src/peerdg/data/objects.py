@@ -1,4 +1,4 @@
-"""Make a `Domain` of data in Python: arrays, lists, datasets of other libraries.
+"""Convert data in memory to a `Domain`: arrays, lists, datasets of other libraries.
 
 Datasets are recognized by their methods, so neither torchvision nor Hugging Face's `datasets` is
 imported here.
@@ -36,29 +36,28 @@ def as_domain(
     classes: Sequence[str] | None = None,
     size: int | None = None,
 ) -> Domain:
-    """Make a domain of `data`.
+    """Convert `data` to a domain.
 
     Args:
         data: A `Domain`, a pair `(images, labels)` of tensors, arrays or lists, a dataset with a
             length whose items are `(image, label)`, such as torchvision's, or a Hugging Face
             dataset. Images are `[N, 3, H, W]`, `[N, H, W, 3]` or `[N, H, W]`, uint8 or floating
-            point in [0, 1]. A list may hold PIL images and paths too. Labels are whole numbers or
+            point in [0, 1]. Lists may also contain PIL images and paths. Labels are integers or
             class names.
-        name: The domain's name. A `Domain` keeps its own.
-        classes: Class names in label order. By default those of the dataset, else the labels that
-            occur, sorted.
-        size: Side of the square images. None keeps images that share one square size of at most
-            256 pixels, and makes all others 256. Pairs of tensors are never resized.
+        name: Domain name. A `Domain` keeps its own.
+        classes: Class names in label order. Default: those of the dataset, else the sorted labels.
+        size: Side of the square images. By default, images that share one square size of at most
+            256 pixels keep it, and all others become 256. Pairs of tensors are never resized.
 
     Raises:
-        DataError: If it is none of these, or an image or label cannot be used.
+        DataError: If `data` has another type, or an image or label cannot be used.
     """
     if isinstance(data, Domain):
         return data
     if isinstance(data, str | Path):
         raise DataError(
             f"'{data}' is a path, not data in memory.",
-            hint="Give a folder or list to peerdg.fit, and those of targets as targets=[...].",
+            hint="Pass folders and lists to peerdg.fit, those of targets as targets=[...].",
         )
     hugging_face = hasattr(data, "column_names") and hasattr(data, "features")
     if isinstance(data, Mapping) and not hugging_face:
@@ -100,7 +99,7 @@ def _stacked(images: Any, name: str) -> Tensor:
 def _from_items(
     item: _Item, count: int, name: str, classes: Sequence[str] | None, size: int | None
 ) -> Domain:
-    """Decode one image after the other into one tensor."""
+    """Decode the images one by one into one tensor."""
     side = size or _common_side(item, count, name)
     images = np.empty((count, 3, side, side), np.uint8)
     labels = []
@@ -114,7 +113,7 @@ def _from_items(
 
 
 def _common_side(item: _Item, count: int, name: str) -> int:
-    """Find the one small square size that all images share, or 256."""
+    """Return the square size that all images share if it is at most 256, else 256."""
     sizes: set[tuple[int, int]] = set()
     for row in range(count):
         sizes.add(as_picture(item(row)[0], f"image {row} of '{name}'").size)
@@ -126,7 +125,7 @@ def _common_side(item: _Item, count: int, name: str) -> int:
 
 def as_picture(image: Any, name: str) -> Image.Image:
     """Decode an upright RGB image from a PIL image, path, bytes, array or tensor."""
-    if isinstance(image, Mapping):  # Hugging Face, not decoded
+    if isinstance(image, Mapping):  # an undecoded Hugging Face image
         image = image.get("bytes") or image.get("path")
     if isinstance(image, str):
         image = Path(image)
@@ -150,7 +149,7 @@ def _as_bytes(pixels: Tensor, name: str) -> Tensor:
 
 
 def _dataset_item(data: Any, name: str) -> tuple[_Item, Sequence[str] | None]:
-    """Read the items of a dataset, and `.classes` of it or of the one it is a `Subset` of."""
+    """Return an item reader and the class names of a dataset or a `Subset` of one."""
 
     def item(row: int) -> tuple[Any, Any]:
         values = data[row]
@@ -177,14 +176,14 @@ def _hugging_face_item(data: Any, name: str) -> tuple[_Item, Sequence[str] | Non
 
 
 def _column(kinds: Mapping[str, str], kind: str, names: Sequence[str], domain: str) -> str:
-    """Find the one column of that kind, else one with a usual name."""
-    columns = [column for column, there in kinds.items() if there == kind]
+    """Find the only column of type `kind`, else one with a common name."""
+    columns = [column for column, other in kinds.items() if other == kind]
     if len(columns) != 1:
         columns = [column for column in names if column in (columns or kinds)]
     if not columns:
         raise DataError(
             f"'{domain}' has no column of type {kind}. Its columns are {', '.join(kinds)}.",
-            hint=f"Rename the right one to '{names[0]}'.",
+            hint=f"Rename the column to '{names[0]}'.",
         )
     return columns[0]
 
@@ -192,10 +191,10 @@ def _column(kinds: Mapping[str, str], kind: str, names: Sequence[str], domain: s
 def _encode_labels(
     labels: Any, classes: Sequence[str] | None, name: str
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Find the class index of each label, int64 `[n]`, and the class names.
+    """Return the class index of each label, int64 `[n]`, and the class names.
 
-    Whole numbers index into `classes`, and names are looked up in them. Without `classes`, each
-    number or name that occurs is a class, in sorted order.
+    Integers index into `classes`, and names are looked up there. Without `classes`, each distinct
+    label is a class, in sorted order.
     """
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu().numpy()
@@ -208,25 +207,25 @@ def _encode_labels(
     if kinds not in ({str}, {int}):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise DataError(f"Domain '{name}' has labels of type {names}.", hint=_LABEL_HINT)
-    given = None if classes is None else tuple(map(str, classes))
-    if kinds == {int} and given is not None:
-        return torch.tensor(values), given
+    class_names = None if classes is None else tuple(map(str, classes))
+    if kinds == {int} and class_names is not None:
+        return torch.tensor(values), class_names
     if kinds == {int} and min(values) < 0:
         hint = "Labels count from 0. Leave out images without a class."
         raise DataError(f"Domain '{name}' has the label {min(values)}.", hint=hint)
     texts = [str(value) for value in values]
-    known = in_order(set(texts)) if given is None else given
+    known = in_order(set(texts)) if class_names is None else class_names
     position = {label: index for index, label in enumerate(known)}
     if unknown := [label for label in texts if label not in position]:
         raise DataError(
-            f"Domain '{name}' has the label '{unknown[0]}', which is none of its classes.",
+            f"Domain '{name}' has the label '{unknown[0]}', which is not one of its classes.",
             hint=did_you_mean(unknown[0], known),
         )
     return torch.tensor([position[label] for label in texts]), known
 
 
 def _tensor(values: Any) -> Tensor:
-    if isinstance(values, np.ndarray):  # torch takes neither read-only nor reversed arrays
+    if isinstance(values, np.ndarray):  # torch rejects read-only and reversed arrays
         values = np.require(values, requirements=["C", "W"])
     try:
         return torch.as_tensor(values).detach().cpu()
@@ -240,7 +239,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_pair(data: Any) -> bool:
-    """Tell whether it is `(images, labels)`, not two items `(image, label)`."""
+    """Return whether it is `(images, labels)`, not two items `(image, label)`."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         return False
     return _is_array(data[0]) or (isinstance(data, tuple) and isinstance(data[0], list))

@@ -1,7 +1,7 @@
 """Load and check a user's own images: one folder or list to train on, others to test on.
 
-The held-out images are drawn from their own seed, so that runs with different seeds learn from
-the same images and share one cache entry.
+Validation images are drawn with a separate seed, so that runs with different seeds train on the
+same images and share one cache entry.
 """
 
 import itertools
@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from peerdg.data import is_target
@@ -21,9 +22,9 @@ from peerdg.data.folder import FolderLayout, Listing, Problem, examples, find_im
 from peerdg.data.read import SKIP_HINT, Progress, describe_bad, read_images, stored_size
 from peerdg.data.splits import Splits, hold_out
 from peerdg.errors import ConfigError, DataError, PeerdgWarning
-from peerdg.options import did_you_mean, nearest
+from peerdg.options import did_you_mean, nearest, nearest_path
 
-_HEADERS_READ = 50  # by `glance`
+_HEADERS_READ = 50  # number of images that `glance` looks at
 
 
 def load(
@@ -33,17 +34,19 @@ def load(
     targets: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Splits:
-    """Load the images of the folder or list `root` to train on, some held out, and the targets.
+    """Load training and validation images from the folder or list `root`, and the targets.
 
     Targets are folders, lists, or names of other domains of `root`. None takes all other domains of
-    `root` and, if there is one, its test split.
+    `root` and its test split, if any.
     """
     if root is None:
         raise ConfigError(
-            "This run was trained on domains given from Python.",
+            "This run was trained on data in memory.",
             hint="Continue it from Python: peerdg.fit(splits, out=..., existing='resume').",
         )
     listing = find_images(root, layout=settings.layout)
+    for note in (problem for problem in listing.problems if problem.severity == "note"):
+        warnings.warn(f"{note.message} {note.remedy}", PeerdgWarning, stacklevel=3)
     source = _source(listing, settings, root)
     others = {
         name: listing.part(domain=name) for name in listing.domains if name not in source.domains
@@ -62,7 +65,7 @@ def load(
     if crossing := [pair for pair in duplicates if pair[0].part != pair[1].part]:
         warnings.warn(
             f"{len(crossing):,} images are in two parts of the data: "
-            f"{describe_duplicates(crossing)}. Accuracy on them says nothing about unseen images.",
+            f"{describe_duplicates(crossing)}. Accuracy on them does not show generalization.",
             PeerdgWarning,
             stacklevel=3,
         )
@@ -77,14 +80,14 @@ def read_targets(
     also_known: Collection[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Domain]:
-    """Read folders and lists to test a trained model on. Several domains in one give several.
+    """Read folders and lists to test a trained model on. Each may have several domains.
 
     Args:
         paths: Folders and lists.
-        classes: The model's class names.
-        settings: How to read them. `size` should be the model's.
-        also_known: Class names of other data that the class map is for.
-        progress: Receives progress.
+        classes: Class names of the model.
+        settings: Options for reading. `size` should be the model's.
+        also_known: Class names of other data that the class map applies to.
+        progress: Progress callback.
     """
     parts = _targets(paths, {}, settings.layout)
     class_map = _class_map(settings, parts, classes, also_known)
@@ -93,9 +96,9 @@ def read_targets(
 
 
 def glance(root: Path, settings: OwnDataSettings) -> tuple[int, int]:
-    """Count the training images under `root`, and take the median of their shorter sides.
+    """Return the number of training images under `root` and the median of their shorter sides.
 
-    Reads some headers and decodes nothing.
+    Reads a few image headers and decodes no image.
     """
     listing = find_images(root, layout=settings.layout)
     source = _source(listing, settings, root).require(training=True)
@@ -136,21 +139,21 @@ def check_folders(
             message = describe_bad(domain.skipped, count=count, name=name)
             problems.append(Problem("error", message, SKIP_HINT))
     if duplicates := find_duplicates(parts):
-        message = f"{len(duplicates):,} images are there twice: {describe_duplicates(duplicates)}."
-        remedy = "Keep one of each, or accuracy on the other is flattered."
+        message = f"{len(duplicates):,} images are duplicates: {describe_duplicates(duplicates)}."
+        remedy = "Keep one of each, or the accuracy may be too high."
         problems.append(Problem("note", message, remedy))
     return parts, sorted(problems, key=lambda problem: problem.severity == "note")
 
 
 class Occurrence(NamedTuple):
-    """The part of the data that an image belongs to, and its path there."""
+    """Part of the data that contains an image, and its path there."""
 
     part: str
     path: str
 
 
 def find_duplicates(parts: Mapping[str, Domain]) -> list[tuple[Occurrence, Occurrence]]:
-    """Pair every image whose decoded pixels occurred before with the first occurrence."""
+    """Pair each repeated image with its first occurrence, comparing decoded pixels."""
     first: dict[str, Occurrence] = {}
     duplicates = []
     for part, domain in parts.items():
@@ -162,7 +165,7 @@ def find_duplicates(parts: Mapping[str, Domain]) -> list[tuple[Occurrence, Occur
 
 
 def describe_duplicates(duplicates: Sequence[tuple[Occurrence, Occurrence]]) -> str:
-    """Name the first pairs and count the rest, for a message."""
+    """Format the first pairs for a message, and count the rest."""
     return examples([" = ".join(f"{o.part}: {o.path}" for o in pair) for pair in duplicates])
 
 
@@ -173,7 +176,7 @@ def _source(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
         if len(domains) > 1:
             raise ConfigError(
                 f"{root} has {len(domains)} domains: {', '.join(domains)}.",
-                hint=f"Choose the one to learn on, e.g. --own-data.domain {domains[0]}.",
+                hint=f"Choose the one to learn on, e.g. --own-data.domain {quote(domains[0])}.",
             )
         return listing
     by_name = {domain.casefold(): domain for domain in domains}
@@ -186,7 +189,7 @@ def _source(listing: Listing, settings: OwnDataSettings, root: Path) -> Listing:
 def _targets(
     targets: Sequence[str], others: Mapping[str, Listing], layout: FolderLayout
 ) -> dict[str, Listing]:
-    """List the targets, which are names of `others` or paths, by a name for each."""
+    """List the images of each target by name. Targets are names of `others` or paths."""
     parts: dict[str, Listing] = {}
     by_name = {name.casefold(): name for name in others}
     for target in targets:
@@ -200,7 +203,7 @@ def _targets(
             if guess := nearest(target, list(others)):
                 raise ConfigError(message, hint=f"Did you mean '{guess}'?")
             known = f" Domains: {', '.join(others)}." if others else ""
-            raise DataError(message, hint=f"Give a folder or a list.{known}")
+            raise DataError(message, hint=nearest_path(path) or f"Give a folder or a list.{known}")
         listing = find_images(path, layout=layout)
         domains = {name: listing.part(domain=name) for name in listing.domains}
         above = path.resolve() if domains else path.resolve().parent
@@ -218,7 +221,7 @@ def _class_map(
     classes: Sequence[str],
     also_known: Collection[str] = (),
 ) -> dict[str, str]:
-    """Read the class map. Find a wrong class before anything is decoded."""
+    """Parse the class map, and check all class names before decoding."""
     class_map = parse_class_map(settings.class_map)
     theirs = {label for part in parts.values() for label in part.classes}
     check_class_map(class_map, theirs=theirs | {*also_known}, ours=classes)
@@ -234,17 +237,17 @@ def _train_and_validation(
     progress: Progress | None,
 ) -> tuple[Domain, Domain | None]:
     name = source.domains[0] if source.domains else _stem(source.root)
-    validate = source.part(split="validation") if "validation" in source.splits else None
-    learn = tuple(item for item in source.items if item.split in (None, "train"))
+    validation = source.part(split="validation") if "validation" in source.splits else None
+    items = tuple(item for item in source.items if item.split in (None, "train"))
     if settings.validation_folder is not None:
-        validate = find_images(Path(settings.validation_folder), layout=settings.layout)
-        validate = validate.require(training=False)
+        validation = find_images(Path(settings.validation_folder), layout=settings.layout)
+        validation = validation.require(training=False)
     read = partial(_read, classes=classes, progress=progress)
-    whole = read(replace(source, items=learn), name=name, settings=settings)
-    if validate is None:
-        return hold_out(whole, settings.validation_fraction, settings.split_seed)
-    settings = replace(settings, size=whole.image_size[0])
-    return whole, read(validate, name=f"{name}-validation", settings=settings)
+    train = read(replace(source, items=items), name=name, settings=settings)
+    if validation is None:
+        return hold_out(train, settings.validation_fraction, settings.split_seed)
+    settings = replace(settings, size=train.image_size[0])
+    return train, read(validation, name=f"{name}-validation", settings=settings)
 
 
 def _read(

@@ -1,8 +1,8 @@
 """Published sets of image folders: PACS, Office-Home, VLCS and Terra Incognita.
 
-Each set is a `PublishedSet`: where its images are, and two rules that choose the rows of a domain
-for training, validation and testing. Names are compared without case and separators: `Real World`,
-`real_world` and `RealWorld` are one domain.
+Each `PublishedSet` finds its images and chooses the rows of a domain for training, validation and
+testing. Names are compared without case and separators: `Real World`, `real_world` and `RealWorld`
+are the same domain.
 """
 
 import hashlib
@@ -38,10 +38,10 @@ Rows = Sequence[int]
 
 
 class DomainFiles(NamedTuple):
-    """The files of one domain, in the order of classes and names, and problems with them."""
+    """Files of one domain, sorted by class and name, and problems with them."""
 
     name: str
-    position: int  # among the sorted names of all domains
+    position: int  # index in the sorted names of all domains
     folder: Path
     items: Sequence[ImageFile]
     problems: Sequence[str]
@@ -53,9 +53,9 @@ class DomainFiles(NamedTuple):
     def random(self, seed: int, *, fraction: float = 0.2) -> tuple[list[int], list[int]]:
         """Draw the rows to keep and to hold out, in ascending order, as DomainBed does.
 
-        For complete domains these are the "in" and "out" splits of DomainBed's `scripts/train.py`.
-        It shuffles the images, sorted by class and name, with a seed made of the trial's seed and
-        the domain's position, and holds the first ones out.
+        For complete domains, these are the "in" and "out" splits of DomainBed's `scripts/train.py`.
+        It shuffles the images, sorted by class and name, with a seed made of the trial seed and
+        the domain's position, and holds out the first ones.
         """
         text = str((seed, self.position)).encode()
         number = int(hashlib.md5(text, usedforsecurity=False).hexdigest(), 16) % 2**31
@@ -66,7 +66,7 @@ class DomainFiles(NamedTuple):
 
 
 def _in_split_folders(settings: Any, files: DomainFiles, part: str) -> list[int]:
-    """Find the rows that lie in the split folders for this part of the data."""
+    """Return the rows in the split folders for this part of the data."""
     names = ("val", "crossval") if part == "validation" else (part,)
     return [row for row, item in enumerate(files.items) if item.split in names]
 
@@ -78,10 +78,10 @@ class PublishedSet:
     info: Benchmark
     counts: Mapping[str, tuple[int, ...]]  # images of each domain in each release of the set
     wrappers: tuple[str, ...]  # folders that archives put around the domains
-    # Finds the rows of a domain that are officially for training, validation or testing.
+    # Returns the official rows of a domain for training, validation or testing.
     official_rows: Callable[[Any, DomainFiles, str], list[int] | None] = _in_split_folders
-    split_hint: str = ""  # what to do if there are none
-    split_folders: tuple[str, ...] = ()  # may stand between a domain and its classes
+    split_hint: str = ""  # remedy if there is no official split
+    split_folders: tuple[str, ...] = ()  # optional folders between a domain and its classes
     class_folders: Mapping[str, str] = field(default_factory=dict)  # other names of classes
 
     def load(
@@ -103,7 +103,7 @@ class PublishedSet:
             for name, domain in files.items():
                 items = [item for item in domain.items if item.path.name != _DUBIOUS]
                 files[name] = domain._replace(items=items)
-        # Every rule is checked before anything is decoded.
+        # Choose all rows before decoding, so that a missing split is reported early.
         train_rows, validation_rows = self._train_rows(settings, files[settings.source])
         test_rows = {name: self._test_rows(settings, files[name]) for name in targets}
         source = self._read(files[settings.source], root=root, progress=progress)
@@ -117,7 +117,7 @@ class PublishedSet:
         )
 
     def _train_rows(self, settings: Any, files: DomainFiles) -> tuple[Rows, Rows | None]:
-        """Choose the rows to train and, if any, to validate on."""
+        """Choose the rows for training and, if any, validation."""
         if settings.split == "none":
             return files.all_rows, None
         if settings.split == "random":
@@ -125,14 +125,14 @@ class PublishedSet:
         train = self.official_rows(settings, files, "train")
         validation = self.official_rows(settings, files, "validation")
         if train and getattr(settings, "validation", None) == "tenth":
-            learning = sorted((*train, *(validation or ())))
-            part = files._replace(items=[files.items[row] for row in learning])
-            kept, tenth = part.random(settings.split_seed, fraction=0.1)
-            return [learning[row] for row in kept], [learning[row] for row in tenth]
+            rows = sorted((*train, *(validation or ())))
+            part = files._replace(items=[files.items[row] for row in rows])
+            rest, tenth = part.random(settings.split_seed, fraction=0.1)
+            return [rows[index] for index in rest], [rows[index] for index in tenth]
         if not train or not validation:
             raise self._no_split(files)
         if both := set(train) & set(validation):
-            raise DataError(f"The train and crossval lists of {files.name} share {len(both)} files")
+            raise DataError(f"Train and crossval lists of {files.name} share {len(both)} files.")
         return train, validation
 
     def _test_rows(self, settings: Any, files: DomainFiles) -> Rows:
@@ -146,14 +146,14 @@ class PublishedSet:
         return rows
 
     def _no_split(self, files: DomainFiles) -> DataError:
-        message = f"The official split of {files.name} is not in or around {files.folder}."
+        message = f"There is no official split of {files.name} in or near {files.folder}."
         return DataError(message, hint=self.split_hint)
 
     def require_source(self, settings: Any, root: Path) -> None:
         self._require(root, settings.source)
 
     def verify(self, root: Path) -> list[DomainReport]:
-        """Report the images of every domain under `root`, decoding all of them once."""
+        """Report on the images of every domain under `root`. Decodes all of them once."""
         folders = self.find_domains(root)
         reports = []
         for name in self.info.domains:
@@ -176,7 +176,7 @@ class PublishedSet:
         return reports
 
     def find_domains(self, root: Path) -> dict[str, Path]:
-        """Find the domains' folders under `root`, or up to two wrapping folders deeper."""
+        """Find the domain folders under `root`, or up to two wrapper folders deeper."""
         wrappers = {fold(name) for name in self.wrappers}
         best: dict[str, Path] = {}
         level = [root]
@@ -187,19 +187,19 @@ class PublishedSet:
         return {name: best[name] for name in self.info.domains if name in best}
 
     def _require(self, root: Path, *names: str) -> dict[str, Path]:
-        """Find all domains' folders. Those called `names` must be among them."""
+        """Find all domain folders. Raise if one of `names` is missing."""
         folders = self.find_domains(root)
         for name in names:
             if name not in folders:
-                there = f" It has {', '.join(folders)}." if folders else ""
+                available = f" It has {', '.join(folders)}." if folders else ""
                 raise DataError(
-                    f"{root} has no folder of {self.info.name}'s domain '{name}'.{there}",
+                    f"{root} has no folder of {self.info.name}'s domain '{name}'.{available}",
                     hint=f"Get it from {self.info.obtain}",
                 )
         return folders
 
     def _list(self, name: str, folder: Path) -> DomainFiles:
-        """List all images of one domain, with problems if they are not as published."""
+        """List all images of one domain, and their differences from the published set."""
         inside = {fold(place.name): place for place in folders_in(folder)}
         places: dict[str | None, Path] = {
             split: inside[split] for split in self.split_folders if split in inside
@@ -234,7 +234,7 @@ class PublishedSet:
     def _by_name(
         self, folders: Sequence[Path], find: Callable[[str], str | None], *, strict: bool = False
     ) -> dict[str, Path]:
-        """Sort folders by the name they stand for. `strict` refuses those without one."""
+        """Map the names returned by `find` to folders. `strict` rejects unknown folders."""
         places: dict[str, Path] = {}
         for folder in folders:
             name = find(folder.name)
@@ -252,7 +252,7 @@ class PublishedSet:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """List the folders in `folder`, sorted by name, without what systems leave everywhere."""
+    """List the subfolders of `folder`, sorted by name, without those of operating systems."""
     names = [entry.name for entry in entries_in(folder) if entry.is_dir()]
     return [folder / name for name in names if name.lower() not in SYSTEM_NAMES]
 
@@ -276,9 +276,9 @@ _LIST_FOLDERS = (
 
 
 def _listed_rows(settings: PacsSettings, files: DomainFiles, part: str) -> list[int] | None:
-    """Find the rows that a kfold list names, in ascending order. None if there is no list.
+    """Return the rows in a kfold list, in ascending order. None if there is no list.
 
-    Lines are `domain/class/name label`. The labels count from 1 or 0, so the class folders decide.
+    Lines are `domain/class/name label`. Labels count from 0 or 1, so class folders are used.
     """
     places = [base / name for base in list(files.folder.parents)[:3] for name in _LIST_FOLDERS]
     if settings.lists is not None:
@@ -308,7 +308,7 @@ def _key(path: Path) -> str:
     return f"{fold(path.parent.name)}/{path.name}"
 
 
-# The authors' kfold lists name the images for training and validation. All are for testing.
+# The authors' kfold lists select the training and validation images. Testing uses all images.
 PACS = PublishedSet(
     info=BENCHMARKS["pacs"],
     counts={"art_painting": (2048,), "cartoon": (2344,), "photo": (1670,), "sketch": (3929,)},
@@ -319,7 +319,7 @@ PACS = PublishedSet(
     "with --pacs.lists.",
 )
 
-# The release has one folder of classes for each domain. Dassl's copy has train and val between.
+# The release has class folders in each domain. Dassl's copy has train and val folders in between.
 OFFICE_HOME = PublishedSet(
     info=BENCHMARKS["office-home"],
     counts={"art": (2427,), "clipart": (4365,), "product": (4439,), "real_world": (4357,)},

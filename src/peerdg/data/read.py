@@ -1,4 +1,4 @@
-"""Read many image files as one `Domain`: decoded in parallel, once, into the cache."""
+"""Read image files as a `Domain`. They are decoded in parallel and cached."""
 
 import hashlib
 import os
@@ -29,15 +29,15 @@ from peerdg.errors import DataError
 from peerdg.terminal import storable
 
 Progress = Callable[[int, int, str], None]  # receives done, total, label
-DEFAULT_SIDE = 256  # of images that do not share one small square size
-SKIP_HINT = "Repair or remove them. --own-data.skip-bad-images leaves out your own."
-_DECODER = f"3, Pillow {pillow_version}"  # raise the number when files decode to other pixels
+DEFAULT_SIDE = 256  # side of images that do not share a smaller square size
+SKIP_HINT = "Repair or remove them. Use --own-data.skip-bad-images to skip your own images."
+_DECODER = f"3, Pillow {pillow_version}"  # increase the number when decoded pixels change
 _BATCH = 16
 _BAD_SHOWN = 20
 
 
 class ImageFile(NamedTuple):
-    """An image on disk, its class, and the split folder it lies in, if any."""
+    """An image file with its class index and, if any, split folder."""
 
     path: Path
     label: int
@@ -57,20 +57,20 @@ def read_images(
 ) -> Domain:
     """Read images as a domain, from the cache if the same files were decoded before.
 
-    A file is the same if its path, size and modification time are. Every image becomes a square of
-    side `size`, without keeping its proportions. None keeps images that all share one square size
-    of at most 256 pixels, and makes all others 256. Files that cannot be decoded are an error after
-    all were tried, or with `skip_bad` are listed in the domain's `skipped`. The domain's `paths`
+    Files are identified by path, size and modification time. Images become squares of side `size`,
+    without keeping their proportions. By default, images that share one square size of at most 256
+    pixels keep it, and all others become 256. Files that cannot be decoded raise an error after all
+    have been tried, or with `skip_bad` are listed in the domain's `skipped`. The domain's `paths`
     are relative to `root`.
     """
     if not files:
         raise DataError(f"Domain '{name}' has no images.")
     paths = [file.path for file in files]
-    shown = [shown_path(path, root) for path in paths]
+    names = [shown_path(path, root) for path in paths]
 
     def checked(about: dict[str, Any]) -> dict[str, Any]:
         if about["bad"] and (not skip_bad or not about["count"]):
-            bad = [BadImage(shown[row], reason) for row, reason in about["bad"]]
+            bad = [BadImage(names[row], reason) for row, reason in about["bad"]]
             raise DataError(describe_bad(bad, count=len(files), name=name), hint=SKIP_HINT)
         return about
 
@@ -82,20 +82,20 @@ def read_images(
     key = [[os.path.abspath(path), *_stamp(path)] for path in paths]
     images, about = cached_images(name, [_DECODER, size, max_pixels, key], fill)
     reasons = dict(checked(about)["bad"])
-    kept = [row for row in range(len(files)) if row not in reasons]
+    good = [row for row in range(len(files)) if row not in reasons]
     return Domain(
         name,
         classes,
         images,
-        torch.tensor([files[row].label for row in kept]),
-        paths=tuple(shown[row] for row in kept),
-        hashes=tuple(about["sha256"][row] for row in kept),
-        skipped=tuple(BadImage(shown[row], reason) for row, reason in reasons.items()),
+        torch.tensor([files[row].label for row in good]),
+        paths=tuple(names[row] for row in good),
+        hashes=tuple(about["sha256"][row] for row in good),
+        skipped=tuple(BadImage(names[row], reason) for row, reason in reasons.items()),
     ).with_digest(about["digest"])
 
 
 def describe_bad(bad: Sequence[BadImage], *, count: int, name: str) -> str:
-    """List the first bad images and, if there are more, the file that has all of them."""
+    """List the first bad images and, if there are more, write all to a temporary file."""
     lines = [f"{len(bad):,} of {count:,} images of '{name}' cannot be used:"]
     lines += [f"  {path}: {reason}" for path, reason in bad[:_BAD_SHOWN]]
     if len(bad) > _BAD_SHOWN:
@@ -116,16 +116,16 @@ def shown_path(path: Path, root: Path | None) -> str:
 def _stamp(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
-    except (OSError, ValueError):  # decoding reports it
+    except (OSError, ValueError):  # decoding will report the error
         return 0, 0
     return status.st_size, status.st_mtime_ns
 
 
 def _common_side(paths: Sequence[Path], progress: Progress | None) -> int:
-    """Find the one small square size that all readable images share, or 256."""
+    """Return the square size that all readable images share if it is at most 256, else 256."""
     sizes: set[tuple[int, int]] = set()
     with closing(in_parallel(stored_size, paths)) as results, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of large images, which decoding refuses
+        warnings.simplefilter("ignore")  # Pillow warns about large images, which decoding rejects
         for done, size in enumerate(results, start=1):
             sizes |= {size} if size else set()
             if len(sizes) > 1:
@@ -137,7 +137,7 @@ def _common_side(paths: Sequence[Path], progress: Progress | None) -> int:
 
 
 def stored_size(path: Path) -> tuple[int, int] | None:
-    """Read width and height of an image from its header. None if it is unusable."""
+    """Read width and height from an image header. None if the image is unusable."""
     try:
         with open_header(read_content(path), "") as image:
             return image.size
@@ -148,11 +148,11 @@ def stored_size(path: Path) -> tuple[int, int] | None:
 def _decode_all(
     paths: Sequence[Path], images: NDArray[np.uint8], max_pixels: int, progress: Progress | None
 ) -> dict[str, Any]:
-    """Decode every file into `images`. The good ones come first, in order."""
+    """Decode all files into `images`. Good images come first, in order."""
     side = images.shape[-1]
 
     def decode(start: int) -> list[tuple[str, str | None]]:
-        """Decode some rows, and return each file's SHA-256 and what is wrong with it."""
+        """Decode a batch of rows, and return the SHA-256 and error of each file."""
         results: list[tuple[str, str | None]] = []
         for row in range(start, min(start + _BATCH, len(paths))):
             sha256 = ""
@@ -170,7 +170,7 @@ def _decode_all(
         closing(in_parallel(decode, range(0, len(paths), _BATCH))) as batches,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of large images
+        warnings.simplefilter("ignore")  # Pillow warns about odd metadata and large images
         for batch in batches:
             results += batch
             if progress is not None:

@@ -1,4 +1,4 @@
-"""The parts of the data of one run: train, validation and targets."""
+"""Data splits of a run: train, validation and targets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from peerdg.data.objects import as_domain
 from peerdg.errors import ConfigError, DataError
 from peerdg.rng import generator_for
 
-HASH_DIGITS = 16  # of each hash that records keep
+HASH_DIGITS = 16  # digits of each hash stored in records
 
-# For each part of the data ("train", "target:sketch"), the hash of each file by its path.
+# Hash of each file by its path, for each part of the data ("train", "target:sketch").
 FileHashes = dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True, init=False)
 class Splits:
-    """Images to train on, to validate on and to test on.
+    """Images for training, validation and testing.
 
     Args:
         train: A `Domain`, or anything that `peerdg.as_domain` takes, such as `(images, labels)`.
-        validation: Labeled images of the same kind, or the share of each class of `train` to hold
+        validation: Labeled images of the source, or the share of each class of `train` to hold
             out, or None.
         targets: Labeled images of other domains, by name.
     """
@@ -59,13 +59,13 @@ class Splits:
             object.__setattr__(self, field, value)
         if reserved := [name for name in tested if not is_target(name)]:
             raise DataError(
-                f"A target is called '{reserved[0]}', which records call the source's images.",
+                f"The target name '{reserved[0]}' is reserved for the source's images.",
                 hint="Give the target another name.",
             )
         for domain in self.parts.values():
             if domain.image_size[0] != domain.image_size[1]:
                 raise DataError(
-                    f"Domain '{domain.name}' has images of {domain.image_size}, not squares.",
+                    f"Domain '{domain.name}' has images of size {domain.image_size}, not squares.",
                     hint="Crop or resize them.",
                 )
         present = source.labels.unique()
@@ -77,7 +77,7 @@ class Splits:
 
     @property
     def parts(self) -> dict[str, Domain]:
-        """The domains by the names of records: `train`, `validation`, `target:sketch`."""
+        """Domains by their names in records: `train`, `validation`, `target:sketch`."""
         parts = {"train": self.train, **{f"target:{k}": v for k, v in self.targets.items()}}
         if self.validation is not None:
             parts[VALIDATION] = self.validation
@@ -85,15 +85,15 @@ class Splits:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """The fingerprint of each part, for the run's manifest."""
+        """Fingerprint of each part, for the run's manifest."""
         return {name: domain.fingerprint for name, domain in self.parts.items()}
 
 
 def with_targets(splits: Splits) -> Splits:
-    """Add the images of all targets to the training images, for an oracle."""
+    """Add the target images to the training images, for an oracle."""
     if not splits.targets:
         raise ConfigError(
-            "An oracle learns from the targets, and there are none.", hint="Give some: --target."
+            "An oracle trains on the targets, but there are none.", hint="Add one with --target."
         )
     domains = [splits.train, *splits.targets.values()]
     with_files = all(domain.paths and domain.hashes for domain in domains)
@@ -111,11 +111,11 @@ def with_targets(splits: Splits) -> Splits:
 
 def hold_out(domain: Domain, fraction: float, seed: int = 0) -> tuple[Domain, Domain | None]:
     """Split off `fraction` of each class. The second part is None if it is empty."""
-    kept, held_out = stratified(domain.labels, fraction, seed)
+    train_rows, held_out = stratified(domain.labels, fraction, seed)
     if len(held_out) == 0:
         return domain, None
     validation = select_rows(domain, held_out, name=f"{domain.name}-validation")
-    return select_rows(domain, kept), validation
+    return select_rows(domain, train_rows), validation
 
 
 def stratified(
@@ -123,8 +123,8 @@ def stratified(
 ) -> tuple[Int64[Tensor, " t"], Int64[Tensor, " v"]]:
     """Draw rows for training and rows for validation, both in ascending order.
 
-    Each class gives `fraction` of its rows, rounded by largest remainder, and keeps at least one
-    for training. The same seed gives the same rows.
+    Each class contributes `fraction` of its rows, rounded by largest remainder, and keeps at least
+    one for training. The same seed gives the same rows.
     """
     if not 0 <= fraction < 1:
         raise ConfigError(f"The validation share is {fraction}. It must be in [0, 1).")
@@ -132,13 +132,13 @@ def stratified(
     members = [torch.nonzero(labels == label).flatten() for label in labels.unique()]
     shuffled = [rows[torch.randperm(len(rows), generator=generator)] for rows in members]
     counts = _shares([len(rows) for rows in members], fraction)
-    kept = [rows[count:] for rows, count in zip(shuffled, counts, strict=True)]
+    train = [rows[count:] for rows, count in zip(shuffled, counts, strict=True)]
     held_out = [rows[:count] for rows, count in zip(shuffled, counts, strict=True)]
-    return torch.cat(kept).sort().values, torch.cat(held_out).sort().values
+    return torch.cat(train).sort().values, torch.cat(held_out).sort().values
 
 
 def _shares(sizes: list[int], fraction: float) -> list[int]:
-    """Count the rows of each class to hold out: round down, then add by largest remainder."""
+    """Return the number of rows of each class to hold out, rounded by largest remainder."""
     exact = [fraction * size for size in sizes]
     counts = [min(int(share), size - 1) for share, size in zip(exact, sizes, strict=True)]
     missing = round(sum(exact)) - sum(counts)
@@ -150,7 +150,7 @@ def _shares(sizes: list[int], fraction: float) -> list[int]:
 
 
 def file_hashes(splits: Splits) -> FileHashes:
-    """Collect the file hashes of each part that comes from files, for the run's records."""
+    """Return the file hashes of each part that comes from files, for the run's records."""
     return {
         name: dict(zip(domain.paths, (h[:HASH_DIGITS] for h in domain.hashes), strict=True))
         for name, domain in splits.parts.items()
@@ -159,7 +159,7 @@ def file_hashes(splits: Splits) -> FileHashes:
 
 
 def describe_changes(old: Mapping[str, Mapping[str, str]], new: FileHashes) -> list[str]:
-    """Describe the changes of each part between two results of `file_hashes`, by kind."""
+    """Describe added, removed and changed files between two results of `file_hashes`."""
     lines = []
     for part in sorted({*old, *new}):
         before, after = old.get(part, {}), new.get(part, {})
