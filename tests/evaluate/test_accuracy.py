@@ -39,7 +39,7 @@ def test_evaluation_leaves_mode_and_statistics_as_they_were(training):
 
 
 def test_images_are_resized_to_what_the_network_sees():
-    """A network that says how large its images are."""
+    """A network whose output depends on the size of its images."""
     sizes = Classifier(SizeOfImages(), nn.Linear(1, 2), classes=("small", "large"))
     with torch.no_grad():
         sizes.head.weight.copy_(torch.tensor([[-1.0], [1.0]]))
@@ -89,8 +89,8 @@ def test_copies_that_differ_in_one_number_are_evaluated_each():
         assert first["loss"] != second["loss"], part
 
 
-def test_models_that_are_no_copies_are_evaluated_each_though_their_weights_are_equal():
-    """Weights do not say what a network does with them."""
+def test_models_that_are_not_copies_are_evaluated_separately():
+    """Equal weights do not imply equal networks."""
     classes = ("small", "large")
     plain = Classifier(SizeOfImages(), nn.Linear(1, 2), classes=classes)
     half = Classifier(SizeOfImages(scale=0.5), copy.deepcopy(plain.head), classes=classes)

@@ -18,7 +18,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_hand(model: Path, folder: Path) -> tuple[int, int]:
-    """Right answers and images: each file asked for on its own, its folder is its class."""
+    """Count correct predictions and images file by file, with the folder as the class."""
     loaded = peerdg.load_model(model)
     files = sorted(folder.rglob("*.png"))
     right = sum(loaded.predict(path).label == path.parent.name for path in files)
@@ -36,10 +36,10 @@ def test_all_classes_in_another_order_than_the_folders(model: Path, tmp_path: Pa
     folder = save_photos(tmp_path / "photos", classes=sorted(CLASSES), per_class=6, seed=2)
     right, n = by_hand(model, folder)
     assert 0 < right < n
-    found = evaluated(model, folder, tmp_path)
-    assert (found["correct"], found["n"]) == (right, n)
-    assert found["accuracy"] == 100 * right / n
-    assert [c["name"] for c in found["classes"]] == list(CLASSES)
+    report = evaluated(model, folder, tmp_path)
+    assert (report["correct"], report["n"]) == (right, n)
+    assert report["accuracy"] == 100 * right / n
+    assert [c["name"] for c in report["classes"]] == list(CLASSES)
 
 
 def test_missing_classes_are_allowed_and_shown(
@@ -47,13 +47,13 @@ def test_missing_classes_are_allowed_and_shown(
 ):
     folder = save_photos(tmp_path / "photos", classes=("dog", "zebra"), per_class=8, seed=4)
     right, n = by_hand(model, folder)
-    found = evaluated(model, folder, tmp_path)
-    assert (found["correct"], found["n"]) == (right, n)
-    assert found["missing"] == ["cat", "horse"]
-    counts = {c["name"]: (c["n"], c["accuracy"]) for c in found["classes"]}
+    report = evaluated(model, folder, tmp_path)
+    assert (report["correct"], report["n"]) == (right, n)
+    assert report["missing"] == ["cat", "horse"]
+    counts = {c["name"]: (c["n"], c["accuracy"]) for c in report["classes"]}
     assert counts["cat"] == counts["horse"] == (0, None)
     known = [share for count, share in counts.values() if count]
-    assert found["mean_class_accuracy"] == pytest.approx(sum(known) / 2)
+    assert report["mean_class_accuracy"] == pytest.approx(sum(known) / 2)
     assert "No images of: cat, horse" in capsys.readouterr().out
 
 
@@ -62,8 +62,8 @@ def test_extra_classes_are_refused_with_the_nearest_names(
 ):
     folder = save_photos(tmp_path / "photos", classes=("cat", "dogs", "Zebra", "violin"))
     assert run(["evaluate", str(model), str(folder)], debug=False) == 5
-    said = capsys.readouterr()
-    assert "'dogs' (did you mean 'dog'?)" in said.err
-    assert "'Zebra' (did you mean 'zebra'?)" in said.err
-    assert "'violin'" in said.err
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert "'dogs' (did you mean 'dog'?)" in output.err
+    assert "'Zebra' (did you mean 'zebra'?)" in output.err
+    assert "'violin'" in output.err
+    assert output.out == ""

@@ -22,28 +22,28 @@ def test_counts_equal_a_plain_loop_over_images(monkeypatch):
         logits = model(image[None]).detach()
         confusion[label, logits.argmax()] += 1
         loss += float(F.cross_entropy(logits, label[None]))
-    found = evaluate_in_detail(model, domain)
-    assert found.confusion.tolist() == confusion.tolist()
-    assert found.loss == pytest.approx(loss / 30, abs=1e-5)
-    assert found.n == 30
-    assert [c.n for c in found.classes] == confusion.sum(1).tolist()
-    assert [c.correct for c in found.classes] == confusion.diagonal().tolist()
-    assert [c.predicted for c in found.classes] == confusion.sum(0).tolist()
+    result = evaluate_in_detail(model, domain)
+    assert result.confusion.tolist() == confusion.tolist()
+    assert result.loss == pytest.approx(loss / 30, abs=1e-5)
+    assert result.n == 30
+    assert [c.n for c in result.classes] == confusion.sum(1).tolist()
+    assert [c.correct for c in result.classes] == confusion.diagonal().tolist()
+    assert [c.predicted for c in result.classes] == confusion.sum(0).tolist()
     expected = np.mean(100 * confusion.diagonal() / confusion.sum(1))
-    assert found.class_accuracy == pytest.approx(expected)
+    assert result.class_accuracy == pytest.approx(expected)
 
 
 def test_agrees_with_the_evaluation_of_training_and_leaves_the_mode():
     model, domain = tiny_classifier(batch_norm=True, dropout=0.5).train(), tiny_domain()
-    found, record = evaluate_in_detail(model, domain), evaluate_domain(model, domain)
-    assert (found.n, found.correct, found.accuracy) == (
+    result, record = evaluate_in_detail(model, domain), evaluate_domain(model, domain)
+    assert (result.n, result.correct, result.accuracy) == (
         record["n"], record["correct"], record["accuracy"],
     )  # fmt: skip
-    assert found.loss == pytest.approx(record["loss"], rel=1e-6)
+    assert result.loss == pytest.approx(record["loss"], rel=1e-6)
     assert model.training
 
 
-def test_the_worst_mistakes_are_the_surest_wrong_answers():
+def test_the_worst_mistakes_are_the_most_confident_ones():
     model, domain = tiny_classifier().eval(), tiny_domain(n=40, seed=3)
     with torch.no_grad():
         model.head.bias[1] += 2  # so that there are mistakes of all sizes
@@ -55,9 +55,9 @@ def test_the_worst_mistakes_are_the_surest_wrong_answers():
     ]
     assert len(wrong) > 5
     expected = [index for _, index in sorted(wrong, key=lambda pair: (-pair[0], pair[1]))][:5]
-    found = evaluate_in_detail(model, domain, worst=5).worst
-    assert [mistake.row for mistake in found] == expected
-    for mistake in found:
+    result = evaluate_in_detail(model, domain, worst=5).worst
+    assert [mistake.row for mistake in result] == expected
+    for mistake in result:
         row = shares[mistake.row]
         assert mistake.predicted == model.classes[int(row.argmax())] != mistake.true
         assert mistake.true == domain.classes[int(domain.labels[mistake.row])]
@@ -66,22 +66,22 @@ def test_the_worst_mistakes_are_the_surest_wrong_answers():
         assert mistake.true_probability == pytest.approx(true, abs=1e-6)
 
 
-def test_a_class_is_most_often_taken_for_the_largest_entry_beside_the_diagonal():
+def test_confused_with_is_the_largest_entry_off_the_diagonal():
     confusion = torch.tensor([[9, 1, 3], [0, 4, 0], [2, 2, 0]])
-    found = class_results(("a", "b", "c"), confusion)
-    assert [c.confused_with for c in found] == ["c", None, "a"]
+    result = class_results(("a", "b", "c"), confusion)
+    assert [c.confused_with for c in result] == ["c", None, "a"]
 
 
 def test_everything_can_be_written_as_json():
-    found = evaluate_in_detail(tiny_classifier(), tiny_domain())
-    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+    result = evaluate_in_detail(tiny_classifier(), tiny_domain())
+    assert json.loads(json.dumps(result.to_dict())) == result.to_dict()
 
 
 def test_a_bin_holds_the_means_of_its_images_and_its_upper_edge():
     confidence = torch.tensor([0.25, 0.5, 0.375, 0.75, 1.0, 0.875], dtype=torch.float64)
     correct = torch.tensor([True, False, True, False, True, True])
-    found = calibration(confidence, correct, bins=4)
-    assert [tuple(part.values()) for part in found.bins] == [
+    result = calibration(confidence, correct, bins=4)
+    assert [tuple(part.values()) for part in result.bins] == [
         (0.0, 0.25, 1, 0.25, 1.0),
         (0.25, 0.5, 2, (0.5 + 0.375) / 2, 0.5),
         (0.5, 0.75, 1, 0.75, 0.0),
@@ -94,13 +94,13 @@ def test_a_bin_holds_the_means_of_its_images_and_its_upper_edge():
 def test_a_class_without_images_is_missing_and_does_not_count_in_the_mean():
     confusion = torch.tensor([[3, 1, 0], [0, 0, 0], [1, 0, 1]])
     classes = class_results(("a", "b", "c"), confusion)
-    found = replace(
+    result = replace(
         evaluate_in_detail(tiny_classifier(), tiny_domain()), classes=classes, confusion=confusion
     )
     assert [c.accuracy for c in classes] == [75.0, None, 50.0]
-    assert found.class_accuracy == 62.5
-    assert found.accuracy == pytest.approx(100 * 4 / 6)
-    assert found.missing == ["b"]
+    assert result.class_accuracy == 62.5
+    assert result.accuracy == pytest.approx(100 * 4 / 6)
+    assert result.missing == ["b"]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), min_size=1, max_size=60))
@@ -114,7 +114,7 @@ def test_calibration_equals_the_definition_bin_by_bin(answers):
             sure, right = np.mean([c for c, _ in inside]), np.mean([r for _, r in inside])
             error += len(inside) / len(answers) * abs(right - sure)
     confidence = torch.tensor([c for c, _ in answers], dtype=torch.float64)
-    found = calibration(confidence, torch.tensor([r for _, r in answers]), bins=bins)
-    assert found.error == pytest.approx(error, abs=1e-9)
-    assert sum(part["n"] for part in found.bins) == len(answers)
-    assert len(found.bins) == bins
+    result = calibration(confidence, torch.tensor([r for _, r in answers]), bins=bins)
+    assert result.error == pytest.approx(error, abs=1e-9)
+    assert sum(part["n"] for part in result.bins) == len(answers)
+    assert len(result.bins) == bins

@@ -8,7 +8,6 @@ from peerdg.evaluate.selection import (
     Trajectory,
     middle_of_best,
     select,
-    select_variant,
 )
 
 
@@ -42,8 +41,8 @@ RUN = {
 def test_each_rule_chooses_as_computed_by_hand():
     chosen = select(records(RUN), model="task")
     assert list(chosen) == list(RULES)
-    found = {rule: (c.epoch, c.score, c.target, c.regret) for rule, c in chosen.items()}
-    assert found == {
+    actual = {rule: (c.epoch, c.score, c.target, c.regret) for rule, c in chosen.items()}
+    assert actual == {
         "last": (5, None, 64, 6),
         "source-val": (4, 95, 58, 12),
         "crafted-val": (2, 55, 62, 8),
@@ -76,7 +75,7 @@ def test_without_crafted_images_their_rule_is_left_out():
     assert list(trained_on) == ["last", "oracle"]
 
 
-def test_the_start_is_no_candidate_unless_it_is_the_only_one():
+def test_epoch_zero_is_a_candidate_only_if_alone():
     falling = records({"validation": [99, 80, 70], "art": [99, 10, 20]}, first=0)
     chosen = select(falling, model="task")
     assert chosen["source-val"].epoch == 1
@@ -85,7 +84,7 @@ def test_the_start_is_no_candidate_unless_it_is_the_only_one():
     assert {choice.epoch for choice in alone.values()} == {0}
 
 
-def test_an_epoch_that_was_evaluated_in_part_is_no_candidate():
+def test_a_partially_evaluated_epoch_is_not_a_candidate():
     whole = records({"validation": [50, 60], "art": [10, 20], "sketch": [30, 40]})
     half = [{**whole[0], "epoch": 3, "accuracy": 100}, {**whole[2], "epoch": 3, "accuracy": 100}]
     assert select(whole + half, model="task") == select(whole, model="task")
@@ -138,46 +137,3 @@ def test_no_rule_beats_the_oracle(accuracy):
 
 def trajectory(accuracy: dict[str, list[float]]) -> Trajectory:
     return Trajectory.from_records(records(accuracy), model="task")
-
-
-def setting(crafted: float, target: float, *, earlier: float = 0.0) -> Trajectory:
-    """Two epochs, of which the second has these accuracies."""
-    return trajectory(
-        {"crafted:blur": [earlier, crafted], "art": [1, target], "validation": [7, 7]}
-    )
-
-
-def test_a_setting_is_chosen_by_the_mean_over_its_seeds_at_the_last_epoch():
-    variants = {
-        "w 0.1": [setting(60, 40, earlier=99), setting(62, 44)],
-        "w 2": [setting(70, 50), setting(58, 54)],
-        "w 10": [setting(50, 70), setting(66, 70)],
-    }
-    choice = select_variant(variants)
-    assert choice.variant == "w 2"
-    assert choice.scores == {"w 0.1": 61, "w 2": 64, "w 10": 58}
-    assert choice.regret == 18
-    assert select_variant(variants, rule="oracle").variant == "w 10"
-    assert select_variant(variants, rule="source-val").variant == "w 2"  # all tie: the middle
-
-
-def test_the_last_epoch_is_the_last_that_was_evaluated_on_all_that_is_needed():
-    run = Trajectory({1: {"crafted:blur": 30, "art": 10}, 2: {"art": 20}})
-    assert select_variant({"a": [run]}).scores == {"a": 30}
-    without_targets = trajectory({"crafted:blur": [1]})
-    assert select_variant({"a": [without_targets]}).regret is None
-
-
-def test_what_cannot_be_compared_is_refused():
-    other = trajectory({"crafted:blur": [1], "crafted:edges": [1]})
-    for variants in (
-        {},
-        {"a": []},
-        {"a": [trajectory({"art": [1]})]},
-        {"a": [setting(1, 1)], "b": [other]},
-        {"a": [Trajectory({1: {"crafted:blur": 30}, 2: {"art": 20}})]},  # never both at once
-    ):
-        with pytest.raises(ConfigError, match="crafted-val"):
-            select_variant(variants)
-    with pytest.raises(ConfigError, match="last"):
-        select_variant({"a": [setting(1, 1)]}, rule="last")

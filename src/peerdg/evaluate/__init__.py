@@ -1,1 +1,1 @@
-"""How well a model does, how much that changes during training, and what a rule selects."""
+"""Accuracy of models, its fluctuation during training, and model selection."""

@@ -1,4 +1,4 @@
-"""Results of models on whole domains: accuracy and loss, or in detail by class and image."""
+"""Evaluate models on whole domains: accuracy and loss, or detailed by class and image."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,16 +16,16 @@ from peerdg.evaluate.statistics import wilson
 from peerdg.long_work import iterate
 from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass, in_eval_mode
 
-BINS = 15  # of the calibration error, as Guo et al. have it
-WORST = 12  # mistakes that a report lists
+BINS = 15  # of the calibration error, as in Guo et al.
+WORST = 12  # mistakes listed in a report
 
 
 def evaluate_domain(
     model: Classifier, domain: Domain, *, size: int | None = None
 ) -> dict[str, Any]:
-    """Measure images, right predictions, accuracy in percent and mean cross-entropy on a domain.
+    """Return number of images, correct predictions, accuracy in percent and mean cross-entropy.
 
-    Accuracy is over the whole domain, never a mean of batch accuracies. See `evaluate_models`.
+    The accuracy is over the whole domain, not a mean of batch accuracies. See `evaluate_models`.
     """
     return _evaluate_together([model], domain, size=size)[0]
 
@@ -39,23 +39,23 @@ def evaluate_models(
     batch_statistics: Mapping[str, str] | None = None,
     oracle: bool = False,
 ) -> list[dict[str, Any]]:
-    """Evaluate each model on each domain, and return one record for each pair.
+    """Evaluate each model on each domain and return one record for each pair.
 
     Args:
         models: Classifiers by name. Their modes are restored.
         domains: Images with labels in the models' class order, by name.
-        copies: Names of models that are copies of one network. Of those with equal weights (an
-            average of one snapshot) only one is evaluated.
-        size: Side to which images are resized. None leaves them as they are.
-        batch_statistics: Source of the batch statistics by model, recorded where there are any.
+        copies: Names of models that may be copies of each other (an average of one snapshot).
+            Copies with equal weights are evaluated once.
+        size: Side to which images are resized. None keeps their size.
+        batch_statistics: Origin of the batch statistics by model, recorded for models with any.
         oracle: Whether the models, or a network that guides them, were trained on targets.
     """
     evaluated = _evaluated_as(models, copies)
     distinct = {name: models[name] for name in evaluated.values()}
     results: dict[tuple[str, str], dict[str, Any]] = {}
     for domain, images in iterate(domains.items(), "evaluating"):
-        found = _evaluate_together(list(distinct.values()), images, size=size)
-        results |= {(name, domain): result for name, result in zip(distinct, found, strict=True)}
+        rows = _evaluate_together(list(distinct.values()), images, size=size)
+        results |= {(name, domain): result for name, result in zip(distinct, rows, strict=True)}
     records = []
     for name, model in models.items():
         rule: dict[str, Any] = {"oracle": True} if oracle else {}
@@ -71,7 +71,7 @@ def evaluate_models(
 def _evaluate_together(
     models: Sequence[Classifier], domain: Domain, *, size: int | None
 ) -> list[dict[str, Any]]:
-    """Evaluate several models on a domain whose images are read and resized once."""
+    """Evaluate several models on a domain, reading and resizing its images once."""
     size = size or domain.image_size[0]
     batch = images_per_pass(size)
     devices = [model.head.weight.device for model in models]
@@ -84,10 +84,10 @@ def _evaluate_together(
         for images, labels in iterate(chunks):
             resized = resize(images.to(devices[0]), size)
             for number, model in enumerate(iterate(models)):
-                answers = labels.to(devices[number])
+                targets = labels.to(devices[number])
                 logits = model(resized.to(devices[number]))
-                correct[number] += (logits.argmax(1) == answers).sum()
-                loss[number] += F.cross_entropy(logits, answers, reduction="sum")
+                correct[number] += (logits.argmax(1) == targets).sum()
+                loss[number] += F.cross_entropy(logits, targets, reduction="sum")
     n = len(domain)
     return [
         {"n": n, "correct": int(c), "accuracy": 100 * int(c) / n, "loss": float(total) / n}
@@ -96,7 +96,7 @@ def _evaluate_together(
 
 
 def _evaluated_as(models: Mapping[str, Classifier], copies: Collection[str]) -> dict[str, str]:
-    """Map each model to the one evaluated for it: itself, or an equal copy before it."""
+    """Map each model to the model evaluated for it: itself or an earlier equal copy."""
     names: dict[str, str] = {}
     for name, model in models.items():
         earlier = (other for other in dict.fromkeys(names.values()) if other in copies)
@@ -117,10 +117,10 @@ def _have_equal_weights(first: Classifier, second: Classifier) -> bool:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Count the images of a domain that a run already knows."""
+    """Overlap of a domain with the training and validation images of a run."""
 
-    trained: int  # images that it was trained on
-    validated: int  # images that it was validated on but not trained on
+    trained: int  # training images of the run
+    validated: int  # validation images of the run, without its training images
     n: int  # all images of the domain
 
     def __str__(self) -> str:
@@ -141,9 +141,9 @@ class ClassResult:
 
     name: str
     n: int  # images of this class
-    correct: int  # how many of them are recognized
-    predicted: int  # images of any class that are predicted to be of this one
-    confused_with: str | None  # the wrong class that its images are most often predicted to be of
+    correct: int  # correctly predicted images of this class
+    predicted: int  # images of any class with this prediction
+    confused_with: str | None  # most frequent wrong prediction
 
     @property
     def accuracy(self) -> float | None:
@@ -156,7 +156,7 @@ class Mistake:
     """An image with a wrong prediction."""
 
     row: int  # position in the domain
-    path: str | None  # image file, if it came from one
+    path: str | None  # image file, if any
     true: str
     predicted: str
     probability: float  # of the predicted class
@@ -167,8 +167,8 @@ class Mistake:
 class Calibration:
     """Expected calibration error from 0 to 1, with its bins.
 
-    A bin has the images whose confidence lies in `(low, high]`: their number `n`, and mean
-    `confidence` and `accuracy`, which are None without images.
+    A bin covers the images with a confidence in `(low, high]`. It has their number `n`, and their
+    mean `confidence` and `accuracy`, which are None without images.
     """
 
     error: float
@@ -181,12 +181,12 @@ class DomainReport:
 
     domain: str
     loss: float  # mean cross-entropy
-    classes: tuple[ClassResult, ...]  # each class of the model, also those without images
+    classes: tuple[ClassResult, ...]  # all classes of the model, even without images
     confusion: Tensor  # number of images by true class (rows) and predicted class (columns)
     calibration: Calibration
     worst: tuple[Mistake, ...]  # wrong predictions with the highest probability, sorted
     skipped: int = 0  # files that cannot be decoded
-    overlap: Overlap | None = None  # images that the run knows, None if that is not known
+    overlap: Overlap | None = None  # with the images of the run, None if unknown
 
     @property
     def n(self) -> int:
@@ -198,7 +198,7 @@ class DomainReport:
 
     @property
     def accuracy(self) -> float:
-        """Right predictions in percent of all images."""
+        """Accuracy in percent."""
         return 100 * self.correct / self.n
 
     @property
@@ -209,11 +209,11 @@ class DomainReport:
 
     @property
     def missing(self) -> list[str]:
-        """Classes of the model that the domain has no image of."""
+        """Classes of the model without images in the domain."""
         return [result.name for result in self.classes if not result.n]
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to values that JSON can hold."""
+        """Convert to JSON values."""
         return {
             "domain": self.domain,
             "n": self.n,
@@ -238,7 +238,7 @@ def evaluate_in_detail(
 ) -> DomainReport:
     """Evaluate a model on a domain by class, confusion, calibration and image.
 
-    `worst` mistakes are listed. For the other arguments see `evaluate_models`.
+    `worst` is the number of listed mistakes. For the other arguments see `evaluate_models`.
     """
     size = size or domain.image_size[0]
     labels = domain.labels.cpu()
@@ -247,12 +247,12 @@ def evaluate_in_detail(
         parts = [predict_batch(model, images, size=size) for images in chunks]
     predicted, probabilities, log_probabilities = map(torch.cat, zip(*parts, strict=True))
     confidence = probabilities.gather(1, predicted[:, None])[:, 0]
-    # From log-probabilities: a probability may be rounded to 0.
+    # Use log-probabilities, because a probability may be rounded to 0.
     log_true = log_probabilities.gather(1, labels[:, None])[:, 0]
     n = len(model.classes)
     confusion = torch.bincount(labels * n + predicted, minlength=n * n).view(n, n)
     wrong = (predicted != labels).nonzero().flatten()
-    # Stable: ties keep the order of the images, on every machine.
+    # A stable sort keeps the order of ties on every machine.
     order = torch.argsort(confidence[wrong], descending=True, stable=True)[:worst]
     return DomainReport(
         domain=domain.name,
@@ -276,7 +276,7 @@ def evaluate_in_detail(
 
 
 def class_results(names: Sequence[str], confusion: Tensor) -> tuple[ClassResult, ...]:
-    """Read the results of each class from a confusion matrix."""
+    """Compute the results of each class from a confusion matrix."""
     results = []
     for index, name in enumerate(names):
         row = confusion[index].clone()
@@ -290,13 +290,13 @@ def class_results(names: Sequence[str], confusion: Tensor) -> tuple[ClassResult,
 def calibration(confidence: Tensor, correct: Tensor, *, bins: int = BINS) -> Calibration:
     """Compute the expected calibration error with bins of equal width.
 
-    The mean over images of |accuracy - confidence| of the bin the image lies in: Eq. (3) of Guo et
-    al., "On Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599.
-    `confidence` has the probability of the predicted class of each image.
+    The mean over images of |accuracy - confidence| of the image's bin: Eq. (3) of Guo et al., "On
+    Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599.
+    `confidence` is the probability of the predicted class of each image.
     """
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     confidence = confidence.double()
-    # Bin m holds ((m - 1) / M, m / M]. A confidence of 0 goes to the first one.
+    # Bin m is ((m - 1) / M, m / M]. A confidence of 0 is in the first bin.
     place = torch.bucketize(confidence, edges[1:-1])
     count = torch.bincount(place, minlength=bins)
     sure = torch.bincount(place, weights=confidence, minlength=bins)

@@ -1,7 +1,7 @@
-"""How much target accuracy moves during training: the cost of not knowing when to stop.
+"""Fluctuation of the target accuracy during training.
 
 The paper reports the variance of the target accuracy, in percent, over evaluations taken every
-k-th epoch, per domain. A series ends where training ended. Nothing is pooled over seeds.
+k-th epoch, per domain. A series ends with the training. Seeds are not pooled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from peerdg.data import is_target
 
 BURN_IN_PERIODS = 5  # the authors' earlier manuscript leaves out the first five periods
-LATE_PERIODS = 5  # evaluations of the late mean, because a single last one depends on luck
+LATE_PERIODS = 5  # evaluations in the late mean, because a single one depends on chance
 WINDOW = 5
-MINIMUM = 2  # points of a series
+MINIMUM = 2  # points per series
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Fluctuation:
     range: float  # max - min
     max_drawdown: float  # largest fall below the maximum so far
     mean_abs_step: float  # mean |a_t - a_{t-1}|
-    detrended_var: float  # variance around a centered running mean of 5: moves without progress
+    detrended_var: float  # variance around a centered running mean of 5
     gap: float  # max - a_T
 
 
@@ -51,7 +51,7 @@ def accuracy_series(
     every: int,
     burn_in_periods: int = BURN_IN_PERIODS,
 ) -> dict[str, list[float]]:
-    """Collect per target the accuracies of `model` after each period of `every` epochs.
+    """Collect the accuracies of `model` per target after each period of `every` epochs.
 
     Leaves out the start (epoch 0), validation images (clean and crafted), and the first
     `burn_in_periods` periods.
@@ -68,7 +68,7 @@ def accuracy_series(
 
 @dataclass(frozen=True)
 class RunFluctuation:
-    """Fluctuation of one model of one run, by two readings of the paper's "Avg." column."""
+    """Fluctuation of one model of one run, by two interpretations of the paper's "Avg."."""
 
     mean: Fluctuation  # mean of the domains' statistics
     of_mean: Fluctuation  # statistics of the domain-averaged series
@@ -85,13 +85,13 @@ def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | N
 
 
 def late_mean(series: Mapping[str, Sequence[float]]) -> float | None:
-    """Average the last `LATE_PERIODS` accuracies over all domains, None if these are over half."""
+    """Average the last `LATE_PERIODS` accuracies of all domains, None if over half of a series."""
     if not series or min(map(len, series.values())) < 2 * LATE_PERIODS:
         return None
     return float(np.mean([accuracy[-LATE_PERIODS:] for accuracy in series.values()]))
 
 
 def _running_mean(a: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Take the centered mean of up to `WINDOW` values. The window shrinks at both ends alike."""
+    """Compute the centered mean of up to `WINDOW` values. The window shrinks at both ends."""
     half = np.minimum(np.minimum(np.arange(a.size), np.arange(a.size)[::-1]), WINDOW // 2)
     return np.array([a[i - h : i + h + 1].mean() for i, h in enumerate(half)])

@@ -1,8 +1,8 @@
-"""Class probabilities of images, with the same steps for one file and for a whole folder.
+"""Predict class probabilities of images and files.
 
-An image is decoded to an upright RGB square of the size that the model's training images were
-stored at (Pillow's bilinear filter, antialiased). This square is resized to the network's input
-size, as in every evaluation.
+An image is decoded to an upright RGB square with the stored size of the model's training images
+(Pillow's bilinear filter, antialiased). This square is resized to the network's input size, as in
+every evaluation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,11 +22,11 @@ from peerdg.data.decode import UnusableImage, decode_image, in_parallel, to_pixe
 from peerdg.errors import NumericalError
 from peerdg.models.classifier import Classifier, images_per_pass
 
-_GROUP = 16  # files that one thread decodes before it asks for more
-_MAX_STORED_PIXELS = 256 * 256**2  # decoded squares that wait for one pass: 50 MB
+_GROUP = 16  # files per decoding task
+_MAX_STORED_PIXELS = 256 * 256**2  # pixels of decoded squares in memory (50 MB)
 
 T = TypeVar("T")
-_Decoded = tuple[Path, NDArray[np.uint8] | str]  # pixels, or why there are none
+_Decoded = tuple[Path, NDArray[np.uint8] | str]  # pixels, or the reason of the failure
 
 
 class Predictions(NamedTuple):
@@ -34,11 +34,11 @@ class Predictions(NamedTuple):
 
     labels: Tensor  # most probable class of each image, int64 [n]
     probabilities: Tensor  # of all classes, [n, classes]
-    log_probabilities: Tensor  # exact also where a probability is rounded to 0
+    log_probabilities: Tensor  # accurate even if a probability is rounded to 0
 
 
 class FilePrediction(NamedTuple):
-    """Prediction for a file, or the error."""
+    """Prediction for a file, or an error."""
 
     path: Path
     label: str | None = None  # most probable class, None with an error
@@ -50,8 +50,8 @@ class FilePrediction(NamedTuple):
 def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
     """Rank the `top` most probable classes of one image. Ties keep the class order.
 
-    `label`, with the largest logit, comes first, though its probability may be rounded to that of
-    another class.
+    `label`, the class with the largest logit, comes first even if rounding makes its probability
+    equal to another.
     """
     order: list[int] = torch.argsort(probabilities, descending=True, stable=True).tolist()
     return [label, *(index for index in order if index != label)][:top]
@@ -67,9 +67,9 @@ def predict_batch(model: Classifier, images: Tensor, *, size: int) -> Prediction
 
 
 def not_finite() -> NumericalError:
-    """Make the error for a network that gives no probabilities."""
+    """Return the error for a network with non-finite outputs."""
     return NumericalError(
-        "The network's output for an image is NaN or infinite, so there is no probability.",
+        "The network's output for an image is NaN or infinite.",
         hint="Its weights are too large or damaged. Train the model again or use another one.",
     )
 
@@ -77,10 +77,10 @@ def not_finite() -> NumericalError:
 def predict_files(
     model: Classifier, paths: Iterable[Path], *, size: int, stored_size: int
 ) -> Iterator[FilePrediction]:
-    """Predict any number of files, in their order, with memory for a few batches.
+    """Predict any number of files in order, with memory for a few batches.
 
-    Threads decode files to squares of side `stored_size` a few batches ahead of the network, whose
-    input has side `size`. The model must be in eval mode.
+    Threads decode files to squares of side `stored_size` a few batches ahead of the network, which
+    gets images of side `size`. The model must be in eval mode.
     """
     batch = min(images_per_pass(size), images_in_memory(stored_size))
     task = partial(_decode_group, side=stored_size)
@@ -91,7 +91,7 @@ def predict_files(
 
 
 def images_in_memory(stored_size: int) -> int:
-    """Return how many decoded squares of this side may wait for one pass of the network."""
+    """Return the maximum number of decoded squares of this side in memory."""
     return max(1, _MAX_STORED_PIXELS // stored_size**2)
 
 

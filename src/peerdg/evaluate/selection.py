@@ -1,8 +1,8 @@
-"""Model selection: which epoch or setting a rule chooses, and the cost on the targets.
+"""Model selection: the epoch or setting chosen by a rule, and its regret on the targets.
 
-A rule scores each candidate by a mean of accuracies and takes the best. Its regret is how far the
-mean target accuracy of its choice is below that of the oracle, which selects by the targets
-themselves and is therefore not available in practice.
+A rule scores each candidate by a mean of accuracies and chooses the best. Its regret is the loss of
+mean target accuracy against the oracle, which selects by the targets themselves and is therefore
+not available in practice.
 """
 
 import math
@@ -23,17 +23,15 @@ RULES: dict[Rule, str] = {
     "oracle": "mean target accuracy, NOT AVAILABLE IN PRACTICE, the bound of all other rules",
 }
 
-_EQUAL = 1e-9  # percent: means of the same accuracies may differ in the last bit
-
 
 @dataclass(frozen=True)
 class Choice:
-    """The epoch that a rule chooses in one run."""
+    """The epoch chosen by a rule in one run."""
 
     epoch: int
     score: float | None  # None for `last`
     target: float | None  # mean target accuracy of the epoch, None without targets
-    regret: float | None = None  # the oracle's target accuracy minus this one's
+    regret: float | None = None  # target accuracy of the oracle minus `target`
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Trajectory:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], *, model: str) -> "Trajectory":
-        """Build from the evaluations of `model` among the records of a run."""
+        """Build from the evaluations of `model` in the records of a run."""
         accuracy: dict[int, dict[str, float]] = {}
         for record in records:
             if record.get("kind") == "evaluation" and record["model"] == model:
@@ -62,7 +60,7 @@ class Trajectory:
         return tuple(filter(is_target, self.domains))
 
     def scored_by(self, rule: Rule) -> tuple[str, ...]:
-        """List the evaluated domains whose mean accuracy is the rule's score."""
+        """Return the evaluated domains whose mean accuracy is the rule's score."""
         wanted: Mapping[Rule, tuple[str, ...]] = {
             "last": (),
             "source-val": (VALIDATION,),
@@ -72,7 +70,7 @@ class Trajectory:
         return tuple(domain for domain in wanted[rule] if domain in self.domains)
 
     def candidates(self, domains: Iterable[str]) -> list[int]:
-        """List epochs evaluated on these domains and all targets, the start only if it is all."""
+        """Return epochs evaluated on these domains and all targets, epoch 0 only if alone."""
         needed = {*domains, *self.targets}
         epochs = sorted(epoch for epoch, values in self.accuracy.items() if needed <= values.keys())
         return [epoch for epoch in epochs if epoch > 0] or epochs
@@ -83,7 +81,7 @@ class Trajectory:
 
 
 def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Choice]:
-    """Apply each rule whose images were evaluated to the records of a run, with its regret."""
+    """Apply each rule to the records of a run, if its images were evaluated."""
     run = Trajectory.from_records(records, model=model)
     choices: dict[Rule, Choice] = {}
     for rule in RULES:
@@ -105,46 +103,8 @@ def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Ch
     return choices
 
 
-@dataclass(frozen=True)
-class VariantChoice:
-    """The setting that a rule chooses, e.g. a value of w or k. Numbers are means over seeds."""
-
-    variant: str
-    scores: dict[str, float]  # of each setting
-    regret: float | None = None  # the best setting's target accuracy minus the chosen one's
-
-
-def select_variant(
-    variants: Mapping[str, Sequence[Trajectory]], *, rule: Rule = "crafted-val"
-) -> VariantChoice:
-    """Choose the setting with the best score at the last epoch, mean over its seeds.
-
-    Settings are in their natural order, with a run for each seed.
-    """
-    runs = [run for group in variants.values() for run in group]
-    evaluated = {(run.scored_by(rule), run.targets) for run in runs}
-    domains, targets = next(iter(evaluated), ((), ()))
-    is_complete = all(variants.values()) and all(run.candidates(domains) for run in runs)
-    if len(evaluated) != 1 or not domains or not is_complete:
-        raise ConfigError(
-            f"The rule '{rule}' needs a run of each setting, all with the evaluations it scores.",
-            hint="Train all of them with the same validation images, families and targets.",
-        )
-
-    def over_seeds(group: Sequence[Trajectory], measured: Sequence[str]) -> float:
-        means = [run.mean(run.candidates(domains)[-1], measured) for run in group]
-        return math.fsum(means) / len(means)
-
-    scores = {name: over_seeds(group, domains) for name, group in variants.items()}
-    chosen = list(variants)[middle_of_best(list(scores.values()))]
-    if not targets:
-        return VariantChoice(chosen, scores)
-    reached = {name: over_seeds(group, targets) for name, group in variants.items()}
-    return VariantChoice(chosen, scores, max(reached.values()) - reached[chosen])
-
-
 def middle_of_best(scores: Sequence[float]) -> int:
-    """Find the highest score, of several the middle one, of an even number the lower."""
+    """Return the index of the highest score. Of several, the (lower) middle one."""
     best = max(scores)
-    tied = [number for number, score in enumerate(scores) if score >= best - _EQUAL]
+    tied = [number for number, score in enumerate(scores) if score == best]
     return tied[(len(tied) - 1) // 2]
