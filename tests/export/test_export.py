@@ -181,7 +181,7 @@ def test_a_program_runs_without_peerdg(tmp_path: Path):
         "assert 'peerdg' not in sys.modules\n"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code, str(done.path)],
+        [sys.executable, "-I", "-c", code, str(done.path)],
         capture_output=True, text=True, check=True, env=environment(),
     ).stdout  # fmt: skip
     with torch.no_grad():
@@ -244,7 +244,7 @@ def test_a_place_that_is_taken_is_left_alone(tmp_path: Path):
     assert (tmp_path / "full/precious.txt").read_text() == "keep"
     file = tmp_path / "w.safetensors"
     file.write_text("old")
-    with pytest.raises(OutputError, match="there already"):
+    with pytest.raises(OutputError, match="already exists"):
         export_model(model, about, file, format="safetensors")
     assert file.read_text() == "old"
     export_model(model, about, file, format="safetensors", overwrite=True)

@@ -1,6 +1,6 @@
-"""Export of a trained model: ONNX, torch.export, plain weights, and its card.
+"""Export a trained model as ONNX, torch.export or plain weights.
 
-The formats are here, free of torch, so that the command line can list them.
+The formats are defined here, without torch, for the command line.
 """
 
 from importlib.util import find_spec

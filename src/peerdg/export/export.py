@@ -1,4 +1,4 @@
-"""Export a model: the file, its description and card, and a check that it answers the same."""
+"""Export a model with its description and card, and check that its logits are the same."""
 
 import json
 import math
@@ -27,9 +27,9 @@ TOLERANCE = 1e-4
 class Exported:
     """The result of an export."""
 
-    path: Path  # the model file
-    files: tuple[Path, ...]  # the model file, its description as JSON, and its card
-    difference: float  # largest difference of its logits from those of the original
+    path: Path  # model file
+    files: tuple[Path, ...]  # model file, its description as JSON, and its card
+    difference: float  # largest difference between its logits and the original's
 
 
 def export_model(
@@ -40,9 +40,9 @@ def export_model(
     format: Format,
     overwrite: bool = False,
 ) -> Exported:
-    """Write `model` in `format`, run the written file, and compare. If it differs, nothing is left.
+    """Write `model` in `format`, run the written file, and compare. Write nothing if it differs.
 
-    `output` is a file, if it ends as files of the format do, else a folder, new or empty.
+    `output` is a file if it has the suffix of the format, otherwise a new or empty folder.
     `description` is the content of `model.json`.
     """
     require_packages(format)
@@ -65,32 +65,32 @@ def export_model(
             card = model_card(description, about, file=path.name, difference=difference)
             card_file.write_text(card, "utf-8")
             files[0].parent.mkdir(exist_ok=True)
-            for file in reversed(files):  # the model last: once it is there, all is
+            for file in reversed(files):  # the model last: its presence marks a complete export
                 os.replace(Path(temporary) / file.name, file)
     return Exported(files[0], files, difference)
 
 
 def _files(output: Path, format: Format, overwrite: bool) -> tuple[Path, Path, Path]:
-    """Choose the files of the model, its description and its card. Refuse to replace others."""
+    """Choose the files of the model, its description and its card. Refuse to replace files."""
     if output.suffix.lower() != SUFFIXES[format]:
         if output.is_dir() and any(output.iterdir()):
             raise OutputError(f"{output} is not empty.", hint="Choose a new folder with -o.")
         name = "weights" if format == "safetensors" else "model"
         return output / f"{name}{SUFFIXES[format]}", output / "about.json", output / CARD
     if output.exists() and not overwrite:
-        raise OutputError(f"{output} is there already.", hint="Add --overwrite, or change -o.")
-    beside = (output.with_suffix(".json"), output.with_suffix(f".{CARD}"))
-    for file in (output, *beside):
+        raise OutputError(f"{output} already exists.", hint="Add --overwrite, or change -o.")
+    others = (output.with_suffix(".json"), output.with_suffix(f".{CARD}"))
+    for file in (output, *others):
         require_replaceable(file)
-    return output, *beside
+    return output, *others
 
 
 @torch.no_grad()
 def require_same_answers(model: Classifier, exported: Run, *, size: int) -> float:
     """Return the largest difference between the logits of `model` and of the exported one.
 
-    It is relative to the largest logit where that exceeds 1, since rounding is. If it is more than
-    `TOLERANCE`, or the shapes differ, an `OutputError` is raised.
+    It is relative to the largest logit if that exceeds 1, because rounding errors are. Raises
+    `OutputError` if it is above `TOLERANCE` or the shapes differ.
     """
     worst = 0.0
     for images in sample_images(size):
@@ -103,7 +103,7 @@ def require_same_answers(model: Classifier, exported: Run, *, size: int) -> floa
         if not difference <= TOLERANCE:  # also if it is not a number
             raise OutputError(
                 f"The exported model differs from the original by {difference:.2g}, more than "
-                f"{TOLERANCE:g}; nothing was written.",
+                f"{TOLERANCE:g}. Nothing was written.",
                 hint="Choose another --format, and please report this with the backbone's name.",
             )
         worst = max(worst, difference)
@@ -111,9 +111,9 @@ def require_same_answers(model: Classifier, exported: Run, *, size: int) -> floa
 
 
 def sample_images(size: int) -> Iterator[Tensor]:
-    """Make batches of different lengths: noise, coarse patterns, black and white."""
+    """Yield batches of different sizes: noise, coarse patterns, black and white."""
     random = torch.Generator().manual_seed(0)
-    for batch in (1, 5):  # the number of images must be free
+    for batch in (1, 5):  # the exported batch size must be dynamic
         coarse = torch.randint(0, 256, (batch, 3, 4, 4), generator=random).float()
         smooth = torch.nn.functional.interpolate(coarse, size=(size, size), mode="bilinear")
         noise = torch.randint(0, 256, (batch, 3, size, size), generator=random).float()
@@ -126,7 +126,7 @@ def sample_images(size: int) -> Iterator[Tensor]:
 def _about(
     model: Classifier, description: Mapping[str, Any], format: Format, origin: Origin
 ) -> dict[str, Any]:
-    """Describe the file for a program that uses it."""
+    """Describe the exported file for programs that use it."""
     size, inside = description["image_size"], origin.library == "peerdg"
     shape = f"RGB [batch, 3, {size}, {size}]"
     about = {

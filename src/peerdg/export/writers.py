@@ -27,7 +27,7 @@ ABOUT = "peerdg.json"  # inside a .pt2 file
 
 
 def write_program(model: Classifier, path: Path, *, size: int, about: Mapping[str, Any]) -> Run:
-    """Write `model` with `torch.export.save`, and return what runs the file."""
+    """Write `model` with `torch.export.save`, and return a function that runs the file."""
     with _quiet():
         program = torch.export.export(
             _plain_copy(model),
@@ -39,7 +39,7 @@ def write_program(model: Classifier, path: Path, *, size: int, about: Mapping[st
 
 
 def write_onnx(model: Classifier, path: Path, *, size: int, about: Mapping[str, Any]) -> Run:
-    """Write `model` as one ONNX file with `about` as metadata, and return what runs it."""
+    """Write `model` as an ONNX file with `about` as metadata, and return a function to run it."""
     import onnxruntime
 
     with _quiet():
@@ -52,7 +52,7 @@ def write_onnx(model: Classifier, path: Path, *, size: int, about: Mapping[str, 
             dynamic_shapes={INPUT: {0: "batch"}},
             verbose=False,
         )
-    assert program is not None  # noqa: S101  (narrows the type; None is for the old exporter)
+    assert program is not None  # noqa: S101  (only None with `dynamo=False`)
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
     program.model.metadata_props.update(texts)
     program.save(path, external_data=False)
@@ -65,14 +65,14 @@ def write_onnx(model: Classifier, path: Path, *, size: int, about: Mapping[str, 
 
 
 def _plain_copy(model: Classifier) -> Classifier:
-    """Copy it to the CPU, with the usual layout of weights, which every reader of a graph knows."""
+    """Copy the model to the CPU in the contiguous memory format, which all runtimes support."""
     plain: Classifier = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     plain.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return plain
 
 
 def _example(size: int) -> Tensor:
-    # Two images: a dimension of one would be taken for a constant.
+    # Two images, because the exporter treats a dimension of 1 as constant.
     return torch.zeros(2, 3, size, size, dtype=torch.uint8)
 
 
@@ -85,7 +85,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-# What torchvision calls the last layer of each network.
+# Name of the last layer of each torchvision network.
 _LAST_LAYER = {
     "alexnet": "classifier.6",
     "squeezenet1_1": "classifier.1",
@@ -98,22 +98,22 @@ _SQUEEZENET = "squeezenet1_1"
 
 
 class Origin(NamedTuple):
-    """The library that has the same network. Only the graphs and ours normalize images."""
+    """Library of a network. Only peerdg's networks and exported graphs normalize images."""
 
-    library: str = "peerdg"  # or "torchvision" or "timm"
-    last_layer: str = ""  # its name there
-    code: tuple[str, ...] = ()  # lines of Python that make the network `net`
+    library: str = "peerdg"  # "peerdg", "torchvision" or "timm"
+    last_layer: str = ""  # name of the last layer in the library
+    code: tuple[str, ...] = ()  # Python lines that build the network `net`
 
 
 def origin_of(model: Classifier, backbone: str) -> Origin:
-    """Find how other code makes the network whose weights are exported."""
+    """Return the library of a network, and the code that builds it there."""
     classes = len(model.classes)
-    if model.added or isinstance(model.head, MeanHead):  # no other library has such a network
+    if model.added or isinstance(model.head, MeanHead):  # exists only in peerdg
         return Origin()
     if backbone in _LAST_LAYER:
         code = [f"net = torchvision.models.{backbone}(num_classes={classes})"]
         if backbone == _SQUEEZENET:
-            # Ours averages the map before the last layer, without the ReLU in between.
+            # peerdg averages the feature map before the last layer, without ReLU in between.
             code.append("net.classifier[2] = torch.nn.Identity()")
         return Origin("torchvision", _LAST_LAYER[backbone], tuple(code))
     if backbone.startswith(TIMM):
@@ -126,7 +126,7 @@ def origin_of(model: Classifier, backbone: str) -> Origin:
 
 
 def write_weights(model: Classifier, path: Path, *, backbone: str, origin: Origin) -> Run:
-    """Write the weights, and return what runs a network that is built again from the file."""
+    """Write the weights, and return a function that runs a network rebuilt from the file."""
     save_tensors(path, _named(model, backbone, origin))
     network: nn.Module = _rebuild(model, backbone, origin)
     network.load_state_dict(load_file(path))
@@ -138,22 +138,17 @@ def write_weights(model: Classifier, path: Path, *, backbone: str, origin: Origi
 
 
 def _named(model: Classifier, backbone: str, origin: Origin) -> dict[str, Tensor]:
-    tensors = model.state_dict()
     if origin.library == "peerdg":
-        return dict(tensors)
+        return model.state_dict()
+    tensors = model.network_state_dict(origin.last_layer)
     if backbone == _SQUEEZENET:  # a 1 x 1 convolution there
-        tensors["head.weight"] = tensors["head.weight"][:, :, None, None]
-    places = {"encoder.": "", "head.": f"{origin.last_layer}."}
-    return {
-        name.replace(ours, theirs, 1): tensor
-        for name, tensor in tensors.items()
-        for ours, theirs in places.items()
-        if name.startswith(ours)
-    }
+        weight = f"{origin.last_layer}.weight"
+        tensors[weight] = tensors[weight][:, :, None, None]
+    return tensors
 
 
 def _rebuild(model: Classifier, backbone: str, origin: Origin) -> Any:
-    """Make a fresh network, as the user's code will."""
+    """Build a new network, as the user's code does."""
     classes = len(model.classes)
     if origin.library == "timm":
         timm = importlib.import_module("timm")
@@ -165,5 +160,5 @@ def _rebuild(model: Classifier, backbone: str, origin: Origin) -> Any:
         return network
     network = copy.deepcopy(model).cpu()
     for tensor in network.state_dict().values():
-        tensor.zero_()  # nothing may be left that the file does not hold
+        tensor.zero_()  # so that weights missing in the file are noticed
     return network
