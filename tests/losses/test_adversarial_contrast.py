@@ -27,7 +27,7 @@ def test_equals_the_definition_written_as_a_loop(n):
     assert float(adversarial_contrast(z_a, z_b, tau=0.3)) == pytest.approx(by_hand(z_a, z_b, 0.3))
 
 
-def test_one_falls_where_the_contrastive_loss_rises():
+def test_falls_when_the_contrastive_loss_rises():
     torch.manual_seed(0)
     z_a, z_b = torch.randn(2, 6, 4, dtype=torch.float64)
     image = torch.arange(6).repeat(2)

@@ -12,15 +12,15 @@ def test_equals_torchs_categorical_distribution():
     torch.testing.assert_close(entropy(logits), expected)
 
 
-def test_of_equal_logits_is_the_logarithm_of_their_number():
+def test_is_log_of_the_number_of_classes_for_equal_logits():
     assert float(entropy(torch.full((3, 10), -4.0))) == pytest.approx(math.log(10))
 
 
-def test_of_certain_predictions_is_zero_and_its_gradient_is_finite():
+def test_is_zero_for_certain_predictions_with_a_finite_gradient():
     logits = torch.tensor([[1000.0, 0.0, -1000.0]], requires_grad=True)
-    found = entropy(logits)
-    (gradient,) = torch.autograd.grad(found, logits)
-    assert float(found.detach()) == 0
+    value = entropy(logits)
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert float(value.detach()) == 0
     assert torch.isfinite(gradient).all()
 
 

@@ -23,10 +23,10 @@ def test_club_of_a_linear_gaussian_has_its_closed_form(a, s):
     x, noise = torch.randn(2, 200_000, 2, dtype=torch.float64)
     z = a * x + s * noise
     log_variance = torch.full_like(z, 2 * math.log(s))
-    found = float(club(a * x, log_variance, z, torch.randperm(len(z))))
-    assert found == pytest.approx(2 * a**2 / s**2, rel=0.02)
+    bound = float(club(a * x, log_variance, z, torch.randperm(len(z))))
+    assert bound == pytest.approx(2 * a**2 / s**2, rel=0.02)
     exact = 2 * math.log(1 + a**2 / s**2) / 2  # the mutual information of two dimensions
-    assert found > exact
+    assert bound > exact
 
 
 def test_club_is_zero_when_the_embedding_ignores_the_image():

@@ -29,7 +29,7 @@ def test_is_unchanged_by_the_length_of_the_features():
     assert float(info_nce(3 * z_a, 0.1 * z_b)) == pytest.approx(float(info_nce(z_a, z_b)))
 
 
-def test_is_log_of_the_batch_size_when_nothing_can_be_told_apart():
+def test_is_log_of_the_batch_size_for_indistinguishable_features():
     z = torch.ones(7, 3, dtype=torch.float64)
     assert float(info_nce(z, z)) == pytest.approx(math.log(7))
 

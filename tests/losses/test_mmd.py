@@ -11,19 +11,19 @@ def expected_kernel(difference, variance, h, dim):
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (1.0, 1.0), (0.0, 2.0), (0.7, 0.5)])
-def test_of_gaussians_has_its_closed_form(shift, scale):
+def test_has_the_closed_form_of_gaussians(shift, scale):
     torch.manual_seed(0)
     n, dim, h = 700, 3, 4.0
-    found = []
+    values = []
     for _ in range(6):
         x, y = torch.randn(2, n, dim, dtype=torch.float64)
-        found.append(float(mmd(x, shift + scale * y, bandwidth=h)))
+        values.append(float(mmd(x, shift + scale * y, bandwidth=h)))
     closed = 0.0
     for bandwidth in (h / 4, h / 2, h, 2 * h, 4 * h):
         closed += expected_kernel(0, 2.0, bandwidth, dim)
         closed += expected_kernel(0, 2 * scale**2, bandwidth, dim)
         closed -= 2 * expected_kernel(shift, 1 + scale**2, bandwidth, dim)
-    assert sum(found) / len(found) == pytest.approx(float(closed), abs=0.03)
+    assert sum(values) / len(values) == pytest.approx(float(closed), abs=0.03)
 
 
 def test_is_zero_for_the_same_sample_and_unchanged_by_scale():

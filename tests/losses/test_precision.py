@@ -41,9 +41,9 @@ def test_autocast_does_not_reach_into_a_loss(loss):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_features_are_widened_first(loss, dtype):
     z_a, z_b = features(dtype)
-    found = loss(z_a, z_b)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, loss(z_a.float(), z_b.float()))
+    value = loss(z_a, z_b)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, loss(z_a.float(), z_b.float()))
 
 
 @LOSSES

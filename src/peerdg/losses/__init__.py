@@ -1,7 +1,4 @@
-"""Losses, each with the equation it implements.
-
-A loss takes tensors and returns a scalar; it knows nothing of models.
-"""
+"""Loss functions from tensors to a scalar, each documented with its equation."""
 
 import functools
 from collections.abc import Callable
@@ -12,9 +9,9 @@ from torch import Tensor
 
 
 def in_full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compute `loss` outside of autocast, its half-precision arguments widened to float32.
+    """Compute `loss` outside of autocast, with half-precision arguments converted to float32.
 
-    Its sums need float32, also where the network runs in bfloat16.
+    The sums need float32 even if the network runs in bfloat16.
     """
 
     @functools.wraps(loss)

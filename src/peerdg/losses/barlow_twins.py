@@ -1,4 +1,4 @@
-"""Barlow Twins: two views of a batch should have the identity as cross-correlation."""
+"""Barlow Twins loss."""
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -13,29 +13,29 @@ EPS = 1e-5
 def barlow_twins(
     z_a: Float[Tensor, "batch dim"], z_b: Float[Tensor, "batch dim"], *, lam: float = 5e-3
 ) -> Float[Tensor, ""]:
-    """Pull the cross-correlation of two feature batches towards the identity.
+    """Compute the Barlow Twins loss, which pulls the cross-correlation towards the identity.
 
-    Σ_i (1 - M_ii)² + λ Σ_{i≠j} M_ij², with M = (1/B) Ẑ_aᵀ Ẑ_b and each column of Ẑ standardised
-    over the batch: Zbontar et al., ICML 2021, and the regularizer of PEER. Sums, not means: the
-    value grows with the dimension. A column that is constant in the batch standardises to zero and
+    Σ_i (1 - M_ii)² + λ Σ_{i≠j} M_ij², with M = (1/B) Ẑ_aᵀ Ẑ_b and each column of Ẑ standardized
+    over the batch: Zbontar et al., ICML 2021, and the regularizer of PEER. The loss is a sum, so it
+    grows with the dimension. A column that is constant in the batch standardizes to zero and
     contributes (1 - 0)² without gradient, never NaN.
 
     Args:
         z_a: Projected features of one model or view.
-        z_b: Those of the other, for the same images in the same order.
+        z_b: Projected features of the other, for the same images in the same order.
         lam: Weight of the redundancy term.
 
     Raises:
-        ValueError: With fewer than 2 samples; correlations would not exist.
+        ValueError: With fewer than 2 samples, which have no correlation.
     """
     if len(z_a) < 2:
-        raise ValueError("Barlow Twins needs at least 2 samples; a batch of 1 has no correlation.")
-    m = _standardise(z_a).T @ _standardise(z_b) / len(z_a)  # (dim, dim)
+        raise ValueError("Barlow Twins needs a batch of at least 2 samples.")
+    m = _standardize(z_a).T @ _standardize(z_b) / len(z_a)  # (dim, dim)
     diagonal = m.diagonal()
     redundancy = m.square().sum() - diagonal.square().sum()
     return (1 - diagonal).square().sum() + lam * redundancy
 
 
-def _standardise(z: Tensor) -> Tensor:
-    """(z - mean) / sqrt(variance + ε) of each column: batch normalisation without parameters."""
+def _standardize(z: Tensor) -> Tensor:
+    """Compute (z - mean) / sqrt(variance + ε) of each column."""
     return F.batch_norm(z, None, None, training=True, eps=EPS)

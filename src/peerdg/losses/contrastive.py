@@ -1,4 +1,4 @@
-"""Contrastive losses: which embeddings of a batch belong together."""
+"""Contrastive losses."""
 
 import torch
 import torch.nn.functional as F
@@ -12,21 +12,21 @@ from peerdg.losses import in_full_precision
 def info_nce(
     z_a: Float[Tensor, "batch dim"], z_b: Float[Tensor, "batch dim"], *, tau: float = 0.1
 ) -> Float[Tensor, ""]:
-    """Cross-entropy of cosine similarities, with the same image as the positive.
+    """Compute the cross-entropy of cosine similarities with the same image as the positive.
 
     -(1/B) Σ_i log( exp(s_ii / τ) / Σ_j exp(s_ij / τ) ), s_ij = cos(z_a_i, z_b_j): van den Oord et
-    al., 2018. PEER's formula has no temperature, which is τ = 1; 0.1 is the usable default.
+    al., 2018. PEER's formula has no temperature, which means τ = 1. 0.1 is a practical default.
 
     Args:
         z_a: Projected features of the proxy model.
-        z_b: Those of the task model, for the same images in the same order.
+        z_b: Projected features of the task model, for the same images in the same order.
         tau: Temperature.
 
     Raises:
-        ValueError: With fewer than 2 samples; there would be nothing to tell apart.
+        ValueError: With fewer than 2 samples, which have no negatives.
     """
     if len(z_a) < 2:
-        raise ValueError("InfoNCE needs at least 2 samples; a batch of 1 has no negatives.")
+        raise ValueError("InfoNCE needs a batch of at least 2 samples.")
     similarity = F.normalize(z_a, dim=1) @ F.normalize(z_b, dim=1).T  # (batch, batch)
     return F.cross_entropy(similarity / tau, torch.arange(len(z_a), device=z_a.device))
 
@@ -35,16 +35,16 @@ def info_nce(
 def supcon(
     z: Float[Tensor, "batch dim"], labels: Int64[Tensor, " batch"], *, tau: float = 0.07
 ) -> Float[Tensor, ""]:
-    """Mean over anchors of the mean log-probability of their positives, negated.
+    """Compute the supervised contrastive loss.
 
     -(1/|A|) Σ_{i∈A} (1/|P(i)|) Σ_{p∈P(i)} log( exp(s_ip / τ) / Σ_{a≠i} exp(s_ia / τ) ) with cosine
     similarities s: Khosla et al., NeurIPS 2020, Eq. 2, https://arxiv.org/abs/2004.11362. P(i) are
-    the other rows with i's label; A are the rows that have any. With the number of the image as the
-    label of each of its views it is SimCLR's loss.
+    the other rows with i's label, and A are the rows with at least one such row. With image indices
+    as labels it is SimCLR's loss.
 
     Args:
-        z: Embeddings; stack the views of a batch as rows.
-        labels: What makes two rows a positive pair.
+        z: Embeddings, with the views of a batch stacked as rows.
+        labels: Labels. Rows with equal labels are positive pairs.
         tau: Temperature.
 
     Raises:
@@ -65,26 +65,26 @@ def supcon(
 def adversarial_contrast(
     z_a: Float[Tensor, "batch dim"], z_b: Float[Tensor, "batch dim"], *, tau: float = 0.07
 ) -> Float[Tensor, ""]:
-    """Mean over both views of all images of -log(1 - p⁺).
+    """Compute the mean of -log(1 - p⁺) over both views of all images.
 
     p⁺ = exp(s_i⁺ / τ) / Σ_{a≠i} exp(s_ia / τ) is the probability of the other view of the same
     image among all other rows, s cosine similarities: Li et al., "Progressive domain expansion
-    network", CVPR 2021, https://arxiv.org/abs/2103.16050. Minimising it makes the views of an image
-    unlike each other, where the contrastive loss -log p⁺ makes them alike.
+    network", CVPR 2021, https://arxiv.org/abs/2103.16050. Minimizing it makes the views of an image
+    dissimilar, whereas the contrastive loss -log p⁺ makes them similar.
 
-    1 - p⁺ is the share of the negatives, so its logarithm is a difference of two logarithms of
-    sums. That stays finite where p⁺ rounds to 1, with a gradient, and needs no clamping.
+    log(1 - p⁺) is computed as a difference of two log-sum-exps. It stays finite, with a gradient,
+    if p⁺ rounds to 1.
 
     Args:
         z_a: Embeddings of one view.
-        z_b: Those of the other, for the same images in the same order.
+        z_b: Embeddings of the other view, for the same images in the same order.
         tau: Temperature.
 
     Raises:
-        ValueError: With fewer than 2 images; there would be no negatives.
+        ValueError: With fewer than 2 images, which have no negatives.
     """
     if len(z_a) < 2:
-        raise ValueError("Adversarial contrast needs at least 2 images; one has no negatives.")
+        raise ValueError("Adversarial contrast needs a batch of at least 2 images.")
     z = F.normalize(torch.cat((z_a, z_b)), dim=1)  # (2 batch, dim)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     positive = itself.roll(len(z_a), dims=1)

@@ -7,27 +7,27 @@ from torch import Tensor
 
 from peerdg.losses import in_full_precision
 
-SMALLEST = 1e-7  # probability of the mixture, whose logarithm is taken
+SMALLEST = 1e-7  # smallest probability of the mixture, to bound its logarithm
 
 
 @in_full_precision
 def jensen_shannon(*logits: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
-    """(1/V) Σ_v KL(p_v ‖ m) with the mixture m = (1/V) Σ_v p_v, averaged over the batch.
+    """Compute the Jensen-Shannon divergence of V predictions, averaged over the batch.
 
-    p_v is the softmax of the v-th logits: how far predictions for V views of an image are from
-    each other. It is 0 if all are equal and at most log V. Hendrycks et al., "AugMix", ICLR 2020,
-    https://arxiv.org/abs/1912.02781, Eq. 1; RandConv (Xu et al., ICLR 2021,
-    https://arxiv.org/abs/2007.13003) has the same. As in the released code of both, the mixture is
-    at least 1e-7 and gradients reach it.
+    (1/V) Σ_v KL(p_v ‖ m) with p_v the softmax of the v-th logits and m = (1/V) Σ_v p_v. It is 0 if
+    all are equal and at most log V. Hendrycks et al., "AugMix", ICLR 2020,
+    https://arxiv.org/abs/1912.02781, Eq. 1, also used by RandConv (Xu et al., ICLR 2021,
+    https://arxiv.org/abs/2007.13003). As in the released code of both, the mixture is at least 1e-7
+    and gradients pass through it.
 
     Args:
-        logits: Those of each view, images in the same order.
+        logits: Logits of each view, with images in the same order.
 
     Raises:
         ValueError: With fewer than 2 views.
     """
     if len(logits) < 2:
-        raise ValueError("The Jensen-Shannon divergence compares at least 2 views.")
+        raise ValueError("The Jensen-Shannon divergence needs at least 2 views.")
     log_p = torch.stack([F.log_softmax(each, dim=1) for each in logits])  # (views, batch, classes)
     p = log_p.exp()
     log_m = p.mean(0).clamp(min=SMALLEST).log()

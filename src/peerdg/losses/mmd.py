@@ -1,4 +1,4 @@
-"""Maximum mean discrepancy between two samples, over all and class by class."""
+"""Maximum mean discrepancy between two samples, in total and per class."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -13,15 +13,15 @@ KERNELS, FACTOR = 5, 2.0  # bandwidths h/4, h/2, h, 2h, 4h around the mean dista
 def mmd(
     x: Float[Tensor, "n dim"], y: Float[Tensor, "m dim"], *, bandwidth: float | None = None
 ) -> Float[Tensor, ""]:
-    """Squared MMD with a sum of five RBF kernels exp(-|a - b|²/h_i), the biased estimator.
+    """Compute the biased squared MMD with a sum of five RBF kernels exp(-|a - b|²/h_i).
 
-    mean k(x, x') + mean k(y, y') - 2 mean k(x, y): Gretton et al., JMLR 2012, Eq. 5; kernels of
-    several bandwidths as in Long et al., ICML 2015, https://arxiv.org/abs/1502.02791.
+    mean k(x, x') + mean k(y, y') - 2 mean k(x, y): Gretton et al., JMLR 2012, Eq. 5, with kernels
+    of several bandwidths as in Long et al., ICML 2015, https://arxiv.org/abs/1502.02791.
 
     Args:
-        x: One sample.
-        y: The other.
-        bandwidth: h; by default the mean squared distance of two different rows, without gradient.
+        x: First sample.
+        y: Second sample.
+        bandwidth: h. Defaults to the mean squared distance of different rows, without gradient.
     """
     both = torch.cat((x, y))
     distances = (both[:, None] - both).square().sum(2)  # (n + m, n + m)
@@ -40,14 +40,14 @@ def class_mmd(
     x_labels: Int64[Tensor, " n"],
     y_labels: Int64[Tensor, " m"],
 ) -> Float[Tensor, ""]:
-    """Mean over classes of the MMD between the samples of a class.
+    """Compute the mean over classes of the MMD between the samples of a class.
 
-    Classes with fewer than two rows in either sample are left out: their bandwidth would be zero or
-    rest on one pair. With no class left it is zero, without gradient.
+    Skips classes with fewer than two rows in either sample, whose bandwidth would be zero or depend
+    on one pair. If no class is left, the loss is zero without gradient.
     """
-    found = [
+    discrepancies = [
         mmd(x[x_labels == label], y[y_labels == label])
         for label in x_labels.unique()
         if min((x_labels == label).sum(), (y_labels == label).sum()) >= 2
     ]
-    return torch.stack(found).mean() if found else x.new_zeros(())
+    return torch.stack(discrepancies).mean() if discrepancies else x.new_zeros(())

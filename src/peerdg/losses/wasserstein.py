@@ -1,4 +1,4 @@
-"""Losses of a Wasserstein auto-encoder whose codes are compared with the prior by a critic.
+"""Losses of a Wasserstein auto-encoder with a critic.
 
 WAE-GAN of Tolstikhin et al., "Wasserstein auto-encoders", ICLR 2018, Algorithm 1,
 https://arxiv.org/abs/1711.01558, for binary reconstruction, as in M-ADA's released code.
@@ -13,21 +13,21 @@ from torch import Tensor
 
 
 def log_unit_gaussian(z: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
-    """The log-density of the prior: log N(z; 0, I)."""
+    """Return the log-density of the prior, log N(z; 0, I)."""
     return -0.5 * (z.square().sum(dim=1) + z.shape[1] * math.log(2 * math.pi))
 
 
 def critic_loss(
     prior: Float[Tensor, " n"], codes: Float[Tensor, " n"], *, weight: float
 ) -> Float[Tensor, ""]:
-    """What the critic minimises, given its logits of samples of the prior and of codes of images.
+    """Compute the critic's loss, weight · (mean BCE(prior, 1) + mean BCE(codes, 0)).
 
-    weight · (mean BCE(prior, 1) + mean BCE(codes, 0))
+    `prior` are the critic's logits of samples of the prior, `codes` those of codes of images.
     """
     ones, zeros = torch.ones_like(prior), torch.zeros_like(codes)
     real = F.binary_cross_entropy_with_logits(prior, ones)
-    made = F.binary_cross_entropy_with_logits(codes, zeros)
-    return weight * (real + made)
+    fake = F.binary_cross_entropy_with_logits(codes, zeros)
+    return weight * (real + fake)
 
 
 def autoencoder_loss(
@@ -37,13 +37,13 @@ def autoencoder_loss(
     *,
     weight: float,
 ) -> Float[Tensor, ""]:
-    """What the auto-encoder minimises: sum BCE(reconstruction, images) + weight · BCE(codes, 1).
+    """Compute the auto-encoder's loss, sum BCE(logits, images) + weight · mean BCE(codes, 1).
 
     Args:
-        logits: Of the reconstructed pixels.
-        images: In [0, 1].
-        codes: The critic's logits of the images' codes; the mean over images is taken.
-        weight: Of the critic's term; the reconstruction is summed over pixels and images.
+        logits: Logits of the reconstructed pixels.
+        images: Images in [0, 1].
+        codes: The critic's logits of the images' codes.
+        weight: Weight of the critic's term. The reconstruction is a sum over pixels and images.
     """
     reconstruction = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
     fooled = F.binary_cross_entropy_with_logits(codes, torch.ones_like(codes))
