@@ -12,6 +12,6 @@ def photos(batch: int, size: int, seed: int = 0) -> torch.Tensor:
 
 
 def build(name: str, *, classes: int, device: str = "cpu") -> Classifier:
-    """A classifier; on the meta device even the largest is built at once, without values."""
+    """Build a classifier. On the meta device even the largest takes no time and memory."""
     with torch.device(device):
         return build_classifier(name, classes=[f"class {i}" for i in range(classes)])

@@ -24,7 +24,7 @@ def test_a_smaller_batch_counts_by_its_images():
     batches = [tiny_domain(n=n, seed=n).images for n in (7, 2, 5)]
     model = tiny_classifier(batch_norm=True)
     recompute_statistics(model, batches)
-    maps = [model.encoder.conv(batch / 255) for batch in batches]  # what is normalised
+    maps = [model.encoder.conv(batch / 255) for batch in batches]  # inputs of the norm
     for name, statistic in (("running_mean", torch.mean), ("running_var", torch.var)):
         parts = [statistic(part, (0, 2, 3)) * len(part) / 14 for part in maps]
         torch.testing.assert_close(getattr(model.encoder.norm, name), sum(parts))

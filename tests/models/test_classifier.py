@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from peerdg._vision import models
 from peerdg.errors import ConfigError, PeerdgWarning
 from peerdg.models.classifier import Classifier, in_eval_mode
-from tests.conftest import tiny_classifier, tiny_domain
+from tests.conftest import import_timm, tiny_classifier, tiny_domain
 
 
 def test_uint8_and_unit_range_images_give_the_same_logits():
@@ -13,7 +14,7 @@ def test_uint8_and_unit_range_images_give_the_same_logits():
     torch.testing.assert_close(model(images), model(images.float() / 255))
 
 
-def test_normalisation_is_part_of_the_model():
+def test_normalization_is_part_of_the_model():
     torch.manual_seed(0)
     seen = []
 
@@ -77,7 +78,7 @@ def test_a_network_with_something_after_its_last_layer_is_refused(last):
     assert "logits" in str(error.value)
 
 
-def test_a_network_of_a_usual_image_size_is_tried_without_saying_the_size():
+def test_usual_image_sizes_are_tried_by_default():
     body = nn.Sequential(nn.Conv2d(3, 4, 28), nn.Flatten(), nn.Linear(4, 2))
     assert Classifier.from_module(body, classes=("a", "b")).feature_dim == 4
 
@@ -100,19 +101,19 @@ def test_looking_at_a_network_leaves_it_as_it_was():
 
 def trained_network():
     body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(3600, 2))
-    body(torch.rand(4, 3, 32, 32))  # in train mode: the statistics follow
+    body(torch.rand(4, 3, 32, 32))  # train mode updates the statistics
     return body
 
 
-def test_a_trained_network_without_normalisation_is_warned_of():
+def test_a_trained_network_without_normalization_warns():
     with pytest.warns(PeerdgWarning, match=r"seems to be trained.*mean=\(0\.485"):
         model = Classifier.from_module(trained_network(), classes=("a", "b"))
-    assert not model._normalise
+    assert not model._normalize
 
 
-@pytest.mark.parametrize("given", [{"mean": (0.0, 0.0, 0.0)}, {"std": (0.2, 0.2, 0.2)}])
-def test_a_trained_network_with_a_stated_normalisation_is_not_warned_of(given):
-    Classifier.from_module(trained_network(), classes=("a", "b"), **given)
+@pytest.mark.parametrize("normalization", [{"mean": (0.0, 0.0, 0.0)}, {"std": (0.2, 0.2, 0.2)}])
+def test_a_trained_network_with_normalization_does_not_warn(normalization):
+    Classifier.from_module(trained_network(), classes=("a", "b"), **normalization)
 
 
 def test_a_head_that_does_not_fit_the_classes_is_refused():
@@ -120,9 +121,42 @@ def test_a_head_that_does_not_fit_the_classes_is_refused():
         Classifier(nn.Identity(), nn.Linear(3, 5), classes=("a", "b"))
 
 
+def test_classes_may_be_given_as_their_number():
+    body = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    model = Classifier.from_module(body, classes=3, image_size=2)
+    assert model.classes == ("0", "1", "2")
+    with pytest.raises(ConfigError, match="4 classes"):
+        Classifier.from_module(body, classes=4, image_size=2)
+
+
+def resnet(library):
+    if library == "timm":
+        return import_timm().create_model("resnet18", num_classes=3)
+    return models.resnet18(num_classes=3)
+
+
+@pytest.mark.parametrize("make", [Odd, lambda: resnet("torchvision"), lambda: resnet("timm")])
+def test_weights_go_back_into_the_network_they_came_from(make):
+    network = make()
+    size, outputs = (2, 2) if isinstance(network, Odd) else (32, 3)
+    model = Classifier.from_module(network, classes=outputs, image_size=size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.rand_like(parameter) / 10)  # as if trained
+    x = torch.rand(4, 3, size, size)
+    assert not torch.equal(network.eval()(x), model.eval()(x))  # a copy is trained
+    network.load_state_dict(model.network_state_dict())
+    assert torch.equal(network(x), model(x))
+
+
+def test_a_classifier_that_is_not_a_copy_of_a_network_has_no_names_to_restore():
+    with pytest.raises(ConfigError, match="from_module"):
+        tiny_classifier().network_state_dict()
+
+
 def test_eval_mode_ends_with_each_part_as_it_was():
     model = tiny_classifier(batch_norm=True, dropout=0.5).train()
-    model.encoder.norm.eval()  # frozen by somebody
+    model.encoder.norm.eval()  # frozen by the user
     before = {name: part.training for name, part in model.named_modules()}
     with pytest.raises(RuntimeError), in_eval_mode(model):
         assert not any(part.training for part in model.modules())

@@ -1,4 +1,4 @@
-"""Online dictionary learning: its sums, its descent, and the atoms that nobody uses."""
+"""Online dictionary learning: sums, descent, and unused atoms."""
 
 import itertools
 
@@ -78,7 +78,7 @@ def test_descent_lowers_what_the_codes_lose_and_ends_at_its_smallest():
     np.testing.assert_allclose(atoms, expected, atol=1e-4)
 
 
-def test_an_atom_without_codes_stays_as_it_is_until_it_is_seeded_anew():
+def test_an_unused_atom_is_unchanged_until_it_is_reseeded():
     atoms, dictionary = start(), OnlineDictionary(K, D).double()
     before = atoms.clone()
     f, _, sums = batch_of(atoms, 0, unused=(1, 4))
@@ -86,11 +86,11 @@ def test_an_atom_without_codes_stays_as_it_is_until_it_is_seeded_anew():
     dictionary.learn(atoms, sums)
     assert torch.equal(atoms[[1, 4]], before[[1, 4]])
     assert not torch.equal(atoms[0], before[0])
-    learnt, products = atoms.clone(), dictionary.products.clone()
+    learned, products = atoms.clone(), dictionary.products.clone()
     assert dictionary.reseed(atoms) == 2
-    kept = [0, 2, 3, 5]
-    assert torch.equal(atoms[kept], learnt[kept])
-    assert torch.equal(dictionary.products[kept][:, kept], products[kept][:, kept])
+    used = [0, 2, 3, 5]
+    assert torch.equal(atoms[used], learned[used])
+    assert torch.equal(dictionary.products[used][:, used], products[used][:, used])
     units = torch.nn.functional.normalize(f, dim=1)
     for j in (1, 4):
         torch.testing.assert_close(atoms[j].norm(), torch.tensor(1.0, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Generators of domains against plain torch layers, and what training them a little achieves."""
+"""Domain generators against plain torch layers, and a short training."""
 
 import pytest
 import torch
@@ -37,8 +37,8 @@ def images(n: int = 6, side: int = 12) -> Tensor:
 def convolve(x: Tensor, layer: nn.Conv2d) -> Tensor:
     """A convolution of one image written out as patches times weights."""
     patches = F.unfold(x[None], 3, padding=1)[0]  # (channels * 9, pixels)
-    found = layer.weight.flatten(1) @ patches + layer.bias[:, None]
-    return found.view(-1, *x.shape[1:])
+    output = layer.weight.flatten(1) @ patches + layer.bias[:, None]
+    return output.view(-1, *x.shape[1:])
 
 
 def plain(generator: ImageGenerator, x: Tensor, noise: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def test_the_inverse_has_the_same_convolutions_and_takes_no_noise():
 
 
 @kinds
-def test_each_image_has_noise_of_its_own_and_only_of_its_own(kind: str):
+def test_each_image_depends_on_its_own_noise_only(kind: str):
     generator, x = make(kind), images(1).expand(4, -1, -1, -1)
     noise = draw_noise(x, torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_a_mix_of_maps_is_a_map():
 
 
 @pytest.mark.parametrize("moves", ["affine", "translation"])
-def test_an_affine_generator_begins_with_the_identity(moves: str):
+def test_an_affine_generator_starts_with_the_identity(moves: str):
     generator, x = AffineGenerator(moves), images(3)
     torch.testing.assert_close(generator.generate(x), x, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_large_images_in_parts_have_the_same_values_and_gradients(monkeypatch):
     """Also where autocast computes in bfloat16, and with parts of unequal length."""
     monkeypatch.setattr(generators, "images_per_pass", lambda side: 2)
     x = images(5, 12)
-    noise, found = draw_noise(x, torch.Generator().manual_seed(5)), []
+    noise, results = draw_noise(x, torch.Generator().manual_seed(5)), []
     for small in (64, 8):
         monkeypatch.setattr(generators, "SMALL", small)
         torch.manual_seed(0)
@@ -146,10 +146,10 @@ def test_large_images_in_parts_have_the_same_values_and_gradients(monkeypatch):
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
                 made = inverse(generator(x, noise))
             loss = (made.float() - x).square().mean()
-            found.append((made.detach(), *torch.autograd.grad(loss, parameters)))
+            results.append((made.detach(), *torch.autograd.grad(loss, parameters)))
         # Each part is computed again for its gradient, the last one first.
         assert calls == ([5, 5] if small == 64 else [2, 2, 1, 1, 2, 2] * 2)
-    for whole, parts in zip(found[:2], found[2:], strict=True):
+    for whole, parts in zip(results[:2], results[2:], strict=True):
         for a, b in zip(whole, parts, strict=True):
             torch.testing.assert_close(a, b, rtol=2e-2 if a.dtype == torch.bfloat16 else 1e-3,
                                        atol=1e-3)  # fmt: skip

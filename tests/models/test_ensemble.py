@@ -1,4 +1,4 @@
-"""An ensemble answers with the mean of its members, and is a classifier like any other."""
+"""An ensemble returns the mean of its members, and is a classifier like any other."""
 
 from pathlib import Path
 
@@ -24,14 +24,14 @@ def members(count: int = 3, **options) -> list[Classifier]:
 def test_its_probabilities_are_the_mean_of_the_members_probabilities():
     several = members()
     for member in several:
-        nn.init.normal_(member.head.weight, std=4.0)  # confident, so that the mean is no logits'
+        nn.init.normal_(member.head.weight, std=4.0)  # confident, so that both means differ
     expected = torch.stack([member(IMAGES).softmax(1) for member in several]).mean(0)
     logits = ensemble(several)(IMAGES)
     torch.testing.assert_close(logits.softmax(1), expected)
     torch.testing.assert_close(logits.exp(), expected)  # they are log-probabilities
 
 
-def test_its_logits_are_the_mean_of_the_members_logits_if_asked_for():
+def test_its_logits_are_the_mean_of_the_members_logits_with_outputs_logits():
     several = members()
     expected = torch.stack([member(IMAGES) for member in several]).mean(0)
     torch.testing.assert_close(ensemble(several, outputs="logits")(IMAGES), expected)
@@ -88,7 +88,7 @@ def test_changing_the_ensembles_head_leaves_the_members_as_they_are():
     assert torch.equal(several[0](IMAGES), before)
 
 
-def test_members_that_read_images_otherwise_are_refused():
+def test_members_with_different_inputs_are_refused():
     first, second = members(2)
     other = Classifier(second.encoder, second.head, classes=second.classes, mean=(0.5,) * 3)
     for wrong in (other, tiny_classifier(classes=2)):
@@ -113,7 +113,7 @@ def test_networks_of_one_run_are_stored_as_one_model(tmp_path: Path):
     assert [m["name"] for m in about["combined"]["members"]] == ["network 1", "network 2"]
 
 
-def test_networks_of_ones_own_load_into_one_of_them_or_into_all(tmp_path: Path):
+def test_custom_networks_load_into_one_member_or_the_ensemble(tmp_path: Path):
     whole = ensemble([tiny_classifier(seed=seed) for seed in (1, 2)]).eval()
     folder, images = stored(tmp_path / "model", whole), torch.rand(4, 3, 12, 12)
     others = [tiny_classifier(seed=seed) for seed in (3, 4, 5)]
@@ -135,7 +135,7 @@ def test_layers_added_to_each_network_are_stored_once(kind: str, tmp_path: Path)
     folder = stored(tmp_path / "model", whole)
     for network in (tiny_classifier(seed=9), whole):
         model, about = load_stored(folder, network)
-        (found,) = about["added_layers"]
-        assert found == layer
+        (stored_layer,) = about["added_layers"]
+        assert stored_layer == layer
         with torch.no_grad():
             torch.testing.assert_close(model(IMAGES), whole(IMAGES))

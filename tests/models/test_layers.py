@@ -75,7 +75,7 @@ def test_an_adapted_classifier_is_head_of_neck_of_encoder():
     assert list(dict(model.named_children())) == ["encoder", "neck", "head"]
 
 
-def test_a_layer_sees_what_passes_its_place_and_what_follows_sees_its_output(shifting):
+def test_an_inserted_layer_transforms_the_map_at_its_place(shifting):
     model = tiny_classifier().eval()
     parts, x = model.encoder, IMAGES.float() / 255
     for place, expected in {
@@ -90,7 +90,7 @@ def test_a_layer_sees_what_passes_its_place_and_what_follows_sees_its_output(shi
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_the_network_it_came_from_stays_as_it_is(shifting):
+def test_the_original_network_is_unchanged(shifting):
     model = tiny_classifier(batch_norm=True).eval()
     before, text = copy.deepcopy(model.state_dict()), repr(model)
     for layer in (NECK, shift("after norm")):
@@ -139,7 +139,7 @@ def test_the_copy_of_a_compiled_encoder_is_compiled_with_its_layers(shifting, mo
 def test_the_same_layer_is_not_added_twice_and_another_one_is_refused():
     model = tiny_classifier().with_layers([META, NECK])
     assert model.with_layers([META, NECK]) is model
-    with pytest.raises(ConfigError, match="Another layer"):
+    with pytest.raises(ConfigError, match="other added layers"):
         model.with_layers([{**NECK, "outputs": 6}])
 
 
@@ -151,7 +151,7 @@ def test_a_network_without_added_layers_has_the_fingerprint_and_weights_it_alway
     assert len({network_fingerprint(model)[0], *prints}) == 3
 
 
-def test_a_projection_head_has_the_layers_and_the_norm_asked_for():
+def test_a_projection_head_has_the_requested_layers_and_norm():
     for count in (1, 2, 3):
         head = projection_head(1024, 128, layers=count)
         assert sum(isinstance(part, nn.Linear) for part in head) == count

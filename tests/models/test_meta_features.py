@@ -14,7 +14,7 @@ def layer_of(**options) -> MetaFeatures:
     torch.manual_seed(0)
     options = {"atoms": K, "addressed": S, "ridge": RHO, **options}
     layer = MetaFeatures(D, **options).double()
-    layer.atoms *= torch.rand(K, 1) + 0.5  # not of one norm, which the cosine must not see
+    layer.atoms *= torch.rand(K, 1) + 0.5  # the cosine must not depend on the norms
     return layer
 
 
@@ -54,23 +54,23 @@ def test_systems_are_solved_as_numpy_solves_them(s):
     root = torch.randn(20, s, s, dtype=torch.float64)
     systems = root @ root.mT + 0.1 * torch.eye(s, dtype=torch.float64)
     right = torch.randn(20, s, dtype=torch.float64)
-    found = solve(systems.permute(1, 2, 0), right.T)
+    output = solve(systems.permute(1, 2, 0), right.T)
     expected = np.linalg.solve(systems.numpy(), right.numpy()[..., None])[..., 0]
-    np.testing.assert_allclose(found.T, expected, rtol=1e-8)
+    np.testing.assert_allclose(output.T, expected, rtol=1e-8)
 
 
-def test_every_place_of_a_map_is_composed_by_itself_in_either_layout():
+def test_every_pixel_is_composed_independently_in_either_layout():
     layer = layer_of()
     maps = torch.randn(2, D, 3, 4, dtype=torch.float64)
-    found = layer(maps)
+    output = layer(maps)
     for place in np.ndindex(2, 3, 4):
         image, row, column = place
         one = layer.compose(maps[image, :, row, column][None])[0][0]
-        torch.testing.assert_close(found[image, :, row, column], one)
+        torch.testing.assert_close(output[image, :, row, column], one)
     last = layer_of(channel=3)(maps.permute(0, 2, 3, 1))
-    torch.testing.assert_close(last.permute(0, 3, 1, 2), found)
+    torch.testing.assert_close(last.permute(0, 3, 1, 2), output)
     tokens = layer_of(channel=2)(maps.flatten(2).mT)
-    torch.testing.assert_close(tokens.mT.reshape(maps.shape), found)
+    torch.testing.assert_close(tokens.mT.reshape(maps.shape), output)
 
 
 def test_chunks_change_nothing(monkeypatch):
@@ -95,18 +95,18 @@ def test_its_gradient_is_that_of_finite_differences():
 
 def test_straight_through_passes_the_gradient_as_it_is():
     maps = torch.randn(2, D, 2, 2, dtype=torch.float64)
-    given = torch.randn_like(maps)
+    upstream = torch.randn_like(maps)
     gradients = {}
     for kind in ("closed-form", "straight-through"):
         x = maps.clone().requires_grad_()
         composed = layer_of(gradient=kind)(x)
         torch.testing.assert_close(composed, layer_of()(maps))
-        gradients[kind] = torch.autograd.grad(composed, x, given)[0]
-    assert torch.equal(gradients["straight-through"], given)
-    assert not torch.allclose(gradients["closed-form"], given)
+        gradients[kind] = torch.autograd.grad(composed, x, upstream)[0]
+    assert torch.equal(gradients["straight-through"], upstream)
+    assert not torch.allclose(gradients["closed-form"], upstream)
 
 
-def test_what_atoms_can_say_stays_and_the_rest_is_dropped():
+def test_only_the_span_of_the_atoms_is_kept():
     layer = layer_of(ridge=1e-9, addressed=1)
     own = 3.0 * layer.atoms[4][None]
     torch.testing.assert_close(layer.compose(own)[0], own, rtol=1e-6, atol=1e-8)
@@ -122,11 +122,11 @@ def test_in_bfloat16_it_computes_in_float32_and_keeps_type_and_layout():
     layer = layer_of().float()
     maps = torch.randn(2, D, 4, 4).contiguous(memory_format=torch.channels_last)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = layer(maps.bfloat16())
-    assert found.dtype == torch.bfloat16
-    assert found.is_contiguous(memory_format=torch.channels_last)
+        output = layer(maps.bfloat16())
+    assert output.dtype == torch.bfloat16
+    assert output.is_contiguous(memory_format=torch.channels_last)
     expected = layer(maps.bfloat16().float())
-    assert torch.equal(found, expected.bfloat16())
+    assert torch.equal(output, expected.bfloat16())
 
 
 def test_sums_are_collected_inside_the_block_only():
@@ -146,7 +146,7 @@ def test_sums_are_collected_inside_the_block_only():
     assert sums.used.tolist() == (2 * (code != 0).sum(0)).tolist()
 
 
-@pytest.mark.filterwarnings("ignore")  # the compiler looks at .grad of every tensor
+@pytest.mark.filterwarnings("ignore")  # the compiler reads .grad of every tensor
 def test_a_compiled_network_composes_alike():
     layer = layer_of()
     model = torch.nn.Sequential(torch.nn.Conv2d(3, D, 1).double(), layer)
@@ -154,6 +154,6 @@ def test_a_compiled_network_composes_alike():
     x = torch.randn(2, 3, 3, 3, dtype=torch.float64)
     expected = model(x)
     (gradient,) = torch.autograd.grad(expected.square().sum(), weight)
-    found = torch.compile(model, backend="eager")(x)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), weight)[0], gradient)
+    output = torch.compile(model, backend="eager")(x)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(torch.autograd.grad(output.square().sum(), weight)[0], gradient)

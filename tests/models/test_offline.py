@@ -1,4 +1,4 @@
-"""A machine without a network is answered at once: which file is missing, and where it belongs."""
+"""Without internet access, a missing file is reported at once with its path."""
 
 import socket
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.models.files import build
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No name is resolved, and nothing is in the caches."""
+    """Disable name resolution and use empty caches."""
 
     def refused(*_, **__):
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -26,7 +26,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "torch" / "hub" / "checkpoints"
 
 
-def test_absent_weights_are_refused_with_the_file_and_its_place(offline):
+def test_missing_weights_are_refused_with_the_expected_path(offline):
     model = build("resnet18", classes=2)
     with pytest.raises(ConfigError) as error:
         initialise(model, "resnet18", "imagenet")
@@ -37,7 +37,7 @@ def test_absent_weights_are_refused_with_the_file_and_its_place(offline):
     assert not offline.exists() or not list(offline.iterdir())
 
 
-def test_absent_weights_of_timm_are_refused(monkeypatch):
+def test_missing_weights_of_timm_are_refused(monkeypatch):
     import_timm()
     hub = pytest.importorskip("huggingface_hub")
 
@@ -50,7 +50,7 @@ def test_absent_weights_of_timm_are_refused(monkeypatch):
     assert "--weights none" in error.value.hint
 
 
-def test_a_folder_without_the_data_set_is_named_before_absent_weights(offline, tmp_path, capsys):
+def test_a_missing_data_set_is_reported_before_missing_weights(offline, tmp_path, capsys):
     wrong = tmp_path / "photos"
     (wrong / "holiday").mkdir(parents=True)
     command = ["train", "pacs", "--root", str(wrong), "--backbone", "resnet18"]

@@ -101,7 +101,7 @@ def test_other_networks_are_cut_by_the_resolution_of_their_children():
 
 
 @pytest.mark.parametrize(("dropout", "last"), [(0.0, OUTPUT), (0.5, "norm")])
-def test_features_behind_dropout_are_no_stage(dropout, last):
+def test_features_after_dropout_are_not_a_stage(dropout, last):
     assert find_stages(tiny_classifier(dropout=dropout), 12)[-1].name == last
 
 
@@ -138,9 +138,9 @@ def test_recorded_outputs_are_those_of_the_modules_pass_by_pass():
         model(x)
         model(y)
     model(y)  # not recorded any more
-    for given, norm, output in zip((x, y), maps["norm"], maps[OUTPUT], strict=True):
-        torch.testing.assert_close(norm, model.encoder.norm(model.encoder.conv(given)))
-        torch.testing.assert_close(output, model.features(given))
+    for images, norm, output in zip((x, y), maps["norm"], maps[OUTPUT], strict=True):
+        torch.testing.assert_close(norm, model.encoder.norm(model.encoder.conv(images)))
+        torch.testing.assert_close(output, model.features(images))
     assert not any(part._forward_hooks for part in model.modules())
 
 
@@ -155,7 +155,7 @@ def test_outputs_of_a_compiled_encoder_are_recorded():
     torch.testing.assert_close(maps["conv"], [model.encoder.conv(x)])
 
 
-def test_a_module_that_is_not_there_is_refused_with_the_nearest_name():
+def test_a_missing_module_is_refused_with_a_suggestion():
     with pytest.raises(ConfigError, match="no module 'nrom'") as error:
         named_maps(tiny_classifier(), 12, ["conv", "nrom"])
     assert "'norm'" in error.value.hint
@@ -171,13 +171,13 @@ def test_a_module_that_is_called_twice_or_named_twice_is_refused():
             return self.layer(self.layer(x.mean((2, 3))))
 
     model = Classifier(Twice(), nn.Linear(3, 2), classes=("a", "b"))
-    with pytest.raises(ConfigError, match="does not give one tensor"):
+    with pytest.raises(ConfigError, match="one tensor"):
         named_maps(model, 12, ["layer"])
-    with pytest.raises(ConfigError, match="named twice"):
+    with pytest.raises(ConfigError, match="unique"):
         named_maps(tiny_classifier(), 12, ["conv", "conv"])
 
 
-def test_modules_can_be_named_and_stages_that_are_not_there_are_left_out():
+def test_modules_can_be_named_and_missing_stages_are_skipped():
     model = tiny_classifier()
     chosen = choose_places(model, 12, names=("conv",), stages=(1,), option="--x.layers")
     assert {place: each.shape for place, each in chosen.items()} == {"after conv": (4, 5, 5)}

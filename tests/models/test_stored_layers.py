@@ -56,7 +56,7 @@ def test_a_stored_model_with_a_layer_is_the_model_that_was_saved(folder: Path, l
     assert torch.equal(loaded(IMAGES), loaded(IMAGES))
 
 
-def test_a_network_of_ones_own_gets_the_layer_back(tmp_path: Path):
+def test_a_custom_network_gets_the_stored_layer(tmp_path: Path):
     def network() -> torch.nn.Module:
         return torch.nn.Sequential(
             torch.nn.Flatten(), torch.nn.Linear(432, 8), torch.nn.Linear(8, 3)
@@ -67,10 +67,10 @@ def test_a_network_of_ones_own_gets_the_layer_back(tmp_path: Path):
     model = model.with_layers([neck]).eval()
     save_model(tmp_path / "m", model, backbone=OWN, image_size=12)
     plain = Classifier.from_module(network(), classes=CLASSES, image_size=12)
-    for given in (network(), plain, plain.with_layers([neck])):
-        assert torch.equal(load_stored(tmp_path / "m", given)[0](images), model(images))
+    for target in (network(), plain, plain.with_layers([neck])):
+        assert torch.equal(load_stored(tmp_path / "m", target)[0](images), model(images))
     assert plain.added == ()
-    with pytest.raises(ConfigError, match="Another layer"):
+    with pytest.raises(ConfigError, match="other added layers"):
         load_stored(tmp_path / "m", plain.with_layers([{**neck, "outputs": 4}]))
 
 

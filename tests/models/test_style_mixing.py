@@ -1,4 +1,4 @@
-"""The layer that mixes styles: its equation, its draws, and that it does nothing in use."""
+"""The style mixing layer: equation, draws, and identity in eval mode."""
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ def plain(x: torch.Tensor, share: torch.Tensor, other: torch.Tensor) -> torch.Te
     for i in range(len(x)):
         j, lam = int(other[i]), share[i]
         for c in range(x.shape[1]):
-            mine, theirs = x[i, c].flatten(), x[j, c].flatten()
-            mu, mu_other = mine.sum() / 25, theirs.sum() / 25
-            sigma = (((mine - mu) ** 2).sum() / 25 + STYLE_EPS) ** 0.5
+            ours, theirs = x[i, c].flatten(), x[j, c].flatten()
+            mu, mu_other = ours.sum() / 25, theirs.sum() / 25
+            sigma = (((ours - mu) ** 2).sum() / 25 + STYLE_EPS) ** 0.5
             sigma_other = (((theirs - mu_other) ** 2).sum() / 25 + STYLE_EPS) ** 0.5
             gamma = lam * sigma + (1 - lam) * sigma_other
             result[i, c] = gamma * (x[i, c] - mu) / sigma + lam * mu + (1 - lam) * mu_other
@@ -27,31 +27,31 @@ def plain(x: torch.Tensor, share: torch.Tensor, other: torch.Tensor) -> torch.Te
 
 
 def test_it_computes_the_equations_of_the_paper():
-    found = StyleMixing().mixed(MAPS, SHARE, OTHER)
-    torch.testing.assert_close(found, plain(MAPS, SHARE, OTHER), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(found, MAPS)
+    result = StyleMixing().mixed(MAPS, SHARE, OTHER)
+    torch.testing.assert_close(result, plain(MAPS, SHARE, OTHER), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(result, MAPS)
 
 
 def test_maps_with_channels_last_are_mixed_alike():
     tokens = MAPS.permute(0, 2, 3, 1)
-    found = StyleMixing(channel=3).mixed(tokens, SHARE, OTHER)
-    torch.testing.assert_close(found.permute(0, 3, 1, 2), plain(MAPS, SHARE, OTHER))
+    result = StyleMixing(channel=3).mixed(tokens, SHARE, OTHER)
+    torch.testing.assert_close(result.permute(0, 3, 1, 2), plain(MAPS, SHARE, OTHER))
     flat = StyleMixing(channel=2).mixed(tokens.flatten(1, 2), SHARE, OTHER)
-    torch.testing.assert_close(flat, found.flatten(1, 2))
+    torch.testing.assert_close(flat, result.flatten(1, 2))
 
 
 def test_an_image_gets_the_style_of_another_and_keeps_its_pattern():
     layer = StyleMixing()
     assert torch.allclose(layer.mixed(MAPS, torch.ones(6), OTHER), MAPS)
     theirs = layer.mixed(MAPS, torch.zeros(6), OTHER)
-    for found, expected in (
+    for result, expected in (
         (theirs.mean((2, 3)), MAPS[OTHER].mean((2, 3))),
         (theirs.std((2, 3)), MAPS[OTHER].std((2, 3))),
     ):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
     pattern = (MAPS - MAPS.mean((2, 3), keepdim=True)) / MAPS.std((2, 3), keepdim=True)
-    kept = (theirs - theirs.mean((2, 3), keepdim=True)) / theirs.std((2, 3), keepdim=True)
-    torch.testing.assert_close(kept, pattern, rtol=1e-5, atol=1e-5)
+    normalized = (theirs - theirs.mean((2, 3), keepdim=True)) / theirs.std((2, 3), keepdim=True)
+    torch.testing.assert_close(normalized, pattern, rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_do_not_pass_through_the_statistics():
@@ -63,7 +63,7 @@ def test_gradients_do_not_pass_through_the_statistics():
     torch.testing.assert_close(gradient, expected.expand_as(MAPS))
 
 
-def test_in_use_and_with_probability_zero_it_is_the_identity_and_draws_nothing():
+def test_in_eval_mode_and_with_probability_zero_it_is_the_identity():
     layer = StyleMixing(p=1.0).eval()
     before = torch.random.get_rng_state()
     assert layer(MAPS) is MAPS
@@ -99,9 +99,9 @@ def test_its_draws_are_a_permutation_and_shares_of_a_beta_distribution(monkeypat
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layout_and_type_of_the_maps_are_kept(dtype):
     x = MAPS.to(dtype).contiguous(memory_format=torch.channels_last)
-    found = StyleMixing().mixed(x, SHARE.float(), OTHER)
-    assert found.dtype == dtype
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    result = StyleMixing().mixed(x, SHARE.float(), OTHER)
+    assert result.dtype == dtype
+    assert result.is_contiguous(memory_format=torch.channels_last)
     expected = plain(x.double(), SHARE, OTHER)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)

@@ -43,7 +43,7 @@ def test_larger_images_are_reduced_by_the_mean_of_blocks_and_gradients_pass():
     torch.testing.assert_close(gradient, F.interpolate(gradient[..., ::3, ::3], scale_factor=3))
 
 
-def test_bytes_and_fractions_are_seen_alike():
+def test_uint8_and_float_images_give_the_same_thumbnails():
     model = WassersteinAutoEncoder(8)
     images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
     assert torch.equal(model.thumbnails(images), images.float() / 255)

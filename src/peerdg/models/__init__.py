@@ -1,4 +1,1 @@
-"""Networks: the classifier every method trains, its backbones, the projection head, averaging.
-
-Knows nothing of data sets or training.
-"""
+"""Networks: classifier, backbones, added layers, generators. Independent of data and training."""

@@ -1,4 +1,4 @@
-"""Networks by name: an encoder with pooled features and a fresh linear head."""
+"""Build networks by name: an encoder with pooled features and a fresh linear head."""
 
 import importlib
 from collections import OrderedDict
@@ -19,9 +19,9 @@ from peerdg.options import nearest
 class DigitsCNN(nn.Module):
     """Two 5x5 convolutions and two fully connected layers: 3x32x32 -> 1024 features.
 
-    Pooling stands before ReLU. Both are monotone, so the function and its gradient are those of
-    the usual order, on a quarter of the activations. All layers scale with `width`, the channels of
-    the first convolution, which are 64 in the papers.
+    Pooling comes before ReLU. Both are monotone, so function and gradient equal those of the usual
+    order, with a quarter of the activations. All layers scale with `width`, the channels of the
+    first convolution (64 in the papers).
     """
 
     def __init__(self, width: int = 64) -> None:
@@ -39,19 +39,18 @@ class DigitsCNN(nn.Module):
         return F.relu(self.fc2(x))
 
 
-# Caffe's weights expect values around ±120: images from 0 to 255 minus their mean. An image
-# normalised with ImageNet's mean and standard deviation (about 0.226 * 255 = 57.6) comes back to
-# that range when it is multiplied by this.
+# Caffe's weights expect images from 0 to 255 minus their mean, about ±120. This factor maps images
+# normalized with ImageNet's mean and standard deviation (about 0.226 * 255 = 57.6) to that range.
 INPUT_SCALE = 57.6
 
 
 class CaffeNet(nn.Module):
-    """Grouped AlexNet with local response normalisation: 3x227x227 -> 4096 features.
+    """Grouped AlexNet with local response normalization: 3x227x227 -> 4096 features.
 
-    Channels 96, 256, 384, 384, 256; convolutions 2, 4 and 5 in two groups. Not torchvision's
-    AlexNet, which has 64, 192, 384, 256, 256 channels and neither groups nor normalisation. The
-    features are fc7 after ReLU and dropout. The layers are called as in the converted weights that
-    JigenDG and its successors distribute, so these files load.
+    Channels 96, 256, 384, 384, 256, with convolutions 2, 4 and 5 in two groups. torchvision's
+    AlexNet has 64, 192, 384, 256, 256 channels and neither groups nor normalization. The features
+    are fc7 after ReLU and dropout. Layer names match the converted weights that JigenDG and its
+    successors distribute.
     """
 
     feature_dim = 4096
@@ -92,8 +91,8 @@ class CaffeNet(nn.Module):
         maps: Tensor = self.features(x * INPUT_SCALE)  # (batch, 256, 6, 6)
         if maps.shape[-2:] != (6, 6):
             raise DataError(
-                f"CaffeNet takes images of 227 x 227 pixels, not {x.shape[2]} x {x.shape[3]}.",
-                hint="Resize the images to 227 pixels, or choose another --backbone.",
+                f"CaffeNet expects images of 227 x 227 pixels, got {x.shape[2]} x {x.shape[3]}.",
+                hint="Resize the images to 227 pixels or choose another --backbone.",
             )
         features: Tensor = self.classifier(maps.flatten(1))
         return features
@@ -118,14 +117,14 @@ def described(encoder: Any) -> Backbone:
 
 
 def import_timm(name: str) -> Any:
-    """Import timm, an extra, and refuse a name that it does not know."""
+    """Import the optional timm. Raises if timm has no model of this name."""
     check_backbone(name)
     importlib.import_module("peerdg._vision")  # timm imports torchvision
     timm = importlib.import_module("timm")
     model = name.removeprefix(TIMM)
     if not timm.is_model(model):
         guess = nearest(model, timm.list_models())
-        hint = f"Did you mean '{TIMM}{guess}'?" if guess else "timm.list_models() has all names."
+        hint = f"Did you mean '{TIMM}{guess}'?" if guess else "timm.list_models() lists all names."
         raise ConfigError(f"timm has no model '{model}'.", hint=hint)
     return timm
 
@@ -137,53 +136,53 @@ def build_classifier(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Classifier:
-    """Build a freshly initialized classifier on one of the known backbones.
+    """Build a freshly initialized classifier with a backbone.
 
     Args:
         backbone: A name of `models.names.BACKBONES`, e.g. `"digits-cnn"`, or `"timm:NAME"`.
         classes: Class names in label order.
-        mean: Per-channel mean that the model subtracts, on the scale 0..1; by default what the
-            backbone's published weights expect.
-        std: Per-channel scale that it divides by; the same default.
+        mean: Per-channel mean to subtract, on the scale 0..1. Defaults to the mean that the
+            published weights of the backbone expect.
+        std: Per-channel scale to divide by, with the same default.
 
     Raises:
-        ConfigError: If there is no such backbone, or timm is not installed.
+        ConfigError: If the backbone is unknown or timm is not installed.
     """
     if backbone.startswith(TIMM):
         encoder: Any = import_timm(backbone).create_model(
             backbone.removeprefix(TIMM), pretrained=False, num_classes=0
         )
         feature_dim = getattr(encoder, "head_hidden_size", encoder.num_features)
-        about = described(encoder)
+        info = described(encoder)
     else:
         check_backbone(backbone)
         encoder, feature_dim = _build_encoder(backbone)
-        about = BACKBONES[backbone]
-    usual_mean, usual_std = about.normalisation or ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        info = BACKBONES[backbone]
+    default_mean, default_std = info.normalisation or ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     model = Classifier(
         encoder,
         nn.Linear(feature_dim, len(classes)),
         classes=classes,
-        mean=usual_mean if mean is None else mean,
-        std=usual_std if std is None else std,
-        image_size=about.image_size if about.fixed_size else None,
+        mean=default_mean if mean is None else mean,
+        std=default_std if std is None else std,
+        image_size=info.image_size if info.fixed_size else None,
     )
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
 def _build_encoder(backbone: str) -> tuple[nn.Module, int]:
-    """Build H and return it with the width of its features.
+    """Build the encoder H and return it with the width of its features.
 
-    torchvision's networks keep their own layer names, without the last layer: its weights fit as
-    they are. Dropout stays where it is.
+    torchvision's networks keep their layer names and dropout, and lose their last layer, so that
+    published weights fit.
     """
     if backbone.startswith("digits-cnn"):
         digits = DigitsCNN(32 if backbone == "digits-cnn-half" else 64)
         return digits, digits.feature_dim
     if backbone == "caffenet":
         return CaffeNet(), CaffeNet.feature_dim
-    # Imported late: the Digits networks do not need it, and it takes a second.
+    # Imported late because it takes a second and the Digits networks do not need it.
     from peerdg._vision import models
 
     encoder: Any = models.get_model(backbone)
@@ -191,13 +190,13 @@ def _build_encoder(backbone: str) -> tuple[nn.Module, int]:
         encoder.set_submodule("classifier.6", nn.Identity())
         return encoder, 4096
     if backbone == "squeezenet1_1":
-        # The original classifies each place of the last map by a 1 x 1 convolution and averages
-        # the results. A linear layer on the averaged map is the same, but for the ReLU in between.
+        # The original classifies each pixel of the last map by a 1 x 1 convolution and averages
+        # the results. A linear layer on the averaged map is equal except for the ReLU in between.
         encoder.classifier = nn.Sequential(nn.Dropout(), nn.AdaptiveAvgPool2d(1))
         return encoder, 512
-    if backbone == "vit_b_16":  # the class token after the last layer norm
+    if backbone == "vit_b_16":  # class token after the last layer norm
         encoder.heads = nn.Identity()
         return encoder, 768
-    feature_dim = encoder.fc.in_features  # ResNet and RegNet: averages of the last map
+    feature_dim = encoder.fc.in_features  # ResNet and RegNet: average-pooled last map
     encoder.fc = nn.Identity()
     return encoder, feature_dim

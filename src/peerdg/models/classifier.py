@@ -1,4 +1,4 @@
-"""A classifier: an encoder H, a linear head C, and what it needs to read an image."""
+"""The classifier: an encoder H, a linear head C, normalization and class names."""
 
 import copy
 import hashlib
@@ -21,19 +21,18 @@ from peerdg.terminal import one_line
 
 
 class Classifier(nn.Module):
-    """F = C∘H with the normalisation and class names that belong to it.
+    """A network F = C∘H with its normalization and class names.
 
-    It takes images as they are stored, uint8 or floating point in [0, 1], and normalises them
-    itself, so augmentation always happens before normalisation and a saved model cannot be fed
-    wrongly scaled images.
+    Takes uint8 images, or floating point in [0, 1], and normalizes them. Augmentation thus always
+    happens before normalization, and a saved model gets correctly scaled images.
 
     Args:
-        encoder: H, maps normalised images `[B, 3, H, W]` to features `[B, D]`.
+        encoder: H, maps normalized images `[B, 3, H, W]` to features `[B, D]`.
         head: C, maps features `[B, D]` to logits `[B, classes]`.
-        classes: Class names in the order of the logits.
+        classes: Class names in the order of the logits, or their number: 3 names them 0, 1, 2.
         mean: Per-channel mean to subtract, on the scale 0..1.
         std: Per-channel scale to divide by.
-        image_size: Side of the only images it takes; None if it takes any.
+        image_size: Required side of the images in pixels. None accepts any size.
     """
 
     mean: Tensor
@@ -44,19 +43,20 @@ class Classifier(nn.Module):
         encoder: nn.Module,
         head: nn.Linear,
         *,
-        classes: Sequence[str],
+        classes: Sequence[str] | int,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
         image_size: int | None = None,
     ) -> None:
         super().__init__()
+        classes = tuple(map(str, range(classes))) if isinstance(classes, int) else classes
         if head.out_features != len(classes):
             raise ConfigError(
                 f"The head has {head.out_features} outputs, but there are {len(classes)} classes.",
-                hint=f"Give it {len(classes)}: nn.Linear({head.in_features}, {len(classes)}).",
+                hint=f"Use nn.Linear({head.in_features}, {len(classes)}).",
             )
         if len(set(classes)) != len(classes):
-            raise ConfigError(f"A class is named twice: {', '.join(classes)}.")
+            raise ConfigError(f"Class names must be unique: {', '.join(classes)}.")
         check_limits(tuple(mean), MEAN_LIMITS, "mean")
         check_limits(tuple(std), STD_LIMITS, "std")
         self.encoder = encoder
@@ -65,46 +65,46 @@ class Classifier(nn.Module):
         self.head = head
         self.classes = tuple(classes)
         self.image_size = image_size
-        # Not persistent: they are configuration, stored as text beside the weights.
+        self.last_layer = ""  # name of the head in the network that `from_module` copied
+        # Not persistent, because model.json stores them next to the weights.
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
-        self._normalise = any(mean) or any(s != 1 for s in std)
+        self._normalize = any(mean) or any(s != 1 for s in std)
 
     @classmethod
     def from_module(
         cls,
         module: nn.Module,
         *,
-        classes: Sequence[str],
+        classes: Sequence[str] | int,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         image_size: int | None = None,
     ) -> "Classifier":
-        """Make a classifier of any network whose last linear layer gives the logits.
+        """Build a classifier from a copy of any network that ends with a linear layer.
 
-        The layer becomes the head; what feeds it becomes the encoder. Nothing may follow the layer,
-        no softmax either: a few random images are shown to the network to make sure that the
-        layer's output is the network's. The module is copied.
+        The last layer becomes the head, the rest the encoder. Nothing may follow the layer, not
+        even a softmax. A forward pass of a few random images checks this.
 
-        Pre-trained weights expect images normalized as in their training. A warning is given if
-        `mean` and `std` are left out and a batch-normalization layer of the network holds other
-        statistics than a new one. `mean=(0.0, 0.0, 0.0)` says that images in [0, 1] are right.
+        Pre-trained weights expect images normalized as in their training. A warning is issued if
+        `mean` and `std` are missing and a batch-normalization layer has other statistics than a new
+        one. Pass `mean=(0.0, 0.0, 0.0)` if the network expects images in [0, 1].
 
         Args:
             module: Network from images `[B, 3, H, W]` to logits.
-            classes: Class names in the order of the logits.
-            mean: Per-channel mean to subtract, on the scale 0..1; default 0.
-            std: Per-channel scale to divide by; default 1.
-            image_size: Side of images it takes, if that is not one of the usual sizes.
+            classes: Class names in the order of the logits, or their number.
+            mean: Per-channel mean to subtract, on the scale 0..1. Defaults to 0.
+            std: Per-channel scale to divide by. Defaults to 1.
+            image_size: Side of the network's images, if it is not one of the usual sizes.
 
         Raises:
-            ConfigError: If no linear layer gives the network's output.
+            ConfigError: If the network's output is not that of a linear layer.
         """
-        if mean is None and std is None and _has_learnt_statistics(module):
+        if mean is None and std is None and _has_trained_statistics(module):
             warnings.warn(
-                f"{type(module).__name__} seems to be trained, but neither mean nor std is given: "
-                "it will see images in [0, 1]. Weights of ImageNet expect "
-                "mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225). Give "
+                f"{type(module).__name__} seems to be trained, but mean and std are missing, so "
+                "it will get images in [0, 1]. ImageNet weights expect "
+                "mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225). Pass "
                 "mean=(0.0, 0.0, 0.0) if yours were trained on images in [0, 1].",
                 PeerdgWarning,
                 stacklevel=2,
@@ -113,9 +113,27 @@ class Classifier(nn.Module):
         name = find_last_layer(encoder, image_size)
         head = encoder.get_submodule(name)
         encoder.set_submodule(name, nn.Identity())
-        assert isinstance(head, nn.Linear)  # noqa: S101  (narrows the type; found as a Linear above)
+        assert isinstance(head, nn.Linear)  # noqa: S101  (narrows the type)
         mean, std = mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0)
-        return cls(encoder, head, classes=classes, mean=mean, std=std)
+        model = cls(encoder, head, classes=classes, mean=mean, std=std)
+        model.last_layer = name
+        return model
+
+    def network_state_dict(self, last_layer: str = "") -> dict[str, Tensor]:
+        """Return the weights under the names of the network that `from_module` copied.
+
+        `network.load_state_dict(model.network_state_dict())` gives that network these weights.
+        `last_layer` is the name of its last layer, if the classifier was made another way.
+        """
+        last_layer = last_layer or self.last_layer
+        if self.added or not last_layer:
+            raise ConfigError(
+                "This classifier is not a copy of one network, so its weights fit no other.",
+                hint="Use state_dict(), or make it with Classifier.from_module(network, ...).",
+            )
+        places = {"encoder": "", "head": f"{last_layer}."}
+        tensors = ((name.split(".", 1), value) for name, value in self.state_dict().items())
+        return {f"{places[part]}{name}": value for (part, name), value in tensors}
 
     @property
     def feature_dim(self) -> int:
@@ -123,27 +141,27 @@ class Classifier(nn.Module):
 
     @property
     def encoder_dim(self) -> int:
-        """Width of the encoder's output: D, unless a bottleneck follows it."""
+        """Width of the encoder's output. Equals `feature_dim` unless a bottleneck follows."""
         return self.feature_dim if self.neck is None else self.neck.mean.in_features
 
     @property
     def body(self) -> nn.Module:
-        """Normalized images to features H(x), as one module."""
+        """The module that maps normalized images to features H(x)."""
         return self.encoder if self.neck is None else nn.Sequential(self.encoder, self.neck)
 
     def with_layers(self, layers: Sequence[Layer]) -> "Classifier":
-        """Return a copy of the network with layers added, which have fresh weights.
+        """Return a copy of the network with freshly initialized layers added.
 
-        A layer between encoder and head comes with a fresh head. A network that has these layers
-        already is returned itself.
+        A layer between encoder and head also replaces the head. Returns the network itself if it
+        already has these layers.
         """
         layers = tuple(dict(layer) for layer in layers)
         if self.added == layers:
             return self
         if self.added:
             raise ConfigError(
-                "Another layer was added to this network already.",
-                hint="Start from the network without it.",
+                "This network already has other added layers.",
+                hint="Start from the network without them.",
             )
         adapted = copy.deepcopy(self)
         adapted.added = layers
@@ -152,7 +170,7 @@ class Classifier(nn.Module):
             if layer["place"] != FEATURES:
                 insert(adapted.encoder, layer["place"], module)
                 continue
-            del adapted.head  # so that the order of the parts is that of the pass
+            del adapted.head  # re-added below to keep the modules in forward order
             adapted.neck = module
             adapted.head = nn.Linear(layer["outputs"], len(self.classes))
         if self.encoder._compiled_call_impl is not None:  # copies are not compiled
@@ -169,18 +187,27 @@ class Classifier(nn.Module):
         return logits
 
     def prepare(self, images: Tensor) -> Float[Tensor, "batch 3 h w"]:
-        """Return images as the encoder takes them: in its type, normalized."""
+        """Normalize images and convert them to the encoder's type."""
         size, dtype = self.image_size, self.head.weight.dtype
         if size is not None and images.shape[-2:] != (size, size):
             raise DataError(
-                f"This network takes images of {size} x {size} pixels only, "
-                f"not {images.shape[-2]} x {images.shape[-1]}.",
-                hint=f"Resize the images to {size} pixels, or choose another --backbone.",
+                f"This network expects images of {size} x {size} pixels, "
+                f"got {images.shape[-2]} x {images.shape[-1]}.",
+                hint=f"Resize the images to {size} pixels or choose another --backbone.",
             )
         if images.dtype == torch.uint8:
             images = images.contiguous(memory_format=torch.channels_last).to(dtype).div_(255)
         images = images.to(dtype)
-        return (images - self.mean) / self.std if self._normalise else images
+        return (images - self.mean) / self.std if self._normalize else images
+
+
+def require_classifier(network: object) -> None:
+    """Refuse a network that is not wrapped yet, and say how to wrap it."""
+    if not isinstance(network, Classifier):
+        raise ConfigError(
+            f"The network is a {type(network).__name__}, not a peerdg.Classifier.",
+            hint="Wrap it: Classifier.from_module(network, classes=...).",
+        )
 
 
 def as_classifier(
@@ -191,24 +218,21 @@ def as_classifier(
     std: Sequence[float] | None,
     image_size: int,
 ) -> Classifier:
-    """Make a classifier of a user's network, see `Classifier.from_module`.
-
-    A `Classifier` stays as it is.
-    """
+    """Convert a user's network by `Classifier.from_module`, unless it is a `Classifier`."""
     if isinstance(network, Classifier):
         return network
     if not isinstance(network, nn.Module):
         raise ConfigError(
             f"The model is a {type(network).__name__}, not a network.",
-            hint="Give a torch.nn.Module, or name a network with backbone='resnet18'.",
+            hint="Pass a torch.nn.Module, or name a network with backbone='resnet18'.",
         )
     return Classifier.from_module(
         network, classes=classes, mean=mean, std=std, image_size=image_size
     )
 
 
-def _has_learnt_statistics(module: nn.Module) -> bool:
-    """Whether a batch-normalization layer has seen images, by the statistics it holds."""
+def _has_trained_statistics(module: nn.Module) -> bool:
+    """Return whether the statistics of a batch-normalization layer differ from a new layer's."""
     buffers = dict(module.named_buffers())
     means = (value for name, value in buffers.items() if name.endswith("running_mean"))
     variances = (value for name, value in buffers.items() if name.endswith("running_var"))
@@ -216,13 +240,13 @@ def _has_learnt_statistics(module: nn.Module) -> bool:
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
-    """Whether the output for one image depends on the other images of its batch in training."""
+    """Return whether the network has batch-normalization layers."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a network in eval mode inside the block; restore the mode of each module afterwards."""
+    """Put a network in eval mode inside the block and restore each module's mode afterwards."""
     modes = {part: part.training for part in model.modules()}
     model.eval()
     try:
@@ -233,62 +257,62 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def images_per_pass(side: int) -> int:
-    """Images in one pass without gradients, for images of this side.
+    """Return the batch size of a pass without gradients, for images of this side.
 
-    With more of them the activations leave a CPU's cache, and each image takes longer. Above
-    256 x 256, images are fewer as they get larger, so that the memory of a pass stays bounded.
+    With larger batches the activations no longer fit into a CPU's cache and each image takes
+    longer. Above 256 x 256 pixels the batch shrinks to bound the memory.
     """
     return 256 if side <= 64 else max(1, min(32, 32 * 256**2 // side**2))
 
 
-SIZES = (32, 224, 64, 128, 28, 96, 256, 299, 384)  # tried when the image size is not given
+SIZES = (32, 224, 64, 128, 28, 96, 256, 299, 384)  # tried if the image size is unknown
 _BUILD = "Build peerdg.Classifier(encoder, head, classes=...) from its two parts."
 
 
 def find_last_layer(network: nn.Module, image_size: int | None) -> str:
     """Return the name of the linear layer whose output is the network's output.
 
-    The network is left as it is. Without an image size the usual ones are tried.
+    Does not change the network. Without an image size the usual ones are tried.
 
     Raises:
-        ConfigError: If something follows the layer, there is none, or the network does not run.
+        ConfigError: If another module follows the layer, there is none, or the network fails.
     """
     name = type(network).__name__
     layers: dict[nn.Module, str] = {
         part: key
         for key, part in network.named_modules()
-        if isinstance(part, nn.Linear) and part is not network  # a bare layer has no features
+        if isinstance(part, nn.Linear) and part is not network  # a bare layer has no encoder
     }
     if not layers:
         raise ConfigError(f"{name} has no linear layer after its features.", hint=_BUILD)
-    seen: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
-    def watch(layer: nn.Module, _: object, output: Tensor) -> None:
-        seen[layers[layer]] = output.clone()  # a ReLU that follows may work in place
+    def record(layer: nn.Module, _: object, output: Tensor) -> None:
+        outputs[layers[layer]] = output.clone()  # a following ReLU may work in place
 
     with ExitStack() as stack, in_eval_mode(network):
         for layer in layers:
-            stack.callback(layer.register_forward_hook(watch).remove)
+            stack.callback(layer.register_forward_hook(record).remove)
         output = _run(network, (image_size,) if image_size else SIZES)
     if not isinstance(output, Tensor) or output.ndim != 2:
         raise ConfigError(f"The output of {name} is not a batch of logits [B, classes].")
-    for key, logits in reversed(seen.items()):
+    for key, logits in reversed(outputs.items()):
         if torch.equal(logits, output):
             return key
     raise ConfigError(
         f"The output of {name} is not that of a linear layer: something follows "
-        f"'{next(reversed(seen), 'it')}', such as a softmax.",
-        hint=f"Remove what follows; the loss expects logits. Or: {_BUILD}",
+        f"'{next(reversed(outputs), 'it')}', such as a softmax.",
+        hint=f"Remove it, because the loss expects logits. Or: {_BUILD}",
     )
 
 
 @torch.no_grad()
 def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
-    """The output for random images of the first size that the network takes."""
+    """Return the output for random images of the first size that the network accepts."""
     like = next(network.parameters())
     random = torch.Generator().manual_seed(0)
     for size in sizes:
-        # One image is too few: its logits may look alike before and after a ReLU.
+        # With one image, logits could be equal before and after a ReLU by chance.
         images = torch.rand(4, 3, size, size, generator=random)
         try:
             return network(images.to(like))
@@ -296,18 +320,18 @@ def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
             problem = one_line(error)
     tried = ", ".join(map(str, sizes))
     raise ConfigError(
-        f"{type(network).__name__} cannot take images of {tried} pixels: {problem}.",
-        hint="Give the side of its images, e.g. image_size=48.",
+        f"{type(network).__name__} fails for images of {tried} pixels: {problem}.",
+        hint="Pass the side of its images, e.g. image_size=48.",
     )
 
 
 def network_fingerprint(network: nn.Module) -> tuple[str, str]:
-    """Return two hashes: of what the network is, and of the values it starts from.
+    """Return hashes of the network's structure and of its values.
 
-    The first is over its text and each parameter's and buffer's name, shape and type, and whether
-    it is trained; the second over the values of all of them.
+    The first covers the `repr` and each parameter's and buffer's name, type, `requires_grad` and
+    shape. The second covers all values.
     """
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(network))  # without addresses of functions
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(network))  # drop addresses of functions
     structure = hashlib.sha256(text.encode())
     values = hashlib.sha256()
     for name, tensor in chain(network.named_parameters(), network.named_buffers()):

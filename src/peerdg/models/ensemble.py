@@ -1,4 +1,4 @@
-"""Several classifiers as one whose output is the mean of theirs."""
+"""Combine several classifiers into one that averages their outputs."""
 
 import math
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ from peerdg.models.names import Outputs
 
 
 def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities") -> Classifier:
-    """One classifier that answers with the mean of its members' outputs.
+    """Build one classifier whose output is the mean of its members' outputs.
 
     F(x) = log (1/M) Σ_m softmax(F_m(x)), whose softmax is the mean of the probabilities, or with
     `outputs="logits"` F(x) = (1/M) Σ_m F_m(x), as in the released code of Arpit et al., "Ensemble
     of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832.
 
-    Its features are those of all members side by side, and its head holds all of their heads, so
-    it is evaluated, stored and exported like any other classifier. It shares the members' encoders;
-    their heads are copied.
+    Its features are the concatenated features of all members, and its head contains copies of
+    their heads. It can be evaluated, stored and exported like any other classifier. The encoders
+    are shared with the members.
 
     Raises:
-        ConfigError: With fewer than two members, or if they differ in classes, normalisation or
-            the size of the images they take.
+        ConfigError: With fewer than two members, or if they differ in classes, normalization or
+            image size.
     """
     if len(members) < 2:
-        raise ConfigError(f"An ensemble needs at least two members, not {len(members)}.")
+        raise ConfigError(f"An ensemble needs at least two members, got {len(members)}.")
     first = members[0]
     if any(_inputs(other) != _inputs(first) for other in members[1:]):
         raise ConfigError(
             "Members of an ensemble must have the same classes, normalization and image size.",
-            hint="Combine runs of one data set and one --backbone.",
+            hint="Combine runs with the same dataset and --backbone.",
         )
     return Classifier(
         SideBySide([member.body for member in members], added=first.added),
@@ -47,7 +47,7 @@ def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities
 
 
 def added_layers(model: Classifier) -> tuple[Layer, ...]:
-    """Return the layers added to a network; of an ensemble, those that each member has."""
+    """Return the layers added to a network, or to each member of an ensemble."""
     return model.encoder.added if isinstance(model.encoder, SideBySide) else model.added
 
 
@@ -57,7 +57,7 @@ def _inputs(model: Classifier) -> tuple[object, ...]:
 
 
 class SideBySide(nn.ModuleList):
-    """The features of several encoders, concatenated; a method added `added` to each of them."""
+    """Concatenate the features of several encoders, each with the added layers `added`."""
 
     def __init__(self, encoders: Sequence[nn.Module], added: tuple[Layer, ...] = ()) -> None:
         super().__init__(encoders)
@@ -68,9 +68,9 @@ class SideBySide(nn.ModuleList):
 
 
 class MeanHead(nn.Linear):
-    """The heads of several classifiers, each on its part of the features, and their mean.
+    """Apply each head to its part of the features and average the results.
 
-    The result is the mean of the logits, or the logarithm of the mean of the probabilities.
+    Returns the mean of the logits, or the logarithm of the mean of the probabilities.
     """
 
     def __init__(self, heads: Sequence[nn.Linear], *, outputs: Outputs) -> None:
@@ -78,8 +78,8 @@ class MeanHead(nn.Linear):
         super().__init__(sum(dims), heads[0].out_features, device="meta")
         self.dims, self.outputs = dims, outputs
         with torch.no_grad():
-            none = heads[0].weight.new_zeros(self.out_features)
-            biases: list[Tensor] = [none if head.bias is None else head.bias for head in heads]
+            zero = heads[0].weight.new_zeros(self.out_features)
+            biases: list[Tensor] = [zero if head.bias is None else head.bias for head in heads]
             self.weight = nn.Parameter(torch.cat([head.weight for head in heads], dim=1))
             self.bias = nn.Parameter(torch.stack(biases))  # (members, classes)
 

@@ -1,4 +1,4 @@
-"""Networks that make images: generators of new domains, L2D's style complement, an auto-encoder."""
+"""Networks that generate images: PDEN's generators, L2D's style complement, an auto-encoder."""
 
 import abc
 import math
@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from peerdg.models.classifier import images_per_pass
 
 NOISE_DIM = 10
-SMALL = 64  # largest side of images whose activations are all kept
-THUMBNAIL = 32  # side of the images that decide where an affine generator moves theirs
+SMALL = 64  # largest side of images that are processed without checkpointing
+THUMBNAIL = 32  # side of the images that an affine generator's network reads
 
 Images = Float[Tensor, "batch 3 h w"]
 Noise = Float[Tensor, "batch noise"]
@@ -24,52 +24,51 @@ Code = Float[Tensor, "batch ..."]
 
 
 class DomainGenerator(nn.Module, abc.ABC):
-    """G(x, n): another image of the same thing, a different one for each noise n ~ N(0, I).
+    """A generator G(x, n) of image variants, with noise n ~ N(0, I) for each image.
 
-    Takes and gives images in [0, 1]; normalise them for a network afterwards. Noise is drawn for
-    each image. What a generator decides about an image is its code: two codes can be compared and
-    mixed, and `render` makes an image of one.
+    Takes and returns unnormalized images in [0, 1]. An image and its noise determine a code. Codes
+    can be compared and mixed, and `render` turns a code into an image.
     """
 
     @abc.abstractmethod
     def code(self, x: Images, noise: Noise) -> Code:
-        """What the generator decides about each image."""
+        """Return the code of each image."""
 
     @abc.abstractmethod
     def render(self, x: Images, code: Code) -> Images:
-        """The images that codes describe."""
+        """Return the images described by the codes."""
 
     @abc.abstractmethod
     def neutral(self, x: Images) -> Code:
-        """The code that leaves an image as it is."""
+        """Return the code that leaves an image unchanged."""
 
     def forward(self, x: Images, noise: Noise) -> Images:
-        """G(x, n)."""
+        """Compute G(x, n)."""
         return self.render(x, self.code(x, noise))
 
     def generate(self, x: Images, generator: torch.Generator | None = None) -> Images:
-        """G(x, n) with fresh noise for each image."""
+        """Compute G(x, n) with fresh noise for each image."""
         return self.forward(x, draw_noise(x, generator))
 
     def mixed(self, x: Images, code: Code, share: Float[Tensor, " batch"]) -> Images:
-        """An image between x and what `code` makes of it; `share` is that of x, per image."""
+        """Interpolate between x and the image of `code`. `share` is the weight of x per image."""
         share = share.view(-1, *(1 for _ in code.shape[1:]))
         return self.render(x, share * self.neutral(x) + (1 - share) * code)
 
 
 def draw_noise(x: Images, generator: torch.Generator | None = None) -> Noise:
-    """Noise for each of the images; drawn on the CPU, so that it is the same on every device."""
+    """Draw noise for each image on the CPU, so that it does not depend on the device."""
     return torch.randn(len(x), NOISE_DIM, generator=generator).to(x)
 
 
 class ImageGenerator(DomainGenerator):
-    """Convolutions whose inner maps are renormalised by the noise; the code is the image.
+    """Generate images by convolutions with noise-dependent normalization. The code is the image.
 
-    Two 3 x 3 convolutions (3 to w and 2w channels), adaptive instance normalisation, two more (4w
-    and 3 channels) and a sigmoid, ReLU between: the generator of Li et al., "Progressive domain
-    expansion network for single domain generalization", CVPR 2021,
-    https://arxiv.org/abs/2103.16050, as in the released code. It keeps the size of the images and
-    takes any. w is `width`.
+    Two 3 x 3 convolutions (3 to w and 2w channels), adaptive instance normalization, two more (4w
+    and 3 channels) and a sigmoid, with ReLU between: the generator of Li et al., "Progressive
+    domain expansion network for single domain generalization", CVPR 2021,
+    https://arxiv.org/abs/2103.16050, as in the released code. w is `width`. Takes images of any
+    size and keeps it.
     """
 
     def __init__(self, width: int = 16) -> None:
@@ -89,7 +88,7 @@ class ImageGenerator(DomainGenerator):
 
 
 class InverseGenerator(nn.Sequential):
-    """Reconstructs x from G(x, n), without knowing n: the layers of G without its normalization.
+    """Reconstruct x from G(x, n) without n, by the layers of G without its normalization.
 
     Li et al., CVPR 2021, see `ImageGenerator`.
     """
@@ -102,13 +101,12 @@ class InverseGenerator(nn.Sequential):
 
 
 class AffineGenerator(DomainGenerator):
-    """Moves each image by an affine map of its coordinates; the code is the map, [batch, 2, 3].
+    """Warp each image by an affine map. The code is the map, [batch, 2, 3].
 
-    The spatial transformer that the released code of Li et al., CVPR 2021, has beside
-    `ImageGenerator`: the noise becomes a fourth channel of the image, a small network reads the map
-    from both. It begins with the identity. The released code reads images of 32 x 32; here others
-    are resized to that first, so that the network has one shape. What comes from outside of the
-    image is black. `moves="translation"` allows shifts only.
+    The spatial transformer in the released code of Li et al., CVPR 2021: the noise becomes a fourth
+    channel of the image, and a small network predicts the map from both, initially the identity.
+    The released code reads images of 32 x 32 pixels. Here other sizes are first resized to that.
+    Pixels from outside the image are black. `moves="translation"` allows shifts only.
     """
 
     def __init__(self, moves: Literal["affine", "translation"] = "affine") -> None:
@@ -143,10 +141,10 @@ class AffineGenerator(DomainGenerator):
 
 
 class AdaptiveInstanceNorm(nn.Module):
-    """(1 + γ(n))·norm(h) + β(n) with γ and β linear in the noise, per channel.
+    """Compute (1 + γ(n))·norm(h) + β(n) with γ and β linear in the noise, per channel.
 
     Huang and Belongie, "Arbitrary style transfer in real-time with adaptive instance
-    normalization", ICCV 2017, https://arxiv.org/abs/1703.06868, with a learnt style.
+    normalization", ICCV 2017, https://arxiv.org/abs/1703.06868, with a learned style.
     """
 
     def __init__(self, channels: int) -> None:
@@ -160,20 +158,20 @@ class AdaptiveInstanceNorm(nn.Module):
 
 
 def in_parts(network: Callable[..., Tensor], x: Images, *others: Tensor) -> Tensor:
-    """What `network` makes of images, each for itself, with the activations of a few in memory.
+    """Apply an image-wise network in parts with activation checkpointing to save memory.
 
-    A generator keeps some 30 MB for the gradient of one photo of 224 x 224. Above 64 x 64, images
-    pass in parts, whose activations are computed again when the gradient needs them.
+    A generator needs about 30 MB for the gradient of one photo of 224 x 224 pixels. Above 64 x 64,
+    images pass in parts whose activations are recomputed in the backward pass.
     """
     side = max(x.shape[-2:])
     if side <= SMALL:
         return network(x, *others)
     parts = zip(*(each.split(images_per_pass(side)) for each in (x, *others)), strict=True)
-    # Nothing in a generator is random but the noise that it is given.
-    made = [
+    # Generators are deterministic given the noise, so the RNG state need not be preserved.
+    outputs = [
         checkpoint(network, *part, use_reentrant=False, preserve_rng_state=False) for part in parts
     ]
-    return torch.cat(made)
+    return torch.cat(outputs)
 
 
 def _encoding(width: int) -> nn.Sequential:
@@ -185,31 +183,29 @@ def _decoding(width: int) -> nn.Sequential:
 
 
 def _same(inputs: int, outputs: int) -> nn.Conv2d:
-    """A 3 x 3 convolution that keeps the size."""
+    """Build a 3 x 3 convolution that keeps the image size."""
     return nn.Conv2d(inputs, outputs, 3, padding=1)
 
 
-DROPOUT = 0.2  # of the color branch
+DROPOUT = 0.2  # in the color branch
 NOISE = 0.01
 _Convolution = tuple[Tensor, Tensor]  # weight and bias
-_MIN_SUM = 0.1  # of the random branch weights, which are divided by it
+_MIN_SUM = 0.1  # smallest sum that normalizes the random branch weights
 
 
 class StyleComplement(nn.Module):
-    """T(x): the mean of a color branch and spatial branches with learnt per-pixel styles.
+    """Compute T(x), the mean of a color branch and spatial branches with learned per-pixel styles.
 
     Wang et al., "Learning to diversify", ICCV 2021, https://arxiv.org/abs/2108.11726, and the
-    released code. After noise of a learnt strength, the color branch is tanh(dropout(1×1 conv)),
-    and a branch with kernel κ is a valid convolution, instance normalisation, a learnt scale and
-    shift for each of the remaining pixels, a transposed convolution and tanh. Only the noise's
-    strength, the scales and the shifts learn; convolutions and their biases are random. What the
-    styles learn from (`styled`) has no dropout.
-
-    The scales and shifts tie it to one image size.
+    released code. After noise of a learned strength, the color branch is tanh(dropout(1×1 conv)),
+    and a branch with kernel κ is a valid convolution, instance normalization, a learned scale and
+    shift for each of the remaining pixels, a transposed convolution and tanh. Only the noise
+    strength, the scales and the shifts are learned. Convolutions and their biases are random. The
+    pass that trains the styles (`styled`) has no dropout.
 
     Args:
-        size: Side of the images.
-        kernels: κ of each spatial branch; the released code has 5, 9, 13, 17 at 224 pixels.
+        size: Side of the images, fixed by the shapes of the scales and shifts.
+        kernels: κ of each spatial branch. The released code has 5, 9, 13, 17 at 224 pixels.
         shift_std: Standard deviation of the initial shifts.
     """
 
@@ -222,32 +218,32 @@ class StyleComplement(nn.Module):
         sides = [size - kernel + 1 for kernel in kernels]
         self.scales = nn.ParameterList(1 + 0.1 * torch.randn(3, side, side) for side in sides)
         self.shifts = nn.ParameterList(shift_std * torch.randn(3, side, side) for side in sides)
-        # A fixed set for `styled`; `forward` draws its own.
+        # Fixed convolutions for `styled`. `forward` draws new ones.
         for number, (weight, bias) in enumerate(_random_convolutions(self.kernels, None)):
             self.register_buffer(f"convolution{number}", weight)
             self.register_buffer(f"bias{number}", bias)
 
     def forward(self, x: Images, generator: torch.Generator | None = None) -> Images:
-        """Diversify with fresh convolutions and random weights of the branches.
+        """Restyle with fresh convolutions and random branch weights.
 
         The weights are drawn from N(0, 1) and divided by their sum. A sum near zero would give
-        exploding images, so it is kept away from zero; the released code does not.
+        exploding images, so it is bounded away from zero, unlike in the released code.
         """
         convolutions = [
             (weight.to(x), bias.to(x))
             for weight, bias in _random_convolutions(self.kernels, generator)
         ]
-        # Drawn on the CPU, so that all is the same on every device.
+        # Draw on the CPU for the same values on every device.
         weights = torch.randn(len(self.kernels) + 1, generator=generator).to(x)
         total = weights.sum()
         smallest = torch.full_like(total, _MIN_SUM).copysign(total)
         weights = weights / torch.where(total.abs() < _MIN_SUM, smallest, total)
-        kept = torch.rand(x.shape, generator=generator).to(x) >= DROPOUT
-        branches = self._branches(x, convolutions, generator, mask=kept / (1 - DROPOUT))
+        mask = torch.rand(x.shape, generator=generator).to(x) >= DROPOUT
+        branches = self._branches(x, convolutions, generator, mask=mask / (1 - DROPOUT))
         return torch.einsum("n,nbchw->bchw", weights, branches)
 
     def styled(self, x: Images, generator: torch.Generator | None = None) -> Images:
-        """Restyle with the fixed convolutions, branches averaged: what the styles learn from."""
+        """Restyle with the fixed convolutions and averaged branches, to train the styles."""
         convolutions = [
             (self.get_buffer(f"convolution{number}"), self.get_buffer(f"bias{number}"))
             for number in range(2 * len(self.kernels) + 1)
@@ -262,7 +258,7 @@ class StyleComplement(nn.Module):
         *,
         mask: Tensor | float = 1.0,
     ) -> Tensor:
-        """All branches; `mask` is the dropout of the color branch."""
+        """Compute all branches. `mask` is the dropout of the color branch."""
         x = x + NOISE * self.noise * torch.randn(x.shape, generator=generator).to(x)
         color, *rest = convolutions
         branches = [torch.tanh(F.conv2d(x, *color) * mask)]
@@ -276,7 +272,7 @@ class StyleComplement(nn.Module):
 def _random_convolutions(
     kernels: Sequence[int], generator: torch.Generator | None
 ) -> list[_Convolution]:
-    """Draw weights (3, 3, κ, κ) and biases as torch does: the color branch, two per κ."""
+    """Draw weights (3, 3, κ, κ) and biases as torch does, one pair for color and two per κ."""
     drawn = []
     for kernel in [1, *(kernel for kernel in kernels for _ in range(2))]:
         bound = 1 / math.sqrt(3 * kernel**2)
@@ -289,18 +285,18 @@ def _random_convolutions(
 
 
 class WassersteinAutoEncoder(nn.Module):
-    """Map images to codes that look like samples of a unit Gaussian, and codes to images.
+    """Encode images as approximately unit Gaussian codes, and decode them.
 
     Tolstikhin et al., "Wasserstein auto-encoders", ICLR 2018, https://arxiv.org/abs/1711.01558, in
     the sizes of M-ADA's released code (Qiao et al., CVPR 2020, https://arxiv.org/abs/2003.13216):
-    with images of 32 pixels, 3072-400-20-400-3072. The convolutional one is our reconstruction for
-    photos, for which there is no released code.
+    3072-400-20-400-3072 for images of 32 pixels. The convolutional variant is our reconstruction
+    for photos, which the released code does not cover.
 
     Args:
-        side: Side of the images that it sees; larger ones are reduced to it by averaging blocks.
+        side: Side of the input images. Larger images are average-pooled to it.
         kind: Fully connected, or two convolutions of stride 2 each way, for multiples of 4.
         dim: Length of a code.
-        width: Units of a hidden layer (`"mlp"`); channels after the second convolution are 64.
+        width: Hidden units of `"mlp"`. `"conv"` always has 64 channels after two convolutions.
     """
 
     def __init__(
@@ -313,7 +309,7 @@ class WassersteinAutoEncoder(nn.Module):
         self.encoder, self.decoder = layers
 
     def thumbnails(self, images: Tensor) -> Float[Tensor, "n 3 side side"]:
-        """What it sees of uint8 or [0, 1] images; gradients pass through."""
+        """Reduce uint8 or [0, 1] images to the input size, differentiably."""
         if images.dtype == torch.uint8:
             images = images.float() / 255
         if images.shape[-2:] == (self.side, self.side):
@@ -321,18 +317,18 @@ class WassersteinAutoEncoder(nn.Module):
         return F.adaptive_avg_pool2d(images, self.side)
 
     def forward(self, x: Float[Tensor, "n 3 side side"]) -> tuple[Tensor, Tensor]:
-        """Logits of the pixels, and the code of each image."""
+        """Return the logits of the pixels and the code of each image."""
         code = self.encoder(x)  # (n, dim)
         return self.decoder(code), code
 
     def reconstruct(self, images: Tensor) -> Float[Tensor, "n 3 side side"]:
-        """What is left of images, of any size, after the code: pixels in [0, 1]."""
+        """Encode and decode images of any size. Pixels are in [0, 1]."""
         logits: Tensor = self(self.thumbnails(images))[0]
         return logits.sigmoid()
 
 
 class LatentCritic(nn.Sequential):
-    """Tell samples of the prior from codes of images: one logit, high for samples."""
+    """Distinguish samples of the prior from codes of images: one logit, high for samples."""
 
     def __init__(self, dim: int = 20, *, width: int = 128) -> None:
         super().__init__(nn.Linear(dim, width), nn.ReLU(), nn.Linear(width, 1), nn.Flatten(0))
@@ -352,7 +348,7 @@ def _fully_connected(side: int, dim: int, width: int) -> tuple[nn.Module, nn.Mod
 def _convolutions(side: int, dim: int) -> tuple[nn.Module, nn.Module]:
     last = (64, side // 4, side // 4)
     units = 64 * (side // 4) ** 2
-    half = (4, 2, 1)  # kernel, stride and padding: halves or doubles a side
+    half = (4, 2, 1)  # kernel, stride and padding that halve or double a side
     encoder = nn.Sequential(
         nn.Conv2d(3, 32, *half), nn.ReLU(), nn.Conv2d(32, 64, *half), nn.ReLU(),
         nn.Flatten(), nn.Linear(units, dim),

@@ -1,7 +1,4 @@
-"""Layers of methods: added to a network, inserted for training, or behind its features.
-
-Added layers are made again from the data that a model folder stores.
-"""
+"""Layers that methods add to a network, insert during training, or put on top of its features."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -16,19 +13,19 @@ from peerdg.models.meta_features import MetaFeatures
 
 Embedding = Float[Tensor, "batch out"]
 Layer = Mapping[str, Any]
-"""`kind`, `place`, and the options of the kind, as plain values.
+"""`kind`, `place` and the options of the kind, as plain values that a model folder stores.
 
-Places are `"features"`, between encoder and head, and `"after NAME"` and `"before NAME"` of a
-module of the encoder.
+A place is `"features"` (between encoder and head), or `"after NAME"` or `"before NAME"` with the
+name of a module of the encoder.
 """
 
 FEATURES = "features"
-OUTPUT = "."  # names the encoder itself
-STYLE_EPS = 1e-6  # under the square root, as in the released code
+OUTPUT = "."  # name of the encoder itself
+STYLE_EPS = 1e-6  # added under the square root, as in the released code
 
 
 class GaussianBottleneck(nn.Module):
-    """z = μ(h) + s·σ(h)·ε with ε ~ N(0, 1) in training mode, z = μ(h) in eval mode.
+    """Compute z = μ(h) + s·σ(h)·ε with ε ~ N(0, 1) in training mode, z = μ(h) in eval mode.
 
     μ = LeakyReLU(linear), log σ² = ReLU(linear): the embedding of L2D's released code, Wang et al.,
     "Learning to diversify", ICCV 2021, https://arxiv.org/abs/2108.11726. `noise` is s.
@@ -46,11 +43,11 @@ class GaussianBottleneck(nn.Module):
         return self.sample(*self.gaussian(features))
 
     def gaussian(self, features: Float[Tensor, "batch in"]) -> tuple[Embedding, Embedding]:
-        """μ and log σ² of the features."""
+        """Return μ and log σ² of the features."""
         return F.leaky_relu(self.mean(features)), F.relu(self.log_variance(features))
 
     def sample(self, mu: Embedding, log_variance: Embedding) -> Embedding:
-        """μ + s·σ·ε."""
+        """Draw μ + s·σ·ε."""
         return mu + self.noise * (log_variance / 2).exp() * torch.randn_like(mu)
 
     def extra_repr(self) -> str:
@@ -58,25 +55,25 @@ class GaussianBottleneck(nn.Module):
 
 
 class StyleMixing(nn.Module):
-    """Mix the styles of the images in a batch: active in training, the identity in use.
+    """Mix the styles of the images in a batch in training mode. The identity in eval mode.
 
     Zhou et al., "Domain generalization with MixStyle", ICLR 2021, https://arxiv.org/abs/2104.02008.
-    The style of an image is the mean μ and standard deviation σ of each channel over the places of
+    The style of an image is the mean μ and standard deviation σ of each channel over the pixels of
     its map. With x̃ a random permutation of the batch x and λ ~ Beta(α, α) for each image,
 
         γ = λ σ(x) + (1 - λ) σ(x̃)        β = λ μ(x) + (1 - λ) μ(x̃)
         MixStyle(x) = γ (x - μ(x)) / σ(x) + β
 
-    with probability p in each pass in training mode; otherwise x. Gradients do not pass through
-    μ and σ. The permutation is of the whole batch, as for a single source domain.
+    with probability p in each pass in training mode, otherwise x. Gradients do not pass through
+    μ and σ. There is one source domain, so the whole batch is permuted.
 
-    All that is random comes from torch's global generator on the CPU, as for dropout: a training
-    loop seeds it for each step (`peerdg.rng.seeded`), and every device sees the same draws.
+    Random numbers come from torch's global generator on the CPU, on every device. A training loop
+    seeds it for each step (`peerdg.rng.seeded`).
 
     Args:
-        channel: Dimension of a batch that holds the channels. All but it and the first are places.
+        channel: Channel dimension of a batch. μ and σ are over all others but the first.
         p: Probability that a pass mixes.
-        alpha: α; small values leave most images nearly their own style, or another's.
+        alpha: α. With small values most images get nearly their own or another image's style.
     """
 
     def __init__(self, *, channel: int = 1, p: float = 0.5, alpha: float = 0.1) -> None:
@@ -94,7 +91,7 @@ class StyleMixing(nn.Module):
         return self.mixed(x, share.to(x.device), other.to(x.device))
 
     def mixed(self, x: Tensor, share: Tensor, other: Tensor) -> Tensor:
-        """Return MixStyle(x) with λ of each image and the image that it is mixed with given."""
+        """Return MixStyle(x) for the given λ (`share`) and partner (`other`) of each image."""
         places = [d for d in range(1, x.dim()) if d != self.channel]
         lam = share.view(-1, *[1] * (x.dim() - 1))
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
@@ -114,13 +111,12 @@ def projection_head(
     hidden_dim: int | None = None,
     norm: Literal["bn", "ln", "none"] = "bn",
 ) -> nn.Sequential:
-    """Make R, from features to the space in which task and proxy model are compared.
+    """Build the projection R, an MLP of Linear-norm-ReLU blocks and a last Linear.
 
-    An MLP of Linear-norm-ReLU blocks and a bare last Linear.
-
-    The PEER paper gives the number of layers and the output dimension (Digits 2 and 128, the other
-    benchmarks 3 and 1024). Hidden width, norm and activation are not given; the defaults follow
-    the head of Barlow Twins (Zbontar et al., ICML 2021) with hidden width max(out_dim, 512).
+    R maps features to the space in which task and proxy model are compared. The PEER paper gives
+    the number of layers and the output dimension (Digits 2 and 128, the other benchmarks 3 and
+    1024), but not hidden width, norm and activation. The defaults follow the head of Barlow Twins
+    (Zbontar et al., ICML 2021) with hidden width max(out_dim, 512).
     """
     hidden_dim = hidden_dim or max(out_dim, 512)
     blocks: list[nn.Module] = []
@@ -137,17 +133,17 @@ KINDS: dict[str, Callable[..., nn.Module]] = {
     "gaussian-bottleneck": GaussianBottleneck,
     "meta-features": MetaFeatures,
 }
-"""All kinds of layers. The list is closed, so that no file can name code to run."""
+"""All kinds of added layers. The list is closed, so a model file cannot name code to run."""
 
 
 def make_layer(layer: Layer) -> Any:
-    """Make a layer with fresh weights."""
+    """Build a layer with fresh weights."""
     options = {name: value for name, value in layer.items() if name not in ("kind", "place")}
     return KINDS[layer["kind"]](**options)
 
 
 def insert(encoder: nn.Module, place: str, layer: nn.Module) -> None:
-    """Put a layer behind or in front of a module of the encoder."""
+    """Insert a layer after or before a module of the encoder."""
     side, _, name = place.partition(" ")
     module = encoder.get_submodule(name)
     both = (module, layer) if side == "after" else (layer, module)
@@ -158,10 +154,10 @@ def insert(encoder: nn.Module, place: str, layer: nn.Module) -> None:
 def inserted(
     encoder: nn.Module, layers: Iterable[tuple[str, Callable[[Tensor], Tensor]]]
 ) -> Iterator[None]:
-    """Call layers at places, `"after NAME"` or `"before NAME"`, of the encoder inside the block.
+    """Insert layers at `"after NAME"` or `"before NAME"` of the encoder inside the block.
 
-    The hooks are removed afterwards, so copies of the network do not have them. A compiled encoder
-    would ignore them. Inside the block it runs as if it were not compiled.
+    The layers are hooks, which copies made after the block do not have. A compiled encoder would
+    ignore hooks, so it runs uncompiled inside the block.
     """
     modules = modules_of(encoder)
     with ExitStack() as stack, eager(encoder):
@@ -185,8 +181,8 @@ def modules_of(encoder: nn.Module) -> dict[str, nn.Module]:
 
 
 def eager(encoder: nn.Module) -> AbstractContextManager[object]:
-    """Inside the block, run a compiled encoder as it would run without compilation."""
-    if encoder._compiled_call_impl is None:  # the compiler takes a second and a half to import
+    """Run a compiled encoder without compilation inside the block."""
+    if encoder._compiled_call_impl is None:  # importing the compiler takes 1.5 seconds
         return nullcontext()
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance

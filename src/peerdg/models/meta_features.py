@@ -1,7 +1,7 @@
-"""A layer that composes local features of the atoms of a dictionary, and the dictionary.
+"""The meta-feature layer of MetaCNN and its online dictionary.
 
-A reconstruction of the meta-features of MetaCNN: Wan et al., "Meta convolutional neural networks
-for single domain generalization", CVPR 2022, from its abstract. There is no public code.
+Reconstructed from the abstract of Wan et al., "Meta convolutional neural networks for single domain
+generalization", CVPR 2022. There is no public code.
 """
 
 from collections.abc import Iterator
@@ -14,16 +14,18 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 Features = Float[Tensor, "n dim"]
-_UNUSED = 1e-8  # of ηA's diagonal: an atom that no code has, or had long ago
+_UNUSED = 1e-8  # diagonal of A below which an atom counts as unused
 
 
 class CodeSums:
-    """What the dictionary learns from a batch: sums over its features f and their codes β.
+    """Sums over the features f of a batch and their codes β, for dictionary learning.
 
     Attributes:
         products: Σ ββᵀ.
         targets: Σ βfᵀ.
         used: How many features have each atom in their code.
+        energy: Σ ‖f‖².
+        dropped: Σ ‖f - f̂‖².
         candidates: Features drawn with a probability that grows with what is lost of them.
     """
 
@@ -33,32 +35,35 @@ class CodeSums:
         self.targets = atoms.new_zeros(count, dim)
         self.used = torch.zeros(count, dtype=torch.int64, device=atoms.device)
         self.candidates = atoms.new_zeros(0, dim)
+        self.energy = self.dropped = atoms.new_zeros(())
 
     @torch.no_grad()
     def add(self, f: Features, code: Float[Tensor, "n atoms"], composed: Features) -> None:
-        """Add some features with their codes and what these compose."""
+        """Add features with their codes and compositions."""
         self.products += code.T @ code
         self.targets += code.T @ f
         self.used += (code != 0).sum(0)
-        drawn = draw(f, (f - composed).square().sum(1), len(self.used))
+        dropped = (f - composed).square().sum(1)
+        self.energy = self.energy + f.square().sum()
+        self.dropped = self.dropped + dropped.sum()
+        drawn = draw(f, dropped, len(self.used))
         self.candidates = torch.cat((self.candidates, drawn))
 
 
 class OnlineDictionary(nn.Module):
-    """Learn atoms from the codes of each batch, as it comes.
+    """Learn atoms online from the codes of each batch.
 
     Mairal et al., "Online dictionary learning for sparse coding", ICML 2009,
     https://dl.acm.org/doi/10.1145/1553374.1553463, Algorithms 1 and 2: with
 
         A ← ηA + Σ ββᵀ        B ← ηB + Σ βfᵀ
 
-    the atoms minimise ½ tr(Mᵀ A M) - tr(Mᵀ B), by one round of block coordinate descent
+    the atoms minimize ½ tr(Mᵀ A M) - tr(Mᵀ B), by one round of block coordinate descent
     over the atoms m_j with norms of at most 1:
 
         u = m_j + (B_j - A_j M) / A_jj        m_j ← u / max(‖u‖, 1)
 
-    η (`decay`) < 1 forgets the features of a network that has changed since. All state is in
-    buffers.
+    η (`decay`) < 1 forgets features of earlier states of the network. All state is in buffers.
     """
 
     products: Tensor
@@ -76,7 +81,7 @@ class OnlineDictionary(nn.Module):
 
     @torch.no_grad()
     def learn(self, atoms: Float[Tensor, "atoms dim"], sums: CodeSums) -> None:
-        """Follow a batch; `atoms` are changed in place."""
+        """Update `atoms` in place from the sums of a batch."""
         self.products.mul_(self.decay).add_(sums.products)
         self.targets.mul_(self.decay).add_(sums.targets)
         self.used += sums.used
@@ -84,14 +89,14 @@ class OnlineDictionary(nn.Module):
             weights = sums.candidates.square().sum(1)
             self.candidates.copy_(draw(sums.candidates, weights, len(atoms)))
         for j in range(len(atoms)):
-            own = self.products[j, j]
-            u = atoms[j] + (self.targets[j] - self.products[j] @ atoms) / own.clamp(min=_UNUSED)
+            a_jj = self.products[j, j]
+            u = atoms[j] + (self.targets[j] - self.products[j] @ atoms) / a_jj.clamp(min=_UNUSED)
             u = u / u.norm().clamp(min=1)
-            atoms[j] = torch.where(own > _UNUSED, u, atoms[j])
+            atoms[j] = torch.where(a_jj > _UNUSED, u, atoms[j])
 
     @torch.no_grad()
     def reseed(self, atoms: Float[Tensor, "atoms dim"]) -> int:
-        """Put candidates in place of atoms that no code had since the last call; how many."""
+        """Replace atoms unused since the last call by candidates and return their number."""
         unused = (self.used == 0) & (self.candidates.norm(dim=1) > 0)
         atoms[unused] = F.normalize(self.candidates[unused], dim=1)
         self.products[unused] = 0
@@ -102,9 +107,9 @@ class OnlineDictionary(nn.Module):
 
 
 def draw(f: Features, weights: Float[Tensor, " n"], count: int) -> Float[Tensor, "count dim"]:
-    """Draw features with these weights, from torch's global generator; zeros if all are zero.
+    """Draw features in proportion to the weights, from torch's global generator.
 
-    None is drawn twice, unless there are too few.
+    Draws without replacement unless there are too few. Returns zeros if all weights are zero.
     """
     weights = weights.double().cpu()
     positive = int((weights > 0).sum())
@@ -114,30 +119,30 @@ def draw(f: Features, weights: Float[Tensor, " n"], count: int) -> Float[Tensor,
     return f[index.to(f.device)]
 
 
-_NUMBERS = 2**20  # of all systems that are solved at once: they stay in a CPU's cache
+_NUMBERS = 2**20  # total size of the systems solved at once, chosen to fit a CPU's cache
 
 
 class MetaFeatures(nn.Module):
-    """Replace the feature f at each place of a map by its composition of addressed atoms.
+    """Replace the feature f at each pixel of a map by a composition of dictionary atoms.
 
-    With the dictionary M ∈ R^{K x d}, in eval mode as in training:
+    With the dictionary M ∈ R^{K x d}, in training and in eval mode:
 
-    - Addressing: S are the s atoms of the largest cosine with f, of those at or above a threshold.
-    - Composition: β = (M_S M_Sᵀ + ρI)⁻¹ M_S f, the ridge regression of f on them in closed form,
-      and f̂ = M_Sᵀ β goes on to the rest of the network.
+    - Addressing: S are the s atoms with the largest cosine with f, if at or above a threshold.
+    - Composition: β = (M_S M_Sᵀ + ρI)⁻¹ M_S f, the closed-form ridge regression of f on S, and the
+      output is f̂ = M_Sᵀ β.
 
-    The dictionary is not a parameter: `OnlineDictionary` learns it from what `collecting`
-    gives. Given S, f̂ = P f with the symmetric P = M_Sᵀ (M_S M_Sᵀ + ρI)⁻¹ M_S. So the
-    gradient of f is P times that of f̂, or with `"straight-through"` that of f̂ itself.
+    The dictionary is not a parameter. `OnlineDictionary` learns it from the sums of `collecting`.
+    Given S, f̂ = P f with the symmetric P = M_Sᵀ (M_S M_Sᵀ + ρI)⁻¹ M_S. The gradient of f is thus P
+    times that of f̂, or with `"straight-through"` the gradient of f̂ itself.
 
     Args:
-        channels: d.
-        atoms: K.
-        addressed: s.
+        channels: d, the number of channels.
+        atoms: K, the size of the dictionary.
+        addressed: s, the number of addressed atoms.
         ridge: ρ.
-        threshold: Smallest cosine of an addressed atom; -1 addresses s of them in any case.
-        channel: Which dimension of a batch of maps holds the channels.
-        gradient: What f receives of the gradient of f̂.
+        threshold: Smallest cosine of an addressed atom. -1 always addresses s atoms.
+        channel: Channel dimension of a batch of maps.
+        gradient: Gradient of f, see above.
     """
 
     atoms: Tensor
@@ -168,7 +173,7 @@ class MetaFeatures(nn.Module):
             wide = f.reshape(-1, f.shape[-1])
             wide = wide.float() if x.dtype in (torch.bfloat16, torch.float16) else wide
             compose = self._composed
-            if torch.compiler.is_compiling():  # its loop is over any number of chunks
+            if torch.compiler.is_compiling():  # the number of chunks varies
                 compose = torch.compiler.disable(compose)
             composed: Tensor = compose(wide)
         return composed.to(x.dtype).view(f.shape).movedim(-1, self.channel)
@@ -185,7 +190,7 @@ class MetaFeatures(nn.Module):
 
     @contextmanager
     def collecting(self) -> Iterator[CodeSums]:
-        """Inside the block, sum up the codes of all passes, for the dictionary to learn from."""
+        """Collect the sums over all passes inside the block, for the dictionary."""
         self._sums = CodeSums(self.atoms)
         try:
             yield self._sums
@@ -193,7 +198,7 @@ class MetaFeatures(nn.Module):
             self._sums = None
 
     def compose(self, f: Features) -> tuple[Features, list["Addressed"]]:
-        """f̂ of each feature, and what was addressed for it, in chunks."""
+        """Return f̂ of each feature, and the addressed atoms in chunks."""
         outputs, addressed = [], []
         for part in self._chunks(f):
             chosen = self.address(part)
@@ -206,44 +211,44 @@ class MetaFeatures(nn.Module):
         return torch.cat(outputs), addressed
 
     def project(self, g: Features, addressed: list["Addressed"]) -> Features:
-        """P g with the atoms that were addressed for other features."""
+        """Compute P g with the atoms addressed by an earlier `compose`."""
         parts = zip(self._chunks(g), addressed, strict=True)
         return torch.cat([self.code(part, chosen) @ self.atoms for part, chosen in parts])
 
     def address(self, f: Features) -> "Addressed":
-        """The s atoms with the largest cosine, and which of them reach the threshold."""
+        """Return the s atoms with the largest cosine, and which of them reach the threshold."""
         cosine = F.normalize(f, dim=1) @ F.normalize(self.atoms, dim=1).T  # (n, atoms)
         value, index = cosine.topk(self.addressed, dim=1)
         return index.T.contiguous(), value.T >= self.threshold
 
     def code(self, f: Features, addressed: "Addressed") -> Float[Tensor, "n atoms"]:
-        """β of each feature, with zeros for all atoms that are not addressed."""
+        """Return β of each feature, with zeros for all atoms that are not addressed."""
         index, used = addressed
         gram = (self.atoms @ self.atoms.T).flatten()
         pairs = index[:, None] * len(self.atoms) + index[None, :]  # (addressed, addressed, n)
-        # What is below the threshold has neither a product nor a neighbour, so its β is 0.
+        # Zero the products of atoms below the threshold, so that their β is 0.
         system = gram.index_select(0, pairs.flatten()).view(pairs.shape)
         system = system * (used[:, None] & used[None, :])
         ridge = self.ridge * torch.eye(len(index), dtype=f.dtype, device=f.device)
         system = system + ridge[..., None]
         products = (f @ self.atoms.T).T.gather(0, index) * used  # M_S f
         beta = solve(system, products)  # (addressed, n)
-        # Not len(f), which would fix the number of images in an export.
+        # len(f) would fix the number of images in an export.
         return f.new_zeros(f.shape[0], len(self.atoms)).scatter(1, index.T, beta.T)
 
     def _chunks(self, f: Tensor) -> tuple[Tensor, ...]:
-        if torch.compiler.is_exporting():  # a graph for any number of images has no loop over them
+        if torch.compiler.is_exporting():  # an exported graph cannot loop over the images
             return (f,)
         chunks: tuple[Tensor, ...] = f.split(max(1, _NUMBERS // self.addressed**2))
         return chunks
 
 
 Addressed = tuple[Int64[Tensor, "addressed n"], Bool[Tensor, "addressed n"]]
-"""Atoms for each feature, and whether they reach the threshold."""
+"""Indices of atoms for each feature, and whether they reach the threshold."""
 
 
 class _Composition(torch.autograd.Function):
-    """f̂ = P f, whose gradient is P times that of f̂: nothing but the addresses is kept for it."""
+    """Compute f̂ = P f, saving only the addresses for the gradient, which is P times that of f̂."""
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, layer: MetaFeatures) -> Tensor:
@@ -258,9 +263,9 @@ class _Composition(torch.autograd.Function):
 
 
 def solve(systems: Float[Tensor, "s s n"], right: Float[Tensor, "s n"]) -> Float[Tensor, "s n"]:
-    """Solve n symmetric positive definite systems, by elimination without exchange of rows.
+    """Solve n symmetric positive definite systems by elimination without pivoting.
 
-    All n side by side, in operations that every export has; ONNX has no other way to solve one.
+    Uses only operations that can be exported. ONNX has no linear solver.
     """
     rest = torch.cat((systems, right[:, None]), dim=1)  # (s, s + 1, n)
     rows = []

@@ -1,6 +1,6 @@
-"""Which backbones there are and what each needs of an image. Free of torch.
+"""Names and metadata of the backbones.
 
-So the command line can complete, list and check names before anything heavy is imported.
+Does not import torch, so that the command line can complete, list and check names quickly.
 """
 
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ from peerdg.options import did_you_mean
 
 Channels = tuple[float, float, float]
 
-MAX_SIDE = 2048  # pixels; one image that is larger would take gigabytes in a network
-MEAN_LIMITS = {"at_least": -1e3, "at_most": 1e3}  # of images on the scale 0..1
+MAX_SIDE = 2048  # pixels; a network would need gigabytes for one larger image
+MEAN_LIMITS = {"at_least": -1e3, "at_most": 1e3}  # on the scale 0..1
 STD_LIMITS = {"at_least": 1e-3, "at_most": 1e3}
-OWN = "own"  # a network that the user brought
-TIMM = "timm:"  # what stands before the name of a timm model
+OWN = "own"  # backbone name of a user's network
+TIMM = "timm:"  # prefix of timm models
 IMAGENET: tuple[Channels, Channels] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 Rule = Literal["uniform", "greedy", "ensemble"]
-"""How runs become one model: by the mean of their weights, or of their outputs."""
+"""Rule for combining runs: average weights (uniform, greedy) or outputs (ensemble)."""
 Outputs = Literal["probabilities", "logits"]
-"""What an ensemble averages."""
-_V1 = "IMAGENET1K_V1"  # the weights that the domain generalization literature starts from
+"""Outputs that an ensemble averages."""
+_V1 = "IMAGENET1K_V1"  # initial weights in the domain generalization literature
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backbone:
-    """What one network is called and needs of an image."""
+    """Metadata of a backbone."""
 
     title: str
     image_size: int = 224  # side of the images it was designed for
-    fixed_size: bool = False  # whether it takes no other size
-    normalisation: tuple[Channels, Channels] | None = IMAGENET  # None: that of the data set
-    last_layer: tuple[str, ...] = ("fc",)  # its name in files of the whole network; not used
-    imagenet: str | None = _V1  # torchvision's weights that `--weights imagenet` stands for
+    fixed_size: bool = False  # whether it accepts only this size
+    normalisation: tuple[Channels, Channels] | None = IMAGENET  # None uses the dataset's
+    last_layer: tuple[str, ...] = ("fc",)  # names in weight files, never loaded
+    imagenet: str | None = _V1  # torchvision's name of `--weights imagenet`
 
 
 BACKBONES: dict[str, Backbone] = {
@@ -74,9 +74,9 @@ BACKBONES: dict[str, Backbone] = {
 
 
 def check_backbone(name: str, weights: str = "none") -> None:
-    """Refuse a backbone that cannot be built, or one without the ImageNet weights asked for.
+    """Raise if a backbone cannot be built or lacks the requested ImageNet weights.
 
-    Whether timm knows the name after `timm:` is only seen when the model is built.
+    The name after `timm:` is checked only when the model is built.
     """
     if name.startswith(TIMM):
         if find_spec("timm") is None:
@@ -88,20 +88,20 @@ def check_backbone(name: str, weights: str = "none") -> None:
     if name not in BACKBONES:
         hint = did_you_mean(name, BACKBONES)
         raise ConfigError(
-            f"Unknown backbone '{name}'.", hint=f"{hint} Or timm:NAME for any model of timm."
+            f"Unknown backbone '{name}'.", hint=f"{hint} Or use timm:NAME for any timm model."
         )
     if weights == "imagenet" and BACKBONES[name].imagenet is None:
         raise ConfigError(
             f"There are no ImageNet weights for {name}.",
-            hint="Use --weights none, or give a file with --weights FILE.",
+            hint="Use --weights none, or pass a file with --weights FILE.",
         )
 
 
 def has_normalisation(name: str) -> bool:
-    """Whether the backbone's weights expect a mean and scale of their own."""
+    """Return whether the backbone's weights expect a specific mean and scale."""
     return name.startswith(TIMM) or BACKBONES[name].normalisation is not None
 
 
 def is_weights_file(weights: str) -> bool:
-    """Whether `--weights` names a file, and neither published weights nor none."""
+    """Return whether `--weights` names a file."""
     return weights not in ("none", "imagenet")

@@ -1,4 +1,4 @@
-"""Stages of a network: their feature maps, and the places where a layer can be added."""
+"""Find the stages of a network, their feature maps, and places for added layers."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from peerdg.options import did_you_mean
 
 TOKEN_GROUPS = 4  # groups of a transformer's blocks, like the four stages of a ResNet
 
-# The last map of each resolution, by the class of the encoder. H(x) is one more stage where layers
-# with weights follow the last map, unless dropout makes it random in training.
+# The last map of each resolution, by the class of the encoder. H(x) is another stage if layers with
+# weights follow the last map, unless dropout makes it random in training.
 _STAGES = {
     "DigitsCNN": ("conv1", "conv2", OUTPUT),
     "AlexNet": ("features.1", "features.4", "features.11", "avgpool"),
@@ -30,7 +30,7 @@ _STAGES = {
         OUTPUT,
     ),
 }
-# Where the next stage begins, if that is behind pooling and not right behind the map.
+# Where the next stage begins, for networks with pooling between the stages.
 _PLACES = {
     "DigitsCNN": ("before conv2", "after conv2"),  # its pooling is not a module
     "AlexNet": ("after features.2", "after features.5", "after features.12", "after avgpool"),
@@ -41,12 +41,12 @@ _PLACES = {
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """The output of a module.
+    """Name and shape of a module's output.
 
     Args:
-        name: Name of the module inside the encoder; `"."` is the encoder, with its features H(x).
+        name: Name of the module in the encoder. `"."` is the encoder itself, with output H(x).
         shape: Shape of the output for one image.
-        channel: Dimension of `shape` that holds the channels.
+        channel: Channel dimension in `shape`.
     """
 
     name: str
@@ -65,23 +65,23 @@ class FeatureMap:
 
     @property
     def has_places(self) -> bool:
-        """Whether there is more than one pixel or token."""
+        """Whether the map has more than one pixel or token."""
         places = [size for place, size in enumerate(self.shape) if place != self.channel]
         return len(self.shape) in (2, 3) and max(places) > 1
 
 
 Places = dict[str, FeatureMap]
-"""The map that passes at each place, by its name as `models.layers` has it."""
+"""Feature maps by place, see `models.layers.Layer`."""
 Trace = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
-"""Shapes of the input and the output of each module in one pass."""
+"""Input and output shapes of each module in one pass."""
 
 
 def find_stages(model: Classifier, size: int) -> list[FeatureMap]:
     """Return the output of each stage of a network for images of side `size`.
 
-    Of the known backbones they are listed in `_STAGES`. Of a timm network they are what its
-    `feature_info` lists, of a transformer the end of each quarter of the blocks. Of any other
-    network they are the last map of each resolution among the encoder's children.
+    `_STAGES` lists the stages of known backbones. Those of a timm network are in its
+    `feature_info`, for a transformer the end of each quarter of the blocks. For any other network
+    they are the last map of each resolution among the encoder's children.
     """
     trace = trace_forward(model, size)
     return [_feature_map(name, trace[name][1]) for name in _stages(model.encoder, trace)]
@@ -91,7 +91,7 @@ def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[Featu
     """Return the outputs of the named modules, in this order.
 
     Raises:
-        ConfigError: If the encoder has no such module, or it does not give one tensor per pass.
+        ConfigError: If a module is missing or does not return one tensor per pass.
     """
     trace = trace_forward(model, size)
     modules = modules_of(model.encoder)
@@ -102,20 +102,20 @@ def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[Featu
             )
         if name not in trace:
             raise ConfigError(
-                f"The module '{name}' does not give one tensor in each pass.",
-                hint=f"Some that do: {', '.join(list(trace)[:8])}.",
+                f"The module '{name}' does not return one tensor per pass.",
+                hint=f"Choose another, e.g. {', '.join(list(trace)[:8])}.",
             )
     if len(set(names)) < len(names):
-        raise ConfigError(f"A module is named twice: {', '.join(names)}.")
+        raise ConfigError(f"Module names must be unique: {', '.join(names)}.")
     return [_feature_map(name, trace[name][1]) for name in names]
 
 
 def stage_places(model: Classifier, size: int) -> Places:
-    """Return the end of each stage of a network, in their order: the input of the next stage.
+    """Return the end of each stage of a network in order, that is, the input of the next stage.
 
-    The stem of a network whose stages are blocks of several layers does not count. So the first
-    places are behind `layer1` and `layer2` of a ResNet, and behind the first two groups of a
-    transformer's blocks. `_PLACES` lists networks with pooling between their stages.
+    The stem does not count if the stages are blocks of several layers. The first places are thus
+    after `layer1` and `layer2` of a ResNet, and after the first two groups of a transformer's
+    blocks. `_PLACES` lists networks with pooling between their stages.
     """
     trace = trace_forward(model, size)
     names = _PLACES.get(type(model.encoder).__name__)
@@ -134,10 +134,10 @@ def stage_places(model: Classifier, size: int) -> Places:
 def choose_places(
     model: Classifier, size: int, *, names: Sequence[str] | None, stages: Sequence[int], option: str
 ) -> Places:
-    """Choose places for a method's layers, where there are maps of more than one pixel.
+    """Choose places for a method's layers, at maps of more than one pixel.
 
-    They are behind the named modules, or else at the end of the stages with these numbers, from 1.
-    Stages that the network does not have are left out. `option` names modules, for messages.
+    Places are after the modules in `names`, or by default at the end of the stages with these
+    numbers, from 1. Missing stages are skipped. `option` is the command-line option for `names`.
     """
     if names is None:
         available = list(stage_places(model, size).items())
@@ -146,9 +146,9 @@ def choose_places(
     else:
         chosen = {f"after {each.name}": each for each in named_maps(model, size, names)}
     if not chosen or not all(each.has_places for each in chosen.values()):
-        where = "No stage of this network ends" if names is None else f"{', '.join(names)}: no end"
+        where = "any stage of this network" if names is None else ", ".join(names)
         raise ConfigError(
-            f"{where} with a map of more than one pixel, where a layer could be added.",
+            f"Cannot add a layer after {where}: it needs a map of more than one pixel.",
             hint=f"Name another module with {option}.",
         )
     return chosen
@@ -156,7 +156,7 @@ def choose_places(
 
 @contextmanager
 def recorded(model: Classifier, names: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
-    """Inside the block, collect the outputs of the named modules, one tensor per pass."""
+    """Record the outputs of the named modules inside the block, one tensor per pass."""
     outputs: dict[str, list[Tensor]] = {name: [] for name in names}
 
     def collect(name: str, output: Tensor) -> Tensor:
@@ -170,26 +170,26 @@ def recorded(model: Classifier, names: Sequence[str]) -> Iterator[dict[str, list
 
 @torch.no_grad()
 def trace_forward(model: Classifier, size: int) -> Trace:
-    """Trace a pass of one black image: the modules that gave one tensor, in the order they ended.
+    """Trace the modules that return one tensor in a pass of one black image, in call order.
 
-    The network does not change.
+    Does not change the network.
     """
-    ended: list[tuple[str, tuple[object, ...], object]] = []
+    calls: list[tuple[str, tuple[object, ...], object]] = []
     with ExitStack() as stack, eager(model.encoder), in_eval_mode(model):
         for name, module in modules_of(model.encoder).items():
             hook = module.register_forward_hook(
-                lambda module, inputs, output, name=name: ended.append((name, inputs, output))
+                lambda module, inputs, output, name=name: calls.append((name, inputs, output))
             )
             stack.callback(hook.remove)
         device = model.head.weight.device
         model.features(torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device))
-    times = Counter(name for name, _, _ in ended)
+    times = Counter(name for name, _, _ in calls)
     trace = {}
-    for name, inputs, output in ended:
+    for name, inputs, output in calls:
         if times[name] == 1 and isinstance(output, Tensor) and output.ndim in (2, 3, 4):
             first = inputs[0] if inputs else None
-            given = tuple(first.shape) if isinstance(first, Tensor) else ()
-            trace[name] = (given, tuple(output.shape))
+            input_shape = tuple(first.shape) if isinstance(first, Tensor) else ()
+            trace[name] = (input_shape, tuple(output.shape))
     return trace
 
 
@@ -197,8 +197,8 @@ def _stages(encoder: nn.Module, trace: Trace) -> list[str]:
     known = _STAGES.get(type(encoder).__name__, ())
     if known and all(name in trace for name in known):
         return list(known)
-    if listed := getattr(encoder, "feature_info", None):  # of timm
-        names = [about["module"] for about in listed if about["module"] in trace]
+    if feature_info := getattr(encoder, "feature_info", None):  # a timm network
+        names = [info["module"] for info in feature_info if info["module"] in trace]
         if all(len(trace[name][1]) == 3 for name in names):  # tokens
             groups = min(TOKEN_GROUPS, len(names))
             names = [names[len(names) * (n + 1) // groups - 1] for n in range(groups)]
@@ -206,21 +206,21 @@ def _stages(encoder: nn.Module, trace: Trace) -> list[str]:
         children = [name for name, _ in encoder.named_children() if name in trace]
         last = {_side(trace[name][1]): name for name in children}
         names = sorted((name for side, name in last.items() if side > 1), key=children.index)
-    return names + [OUTPUT] * _learns_after(names, encoder, trace)
+    return names + [OUTPUT] * _output_is_stage(names, encoder, trace)
 
 
-def _learns_after(names: list[str], encoder: nn.Module, trace: Trace) -> bool:
-    """Whether layers with weights follow the last stage, and no dropout."""
-    ended = list(trace)
-    later = ended[ended.index(names[-1]) + 1 :] if names else ended
+def _output_is_stage(names: list[str], encoder: nn.Module, trace: Trace) -> bool:
+    """Return whether layers with weights, but no dropout, follow the last stage."""
+    modules = list(trace)
+    later = modules[modules.index(names[-1]) + 1 :] if names else modules
     layers = [encoder.get_submodule(name) for name in later if name != OUTPUT]
-    drops = any(isinstance(x, nn.modules.dropout._DropoutNd) and x.p > 0 for x in layers)
-    learns = any(True for x in layers for _ in x.parameters(recurse=False))
-    return not names or (learns and not drops)
+    dropout = any(isinstance(x, nn.modules.dropout._DropoutNd) and x.p > 0 for x in layers)
+    weights = any(True for x in layers for _ in x.parameters(recurse=False))
+    return not names or (weights and not dropout)
 
 
 def _layers(module: nn.Module) -> int:
-    """Count the layers with a weight matrix."""
+    """Return the number of layers with a weight matrix."""
     return sum(
         any(p.dim() > 1 for p in part.parameters(recurse=False)) for part in module.modules()
     )
@@ -235,7 +235,7 @@ def _side(shape: tuple[int, ...]) -> int:
 
 
 def _feature_map(name: str, shape: tuple[int, ...]) -> FeatureMap:
-    """Find the channels by the shape of a batch of outputs."""
+    """Find the channel dimension from the shape of a batch of outputs."""
     shape = shape[1:]
     is_last = len(shape) == 2 or (len(shape) == 3 and shape[0] == shape[1] != shape[2])
     return FeatureMap(name, shape, channel=len(shape) - 1 if is_last else 0)

@@ -13,15 +13,15 @@ from peerdg.models.classifier import in_eval_mode
 
 @torch.no_grad()
 def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
-    """Recompute batch-normalization statistics as the mean over batches, weighted by their images.
+    """Recompute batch-normalization statistics as the mean over batches, weighted by their sizes.
 
-    Like `torch.optim.swa_utils.update_bn`, but a last, smaller batch counts less, and only the
-    normalization layers are in train mode: dropout stays off, so the result does not depend on any
-    random state. A loader that shuffles leaves torch's global generator as it was.
+    Like `torch.optim.swa_utils.update_bn`, but a smaller last batch counts less and only the
+    normalization layers are in train mode. Dropout stays off, so the result is deterministic.
+    Restores torch's global RNG state, which a shuffling loader may change.
 
-    Without batch normalization nothing is done. An error leaves the statistics as they were.
+    Does nothing without batch normalization. Restores the old statistics on errors.
     """
-    layers = _normalisation_layers(model)
+    layers = _batch_norm_layers(model)
     if not layers:
         return
     device = next(model.parameters()).device
@@ -39,7 +39,7 @@ def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
         if not seen:
             raise DataError(
                 "There are no clean images to recompute batch statistics.",
-                hint="Give clean images that can be iterated again, in batches of two or more.",
+                hint="Pass an iterable that can be restarted, with batches of at least two images.",
             )
     except BaseException:
         _restore(before)
@@ -51,13 +51,12 @@ def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
 
 @contextmanager
 def clean_statistics(models: Iterable[nn.Module], clean: Iterable[Tensor]) -> Iterator[None]:
-    """Give networks batch statistics of clean images inside the block, their own afterwards.
+    """Use batch statistics of clean images inside the block and restore the old ones afterwards.
 
-    Training is not affected, even if the block is interrupted. The arguments are those of
-    `recompute_statistics`.
+    Training is not affected, even if the block is interrupted. See `recompute_statistics`.
     """
     models = list(models)
-    before = _statistics(layer for model in models for layer in _normalisation_layers(model))
+    before = _statistics(layer for model in models for layer in _batch_norm_layers(model))
     try:
         for model in models:
             recompute_statistics(model, clean)
@@ -66,12 +65,12 @@ def clean_statistics(models: Iterable[nn.Module], clean: Iterable[Tensor]) -> It
         _restore(before)
 
 
-def _normalisation_layers(model: nn.Module) -> list[_BatchNorm]:
+def _batch_norm_layers(model: nn.Module) -> list[_BatchNorm]:
     return [part for part in model.modules() if isinstance(part, _BatchNorm)]
 
 
 def _statistics(layers: Iterable[_BatchNorm]) -> list[tuple[Tensor, Tensor]]:
-    """Return each buffer, and a copy of what it holds now."""
+    """Return each buffer with a copy of its values."""
     return [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
 
 

@@ -3,9 +3,9 @@
 Files of `model/`:
 
 * `model.safetensors`: the weights
-* `model.json`: backbone and added layers, class names, normalization, image sizes, how it was
-  trained, which runs it was made of, checksums
-* `MODEL_CARD.md`: the same for a person, written by `peerdg.run.model`; nothing reads it
+* `model.json`: backbone, added layers, class names, normalization, image sizes, training, combined
+  runs, checksums
+* `MODEL_CARD.md`: the same for people, written by `peerdg.run.model` and never read
 """
 
 import copy
@@ -27,6 +27,7 @@ from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier
 from peerdg.models.ensemble import MeanHead, added_layers, ensemble
 from peerdg.models.names import OWN as OWN
+from peerdg.options import nearest_path
 from peerdg.terminal import visible
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -48,10 +49,10 @@ def describe_model(
     Args:
         model: Network with its class names and normalization.
         backbone: Name of the network, or `OWN`.
-        image_size: Side of the images that the network sees.
-        stored_size: Side of the squares that files are decoded to first. None if it is the same.
+        image_size: Side of the network's input images.
+        stored_size: Side of the squares that files are decoded to first, if different.
         training: Data, method, settings and results of the training, for the card.
-        progress: Epochs that it was trained for, see `how_far`. None if training is complete.
+        progress: Number of trained epochs, see `how_far`. None if training is complete.
     """
     description = {
         "format": FORMAT,
@@ -73,9 +74,9 @@ def describe_model(
 
 
 def save_model(folder: Path, model: Classifier, **about: Any) -> str:
-    """Write `model` as a folder that `load_stored` reads, and return the SHA-256 of its weights.
+    """Write `model` as a folder for `load_stored` and return the SHA-256 of its weights.
 
-    `about` are arguments of `describe_model`.
+    `about` are the keyword arguments of `describe_model`.
     """
     return write_model(folder, model.state_dict(), describe_model(model, **about))
 
@@ -93,26 +94,26 @@ def write_model(folder: Path, tensors: Mapping[str, Tensor], description: dict[s
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Read a `model.json`, and raise a DamagedError if it is not what was saved."""
+    """Read a `model.json` and verify its checksum."""
     description: dict[str, Any] = read_json(path, format=FORMAT, hint=_HINT)
     if description.get("sha256") != checksum(description):
-        raise DamagedError(f"{visible(str(path))} is not what was saved.", hint=_HINT)
+        raise DamagedError(f"{visible(str(path))} does not match its checksum.", hint=_HINT)
     return description
 
 
 def checksum(description: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the rest of a description: class names matter as much as weights."""
+    """Return the SHA-256 of a description without its checksum."""
     content = {name: value for name, value in description.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def describes_ensemble(description: Mapping[str, Any]) -> bool:
-    """Whether a description is that of several networks whose outputs are averaged."""
+    """Return whether a description is that of an ensemble."""
     return (description.get("combined") or {}).get("rule") == "ensemble"
 
 
 def how_far(description: Mapping[str, Any]) -> str | None:
-    """Say how far the model of an unfinished run was trained. None if training is complete."""
+    """Return a phrase on the progress of an unfinished run. None if training is complete."""
     progress = description.get("progress") or {"complete": True}
     if progress["complete"]:
         return None
@@ -134,8 +135,9 @@ def require_model(path: Path) -> dict[str, Any]:
     file = model_folder(path) / DESCRIPTION
     if not file.exists():
         raise DataError(
-            f"There is no model in {path}: {DESCRIPTION} is missing.",
-            hint="Give a run folder or a model folder. A run has a model after an evaluation.",
+            f"There is no model in {path}: {DESCRIPTION if path.exists() else 'it'} is missing.",
+            hint=nearest_path(path)
+            or "Give a run folder or a model folder. A run has a model after an evaluation.",
         )
     return read_description(file)
 
@@ -145,19 +147,19 @@ def load_stored(path: Path, model: nn.Module | None = None) -> tuple[Classifier,
 
     Args:
         path: Run folder or model folder.
-        model: Network to put the weights into, if it was the user's own: a `Classifier` or the
-            module that one was made of, with or without the layers that a method added. For an
-            ensemble, one of its networks or all of it.
+        model: Network to load the weights into, for a user's network: a `Classifier` or the module
+            it was built from, with or without the layers added by a method. For an ensemble, one
+            of its networks or the whole ensemble.
 
     Raises:
-        ConfigError: If the network was the user's own and `model` is missing or has other classes.
-        DamagedError: If a file does not match its checksum, or the weights are of another network.
+        ConfigError: If the model is a user's network and `model` is missing or has other classes.
+        DamagedError: If a file does not match its checksum or the weights do not fit the network.
         NumericalError: If a weight is NaN or infinite.
     """
     description, folder = require_model(path), model_folder(path)
     with reading(folder, hint=_HINT):
         if sha256(folder / WEIGHTS) != description["weights_sha256"]:
-            raise DamagedError(f"{folder / WEIGHTS} is not what was saved.", hint=_HINT)
+            raise DamagedError(f"{folder / WEIGHTS} does not match its checksum.", hint=_HINT)
         network = _with_members(_network(description, model), description)
         network.load_state_dict(load_file(folder / WEIGHTS))
     _require_finite(network, folder)
@@ -165,14 +167,14 @@ def load_stored(path: Path, model: nn.Module | None = None) -> tuple[Classifier,
 
 
 def _network(description: dict[str, Any], model: nn.Module | None) -> Classifier:
-    """Build the described network, or make a classifier with its classes of the user's."""
+    """Build the described network, or wrap the user's network as a classifier."""
     inputs = {name: description[name] for name in ("classes", "mean", "std")}
     if model is not None:
         network = as_classifier(model, **inputs, image_size=description["image_size"])
     elif description["backbone"] == OWN:
         raise ConfigError(
-            "This model is a network of your own, which peerdg cannot build.",
-            hint="Give it: peerdg.load_model(folder, network=your_classifier).",
+            "This model is a custom network, which peerdg cannot build.",
+            hint="Pass it: peerdg.load_model(folder, network=your_classifier).",
         )
     else:
         network = build_classifier(description["backbone"], **inputs)
@@ -185,9 +187,9 @@ def _network(description: dict[str, Any], model: nn.Module | None) -> Classifier
 
 
 def _with_members(network: Classifier, description: dict[str, Any]) -> Classifier:
-    """Add the stored layers, and repeat the network for each member of an ensemble."""
+    """Add the stored layers and copy the network for each member of an ensemble."""
     combined = description.get("combined") or {}
-    if isinstance(network.head, MeanHead):  # all of the ensemble was given
+    if isinstance(network.head, MeanHead):  # the user passed the whole ensemble
         if network.head.outputs != combined["outputs"]:
             raise ValueError(f"it averages {combined['outputs']}")
         return network
@@ -199,10 +201,7 @@ def _with_members(network: Classifier, description: dict[str, Any]) -> Classifie
 
 
 def _require_finite(model: nn.Module, folder: Path) -> None:
-    """Refuse weights with which no probability can be computed.
-
-    A buffer may have negative infinities, as attention masks do.
-    """
+    """Raise if a value is NaN or infinite. Buffers such as attention masks may hold -inf."""
     parameters = dict(model.named_parameters())
     for name, tensor in model.state_dict().items():
         usable = tensor.isfinite()
@@ -210,15 +209,15 @@ def _require_finite(model: nn.Module, folder: Path) -> None:
             usable |= tensor == -torch.inf
         if not usable.all():
             raise NumericalError(
-                f"The model in {folder} has values that are NaN or infinite in '{visible(name)}'.",
-                hint="Use another model, or train it again.",
+                f"The model in {folder} has NaN or infinite values in '{visible(name)}'.",
+                hint="Use another model or train it again.",
             )
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors as safetensors, and raise an OutputError if the disk is full."""
-    # The format requires contiguous CPU tensors, so channels-last weights are laid out again.
-    # Tied weights share memory, which the format refuses, so the second one is copied.
+    """Write named tensors as safetensors. Raises an OutputError if the disk is full."""
+    # The format requires contiguous CPU tensors without shared memory. Channels-last weights are
+    # converted, and the second of two tied weights is copied.
     ready: dict[str, Tensor] = {}
     pointers: set[int] = set()
     for name, tensor in tensors.items():
@@ -232,6 +231,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     except SafetensorError as error:
         raise OutputError(
             f"Cannot write {path.parent}: {error}.",
-            hint="Free some space and start again. Everything saved before is intact.",
+            hint="Free some space and start again. Earlier files are intact.",
         ) from error
-    path.chmod(mode)  # safetensors makes files that no other user may read
+    path.chmod(mode)  # safetensors creates files that no other user can read

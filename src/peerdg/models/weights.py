@@ -1,8 +1,8 @@
-"""Initial weights: find or download a file, refuse a pickle, load the tensors that match.
+"""Initial weights: find or download a file, reject pickles, load the tensors that match.
 
-A file may hold the whole network as torchvision, timm or the CaffeNet conversions store it, a part
-of it (`features.*`), or a model that peerdg saved. The last layer of a foreign file belongs to
-other classes and is never used.
+A file may contain the whole network as stored by torchvision, timm or the CaffeNet conversions, a
+part of it (`features.*`), or a model saved by peerdg. The last layer of other libraries' files
+belongs to other classes and is never loaded.
 """
 
 import importlib
@@ -24,30 +24,30 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.names import BACKBONES, TIMM, check_backbone
 from peerdg.terminal import visible
 
-MIN_SHARE = 0.1  # of the encoder's tensors; a file with fewer is a mistake
-MAX_SHOWN = 4  # names in a sentence
-# torchvision's names of the layers of ViT's MLP when it published the weights.
+MIN_SHARE = 0.1  # smallest share of the encoder's tensors in a file
+MAX_SHOWN = 4  # names per sentence
+# Layer names of ViT's MLP in torchvision's published weights.
 _FORMER_NAMES = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))
-_COUNTER = "num_batches_tracked"  # decides nothing, and is not in older files
+_COUNTER = "num_batches_tracked"  # has no effect and is missing in older files
 _HUB_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """Where the initial weights come from."""
+    """Source and coverage of the initial weights."""
 
     source: str  # the file, or "none"
-    loaded: int  # tensors of the encoder
-    total: int  # tensors of the encoder
-    fresh: tuple[str, ...] = ()  # tensors of the encoder that keep their random initial values
-    unused: tuple[str, ...] = ()  # tensors of the file without a place, but for its last layer
-    head: bool = False  # whether the head was loaded, too
+    loaded: int  # number of loaded tensors of the encoder
+    total: int  # number of tensors of the encoder
+    fresh: tuple[str, ...] = ()  # tensors of the encoder with random initial values
+    unused: tuple[str, ...] = ()  # unused tensors of the file, except its last layer
+    head: bool = False  # whether the head was loaded
 
     def __str__(self) -> str:
         if self.loaded == 0:
             return "All weights start fresh."
-        head = "the head, too" if self.head else "the head starts fresh"
-        text = f"{self.loaded} of {self.total} weights loaded from {self.source}; {head}."
+        head = "The head was loaded too." if self.head else "The head starts fresh."
+        text = f"{self.loaded} of {self.total} weights loaded from {self.source}. {head}"
         if self.fresh:
             text += f" Fresh: {_some(self.fresh)}."
         if self.unused:
@@ -56,19 +56,19 @@ class LoadReport:
 
 
 def weights_file(backbone: str, weights: str) -> Path | None:
-    """Return the file with the initial weights, downloaded if need be. None for `"none"`."""
+    """Return the file with the initial weights, downloaded if necessary. None for `"none"`."""
     if weights == "none":
         return None
     if weights == "imagenet":
         return _hub_file(backbone) if backbone.startswith(TIMM) else imagenet_file(backbone)
     if not Path(weights).is_file():
-        raise DataError(f"There is no weights file {weights}.", hint="Check --weights.")
+        raise DataError(f"Weights file not found: {weights}.", hint="Check --weights.")
     return Path(weights)
 
 
 def imagenet_file(backbone: str) -> Path:
     """Return the file with torchvision's weights, verified by the hash in its name."""
-    from peerdg._vision import models  # late, as in `backbones`
+    from peerdg._vision import models  # imported late, see `backbones`
 
     check_backbone(backbone, "imagenet")
     url = models.get_model_weights(backbone)[BACKBONES[backbone].imagenet].url
@@ -77,24 +77,24 @@ def imagenet_file(backbone: str) -> Path:
         download(url, path)
     elif not sha256(path).startswith(_hash_in(path)):
         raise DamagedError(
-            f"{path} does not have the hash in its name.", hint="Remove it to download it again."
+            f"{path} does not match the hash in its name.", hint="Remove it to download it again."
         )
     return path
 
 
 def download(url: str, path: Path) -> None:
-    """Fetch `url` into `path`, which appears whole and verified or not at all."""
+    """Download `url` to `path`, verified and atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.hub.download_url_to_file(url, str(path), _hash_in(path), progress=False)
     except (OSError, HTTPException) as error:
         raise ConfigError(
-            f"The weights cannot be downloaded from {url}: {error}.",
-            hint=f"Place the file at {path}, or use --weights none.",
+            f"Cannot download the weights from {url}: {error}.",
+            hint=f"Place the file at {path} or use --weights none.",
         ) from error
     except RuntimeError as error:
         raise DamagedError(
-            f"The download of {url} was damaged.", hint=f"Try again, or place the file at {path}."
+            f"The download of {url} was damaged.", hint=f"Try again or place the file at {path}."
         ) from error
 
 
@@ -108,28 +108,28 @@ def _hub_file(name: str) -> Path:
     repository = import_timm(name).get_pretrained_cfg(name.removeprefix(TIMM)).hf_hub_id
     if not repository:
         raise ConfigError(
-            f"timm publishes no weights for {name}.",
-            hint="Use --weights none, or give a file with --weights FILE.",
+            f"timm has no published weights for {name}.",
+            hint="Use --weights none, or pass a file with --weights FILE.",
         )
     hub = importlib.import_module("huggingface_hub")
     try:
         return Path(hub.hf_hub_download(repository, _HUB_FILE))
-    except (OSError, ValueError) as error:  # its errors are one of these
+    except (OSError, ValueError) as error:  # base classes of the hub's errors
         raise ConfigError(
-            f"The weights cannot be downloaded from https://huggingface.co/{repository}: {error}.",
-            hint="Give the file itself with --weights FILE, or use --weights none.",
+            f"Cannot download the weights from https://huggingface.co/{repository}: {error}.",
+            hint="Pass the file with --weights FILE, or use --weights none.",
         ) from error
 
 
 def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
-    """Give a fresh classifier of the named backbone its initial weights, in place.
+    """Load the initial weights of a fresh classifier with the named backbone in place.
 
-    `weights` is `"none"`, `"imagenet"` for the published ones, or a `.safetensors`, `.pth` or
+    `weights` is `"none"`, `"imagenet"` for the published weights, or a `.safetensors`, `.pth` or
     `.pt` file.
 
     Raises:
-        ConfigError: If the weights cannot be had, or are for another network.
-        DamagedError: If the file is damaged, or holds anything but tensors of finite numbers.
+        ConfigError: If the weights cannot be downloaded or belong to another network.
+        DamagedError: If the file is damaged or contains anything but tensors of finite numbers.
     """
     path = weights_file(backbone, weights)
     own = model.state_dict()
@@ -143,7 +143,7 @@ def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
     unused = tuple(name for name, place in places.items() if place not in own)
     problem = ""
     if loaded < MIN_SHARE * len(names) or loaded < len(unused):
-        problem = f"only {loaded} of its {len(places)} weights have a place among {len(names)}"
+        problem = f"only {loaded} of its {len(places)} weights match one of {len(names)}"
     for name, tensor in fitting.items():
         if tensor.shape != own[name].shape:
             shapes = f"{list(tensor.shape)}, in the network {list(own[name].shape)}"
@@ -151,13 +151,13 @@ def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
     if problem:
         raise ConfigError(
             f"{path} does not fit {backbone}: {problem}.",
-            hint="Give weights of the same network, or use --weights none.",
+            hint="Pass weights of the same network or use --weights none.",
         )
     for name, tensor in fitting.items():
         is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
         if not is_plain or tensor.is_complex() or not tensor.float().isfinite().all():
             raise DamagedError(
-                f"{path} is damaged: '{visible(name)}' has values that are not finite numbers.",
+                f"{path} is damaged: '{visible(name)}' has non-finite values.",
                 hint="Copy it again from its origin.",
             )
     model.load_state_dict(fitting, strict=False)
@@ -182,41 +182,41 @@ def _places(tensors: Mapping[str, Tensor], model: Classifier, backbone: str) -> 
 
 
 def _foreign_places(tensors: Mapping[str, Tensor], last_layer: tuple[str, ...]) -> dict[str, str]:
-    """Map weights of other libraries into the encoder, with outdated names renewed."""
-    # DataParallel and its kin put the network one level deeper.
+    """Map weight names of other libraries to names in the encoder, updating outdated ones."""
+    # DataParallel adds this prefix.
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     places = {}
     for stored in tensors:
         name = stored.removeprefix(prefix)
         if any(name.startswith(f"{layer}.") for layer in last_layer):
             continue
-        for former, today in _FORMER_NAMES:
-            name = re.sub(former, today, name)
+        for former, current in _FORMER_NAMES:
+            name = re.sub(former, current, name)
         places[stored] = f"encoder.{name}"
     return places
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict from a .safetensors file, or from a .pth file that holds tensors only."""
+    """Read a state dict from a .safetensors file, or from a .pth file with only tensors."""
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         raise DataError(f"{path} is not a weights file.", hint="Use a .safetensors or .pth file.")
     try:
         return load_file(path) if path.suffix == ".safetensors" else _load_pth(path)
-    except Exception as error:  # torch.load documents no set of exceptions for hostile files
+    except Exception as error:  # torch.load does not document its exceptions for hostile files
         raise DamagedError(
-            f"{path} was refused: it is damaged or holds more than tensors.",
-            hint="Weights must be a .safetensors file, or a .pth state dict of tensors.",
+            f"{path} was refused: it is damaged or contains more than tensors.",
+            hint="Use a .safetensors file, or a .pth state dict of tensors.",
         ) from error
 
 
 def _load_pth(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a .pth file without executing a pickle.
 
-    Where the format allows it the file is mapped, which takes no memory for sizes that the file
-    only claims. Only tensors with a place in the network are read.
+    The file is memory-mapped if its format allows it, so that false sizes in the file allocate no
+    memory. Only tensors that match the network are read.
     """
     with path.open("rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"  # else torch's format before version 1.6
+        is_zip = file.read(4) == b"PK\x03\x04"  # otherwise torch's format before version 1.6
     loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         loaded = loaded["state_dict"]
@@ -226,7 +226,7 @@ def _load_pth(path: Path) -> dict[str, Tensor]:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    """List layers rather than tensors, and not too many of them."""
+    """List the layers of some tensors, at most `MAX_SHOWN`."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     more = f" and {len(layers) - MAX_SHOWN} more" if len(layers) > MAX_SHOWN else ""
     return ", ".join(layers[:MAX_SHOWN]) + more
