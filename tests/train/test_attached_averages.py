@@ -1,4 +1,4 @@
-"""Averages that watch a run change nothing of it, and are what they would be alone."""
+"""Attached averages do not affect a run or each other."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -53,7 +53,7 @@ def of_model(records: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
     return [record for record in records if record.get("model") == model]
 
 
-def test_watched_together_they_are_bit_for_bit_what_each_is_alone(tmp_path: Path):
+def test_attached_together_they_equal_each_alone_bit_for_bit(tmp_path: Path):
     together = train(tmp_path / "all", *KINDS)
     deployed = load_file(tmp_path / "all/model/model.safetensors")
     for kind in KINDS:
@@ -103,14 +103,14 @@ def test_swad_without_validation_images_is_refused_before_training(tmp_path: Pat
 
 
 def learn(method: Method) -> None:
-    """One step, which no average follows."""
+    """Take one step without updating the averages."""
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.1)
     domain = tiny_domain(n=8)
     method.loss(Batch(domain.images, domain.labels))["loss"].backward()
     optimizer.step()
 
 
-def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
+def test_an_average_without_updates_warns_in_a_custom_loop():
     method = ERM(tiny_classifier())
     method.attach_averages({"ema": EMA(method.trained, decay=0.9)})
     learn(method)
@@ -120,20 +120,20 @@ def test_an_average_that_was_never_followed_warns_in_ones_own_loop():
     assert method.deployed is method.evaluated_networks["ema"]
 
 
-def test_a_watched_average_takes_no_name_that_is_taken():
+def test_an_attached_average_needs_a_free_name():
     peer = peerdg.PEER(tiny_classifier())
     for name in ("task", "proxy"):
-        with pytest.raises(ConfigError, match=f"the name '{name}'"):
+        with pytest.raises(ConfigError, match=f"named '{name}'"):
             peer.attach_averages({name: EMA(peer.trained)})
     peer.attach_averages({"ema": EMA(peer.trained)})
-    with pytest.raises(ConfigError, match="the name 'ema'"):
+    with pytest.raises(ConfigError, match="named 'ema'"):
         peer.attach_averages({"other": EMA(peer.trained), "ema": EMA(peer.trained)})
     assert list(peer.evaluated_networks) == ["proxy", "task", "ema"]
     assert peer.deployed is peer.task
 
 
-def test_an_average_of_the_starts_of_epochs_is_not_watched():
-    """It would never see one."""
+def test_an_average_that_needs_epoch_starts_cannot_be_attached():
+    """The loop of attached averages has no epoch starts."""
     method = ERM(tiny_classifier())
     with pytest.raises(ConfigError, match="include_init"):
         method.attach_averages({"initial": Snapshots(method.trained, include_init=True)})
@@ -142,7 +142,7 @@ def test_an_average_of_the_starts_of_epochs_is_not_watched():
 @pytest.mark.parametrize(
     ("epochs", "steps", "t0", "every"), [(1000, 500, 100, 100), (20, 12, 24, 12), (3, 2, 0, 2)]
 )
-def test_short_runs_have_a_shorter_start_and_more_looks(
+def test_short_runs_have_a_shorter_start_and_more_validations(
     epochs: int, steps: int, t0: int, every: int
 ):
     def make(kind: str, **options: Any) -> Any:
@@ -175,7 +175,7 @@ def fit(out: Path, *, batch_norm: bool = False, **options: Any) -> list[dict[str
 
 
 def test_the_end_of_training_closes_swads_last_segment(tmp_path: Path):
-    """However few steps there are, the last ones are part of it."""
+    """The average includes the last steps even in a short run."""
     average = {"kind": ["swad"], "every": 1000}
     records = fit(tmp_path / "run", method="randaugment", **{**OPTIONS, "average": average})
     losses = [[r["loss"] for r in of_model(records, "swad") if r["epoch"] == n] for n in (2, 4)]
@@ -183,8 +183,8 @@ def test_the_end_of_training_closes_swads_last_segment(tmp_path: Path):
     assert losses[1] != [r["loss"] for r in of_model(records, "model") if r["epoch"] == 4]
 
 
-def test_watched_averages_follow_the_network_before_it_is_reset(tmp_path: Path):
-    """A mean over epochs has the networks that were trained, not what they were reset to."""
+def test_attached_averages_use_the_network_before_its_reset(tmp_path: Path):
+    """A mean over epochs has the networks before their reset."""
     peer = {**PEER["peer"], "k": 1, "reset_proxy": True}
     average = {"kind": ["snapshots", "swa"]}
     options = {**PEER, "peer": peer, "average": average, "evaluate_every": 1}
@@ -251,17 +251,17 @@ OTHER_VALUES = {
 @pytest.mark.parametrize(
     "name", [f.name for f in fields(AverageSettings) if f.name not in ("kind", "also")]
 )
-def test_options_of_averages_that_the_run_does_not_have_are_refused(name: str):
-    """One accepts each option, all others refuse it."""
+def test_options_of_unused_averages_are_refused(name: str):
+    """Each option is accepted by one average and refused by all others."""
     option = {name: OTHER_VALUES[name]}
     (owner,) = (kind for kind, names in KINDS.items() if name in names)
     for kind in KINDS:
-        given = {"method": "erm", "average": {"kind": [kind], **option}}
+        options = {"method": "erm", "average": {"kind": [kind], **option}}
         if kind == owner:
-            assert getattr(resolve(given).average, name) == OTHER_VALUES[name]
+            assert getattr(resolve(options).average, name) == OTHER_VALUES[name]
             continue
         with pytest.raises(ConfigError, match=f"average.{name} .* '{owner}'"):
-            resolve(given)
+            resolve(options)
     with pytest.raises(ConfigError, match=f"average.{name}"):
         resolve({"method": "erm", "average": option})
     resolve({"method": "erm", "average": {"kind": list(KINDS), **option}})
@@ -295,7 +295,7 @@ def test_peers_task_model_is_the_same_called_swa_or_snapshots_of_every_epoch(tmp
 
 
 @pytest.mark.parametrize(("name", "option"), [("last-2", {"last": 2}), ("start-1", {"start": 1})])
-def test_a_window_beside_the_mean_of_all_is_what_it_is_alone(
+def test_a_window_is_the_same_with_and_without_other_averages(
     tmp_path: Path, name: str, option: dict[str, int]
 ):
     beside = train(tmp_path / "beside", "snapshots", k=1, also=["last-2,start-1"])
@@ -309,7 +309,7 @@ def test_a_window_beside_the_mean_of_all_is_what_it_is_alone(
     assert losses(beside, "snapshots") == losses(whole, "snapshots") != losses(beside, name)
 
 
-def test_a_window_that_is_none_is_refused():
+def test_an_invalid_window_is_refused():
     for name in ("last-0", "last", "first-3", "last-03", "start--1", ""):
         with pytest.raises(ConfigError, match="Unknown window"):
             AverageSettings(kind=("snapshots",), also=(name,))

@@ -38,10 +38,10 @@ def spoil(state: TrainState, *bad: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_noticed_late_the_weights_are_still_those_before_the_bad_step(
+def test_a_late_check_leaves_the_weights_before_the_bad_step(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """What a GPU run does: it looks every 6th step, and step 2 was bad."""
+    """Check every 6th step, as on a GPU, after a bad step 2."""
     before = fresh(optimizer)
     steps(before, Guard(before), 2)
     state = fresh(optimizer)
@@ -53,7 +53,7 @@ def test_noticed_late_the_weights_are_still_those_before_the_bad_step(
         assert torch.equal(state.method.state_dict()[name], value), name
 
 
-def test_looking_rarely_trains_the_same(monkeypatch: pytest.MonkeyPatch):
+def test_the_check_interval_does_not_change_training(monkeypatch: pytest.MonkeyPatch):
     often, rarely = fresh("adam"), fresh("adam")
     steps(often, Guard(often), 5)
     guard = Guard(rarely, every=100)

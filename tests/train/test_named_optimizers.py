@@ -1,4 +1,4 @@
-"""Methods with several optimizers, groups with rates of their own, and their resume."""
+"""Methods with several optimizers and parameter groups, and their resume."""
 
 import copy
 
@@ -27,7 +27,7 @@ PHASE = PhaseSettings(optimizer="sgd", lr=0.1, momentum=0.5, weight_decay=0.0)
 
 
 class Adversary(Method):
-    """A gain per channel raises the loss that the network lowers, with an optimizer of its own."""
+    """A gain per channel with its own optimizer raises the loss that the network lowers."""
 
     def __init__(self, model: Classifier, *, factor: float = 1.0) -> None:
         super().__init__(model)
@@ -63,10 +63,10 @@ def batches(count: int) -> list[Batch]:
     ]
 
 
-def train(state: TrainState, given: list[Batch], *, rate: float = 0.1) -> None:
+def train(state: TrainState, data: list[Batch], *, rate: float = 0.1) -> None:
     guard = Guard(state)
     set_learning_rate(state.method, state.optimizers, rate)
-    for batch in given:
+    for batch in data:
         train_step(state, batch, torch.arange(8), guard=guard, seed=0, key=("t", state.step))
         state.step += 1
 
@@ -110,15 +110,15 @@ def test_the_schedule_moves_the_phases_optimizer_and_leaves_one_with_its_own_rat
     assert [g["lr"] for g in optimizers["gain"].param_groups] == [0.03]
 
 
-def test_a_restored_state_goes_on_with_the_moments_of_every_optimizer():
-    model, given = tiny_classifier(), batches(5)
+def test_a_restored_state_has_the_moments_of_every_optimizer():
+    model, data = tiny_classifier(), batches(5)
     whole = state_of(Adversary(copy.deepcopy(model)))
-    train(whole, given)
+    train(whole, data)
     first = state_of(Adversary(copy.deepcopy(model)))
-    train(first, given[:2])
+    train(first, data[:2])
     second = state_of(Adversary(copy.deepcopy(model)))
     second.restore({k: v.clone() for k, v in first.tensors().items()}, first.metadata())
-    train(second, given[2:])
+    train(second, data[2:])
     ours, theirs = second.tensors(), whole.tensors()
     assert ours.keys() == theirs.keys()
     assert {k.split(".")[1] for k in ours if k.startswith("optimizer.")} == {"main", "gain"}
@@ -147,7 +147,7 @@ class Twice(Adversary):
 
 
 def test_a_second_update_in_bfloat16_sees_the_weights_of_the_first():
-    """Autocast keeps copies of weights; they must not outlive an update."""
+    """Autocast caches copies of weights, which must not outlive an update."""
 
     def second_loss(rate: float) -> float:
         state, batch = state_of(Twice(tiny_classifier())), batches(1)[0]

@@ -1,4 +1,4 @@
-"""Optimizers from closed forms, and the rate that they see in each epoch."""
+"""Optimizers against closed forms, and their learning rate in each epoch."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which images a step sees: all of them, in an order that is never the same again."""
+"""The order of the images: every epoch has all of them in a new order."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -17,7 +17,7 @@ def rows(settings=ONE_PASS, *, seed=0, phase="train", epoch=0):
     return torch.cat(epoch_order(settings, IMAGES, seed, phase, epoch)).tolist()
 
 
-def test_an_epoch_sees_no_image_twice_in_full_batches_only():
+def test_an_epoch_has_full_batches_without_repeated_images():
     order = epoch_order(ONE_PASS, IMAGES, 0, "train", 0)
     assert [len(batch) for batch in order] == [4, 4]
     assert len(order) == steps_per_epoch(ONE_PASS, IMAGES)
@@ -25,7 +25,7 @@ def test_an_epoch_sees_no_image_twice_in_full_batches_only():
     assert {*rows()} < {*range(IMAGES)}
 
 
-def test_epochs_phases_and_seeds_have_orders_of_their_own():
+def test_epochs_phases_and_seeds_have_different_orders():
     for settings in (ONE_PASS, DRAWN):
         orders = [
             rows(settings, seed=seed, phase=phase, epoch=epoch)

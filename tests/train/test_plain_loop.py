@@ -67,7 +67,7 @@ class PlainSGD:
 
 
 class PlainAdam:
-    """Algorithm 1 of Kingma and Ba, 2015, with g + decay θ in place of g."""
+    """Algorithm 1 of Kingma and Ba, 2015, with g + decay θ instead of g."""
 
     def __init__(self, parameters: list[Tensor], options: dict[str, Any]) -> None:
         self.parameters, self.decay, self.t = parameters, options["weight_decay"], 0
@@ -108,13 +108,13 @@ def plain_order(phase: str, epoch: int, options: dict[str, Any]) -> Iterator[lis
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log of what softmax gives to the true class, mean over images."""
+    """Mean over images of -log softmax of the true class."""
     own = [row[label] - torch.logsumexp(row, 0) for row, label in zip(logits, labels, strict=True)]
     return -sum(own) / len(own)
 
 
 def barlow_twins(z_a: Tensor, z_b: Tensor) -> Tensor:
-    """Σ_i (1 - M_ii)² + λ Σ_{i≠j} M_ij² over standardised columns."""
+    """Σ_i (1 - M_ii)² + λ Σ_{i≠j} M_ij² over standardized columns."""
     n, dim = z_a.shape
     total = torch.zeros(())
     columns = [
@@ -130,7 +130,7 @@ def barlow_twins(z_a: Tensor, z_b: Tensor) -> Tensor:
 
 @dataclass
 class Plain:
-    """One run: its networks, and what the real one should have recorded."""
+    """The networks and expected records of one run."""
 
     method: str
     network: Classifier
@@ -139,7 +139,7 @@ class Plain:
     snapshots: list[dict[str, Tensor]] = field(default_factory=list)
     view: RandomView | None = None
     reset_proxy: bool = False
-    kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    stored: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, pretrain: dict[str, Any], main: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ class Plain:
 
     @torch.no_grad()
     def evaluate(self, epoch: int) -> None:
-        self.kept[epoch] = copy.deepcopy(self.network.state_dict())
+        self.stored[epoch] = copy.deepcopy(self.network.state_dict())
         models = {"proxy": self.network, "task": self.task}
         if self.method != "peer":
             models = {"model": self.network}
@@ -293,10 +293,10 @@ def test_a_run_equals_the_plain_loop(case: str, tmp_path: Path):
     for name, value in run.model.classifier.state_dict().items():
         assert_equal(value, plain.deployed.state_dict()[name], name)
         assert (value - start[name]).abs().max() > 0.01, f"{name} hardly moved: nothing was tested"
-    for epoch, weights in plain.kept.items():
-        kept = load_file(run.path / f"snapshots/{epoch:06d}.safetensors")
+    for epoch, weights in plain.stored.items():
+        stored = load_file(run.path / f"snapshots/{epoch:06d}.safetensors")
         for name, value in weights.items():
-            assert_equal(kept[name], value, f"{name} after {epoch} epochs")
+            assert_equal(stored[name], value, f"{name} after {epoch} epochs")
     assert len(run.records) == len(plain.records)
     for record, wanted in zip(run.records, plain.records, strict=True):
         for name, value in wanted.items():
@@ -304,6 +304,6 @@ def test_a_run_equals_the_plain_loop(case: str, tmp_path: Path):
             assert record[name] == rounded, (name, record, wanted)
 
 
-def assert_equal(found: Tensor, expected: Tensor, name: str) -> None:
-    """But for rounding, which training multiplies."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4, msg=name)
+def assert_equal(actual: Tensor, expected: Tensor, name: str) -> None:
+    """Compare up to rounding errors, which training amplifies."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4, msg=name)

@@ -40,12 +40,12 @@ def test_a_random_view_is_new_at_each_step_and_the_same_at_a_repeated_one():
     assert not torch.equal(batch(source, seed=1).images, first)
 
 
-def test_a_random_view_is_not_to_be_remembered():
+def test_random_views_have_no_index_for_caching():
     assert batch(Source(tiny_domain(), TransformSettings(**RANDOM))).index is None
     assert batch(Source(tiny_domain(), TransformSettings(size=16))).index is not None
 
 
-def test_clean_images_are_only_resized_and_can_be_had_again():
+def test_clean_images_are_only_resized_and_can_be_iterated_again():
     domain = tiny_domain(n=40)
     source = Source(domain, TransformSettings(**RANDOM))
     whole = resize(domain.images, 16)
@@ -108,17 +108,17 @@ def test_a_batch_does_not_depend_on_those_prepared_with_it(method, ahead, monkey
             assert torch.equal(batch.augmented, method.augment(alone.images, alone.generator()))
 
 
-def test_the_same_images_are_augmented_anew_in_every_step(method):
+def test_the_same_images_are_augmented_differently_in_every_step(method):
     """The policy is strong enough that no image of a batch looks the same twice."""
     method.augment = Policy(num_ops=(4, 4), magnitude=(20, 20), seed=1)
     source, again = Source(tiny_domain()), [ORDER[0]] * 5
-    found = epoch_batches(method, source, again, start=0, seed=3, key=("train", 1))
-    for (_, a), (_, b) in combinations(found, 2):
+    prepared = epoch_batches(method, source, again, start=0, seed=3, key=("train", 1))
+    for (_, a), (_, b) in combinations(prepared, 2):
         assert torch.equal(a.images, b.images)
         assert not torch.equal(a.augmented, b.augmented)
 
 
-def test_every_batch_of_a_run_has_a_seed_of_its_own():
+def test_every_batch_of_a_run_has_a_different_seed():
     """Steps, epochs, phases and runs: a repeated seed would repeat the augmentation."""
     method, source = AugmentedERM(tiny_classifier()), Source(tiny_domain())
     seeds = [
@@ -144,5 +144,5 @@ def test_several_steps_of_small_images_and_one_of_photos_are_prepared_at_once(me
     assert counts == [1] * len(ORDER)
 
 
-def test_nothing_is_left_of_an_epoch_that_was_done(method):
+def test_no_batch_is_left_after_a_complete_epoch(method):
     assert epoch(method, start=len(ORDER)) == []

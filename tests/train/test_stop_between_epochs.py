@@ -1,4 +1,4 @@
-"""A stop does not wait for batch statistics or features of all clean images; the run ends equal."""
+"""A stop interrupts passes over all clean images, and the resumed run ends equal."""
 
 import signal
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def fit(out: Path, peer: dict[str, Any], rule: str, existing: Any = "refuse") ->
 def fit_until(
     out: Path, peer: dict[str, Any], rule: str, where: str, epoch: int, chunk: int
 ) -> int:
-    """Stop before a chunk inside `where`; returns the number of chunks that followed."""
+    """Stop before a chunk inside `where` and return the number of later chunks."""
     inside: list[int] = []  # the chunks of the wanted call
     after = 0
     method, chunks = getattr(PEER, where), CleanImages.chunks
@@ -91,7 +91,7 @@ CASES: list[tuple[dict[str, Any], str, int, int, tuple[int, int]]] = [
     ("peer", "where", "epoch", "chunk", "position", "rule"),
     [(*case, ("clean", "trained")[number % 2]) for number, case in enumerate(CASES)],
 )
-def test_a_stop_gives_up_the_pass_and_the_run_ends_equal(
+def test_a_stop_interrupts_the_pass_and_the_resumed_run_is_equal(
     tmp_path: Path,
     peer: dict[str, Any],
     where: str,

@@ -1,1 +1,1 @@
-"""The training loop: source, order, batches, step, optimizers, state, the guard against NaN."""
+"""The training loop: source, batches, steps, optimizers, state and non-finite checks."""

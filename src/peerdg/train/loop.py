@@ -1,4 +1,4 @@
-"""The training loop: the epochs of one phase. `step.py` has one step."""
+"""The training loop over the epochs of one phase. `step.py` has one step."""
 
 import time
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from peerdg.train.step import Guard, train_step
 
 
 class Hooks:
-    """What a run does around the steps of a phase. The defaults do nothing."""
+    """Callbacks of the training loop. The defaults do nothing."""
 
     def __init__(self, stop: StopRequest | None = None) -> None:
         self.stop = StopRequest() if stop is None else stop
@@ -29,19 +29,19 @@ class Hooks:
         """Set `state` to the last checkpoint of its phase, if there is one."""
 
     def start_phase(self, phase: Phase, state: TrainState, *, steps: int) -> None:
-        """Receive the start of a phase, or the position it is resumed from."""
+        """Report the start of a phase, or the position it is resumed from."""
 
     def before_item(self, label: str, share: float) -> None:
-        """Show long work (see `long_work`). Raise `Stopped` if a signal asked for it."""
+        """Report progress of long work (see `long_work`). Raise `Stopped` after a signal."""
         self.stop.check()
 
     def show_step(self, state: TrainState, *, images: int, terms: Mapping[str, Tensor]) -> None:
-        """Receive a complete step. Reading a term waits for the device."""
+        """Report a complete step. Reading a term synchronizes the device."""
 
     def record_epoch(
         self, state: TrainState, values: dict[str, Any], seconds: float, *, timed_steps: int
     ) -> None:
-        """Receive the records of an epoch, and the seconds of its last `timed_steps` steps."""
+        """Record the values of an epoch and the duration of its last `timed_steps` steps."""
 
     def evaluate(self, state: TrainState) -> None:
         """Evaluate the method's networks and set `state.evaluated`."""
@@ -49,7 +49,7 @@ class Hooks:
 
     @property
     def is_save_due(self) -> bool:
-        """Whether it is time for a checkpoint."""
+        """Whether a checkpoint is due."""
         return False
 
     def save(self, state: TrainState, *, wait: bool = False) -> None:
@@ -66,13 +66,13 @@ def run_phase(
 
     Args:
         phase: Schedule, optimizer and evaluations.
-        method: The method, on its device.
+        method: Method to train, on its device.
         source: Training images, on the same device.
-        seed: The run's seed. Every draw derives from it and the position.
+        seed: Seed of the run. All randomness derives from it and the position.
         hooks: Evaluation, checkpoints, records, progress and signals of the run.
 
     Raises:
-        Stopped: After saving, if asked to stop.
+        Stopped: After saving, if a stop was requested.
         NumericalError: If a loss or gradient is not finite, before it reaches a weight.
     """
     hooks = hooks or Hooks()
@@ -85,7 +85,7 @@ def run_phase(
     steps = steps_per_epoch(phase.settings, len(source.domain), len(source))
     hooks.start_phase(phase, state, steps=steps)
     try:
-        _evaluate_if_due(phase, state, hooks)  # Before the first epoch, or where a stop was.
+        _evaluate_if_due(phase, state, hooks)  # Initial evaluation, or one that a stop interrupted.
         while state.epoch < epochs:
             if phase.stop_after is not None and state.epoch >= phase.stop_after:
                 raise Stopped(signal_number=None)
@@ -101,7 +101,7 @@ def run_phase(
 def _train_epoch(
     phase: Phase, state: TrainState, source: Source, guard: Guard, *, seed: int, hooks: Hooks
 ) -> None:
-    """Train the epoch, or the rest of it after a resume."""
+    """Train one epoch, or the rest of it after a resume."""
     method, settings, key = state.method, phase.settings, (phase.name, state.epoch)
     clock, first_step = time.perf_counter(), state.step
     method.train()
@@ -126,7 +126,7 @@ def _train_epoch(
 
     guard.check_weights()
     with stage("end of epoch"), seeded(seed, "end", *key):
-        if state.average_records is None:  # Once, though a stop may interrupt `end_epoch`.
+        if state.average_records is None:  # Not again if a stop interrupted `end_epoch`.
             state.average_records = method.finish_epoch_averages(state.epoch)
         with interruptible(hooks.before_item):
             result = method.end_epoch(state.epoch)
@@ -140,14 +140,14 @@ def _train_epoch(
 
 
 def _evaluate_if_due(phase: Phase, state: TrainState, hooks: Hooks) -> None:
-    """Evaluate between two epochs, once."""
+    """Evaluate between two epochs if due and not done yet."""
     if not (state.evaluated or state.step) and phase.is_evaluated_after(state.epoch):
         with stage("evaluation"), interruptible(hooks.before_item):
             hooks.evaluate(state)
 
 
 def _save_if_due(state: TrainState, guard: Guard, hooks: Hooks, *, last: bool = False) -> None:
-    """Stop if asked to. Save if the interval has passed, or after the last epoch."""
+    """Raise if a stop was requested. Save if a checkpoint is due or after the last epoch."""
     hooks.stop.check()
     if hooks.is_save_due or last:
         guard.check()

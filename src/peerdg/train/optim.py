@@ -1,4 +1,4 @@
-"""Optimizers of a phase, and its learning rate: a function of the epoch, not a state."""
+"""Optimizers of a phase, and its learning rate as a function of the epoch."""
 
 import torch
 
@@ -6,11 +6,11 @@ from peerdg.methods.base import Method, OptimizerPlan
 from peerdg.train.settings import PhaseSettings
 
 Optimizers = dict[str, torch.optim.Optimizer]
-LR_SCALE = "rate"  # key in a torch parameter group, and so in the files of checkpoints
+LR_SCALE = "rate"  # key in a torch parameter group, also stored in checkpoints
 
 
 def make_optimizers(method: Method, settings: PhaseSettings) -> Optimizers:
-    """Make the optimizers of `method`, by name; a plan without a kind uses the phase's settings."""
+    """Build the optimizers of `method`. Plans without a kind use the phase's settings."""
     return {name: _make(plan, settings) for name, plan in method.optimizers().items()}
 
 
@@ -33,14 +33,14 @@ def _make(plan: OptimizerPlan, settings: PhaseSettings) -> torch.optim.Optimizer
 
 
 def learning_rate(settings: PhaseSettings, epoch: int) -> float:
-    """Compute the learning rate of an epoch: constant, or times `lr_gamma` every `lr_step`."""
+    """Compute the learning rate of an epoch: constant or a step schedule."""
     if settings.lr_step is None:
         return settings.lr
     return settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
 
 
 def set_learning_rate(method: Method, optimizers: Optimizers, lr: float) -> None:
-    """Use `lr` in every optimizer that follows the phase's schedule."""
+    """Set `lr` in every optimizer that follows the phase's schedule."""
     for name, plan in method.optimizers().items():
         if plan.kind is None:
             for group in optimizers[name].param_groups:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM finish the step, save and leave. A second Ctrl-C leaves at once."""
+"""Stop on Ctrl-C or SIGTERM after the step, with a checkpoint. A second Ctrl-C stops at once."""
 
 import contextlib
 import signal
@@ -19,19 +19,19 @@ class StopRequest:
         return self.signal_number is not None
 
     def check(self) -> None:
-        """Raise `Stopped` if a signal asked to stop."""
+        """Raise `Stopped` if a stop was requested."""
         if self:
             raise Stopped(signal_number=self.signal_number)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self and number == signal.SIGINT:
-            raise KeyboardInterrupt  # Asked twice: do not wait for the save.
+            raise KeyboardInterrupt  # A second Ctrl-C does not wait for the checkpoint.
         self.signal_number = number
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM while the block runs, in the main thread only."""
+    """Catch SIGINT and SIGTERM inside the block, in the main thread only."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

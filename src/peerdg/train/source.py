@@ -1,4 +1,4 @@
-"""The training images: the order of their rows, their views, and the batches of a step."""
+"""The training images: their order in an epoch, views and batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,20 +20,19 @@ from peerdg.stages import stage
 from peerdg.train.settings import PhaseSettings, TransformSettings
 
 PIXELS_AHEAD = 2**20
-"""Pixels prepared at once: eight batches of 128 images of 32 x 32, but one batch of photos."""
+"""Pixels prepared at once: eight batches of 128 images of 32 x 32 pixels, or one of photos."""
 
 
 class Source:
     """The training domain on its device, with its base transform.
 
-    Images that a method adds to its `pool` are trained on like those of the domain. `clean` is the
-    domain alone.
+    `pool` contains the domain and the images added by a method. `clean` is the domain alone.
 
     Args:
-        domain: The training images.
-        transform: The base transform. By default the images stay as they are.
-        device: Where they are kept.
-        batches_from: Which rows an epoch goes through, see `MethodSettings.batches_from`.
+        domain: Training images.
+        transform: Base transform. By default images are unchanged.
+        device: Device of the images.
+        batches_from: Images of an epoch, see `MethodSettings.batches_from`.
     """
 
     def __init__(
@@ -59,29 +58,29 @@ class Source:
         self.pool = TrainingPool(images, labels, self.size, random_view=self._view)
 
     def __len__(self) -> int:
-        """The number of images that batches are drawn from: the pool's or the domain's."""
+        """Return the number of images that batches are drawn from."""
         return len(self.pool) if self.batches_from == "pool" else len(self.domain)
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether an image looks the same at each visit."""
+        """Whether the view of an image is the same in each epoch."""
         return self._view is None
 
     @cached_property
     def clean(self) -> CleanImages:
-        """All images of the domain in shuffled chunks, as they are evaluated: resized only."""
+        """All images of the domain in shuffled chunks, only resized as in evaluation."""
         return CleanImages(self.domain.images, self.size, labels=self.domain.labels)
 
     @stage("batch")
     def batch(self, rows: Tensor, *, seed: int, key: tuple[str | int, ...]) -> Batch:
-        """Make the batch of the images at `rows`. All randomness derives from seed and key."""
+        """Build the batch of the images at `rows`. All randomness derives from seed and key."""
         generator = None if self.is_deterministic else generator_for(seed, "view", *key)
         images, labels = self.pool.view(rows, generator)
         return Batch(
             images=images,
             labels=labels,
-            # A method may remember what it computed only for views that come again. An added image
-            # may leave the pool, and its row is then that of another image.
+            # Methods cache features by index, which is valid only for repeated views. Additions to
+            # the pool may be dropped, and their rows are then reused.
             index=rows if self.is_deterministic and not self.pool.additions else None,
             seed=seed_for(seed, "augment", *key),
         )
@@ -93,21 +92,21 @@ class Source:
         added, budget = sum(a.images.numel() for a in (*retained, *new)), memory_budget()
         if added > budget:
             raise ConfigError(
-                f"The images that the method adds take {added / 1e6:.1f} MB; "
-                f"{budget / 1e6:.1f} MB of memory may be used for them.",
-                hint="Choose a smaller --transform.size, or set PEERDG_MEMORY_BUDGET, e.g. 16GB.",
+                f"The images added by the method take {added / 1e6:.1f} MB, "
+                f"more than the memory budget of {budget / 1e6:.1f} MB.",
+                hint="Use a smaller --transform.size, or set PEERDG_MEMORY_BUDGET, e.g. 16GB.",
             )
         self.pool.change(result.new_images, drop=result.drop_oldest)
 
 
 def steps_per_epoch(settings: PhaseSettings, images: int, pool: int | None = None) -> int:
-    """Return the full batches in one pass, or `steps_per_epoch` if set.
+    """Return the number of full batches in one pass, or `steps_per_epoch` if set.
 
     Args:
         settings: Options of the phase.
-        images: Images of the source.
-        pool: Images of the training pool, if a method has made some. With `epoch_of = "source"`
-            they do not make an epoch longer, so that methods take the same number of steps.
+        images: Number of images of the source.
+        pool: Number of images of the training pool, if a method has added some. With
+            `epoch_of = "source"` it is ignored, so that all methods take the same number of steps.
     """
     if images < settings.batch_size:
         raise ConfigError(
@@ -130,9 +129,9 @@ def epoch_order(
 ) -> list[Tensor]:
     """Return the rows of each batch of an epoch: a permutation, or draws with replacement.
 
-    Of a permutation that is longer than the epoch, the first part is taken. Each epoch has its own
-    permutation, so every image comes with the same probability. `images` is the size of the
-    training pool, `steps` that of the epoch (by default a pass over all images).
+    A permutation is truncated to the epoch. Each epoch has its own permutation, so every image is
+    equally likely. `images` is the size of the training pool, and `steps` the length of the epoch
+    (by default a pass over all images).
     """
     steps = steps_per_epoch(settings, images) if steps is None else steps
     generator = generator_for(seed, "order", phase, epoch)
@@ -154,15 +153,15 @@ def epoch_batches(
 ) -> Iterator[tuple[Tensor, Batch]]:
     """Yield the rows and the batch of every step from step `start` on.
 
-    `method` prepares several batches at once. A batch does not depend on the others: a run that
-    starts in the middle of an epoch gets the same. `order` has the rows of each step of the epoch,
+    `method` prepares several batches at once. Batches are independent, so a run that resumes in
+    the middle of an epoch gets the same ones. `order` has the rows of each step of the epoch, and
     `key` is the epoch's position in the run.
     """
     ahead = max(1, PIXELS_AHEAD // (len(order[0]) * source.size**2))
     for first in range(start, len(order), ahead):
-        rows = [chosen.to(source.device) for chosen in order[first : first + ahead]]
+        rows = [indices.to(source.device) for indices in order[first : first + ahead]]
         batches = method.prepare(
             [source.batch(r, seed=seed, key=(*key, step)) for step, r in enumerate(rows, first)]
         )
-        while batches:  # Popped, so that their memory is free when the next ones are made.
+        while batches:  # Popping frees their memory before the next batches are prepared.
             yield rows.pop(0), batches.pop(0)

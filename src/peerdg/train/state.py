@@ -1,6 +1,6 @@
-"""The state of a phase in training, as tensors and JSON values, for an exact resume.
+"""The state of a training phase as tensors and JSON values, for an exact resume.
 
-It has no random state: every draw derives from the seed and the position (`peerdg.rng`).
+There is no random state, because all randomness derives from seed and position (`peerdg.rng`).
 """
 
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ from peerdg.methods.pool import PoolImages, TrainingPool
 
 @dataclass
 class TrainState:
-    """Position and weights of a phase in training."""
+    """Position, weights and optimizer state of a training phase."""
 
     phase: str  # "pretrain" or "train"
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
-    epoch: int = 0  # epochs of this phase that are complete
-    step: int = 0  # steps of the current epoch that are complete
-    sums: dict[str, Tensor] = field(default_factory=dict)  # of each loss term over these steps
+    epoch: int = 0  # complete epochs of this phase
+    step: int = 0  # complete steps of the current epoch
+    sums: dict[str, Tensor] = field(default_factory=dict)  # sum of each loss term over these steps
     evaluated: bool = False  # whether the evaluation due after `epoch` epochs was recorded
-    average_records: dict[str, Any] | None = None  # of this epoch; None before they are updated
-    pool: TrainingPool | None = None  # the training images, if a method may add to them
+    average_records: dict[str, Any] | None = None  # of this epoch, None before its averages update
+    pool: TrainingPool | None = None  # training images, if a method may add some
 
     @property
     def additions(self) -> tuple[PoolImages, ...]:
@@ -52,7 +52,7 @@ class TrainState:
         self.evaluated, self.average_records = False, None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the state, keyed by `method.*`, `optimizer.*`, `sums.*`."""
+        """Return all tensors of the state, keyed by `method.*`, `optimizer.*`, `sums.*`."""
         result = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         for name, optimizer in self.optimizers.items():
             for index, slots in optimizer.state_dict()["state"].items():
@@ -73,7 +73,7 @@ class TrainState:
             "average_records": self.average_records,
             "optimizers": groups,
             "pool": [addition.digest for addition in self.additions],
-            "terms": list(self.sums),  # their order; safetensors sorts by name
+            "terms": list(self.sums),  # keeps the order, because safetensors sorts by name
         }
 
     def restore(
@@ -82,7 +82,7 @@ class TrainState:
         metadata: dict[str, Any],
         additions: tuple[PoolImages, ...] = (),
     ) -> None:
-        """Restore what `tensors` and `metadata` returned, and the images added to the pool."""
+        """Restore the results of `tensors` and `metadata`, and the images added to the pool."""
         parts = _split(tensors)
         try:
             self.method.load_state_dict(parts["method"])
@@ -95,7 +95,7 @@ class TrainState:
         except (KeyError, RuntimeError, ValueError, IndexError, DataError) as error:
             raise DamagedError(
                 f"The checkpoint does not fit this run: {error}",
-                hint="It may come from another version of peerdg; start the run anew.",
+                hint="It may come from another version of peerdg. Start the run again.",
             ) from error
         self.epoch, self.step = metadata["epoch"], metadata["step"]
         self.evaluated = metadata["evaluated"]
@@ -107,12 +107,12 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     for name, value in tensors.items():
         index, _, slot = name.partition(".")
         state.setdefault(int(index), {})[slot] = value
-    # Its options are those of the run's config, and the learning rate is set in each epoch; the
-    # stored ones are there for people.
+    # Options come from the run's config and the learning rate is set in each epoch. The stored
+    # parameter groups are only informative.
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    # Fused optimizers pair a weight with its momentum by their place in memory, whatever the
-    # strides; a file knows no channels-last, so the state is laid out anew like its weight.
+    # Fused optimizers pair a weight with its momentum by memory position, ignoring strides. Files
+    # are not channels-last, so copy the state into the memory layout of its weight.
     for weight, slots in optimizer.state.items():
         for slot, value in slots.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
@@ -120,7 +120,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
 
 
 def _split(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """{"method.a": t} -> {"method": {"a": t}}."""
+    """Nest by prefix, e.g. {"method.a": t} -> {"method": {"a": t}}."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         part, _, rest = name.partition(".")

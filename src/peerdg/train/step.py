@@ -1,4 +1,4 @@
-"""One step of training: forward, backward, finite check and update."""
+"""One training step: forward, backward, finite check and update."""
 
 from typing import NamedTuple
 
@@ -12,26 +12,26 @@ from peerdg.rng import seeded
 from peerdg.stages import stage
 from peerdg.train.state import TrainState
 
-CHECK_INTERVAL = 50  # steps between two checks on a device that runs asynchronously
+CHECK_INTERVAL = 50  # steps between two checks on an asynchronous device
 
 
 class _StepRecord(NamedTuple):
     step: int
     rows: Tensor
     terms: dict[str, Tensor]
-    probe: Tensor  # of the gradient, see `Guard._probe`
+    probe: Tensor  # summary of the gradients, see `Guard._probe`
 
 
 class Guard:
-    """Rejects every update from the first non-finite loss or gradient on.
+    """Reject all updates from the first non-finite loss or gradient on.
 
-    On a CPU each step is checked before its update. Elsewhere, reading a value would synchronize
-    the device, so the device itself skips updates: fused optimizers do so while `found_inf` is 1,
-    and once set it stays. The values are read every `CHECK_INTERVAL` steps, before every checkpoint
-    and at the end of the epoch. The weights are then still those before the first bad step.
+    On a CPU each step is checked before its update. On other devices reading a value would
+    synchronize. There, fused optimizers skip updates while `found_inf` is 1, which is never reset.
+    The values are read every `CHECK_INTERVAL` steps, before every checkpoint and at the end of the
+    epoch. The weights are then still those before the first bad step.
 
     Args:
-        state: The state of the phase.
+        state: State of the phase.
         every: Steps between two checks.
     """
 
@@ -65,10 +65,10 @@ class Guard:
             raise self._error(next(r for r in records if not _finite(r.terms, r.probe)))
 
     def check_weights(self) -> None:
-        """Check the weights too: the last step can overflow, and no later loss would reveal it."""
+        """Check the weights after the last step, which no later loss covers."""
         self.check()
         state = self.state
-        # Extra state is not a weight, and may be on another device.
+        # Skip extra state, which is not a weight and may be on another device.
         values = state.method.state_dict().items()
         name = non_finite({k: v for k, v in values if not k.endswith("_extra_state")})
         if name is not None:
@@ -81,8 +81,8 @@ class Guard:
     def _probe(self, gradients: list[Tensor]) -> Tensor:
         """Reduce the gradients to one value that is finite only if they are.
 
-        This is their norm, or their sum if every step is checked: a GPU has one kernel for the norm
-        of all weights, and a CPU needs a third of the time for the sum.
+        This is the sum if every step is checked, which takes a third of the time on a CPU, and
+        otherwise the norm, for which a GPU has a single kernel.
         """
         if self.every > 1:
             return torch.nn.utils.get_total_norm(gradients)
@@ -91,7 +91,7 @@ class Guard:
     def _error(self, record: _StepRecord) -> NumericalError:
         phase = self.state.phase
         norm = record.probe
-        if self.every == 1:  # the gradients are still there
+        if self.every == 1:  # the gradients still exist
             optimizers = self.state.optimizers.values()
             norm = torch.nn.utils.get_total_norm([g for o in optimizers for g in _gradients(o)])
         what = "loss" if not torch.isfinite(record.terms["loss"]) else "gradient"
@@ -102,7 +102,7 @@ class Guard:
             details={
                 **self._position(record.step),
                 "rows": record.rows.tolist(),
-                # As text: JSON has no NaN.
+                # Strings, because JSON has no NaN.
                 "terms": {name: str(float(value)) for name, value in record.terms.items()},
                 "gradient_norm": str(float(norm)),
             },
@@ -123,36 +123,36 @@ def train_step(
     key: tuple[str | int, ...],
     bf16: bool = False,
 ) -> Terms:
-    """Let the method learn from a batch.
+    """Train the method on a batch and return its loss terms.
 
     Args:
         state: Method and optimizers.
         batch: Images and labels.
-        rows: Their rows in the source, for the record of a failure.
-        guard: Refuses a loss or gradient that is not finite before it reaches a weight.
-        seed: The run's seed.
-        key: The position in the run. All randomness derives from seed and key.
-        bf16: Compute the loss in bfloat16 where that is safe. Weights and updates stay float32.
+        rows: Rows of the images in the source, for error details.
+        guard: Check for non-finite losses and gradients.
+        seed: Seed of the run.
+        key: Position in the run. All randomness derives from seed and key.
+        bf16: Whether to compute the loss in bfloat16 where safe. Weights and updates stay float32.
     """
     device = batch.images.device.type
 
     def update(name: str, loss: Tensor, terms: Terms | None = None) -> None:
-        """The `OptimizerStep` of the method: backward, finite check, optimizer step."""
+        """Run the `OptimizerStep` of the method: backward, finite check, optimizer step."""
         optimizer = state.optimizers[name]
         with torch.autocast(device, enabled=False):
             with stage("backward"):
                 if len(state.optimizers) == 1:
                     loss.backward()
-                else:  # Gradients for another optimizer would stay there until its next update.
+                else:  # Do not accumulate gradients for the other optimizers.
                     loss.backward(inputs=[p for g in optimizer.param_groups for p in g["params"]])
             terms = {"loss": loss, **(terms or {})}
             with stage("finite check"):
                 guard.inspect(optimizer, rows, {n: value.detach() for n, value in terms.items()})
             with stage("optimizer"):
                 optimizer.step()
-                # Here rather than before `backward`, so that a forward pass finds this memory free.
+                # Here and not before `backward`, to free this memory for the next forward pass.
                 optimizer.zero_grad(set_to_none=True)
-        # A further update of this step must not see bfloat16 copies of the old weights.
+        # Another update in this step must not use bfloat16 copies of the old weights.
         torch.clear_autocast_cache()
 
     autocast = torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
