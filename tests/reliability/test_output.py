@@ -3,11 +3,14 @@ from pathlib import Path
 
 import pytest
 
+import peerdg
 from peerdg.cli.main import run as run_command
 from peerdg.errors import OutputError
 from peerdg.run.checkpoint import remove_leftovers
 from peerdg.run.config import resolve
 from peerdg.run.folder import Existing, RunFolder
+from peerdg.run.progress import ProgressDisplay
+from tests.conftest import tiny_classifier, tiny_splits
 
 NAMES = (
     "my first run", "réseau 🦆", "x" * 200, "a/b/c/d", "[bold]run[/bold]", "-o",
@@ -119,7 +122,7 @@ def test_overwriting_replaces_nothing_that_another_program_made(tmp_path: Path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").write_text("mine")
     (tmp_path / "config.toml").write_text('baseURL = "x"')
-    with pytest.raises(OutputError, match="holds no run"):
+    with pytest.raises(OutputError, match="not a run folder"):
         RunFolder.open(tmp_path, resolve(), existing="overwrite")
     assert (tmp_path / "model" / "mine").read_text() == "mine"
 
@@ -136,11 +139,27 @@ def test_a_resume_removes_only_what_peerdg_had_begun_to_write(tmp_path: Path):
     assert left == ["mine", "notes/.tmp-mine"]
 
 
+def test_a_folder_that_is_renamed_during_training_is_noticed_and_not_made_again(tmp_path: Path):
+    out = tmp_path / "run"
+
+    class Renaming(ProgressDisplay):
+        def evaluated(self, epoch: int, records: object) -> None:
+            out.rename(tmp_path / "renamed")
+
+    with pytest.raises(OutputError, match="renamed"):
+        options = {"train": {"epochs": 4, "batch_size": 8}, "pretrain": {"epochs": 0}}
+        peerdg.fit(
+            tiny_splits(), out=out, model=tiny_classifier(), method="erm", evaluate_every=1,
+            progress=Renaming(), **options,
+        )  # fmt: skip
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("existing", ["refuse", "resume", "overwrite"])
 def test_a_folder_of_another_program_stays_as_it_is(tmp_path: Path, existing):
     for name in ("manifest.json", "model/weights.bin"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    with pytest.raises(OutputError, match="holds no run"):
+    with pytest.raises(OutputError, match="not a run folder"):
         RunFolder.open(tmp_path, resolve({}), existing=existing)
     assert (tmp_path / "manifest.json").exists() and (tmp_path / "model/weights.bin").exists()

@@ -41,6 +41,14 @@ def test_few_images_are_seen_more_often_than_many():
     assert epochs[0] > epochs[1] > epochs[2]
 
 
+def test_own_images_have_a_short_budget_unless_another_is_given(tmp_path: Path):
+    root = str(folder(tmp_path / "photos", side=200))
+    config, _ = resolve_own_data({"root": root})
+    assert (config.budget, config.train.epochs) == ("quick", 10)  # also for few images
+    longer, _ = resolve_own_data({"root": root, "budget": "standard"})
+    assert longer.train.epochs > 10 * config.train.epochs
+
+
 def test_what_the_user_says_wins_and_is_not_explained(tmp_path: Path):
     given = {"root": str(folder(tmp_path / "photos", side=200)), "backbone": "alexnet"}
     config, choices = resolve_own_data(given)
@@ -119,9 +127,10 @@ def test_a_folder_is_all_a_person_types(tmp_path, monkeypatch, capsys):
     assert run(arguments, debug=True) == 0
     shown = capsys.readouterr()
     assert "--backbone digits-cnn: images of 40 px are small" in shown.err
-    assert "16 images of 3 classes to learn: cat, dog, owl." in shown.err
-    assert "2 images for validation (--own-data.validation-fraction" in shown.err
-    assert "sketches" in shown.out
+    assert "16 training images of 3 classes: cat, dog, owl." in shown.err
+    assert "2 validation images (--own-data.validation-fraction" in shown.err
+    assert "About " in shown.err and "0 + " not in shown.err
+    assert "sketches" in shown.out and "--report" in shown.out
     out = Path("runs/photos-erm-0")
     assert (out / "model/model.safetensors").is_file()
     whole = (out / "metrics.jsonl").read_text()
@@ -142,7 +151,7 @@ def test_data_that_changed_since_the_start_is_named_file_by_file(tmp_path, monke
     Path("run/done.json").unlink()
     Image.new("RGB", (40, 40), "black").save("photos/cat/0.png")
     Path("photos/dog/1.png").unlink()
-    assert run(["resume", "run"], debug=False) == 2
+    assert run(["resume", "run"], debug=False) == 5
     told = capsys.readouterr().err
     assert "The data has changed" in told
     assert "cat/0.png" in told

@@ -15,8 +15,10 @@ import peerdg
 from peerdg.api import Run
 from peerdg.errors import PeerdgWarning
 from peerdg.run.checkpoint import Background
+from peerdg.run.config import resolve
 from peerdg.run.folder import RunFolder
 from peerdg.run.hardware import has_bf16, peak_memory
+from peerdg.run.prepare import load_inputs
 from peerdg.run.progress import ProgressDisplay
 from tests.conftest import tiny_classifier, tiny_splits
 
@@ -59,7 +61,7 @@ print(released())
 def test_freed_memory_is_kept_unless_the_user_chose():
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
-        [sys.executable, "-c", RELEASE], env=plain, capture_output=True, text=True, check=True
+        [sys.executable, "-I", "-c", RELEASE], env=plain, capture_output=True, text=True, check=True
     )
     chosen, kept = map(int, done.stdout.split())
     assert chosen < 30_000
@@ -92,7 +94,7 @@ def test_bfloat16_trains_nearly_as_float32_and_keeps_float32_weights(tmp_path: P
     if has_bf16(torch.device("cpu")):
         half = fit(tmp_path / "bf16", precision="bf16", **ERM)
     else:
-        with pytest.warns(PeerdgWarning, match="no bfloat16"):
+        with pytest.warns(PeerdgWarning, match="emulates bfloat16"):
             half = fit(tmp_path / "bf16", precision="bf16", **ERM)
     weights = half.model.classifier.state_dict()
     assert all(value.dtype == torch.float32 for value in weights.values())
@@ -143,3 +145,19 @@ def test_a_run_records_the_most_memory_that_its_process_had(tmp_path: Path):
     fit(tmp_path / "run", **ERM)
     done = RunFolder(tmp_path / "run").events.read()[-1]
     assert done["event"] == "done" and done["peak_memory"] > 0.99 * with_ballast
+
+
+def test_there_are_no_more_threads_than_cores():
+    told: list[str] = []
+    small = {"batch_size": 8}
+    config = resolve(
+        {"benchmark": "own-data", "backbone": "own", "threads": 100_000, "train": small,
+         "pretrain": small}
+    )  # fmt: skip
+    before = torch.get_num_threads()
+    try:
+        load_inputs(config, splits=tiny_splits(), model=tiny_classifier(), note=told.append)
+        assert torch.get_num_threads() <= (os.cpu_count() or 1)
+    finally:
+        torch.set_num_threads(before)
+    assert any("100000" in text and "core" in text for text in told)

@@ -367,7 +367,7 @@ def test_a_pool_that_outgrows_the_memory_for_images_is_refused_and_nothing_is_lo
     out = tmp_path / "run"
     bytes_of_addition = 12 * 3 * 12 * 12
     monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str(2 * bytes_of_addition - 1))
-    with pytest.raises(ConfigError, match="may be used") as caught:
+    with pytest.raises(ConfigError, match="memory budget") as caught:
         train(out)
     assert "PEERDG_MEMORY_BUDGET" in (caught.value.hint or "")
     # The oldest additions are dropped: memory for those that stay is enough.

@@ -153,7 +153,7 @@ def flip_a_bit(path: Path) -> None:
 def test_a_damaged_one_is_made_again_with_a_warning(tmp_path, cache):
     expected = content(fit(tmp_path / "first"))
     flip_a_bit(entry(cache))
-    with pytest.warns(PeerdgWarning, match="made again"):
+    with pytest.warns(PeerdgWarning, match="be repeated"):
         second = fit(tmp_path / "second")
     assert not was_shared(second) and content(second) == expected
     third = fit(tmp_path / "third")

@@ -14,7 +14,7 @@ import peerdg
 from peerdg.augment.augment_options import DEFAULTS, AugmentSettings
 from peerdg.cli.main import run
 from peerdg.data.splits import Splits
-from peerdg.errors import ConfigError, OutputError, PeerdgWarning
+from peerdg.errors import ConfigError, DataError, OutputError, PeerdgWarning
 from peerdg.methods.erm import ERM
 from peerdg.options import merge, read_toml
 from peerdg.run.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -272,7 +272,7 @@ def test_one_changed_bit_of_the_data_is_refused_by_name(tmp_path: Path):
         "target:one": replace(splits, targets={"two": splits.targets["two"]}),
         "target:three": replace(splits, targets={**splits.targets, "three": tiny_domain("three")}),
     }.items():
-        with pytest.raises(ConfigError, match=f"data has changed .*: {name}\\."):
+        with pytest.raises(DataError, match=f"data has changed .*: {name}\\."):
             fit(tmp_path / "run", other)
     fit(tmp_path / "run")
 
@@ -311,7 +311,7 @@ def test_another_version_or_hardware_continues_with_a_warning(tmp_path: Path):
         manifest = json.loads(json.dumps(original))
         (manifest if name == "torch" else manifest["hardware"])[name] = "other"
         (out / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.warns(PeerdgWarning, match=f"{name} other .* not end bit for bit"):
+        with pytest.warns(PeerdgWarning, match=f"{name} other .* not be bitwise"):
             fit(out, threads=1)
     assert (out / "events.jsonl").read_text().count("other_version") == 4
 
@@ -323,11 +323,11 @@ def test_fewer_images_than_a_batch_are_refused_before_anything_is_trained(tmp_pa
 
 
 def test_periods_that_do_not_fit_the_epochs_are_said(tmp_path: Path):
-    for k, words in ((5, "larger than the 3 epochs"), (2, "last 1, but they do not enter")):
-        with pytest.warns(PeerdgWarning, match=words) as said:
+    for k, words in ((5, "larger than the 3 epochs"), (2, "last 1 do not enter")):
+        with pytest.warns(PeerdgWarning, match=words) as warned:
             fit(tmp_path / str(k), method="peer", peer={"k": k, "head_dim": 4},
                 train={"epochs": 3, "batch_size": 8})  # fmt: skip
-        assert len(said) == 1  # not again by the method, at the end
+        assert len(warned) == 1  # not again by the method, at the end
     assert notes(resolve({"method": "peer"})) == []
 
 

@@ -1,4 +1,1 @@
-"""One run: its options, its folder, its checkpoints and records, and what puts it together.
-
-`run.start_run` is the way in.
-"""
+"""One run: options, folder, checkpoints, records and the model. Starts at `run.start_run`."""

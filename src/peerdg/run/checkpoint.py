@@ -62,14 +62,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
         manifest = read_json(path / MANIFEST, format=FORMAT)
         for name in (TENSORS, STATE):
             if sha256(path / name) != manifest[name]:
-                raise DamagedError(f"{path / name} is not what was saved.")
+                raise DamagedError(f"{path / name} does not match its checksum.")
         state = read_json(path / STATE)
         additions = tuple(_load_addition(path.parent, name) for name in state.get(POOL, ()))
         return Checkpoint(path, load_file(path / TENSORS), state, additions)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Load the newest undamaged checkpoint, if there is any, and describe each damaged one."""
+    """Load the newest undamaged checkpoint, or None, and describe each damaged one."""
     problems: list[str] = []
     paths = checkpoints(folder)
     for path in reversed(paths):
@@ -90,16 +90,16 @@ def save_checkpoint(
 ) -> None:
     """Write checkpoint `number`, then remove all but the newest `KEEP`, and their pool images.
 
-    Images of the pool that `state` names must already be there.
+    The pool images that `state` lists must already be stored.
     """
     write_checkpoint(folder / f"{number:013d}", tensors, state)
     for old in checkpoints(folder)[:-KEEP]:
         # Rename first: a kill must not leave half a checkpoint under its name.
-        gone = old.with_name(f"{TEMPORARY}{old.name}")
+        temporary = old.with_name(f"{TEMPORARY}{old.name}")
         with writing(old):
-            old.rename(gone)
-        remove(gone)
-    with contextlib.suppress(DamagedError):  # which images a damaged one needs is unknown: keep all
+            old.rename(temporary)
+        remove(temporary)
+    with contextlib.suppress(DamagedError):  # keep all images if a list of them is unreadable
         states = [read_json(path / STATE) for path in checkpoints(folder)]
         named = {digest for state in states for digest in state.get(POOL, ())}
         for file in (folder / POOL).glob("*.safetensors"):
@@ -115,9 +115,9 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def remove_leftovers(run: Path) -> None:
-    """Remove temporary files and folders of a killed process."""
+    """Remove the temporary files and folders of a killed process."""
     for name in ("", "checkpoint", f"checkpoint/{POOL}", "model", "snapshots"):
-        for path in (run / name).glob(".tmp*"):  # safetensors has its own, without our dash
+        for path in (run / name).glob(".tmp*"):  # also those of safetensors, which have no dash
             remove(path)
 
 
@@ -127,24 +127,24 @@ def _load_addition(folder: Path, digest: str) -> PoolImages:
         tensors = load_file(path)
         addition = PoolImages(tensors["images"], tensors["labels"])
     if addition.digest != digest:
-        raise DamagedError(f"The pool's images {path} are not what was saved.")
+        raise DamagedError(f"The pool images {path} do not match their checksum.")
     return addition
 
 
 class Background:
-    """One thread that writes while training continues, and reports failures."""
+    """A thread that writes files while training continues."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
 
     def start(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Start `work` once the previous work is done. Raises what that raised."""
+        """Start `work` once the previous work is done. Raises the exception of the latter."""
         self.wait()
         self._running = self._executor.submit(work, *arguments)
 
     def wait(self) -> None:
-        """Wait for the running work. Raises what it raised."""
+        """Wait for the running work. Raises its exception."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
@@ -158,9 +158,9 @@ class Background:
 
 
 class Checkpointer:
-    """Saves the states of a run at most `minutes` apart, and restores the newest.
+    """Save the state of a run at most `minutes` apart, and restore the newest one.
 
-    `problems` has sentences about damaged checkpoints and lost records.
+    `problems` lists messages about damaged checkpoints and lost records.
     """
 
     def __init__(self, run: RunFolder, *, minutes: float) -> None:
@@ -182,22 +182,22 @@ class Checkpointer:
 
     @property
     def position(self) -> str:
-        """Where the run continues, for a person."""
+        """Position where the run continues, as text."""
         state = self._pending.state if self._pending else {"phase": "start", "epoch": 0, "step": 0}
         return f"{state['phase']} after epoch {state['epoch']}, step {state['step']}"
 
     def is_past(self, phase: str) -> bool:
-        """Whether the run to be resumed has finished `phase`."""
+        """Whether the stored run has finished `phase`."""
         if self._pending is None:
             return False
         return PHASES.index(self._pending.state["phase"]) > PHASES.index(phase)
 
     def restore(self, state: TrainState) -> None:
-        """Restore `state` from the newest checkpoint, if that is of the same phase."""
+        """Restore `state` from the newest checkpoint if it belongs to the same phase."""
         if self._pending is not None and self._pending.state["phase"] == state.phase:
             pending, self._pending = self._pending, None
             state.restore(pending.tensors, pending.state, pending.additions)
-            # Records were lost: evaluate again if the weights are still those of the evaluation.
+            # Lost records: evaluate again if the weights are still those of the evaluation.
             if self._lost_records:
                 state.evaluated = False
 
@@ -208,7 +208,7 @@ class Checkpointer:
 
     @stage("checkpoint")
     def save(self, state: TrainState, *, wait: bool = False) -> None:
-        """Copy the state and write the copy while training continues, or `wait` for the disk."""
+        """Copy the state and write the copy in the background, or `wait` for the disk."""
         plain = {**state.metadata(), "metrics_bytes": self.run.metrics.size()}
         self._background.wait()
         copies = {n: t.detach().to("cpu", copy=True) for n, t in state.tensors().items()}
@@ -218,7 +218,7 @@ class Checkpointer:
             self._background.wait()
 
     def close(self) -> None:
-        """Wait until everything is written. Raises what that raised."""
+        """Wait until everything is written. Raises the exception of a failed write."""
         self._background.close()
 
     def _write(
@@ -228,17 +228,17 @@ class Checkpointer:
         plain: dict[str, Any],
         additions: tuple[PoolImages, ...],
     ) -> None:
-        for addition in additions:  # before the checkpoint that names them
+        for addition in additions:  # before the checkpoint that lists them
             path = self.run.checkpoints / POOL / f"{addition.digest}.safetensors"
             if addition.digest not in self._stored or not path.exists():
                 with replace_atomically(path) as file:
                     save_tensors(file, {"images": addition.images, "labels": addition.labels})
                 self._stored.add(addition.digest)
-        self.run.metrics.sync()  # before the checkpoint, which has the length of the records
+        self.run.metrics.sync()  # before the checkpoint, which stores their length
         save_checkpoint(self.run.checkpoints, number, tensors, plain)
 
     def _cut_records(self, checkpoint: Checkpoint | None) -> None:
-        """Drop records newer than the checkpoint. They will be written again, and equal."""
+        """Drop records newer than the checkpoint. The resumed run writes the same ones again."""
         expected = checkpoint.state["metrics_bytes"] if checkpoint else 0
         metrics = self.run.metrics
         self.run.events.cut()
@@ -247,18 +247,18 @@ class Checkpointer:
         if not self._lost_records:
             return
         self.problems.append(
-            f"{metrics.path} is damaged: {metrics.size()} of {expected} bytes can be read. The "
-            "weights are not affected, but the records after this point are lost."
+            f"{metrics.path} is damaged: only {metrics.size()} of {expected} bytes are readable. "
+            "The weights are not affected, but later records are lost."
         )
         records = metrics.read()
-        if records and records[-1]["kind"] == "evaluation":  # its other records may be lost
+        if records and records[-1]["kind"] == "evaluation":  # the rest of it may be lost
             metrics.cut(metrics.size_before(records[-1], "kind", "phase", "epoch"))
 
 
 def _number(state: TrainState) -> int:
     """Order checkpoints by phase, epoch and step.
 
-    Equal numbers mean equal states, up to an evaluation between two epochs: a state that was saved
-    before it evaluates when it is resumed, and is then the state that was saved after it.
+    Equal numbers mean equal states, except for an evaluation between two epochs. A state saved
+    before that evaluation repeats it when resumed, and then equals the state saved after it.
     """
     return (PHASES.index(state.phase) * 10**6 + state.epoch) * 10**6 + state.step

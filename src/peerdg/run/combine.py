@@ -1,4 +1,4 @@
-"""Several runs into one model: the mean of their weights, or of their outputs.
+"""Combine several runs into one model: average their weights or their outputs.
 
 A mean of weights is DiWA: Ramé et al., "Diverse weight averaging for out-of-distribution
 generalization", NeurIPS 2022, https://arxiv.org/abs/2205.09739. A mean of the outputs of averaged
@@ -50,24 +50,24 @@ GREEDY = "runs were chosen by their accuracy on the source's validation images"
 class _Member:
     """A run to combine, not loaded."""
 
-    path: Path  # run folder or model folder, as it was given
+    path: Path  # run folder or model folder, as the user gave it
     description: dict[str, Any]  # content of its `model.json`
     used: bool = True
-    validation: float | None = None  # accuracy on validation images, if it was computed
+    validation: float | None = None  # accuracy on validation images, if computed
 
     @property
     def training(self) -> dict[str, Any]:
-        """The training record. Empty if there is none."""
+        """Training record, or an empty dict."""
         return dict(self.description["training"])
 
     @property
     def run(self) -> Path | None:
-        """The run folder, if it was given or the model in it was."""
+        """Run folder, if `path` is one or is the model folder inside one."""
         places = (self.path, self.path.parent)
         return next((place for place in places if (place / "config.toml").is_file()), None)
 
     def record(self) -> dict[str, Any]:
-        """Describe it for the `model.json` of the combined model."""
+        """Describe the member for the `model.json` of the combined model."""
         place = self.path.resolve()
         return {
             "name": storable(place.parent.name if place.name == "model" else place.name),
@@ -80,11 +80,11 @@ class _Member:
 
 
 class _Data(NamedTuple):
-    """The data that the runs were trained on."""
+    """Data that the runs were trained on."""
 
     splits: Splits
     source: Source
-    domains: Mapping[str, Domain]  # that models are evaluated on
+    domains: Mapping[str, Domain]  # evaluation domains
 
 
 def combine(
@@ -97,18 +97,18 @@ def combine(
     splits: Splits | None = None,
     network: nn.Module | None = None,
 ) -> dict[str, Any]:
-    """Make a model folder of several runs. It does not need them afterwards.
+    """Combine several runs into a model folder that does not need them afterwards.
 
     The rules:
 
     * `"uniform"`: θ = (1/M) Σ_m θ_m.
-    * `"greedy"`: runs in the order of their accuracy on the source's validation images; each is
-      added to the mean if the accuracy of the mean does not fall.
+    * `"greedy"`: add runs in the order of their accuracy on the source's validation images. Keep
+      a run if the accuracy of the mean does not fall.
     * `"ensemble"`: the mean of the outputs, see `models.ensemble`.
 
     The batch statistics of a mean of weights are recomputed on the source's clean images if the
-    runs were evaluated that way. Without the images they are averaged. If the data is there, the
-    model is evaluated on it for its card. The arguments are those of `peerdg.combine`.
+    runs were evaluated that way. Without these images they are averaged. If the data is available,
+    the model is evaluated on it for its card. The arguments are those of `peerdg.combine`.
 
     Returns:
         Description of the model, with the accuracies.
@@ -121,7 +121,7 @@ def combine(
         )
     outputs = convert(outputs or "probabilities", Outputs, "outputs")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise OutputError(f"{out} exists.", hint="Choose a new folder with -o.")
+        raise OutputError(f"{out} already exists.", hint="Choose a new folder with -o.")
     members = _read_members(runs)
     if rule != "ensemble":
         _warn_of_different_starts(members)
@@ -148,14 +148,14 @@ def combine(
     has_statistics = has_batch_statistics(model)
     if data is None and has_statistics and rule != "ensemble" and statistics not in LEARNED:
         statistics = "mean of the members'"
-        message = "The batch statistics of the combined model are the members' mean, not recomputed"
-        warnings.warn(f"{message}: the training images are not there.", PeerdgWarning, stacklevel=3)
+        message = "The batch statistics of the combined model are averaged, not recomputed"
+        warnings.warn(f"{message}: training images not found.", PeerdgWarning, stacklevel=3)
     training = _training(members, rule, outputs, model, data)
     if training and statistics and has_statistics:
         training["batch_statistics"] = statistics
     first = members[0].description
-    about = {name: first[name] for name in ("backbone", "image_size", "stored_size")}
-    description = describe_model(model, **about, training=training)
+    network_info = {name: first[name] for name in ("backbone", "image_size", "stored_size")}
+    description = describe_model(model, **network_info, training=training)
     description["combined"] = {
         "rule": rule,
         "members": [member.record() for member in members],
@@ -197,7 +197,7 @@ def _greedy(
 def _training(
     members: Sequence[_Member], rule: Rule, outputs: Outputs, model: Classifier, data: _Data | None
 ) -> dict[str, Any]:
-    """Collect what the members' records share, and the results of the combined model."""
+    """Merge the members' training records, and add the results of the combined model."""
     records = [member.training for member in members if member.used]
     if not all(records):
         return {}
@@ -238,7 +238,7 @@ def _read_members(runs: Sequence[Path]) -> list[_Member]:
     """Read the descriptions of the runs, and refuse those that cannot be combined."""
     if len(runs) < 2:
         raise ConfigError(
-            f"{len(runs)} runs were given. At least two can be combined.",
+            f"Only {len(runs)} runs are given. At least two are needed.",
             hint="peerdg combine runs/a runs/b -o combined",
         )
     members: dict[str, _Member] = {}
@@ -248,13 +248,13 @@ def _read_members(runs: Sequence[Path]) -> list[_Member]:
         if other is not member:
             raise ConfigError(
                 f"{other.path} and {path} are the same model.",
-                hint="Name each run once. Runs of one seed need another --train-seed each.",
+                hint="Name each run once. Runs with the same --seed need different --train-seed.",
             )
         if describes_ensemble(member.description):
             raise ConfigError(f"{path} is an ensemble.", hint="Name its members instead.")
         _require_alike(next(iter(members.values())), member)
         if far := how_far(member.description):
-            message = f"{path} was {far}: its run is not finished."
+            message = f"{path} belongs to an unfinished run: it was {far}."
             warnings.warn(message, PeerdgWarning, stacklevel=3)
     return list(members.values())
 
@@ -268,14 +268,14 @@ def _require_alike(first: _Member, member: _Member) -> None:
         if ours != theirs:
             raise ConfigError(
                 f"{first.path} and {member.path} differ in {name}: {ours} and {theirs}.",
-                hint="Combine runs of one --backbone on the same classes and image size.",
+                hint="Combine runs with the same --backbone, classes and image size.",
             )
 
 
 def _warn_of_different_starts(members: Sequence[_Member]) -> None:
     """Warn if the main phases of the runs did not start from the same weights.
 
-    The mean of the weights of networks from different initializations is usually useless.
+    Averaging the weights of networks with different initializations is usually useless.
     """
     ours, *others = map(_start, members)
     for theirs in others:
@@ -283,8 +283,8 @@ def _warn_of_different_starts(members: Sequence[_Member]) -> None:
         if differing or not ours or not theirs:
             warnings.warn(
                 "The runs may not have started from the same weights (differing: "
-                f"{', '.join(differing) or 'unknown'}). Train them with one --seed and another "
-                "--train-seed each, or use --rule ensemble.",
+                f"{', '.join(differing) or 'unknown'}). Train them with the same --seed and "
+                "different --train-seed, or use --rule ensemble.",
                 PeerdgWarning,
                 stacklevel=4,
             )
@@ -292,7 +292,7 @@ def _warn_of_different_starts(members: Sequence[_Member]) -> None:
 
 
 def _start(member: _Member) -> dict[str, Any]:
-    """Return everything recorded that decides the weights at the start of the main phase."""
+    """Return the recorded values that determine the weights at the start of the main phase."""
     training = member.training
     if not training:
         return {}
@@ -309,7 +309,7 @@ def _start(member: _Member) -> dict[str, Any]:
 def _find_data(
     members: Sequence[_Member], root: str | None, splits: Splits | None, *, needed: bool
 ) -> _Data | None:
-    """Load the data that all runs were trained on. None if it is not there and not `needed`."""
+    """Load the data that all runs were trained on. None if it is missing and not `needed`."""
     try:
         data = _load_data(members, root, splits)
         if needed and data.splits.validation is None:
@@ -318,8 +318,8 @@ def _find_data(
     except PeerdgError as error:
         if needed:
             raise ConfigError(
-                f"A greedy choice needs the validation images of the runs' source. {error.message}",
-                hint=error.hint or "Say where the data is with --root, or use --rule uniform.",
+                f"--rule greedy needs the validation images of the runs. {error.message}",
+                hint=error.hint or "Give the data folder with --root, or use --rule uniform.",
             ) from error
         message = f"The combined model is not evaluated: {error.message}"
         warnings.warn(message, PeerdgWarning, stacklevel=3)
@@ -329,19 +329,20 @@ def _find_data(
 def _load_data(members: Sequence[_Member], root: str | None, splits: Splits | None) -> _Data:
     fingerprints = {member.training.get("fingerprint") for member in members}
     if len(fingerprints) > 1 or None in fingerprints:
-        raise ConfigError("The runs were trained on different images, or did not record which.")
-    about = members[0].description
+        raise ConfigError("The runs were trained on different or unknown images.")
+    description = members[0].description
+    classes = tuple(description["classes"])
     run = next((member.run for member in members if member.run), None)
     config = None if run is None else resolve(without_method(read_run_config(run)))
     if splits is not None:
-        splits = match_classes(splits, tuple(about["classes"]))
+        splits = match_classes(splits, classes)
     elif config is not None:
         config = replace(config, root=root or config.root)
-        splits = load_splits(config, tuple(about["classes"]))
+        splits = load_splits(config, classes)
     else:
-        raise ConfigError("None of the folders is a run folder, which names its data.")
+        raise ConfigError("The data is unknown: none of the folders is a run folder.")
     if splits.train.fingerprint not in fingerprints:
-        raise ConfigError("The training images are no longer those of the runs.")
+        raise ConfigError("The training images have changed since the runs.")
     domains = natural_domains(splits) if config is None else evaluation_domains(config, splits)
-    source = Source(splits.train, TransformSettings(size=about["image_size"]))
+    source = Source(splits.train, TransformSettings(size=description["image_size"]))
     return _Data(splits, source, domains)

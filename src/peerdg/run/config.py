@@ -1,6 +1,6 @@
-"""One run, completely described: a frozen `RunConfig`, from layers of plain values.
+"""`RunConfig`: all options of a run, resolved from layers of plain values.
 
-Free of torch: a wrong option or a taken output folder is reported before torch is imported.
+Does not import torch, so a wrong option or a taken output folder is reported at once.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
@@ -40,20 +41,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that decides what a run computes."""
+    """All options of a run."""
 
     benchmark: str = option("digits-mini", "data set")
     root: str | None = option(None, "folder with the data set's files")
-    targets: tuple[str, ...] | None = option(None, "target domains; default: all that are there")
+    targets: tuple[str, ...] | None = option(None, "target domains; default: all available ones")
     method: str = option("peer", "training method")
-    recipe: str | None = None  # the name under which `method` and `average` were asked for
-    plugin: str | None = None  # the file that defines `method`, and its SHA-256
+    recipe: str | None = None  # name that stands for `method` and `average`, if the user gave it
+    plugin: str | None = None  # file that defines `method`, and its SHA-256
     backbone: str = option("digits-cnn", "network")
     weights: str = option("none", "initial weights: none, imagenet, or a .safetensors or .pth file")
-    budget: str = option("standard", "preset: quick, standard or paper")
+    budget: str = option("standard", "preset: quick, standard or paper; own images: quick")
     seed: int = option(0, "seed of all randomness", at_least=0)
     train_seed: int | None = option(
-        None, "another seed for the main phase: runs that share their start differ", at_least=0
+        None, "another seed for the main phase, for different runs with the same start", at_least=0
     )
     device: str = option("auto", DEVICES)
     threads: int | None = option(None, "CPU threads; default: all", at_least=1)
@@ -62,23 +63,23 @@ class RunConfig:
     )
     compile: bool = option(False, "torch.compile the network; needs a C++ compiler on a CPU")
     evaluate_every: int = option(10, "epochs between evaluations; default: k", at_least=1)
-    checkpoint_minutes: float = option(1.0, "at most this much work is lost", at_least=0)
+    checkpoint_minutes: float = option(1.0, "minutes between checkpoints", at_least=0)
     batch_statistics: Literal["clean", "trained"] = option(
         "clean",
-        "batch normalisation of evaluated networks: recomputed on clean images, or as trained",
+        "batch statistics of evaluated networks: recomputed on clean images, or as trained",
     )
     crafted: Literal["disjoint", "all", "off"] = option(
         "disjoint",
         "crafted validation: families that RandAugment does not overlap, all ten, or off",
     )
     crafted_images: int = option(
-        500, "validation images that are crafted, at most; 0 takes all", at_least=0
+        500, "largest number of validation images to craft; 0: all", at_least=0
     )
     share_pretraining: bool = option(
-        True, "start from the stored pre-training of an equal run, or store it for others"
+        True, "reuse the pre-training of an equal run, or store it for others"
     )
     oracle: bool | None = option(
-        None, "learn from the targets as well: an oracle, which is never a fair baseline"
+        None, "train on the targets as well: an oracle, never a fair baseline"
     )
     keep_snapshots: bool = option(False, "keep the trained network's weights at every evaluation")
     data: Any = None
@@ -90,7 +91,7 @@ class RunConfig:
     method_settings: Any = None
 
     def tables(self, *, unset: bool = False) -> dict[str, Any]:
-        """Nested plain values as in a config file. `unset` includes those not set, as None."""
+        """Return nested plain values as in a config file. `unset` includes unset ones as None."""
         values = to_dict(self, unset=unset)
         values[self.method] = values.pop("method_settings", {})
         values[self.benchmark] = values.pop("data", {})
@@ -99,17 +100,17 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        """What people call this method: the recipe's name, or the objective's."""
+        """Name of the recipe, or of the method."""
         return self.recipe or self.method
 
     @property
     def main_seed(self) -> int:
-        """Seed of the main phase: its order, augmentation and a method's own layers."""
+        """Seed of the main phase: data order, augmentation and the method's own layers."""
         return self.seed if self.train_seed is None else self.train_seed
 
     @property
     def deployed_average(self) -> str | None:
-        """The kind of average that is deployed; None if it is the trained network."""
+        """Kind of the deployed average. None if the trained network is deployed."""
         own: str | None = self.method_settings.own_average
         return self.average.kind[0] if self.average.kind else own
 
@@ -123,20 +124,20 @@ class RunConfig:
         text = tomli_w.dumps(self.tables())
         for line in text.splitlines():
             if storable(line) != line:
-                raise ConfigError(f"{storable(line)}: this name is not UTF-8.", hint="Rename it.")
+                raise ConfigError(f"{storable(line)}: not valid UTF-8.", hint="Rename the file.")
         return text
 
     @property
     def hash(self) -> str:
-        """Short name of everything that decides the result."""
+        """Hash of the options that affect the result."""
         decisive = {k: v for k, v in self.tables().items() if k not in MAY_CHANGE}
         text = json.dumps(decisive, default=str)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-# What may change between start and resume: where and how safely the run goes on, not what it does.
+# Options that may change when a run is resumed, because they do not affect its result.
 MAY_CHANGE = {"device", "threads", "checkpoint_minutes", "root", "share_pretraining"}
-# Options of data sets that name places: what is there decides, by the fingerprints of the data.
+# Paths among the options of data sets. Data is compared by its fingerprint, not by its path.
 DATA_PLACES = {
     f"{data.name}.{f.name}"
     for data in BENCHMARKS.values()
@@ -156,26 +157,26 @@ ALIASES = {
     "learning_rate": "train.lr", "epochs": "train.epochs", "batch_size": "train.batch_size",
     "lr": "train.lr", "target": "targets", "data": "benchmark", "model": "backbone",
 }  # fmt: skip
-# A file with these is the config of a run. It is complete: no defaults follow from the images.
+# A file with all of these keys is the complete config of a run. The images add no defaults to it.
 _COMPLETE = {"benchmark", "backbone", "budget", "pretrain", "train"}
 
 
 def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunConfig:
-    """Make a complete `RunConfig` from defaults, the preset and `layers`. Later layers win.
+    """Resolve defaults, the preset and `layers` to a complete `RunConfig`. Later layers win.
 
     Args:
-        layers: Nested plain values, from a config file, flags or Python.
-        choices: Options that the images decide, instead of the data set's preset.
+        layers: Nested plain values from a config file, flags or Python.
+        choices: Options chosen for the user's images, instead of the data set's preset.
 
     Raises:
         ConfigError: For an unknown key (with the nearest one), a value of the wrong type or out of
             range, or a section that belongs to another method or data set.
     """
     budgets = list(dict.fromkeys(layer["budget"] for layer in layers if "budget" in layer))
-    if len(budgets) > 1:  # values of the file's budget would override those of the other
+    if len(budgets) > 1:  # the file's values would override those of the other budget
         raise ConfigError(
             f"The config file is for the budget '{budgets[0]}', not '{budgets[1]}'.",
-            hint="Leave --budget out, or start without the file.",
+            hint="Remove --budget or --config.",
         )
     layers = expand(layers)
     given = merge(*layers)
@@ -183,8 +184,8 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     method = _text(given, "method", RunConfig.method)
     if method in COMBINATIONS:
         raise ConfigError(
-            f"'{method}' is made of {COMBINATIONS[method].members} runs, which are combined.",
-            hint=f"peerdg bench --methods {method} trains and combines them.",
+            f"'{method}' combines {COMBINATIONS[method].members} runs.",
+            hint=f"Use peerdg bench --methods {method}, which trains and combines them.",
         )
     _require_plugin(layers, method)
     method_kind = settings_of(method)
@@ -198,12 +199,12 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     kind = given.get("augment", {}).get("kind", method_kind.own_augment)
     own = options_of_kind(str(kind), base.get("augment", {}))
     values["augment"] = merge({"kind": kind}, own, given.get("augment", {}))
-    for layer in layers:  # evaluation follows the method's period where only that is given
+    for layer in layers:  # `evaluate_every` defaults to the method's period
         if "evaluate_every" in layer:
             values["evaluate_every"] = layer["evaluate_every"]
         elif method_kind.period_option in layer.get(method, {}):
             values["evaluate_every"] = layer[method][method_kind.period_option]
-    plugin = plugin_of(method)  # a run to be resumed states the one that it was started with
+    plugin = plugin_of(method)  # a resumed run has the identity of its plugin in `values`
     values["plugin"] = None if plugin is None else values.get("plugin", plugin.identity)
     parts = {key: build(kind, values.pop(key, {}), where=key) for key, kind in sections.items()}
     parts["data"], parts["method_settings"] = parts.pop(data.name), parts.pop(method)
@@ -214,7 +215,7 @@ def resolve(*layers: Mapping[str, Any], choices: Choices | None = None) -> RunCo
     average.check_used(config.method_settings.own_average)
     if config.method_settings.own_average is not None:
         config.method_settings.check_average(deployed, last=average.last)
-    if average.also and not deployed:  # they only accompany one
+    if average.also and not deployed:
         raise ConfigError(
             f"average.also names {', '.join(average.also)}, but no average is deployed.",
             hint="Add --average snapshots.",
@@ -230,9 +231,9 @@ def resolve_given(
     file: Mapping[str, Any] | None = None,
     splits: "Splits | None" = None,
 ) -> tuple[RunConfig, Choices | None]:
-    """Resolve the options that a user gave, from a config file and over it from flags or Python.
+    """Resolve the options `given` by flags or in Python, over those of a config file.
 
-    For own images, options not given follow from the images. They are returned with their reasons.
+    For the user's own images, missing options are chosen from the images and returned with reasons.
     """
     file = file or {}
     is_complete = file.keys() >= _COMPLETE
@@ -249,9 +250,8 @@ def resolve_given(
     if section and not config.augments:
         names = ", ".join(f"augment.{name}" for name in section)
         raise ConfigError(
-            f"'{config.name}' with these options does not augment images by the run's "
-            f"augmentation; {names} would have no effect.",
-            hint="Leave them out, or choose a method that augments: see peerdg methods.",
+            f"'{config.name}' does not use the run's augmentation: {names} would have no effect.",
+            hint="Remove them, or choose a method that augments: see peerdg methods.",
         )
     return config, choices
 
@@ -263,23 +263,23 @@ def resolve_own_data(
     file: Mapping[str, Any] | None = None,
 ) -> tuple[RunConfig, Choices]:
     """Complete the config for the images under `given["root"]`, or for `splits` in memory."""
-    from peerdg.data.own_data import glance  # it imports torch
+    from peerdg.data.own_data import glance  # imports torch
 
     layers = [_with_full_paths(layer) for layer in (file or {}, {**given, "benchmark": OWN_DATA})]
-    wanted = merge(*layers)
+    wanted = merge({"budget": "quick"}, *layers)
     if splits is None:
         settings = build(OwnDataSettings, wanted.get(OWN_DATA, {}), where=OWN_DATA)
         images, side = glance(Path(wanted["root"]), settings)
     else:
         images, side = len(splits.train), splits.train.image_size[0]
-    budget = str(wanted.get("budget", RunConfig.budget))
-    own_network = wanted.get("backbone") == OWN
+    budget, own_network = str(wanted["budget"]), wanted.get("backbone") == OWN
     choices = choose(images=images, side=side, budget=budget, own_network=own_network)
+    layers[0].setdefault("budget", wanted["budget"])
     return resolve(*layers, choices=choices), choices
 
 
 def _with_full_paths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Make paths absolute, for a run that is resumed elsewhere. Names of domains stay."""
+    """Make paths absolute, so that a run can be resumed in another folder. Keep domain names."""
 
     def full(path: Any) -> Any:
         if isinstance(path, list | tuple):
@@ -295,32 +295,32 @@ def _with_full_paths(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_plugin(layers: tuple[Mapping[str, Any], ...], method: str) -> None:
-    """Refuse a method that only a plugin has, if the user did not give the plugin."""
-    # The first layer is that of the run. A later one has the plugin that was given for it.
+    """Refuse the method of a plugin that the user did not give."""
+    # The first layer has the plugin of the run, a later one the plugin that the user gave.
     of_run = next((layer for layer in layers if "plugin" in layer), None)
     if method in method_names() or of_run is None:
         return
     file = visible(file_of(_text(of_run, "plugin", "")))
     raise ConfigError(
-        f"The method '{visible(method)}' is that of a plugin, {file}, which was not given.",
-        hint=f"Give the file: --plugin {file}, or plugin='{file}' in Python. It is executed, so "
-        "look at it first if it is not yours.",
+        f"Method '{visible(method)}' is defined in the plugin {file}.",
+        hint=f"Pass it with --plugin {quote(file)}, or plugin='{file}' in Python. It is executed, "
+        "so read it first if it is not yours.",
     )
 
 
 def without_method(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the options that the data does not depend on. The method may be a plugin's."""
+    """Drop the options that do not affect the data. The method may be that of a missing plugin."""
     left_out = {"method", "recipe", "plugin", "average", "augment", str(tables.get("method"))}
     return {key: value for key, value in tables.items() if key not in left_out}
 
 
 def notes(config: RunConfig) -> list[str]:
-    """Write messages about a legal but surprising configuration."""
+    """Return warnings about a valid but surprising configuration."""
     messages = []
     if config.oracle:
         messages.append(
-            "An oracle: it learns from the targets that it is judged on. Records, tables and its "
-            "card say so."
+            "This run is an oracle: it trains on the targets that it is evaluated on. It is marked "
+            "as such in records, tables and its card."
         )
     if config.method_settings.averages_start or config.deployed_average != "snapshots":
         return messages
@@ -328,44 +328,44 @@ def notes(config: RunConfig) -> list[str]:
     option = "--average.k" if config.average.k else f"--{config.method}.k"
     if k > epochs:
         messages.append(
-            f"k = {k} is larger than the {epochs} epochs: no snapshot is averaged, and the "
-            f"deployed model stays the pre-trained one. Lower {option} or raise --epochs."
+            f"k = {k} is larger than the {epochs} epochs, so no snapshot is averaged and the "
+            f"pre-trained model is deployed. Lower {option} or raise --epochs."
         )
     elif epochs % k:
         messages.append(
-            f"{epochs} epochs are not a multiple of k = {k}: the network trains through the last "
-            f"{epochs % k}, but they do not enter the deployed average."
+            f"{epochs} epochs are not a multiple of k = {k}. The last {epochs % k} do not enter "
+            "the deployed average."
         )
     return messages
 
 
 def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Name the options that decide the result and differ, one in a line, with both values."""
+    """List differing options that affect the result, one per line, with both values."""
     return "\n  ".join(difference(old, new, ignored=MAY_CHANGE))
 
 
 def refuse_difference(old: RunConfig, new: RunConfig) -> None:
-    """Refuse to resume a run with the options `old` with `new`, if they differ."""
+    """Refuse to resume a run with options `new` that differ from its `old` ones."""
     if changes := changed_options(old.tables(), new.tables()):
         raise ConfigError(
             f"This run was started with other options:\n  {changes}",
-            hint="Resume without these options (with the same --plugin file, if it has one), or "
+            hint="Resume without these options (and with the same --plugin file, if any), or "
             "start a new run in another --out folder.",
         )
 
 
 @contextmanager
 def plugin_method(path: Path) -> Iterator[Plugin]:
-    """Inside the block, the method in a file can be trained like any other.
+    """Register the method of a plugin file for the duration of the block.
 
-    The file is executed: it must be one that the user named, never one that a file names.
+    The file is executed. Pass only a path that the user gave, never one read from a file.
     """
     with loaded(path) as plugin:
         taken = {*SECTIONS, *SCALARS, *(name.replace("-", "_") for name in BENCHMARKS)}
         if plugin.name.replace("-", "_") in taken:
             raise ConfigError(
-                f"'{plugin.name}' is an option of every run, so no method can have this name.",
-                hint=f"Rename {plugin.path.name}: a method is named as its file.",
+                f"'{plugin.name}' is the name of an option, so no method can have this name.",
+                hint=f"Rename {plugin.path.name}. A method has the name of its file.",
             )
         with registered(plugin):
             yield plugin
@@ -374,7 +374,7 @@ def plugin_method(path: Path) -> Iterator[Plugin]:
 def _text(given: Mapping[str, Any], key: str, default: str) -> str:
     value = given.get(key, default)
     if not isinstance(value, str):
-        raise ConfigError(f"'{key}' is {value!r}; it must be text.")
+        raise ConfigError(f"'{key}' is {value!r}, but must be text.")
     return value
 
 
@@ -387,7 +387,7 @@ def _check_keys(
             kind, used = ("method", method) if is_method else ("data set", data)
             change = f", or use --method {key}" if is_method else ""
             raise ConfigError(
-                f"Options of the {kind} '{key}' are given, but the {kind} is '{used}'.",
+                f"There are options of the {kind} '{key}', but the {kind} is '{used}'.",
                 hint=f"Remove the section [{key}]{change}.",
             )
         if key in sections and not isinstance(value, Mapping):
@@ -399,7 +399,7 @@ def _check_keys(
 
 
 def suggest_key(key: str, sections: Mapping[str, Any]) -> str:
-    """Find the nearest option anywhere: at the top, a section, or inside one."""
+    """Suggest the nearest option, section, or option inside a section."""
     inside = {f.name: f"{name}.{f.name}" for name, kind in sections.items() for f in fields(kind)}
     top = [*sorted(SCALARS), *sections]
     meant = ALIASES.get(key) or inside.get(key)

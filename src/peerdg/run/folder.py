@@ -1,18 +1,18 @@
 """The run folder: all files of a run.
 
-    config.toml      everything that decides the run; `peerdg train --config` repeats it
-    manifest.json    what it was started with: options, versions, data fingerprints, command
+    config.toml      all options; `peerdg train --config` repeats the run
+    manifest.json    inputs of the run: options, versions, data fingerprints, command
     files.json       hashes of every image file, and of the pixels of the source's images
-    metrics.jsonl    losses, policies, accuracies; equal to the last bit in a repeated run
+    metrics.jsonl    losses, policies, accuracies; bitwise equal in a repeated run
     events.jsonl     starts, stops, seconds, failures
-    checkpoint/      the newest two states, to resume from, and images that a method made (pool/)
-    snapshots/       the trained network's weights at each evaluation, if asked for
+    checkpoint/      the newest two states, and images that a method made (pool/)
+    snapshots/       the trained network's weights at each evaluation (--keep-snapshots)
     model/           the deployed model
-    profile.json     where the time went, if asked for
-    done.json        the run is complete; or failure.json, why it is not
+    profile.json     seconds of each stage (--profile)
+    done.json        results of a complete run, or failure.json with the error of a failed one
 
-The status is computed, never stored: lock held means running, `done.json` means done, anything
-else can be resumed.
+The status is computed, not stored. A held lock means running, `done.json` means done, and
+anything else can be resumed.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ from peerdg.files import (
     write_json,
     writing,
 )
-from peerdg.options import read_toml
+from peerdg.options import nearest_path, read_toml
 from peerdg.run.config import RunConfig, refuse_difference, resolve
 from peerdg.run.manifest import Manifest, read_manifest, refuse_edited_config
 from peerdg.run.records import JsonLines
 
 Existing = Literal["refuse", "resume", "renew", "overwrite"]
-"""What happens to an existing run: `"renew"` resumes it, or restarts it if its data changed."""
+"""How to treat an existing run. `"renew"` resumes it, or restarts it if its data changed."""
 
 Status = Literal["running", "done", "failed", "resumable"]
 
@@ -51,9 +51,9 @@ LOCK, OWNER = ".lock", ".owner.json"
 
 
 class FolderLock:
-    """A file lock, `NAME.lock`, with a note who holds it, `NAME.owner.json`.
+    """File lock `NAME.lock`, with its owner in `NAME.owner.json`.
 
-    The system releases it when its process ends.
+    The operating system releases it when the process ends.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -63,7 +63,7 @@ class FolderLock:
         self._lock = FileLock(self.file, timeout=0)
 
     def acquire(self) -> None:
-        """Take the lock and note who has it. Refuse if another process holds it."""
+        """Take the lock and record its owner. Raises if another process holds it."""
         try:
             self._lock.acquire()
         except Timeout as error:
@@ -75,15 +75,15 @@ class FolderLock:
         write_json(self._owner, owner)
 
     def release(self, *, keep_file: bool = True) -> None:
-        """Release the lock. With `keep_file`, leave its file: other processes may wait for it."""
+        """Release the lock. `keep_file` leaves its file for processes that wait for it."""
         self._owner.unlink(missing_ok=True)
         if not keep_file:
-            remove(self.file)  # while it is held: after the release it may belong to another
+            remove(self.file)  # before the release: then another process may own it
         self._lock.release()
 
     @property
     def is_held(self) -> bool:
-        """Whether a process holds it, this one included."""
+        """Whether any process holds the lock, including this one."""
         if not self.file.exists():
             return False
         try:
@@ -100,13 +100,13 @@ class FolderLock:
 
 
 class RunFolder:
-    """A run folder, held by this process until `close`.
+    """A run folder. `RunFolder.open` locks it for writing until `close`.
 
-    Use `RunFolder.open` to lock it. The constructor alone only names its parts for reading.
+    The constructor only names the files, for reading.
 
     Attributes:
-        new_config: Options of the run that `begin` is going to start here. None if there is none.
-        renewal: Options of the run that starts if the data has changed, if that is allowed.
+        new_config: Options of the run that `begin` will start, or None.
+        renewal: Options of the run to start if the data has changed, or None if that is refused.
     """
 
     def __init__(self, path: Path) -> None:
@@ -129,8 +129,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, *, existing: Existing = "refuse") -> "RunFolder":
-        """Lock the folder for a run with `config`, or refuse: it is in use, or of another run."""
-        config.toml()  # refuses values that the file cannot hold, before the folder is made
+        """Lock the folder for a run with `config`. Raises if it is in use or has another run."""
+        config.toml()  # before making the folder: raises for values that TOML cannot hold
         run = cls(path)
         run._create(existing)
         run._lock.acquire()
@@ -142,7 +142,7 @@ class RunFolder:
         return run
 
     def begin(self) -> None:
-        """Start a new run, after everything it needs was found. An old one is removed."""
+        """Remove the old run, if any, and write the config of the new one."""
         if self.new_config is None:
             return
         self._clear()
@@ -151,7 +151,7 @@ class RunFolder:
         self.new_config = None
 
     def renew(self) -> bool:
-        """Start again because the data has changed, if the folder was opened for that."""
+        """Restart the run because its data has changed. Returns whether that is allowed."""
         self.new_config, self.renewal = self.renewal, None
         is_allowed = self.new_config is not None
         self.begin()
@@ -159,7 +159,7 @@ class RunFolder:
 
     @property
     def manifest(self) -> Manifest | None:
-        """The manifest, read once. None if there is none yet."""
+        """Manifest, read once. None if it is not written yet."""
         if self._manifest is None and self.manifest_file.exists():
             self._manifest = read_manifest(self.manifest_file)
         return self._manifest
@@ -169,16 +169,16 @@ class RunFolder:
         self._manifest = manifest
 
     def update_manifest(self, **values: Any) -> None:
-        """Change values of the manifest, such as the networks that only the method can name."""
+        """Change values of the manifest that are known only after the start."""
         if self.manifest is not None and (new := replace(self.manifest, **values)) != self.manifest:
             self.write_manifest(new)
 
     def close(self) -> None:
-        """Release the lock. A folder in which no run was started is removed again."""
+        """Release the lock. Remove the folder if no run was started in it."""
         keep = self.holds_run
         self._lock.release(keep_file=keep)
         if not keep:
-            with contextlib.suppress(OSError):  # the folder existed before, with something in it
+            with contextlib.suppress(OSError):  # not empty: it existed before
                 self.path.rmdir()
 
     @property
@@ -188,7 +188,7 @@ class RunFolder:
 
     @property
     def done(self) -> bool:
-        """Whether that run is complete, and not about to be replaced."""
+        """Whether the run is complete and not about to be replaced."""
         return self.done_file.exists() and self.new_config is None
 
     def status(self) -> Status:
@@ -199,13 +199,19 @@ class RunFolder:
             return "running"
         return "failed" if self.failure_file.exists() else "resumable"
 
+    def require_present(self) -> None:
+        """Refuse to write if the folder was removed or renamed: that would make it again."""
+        if not self.holds_run:
+            hint = "If it was renamed, give `peerdg resume` its new name."
+            raise OutputError(f"{self.path} was removed or renamed during training.", hint=hint)
+
     def event(self, kind: str, **values: Any) -> None:
-        """Record an event with the time."""
+        """Append a timestamped event to `events.jsonl`."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self.events.append({"event": kind, "time": now, **values})
 
     def _create(self, existing: Existing) -> None:
-        with writing(self.path):  # the name may be too long even to look at it
+        with writing(self.path):  # the name may be too long
             if self.path.exists() and not self.path.is_dir():
                 raise OutputError(
                     f"{self.path} is a file, not a folder.", hint="Choose another name with --out."
@@ -213,10 +219,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._require_own(existing)
             refuse_links(self.path)
-            # Root may write where the mode forbids it. Only a probe shows whether writing works.
+            # Root may write where the mode forbids it, so test by writing a file.
             probe = self.path / f"{TEMPORARY}probe-{os.getpid()}"
             probe.touch()
-            probe.unlink(missing_ok=True)  # the process that holds the folder may have removed it
+            probe.unlink(missing_ok=True)  # the process that holds the lock may have removed it
 
     def _prepare(self, config: RunConfig, existing: Existing) -> None:
         if not self.holds_run or existing == "overwrite":
@@ -232,15 +238,15 @@ class RunFolder:
             refuse_edited_config(self.manifest, stored, file=self.config_file)
         elif self.checkpoints.is_dir() and any(self.checkpoints.iterdir()):
             raise DamagedError(
-                f"{self.manifest_file} is missing: the options of the run are unknown.",
+                f"{self.manifest_file} is missing, so the options of the run are unknown.",
                 hint="Restore it, or start again with --overwrite.",
             )
         refuse_difference(stored, config)
         self.renewal = config if existing == "renew" else None
 
     def _require_own(self, existing: Existing) -> None:
-        """Refuse the folder of another program, which may have a config.toml and a model, too."""
-        # Temporary files belong to a process that was killed, or that just probes the folder.
+        """Refuse a folder of another program, which may also have a config.toml and a model."""
+        # Temporary files are left by a killed process or belong to one that probes the folder.
         own = (f"run{LOCK}", f"run{OWNER}", TEMPORARY)
         foreign = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(own))
         is_run = self.holds_run
@@ -250,12 +256,12 @@ class RunFolder:
                 is_run = is_run or {"benchmark", "method"} <= read_toml(self.config_file).keys()
         if foreign and not is_run:
             raise OutputError(
-                f"{self.path} is not empty and holds no run (it has '{foreign[0]}').",
+                f"{self.path} is not empty and not a run folder (it has '{foreign[0]}').",
                 hint="Choose a new or empty folder with --out.",
             )
 
     def _clear(self) -> None:
-        # The config last: until then the folder is still recognized as a run.
+        # Remove the config last. Until then the folder is recognized as a run.
         for path in (
             *(self.done_file, self.failure_file, self.profile_file, self.path / "report.md"),
             *(self.metrics.path, self.events.path, self.checkpoints, self.snapshots, self.model),
@@ -266,11 +272,10 @@ class RunFolder:
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Read the options that a run was started with, from a run folder without links."""
+    """Read the `config.toml` of a run folder. Refuses a folder with links."""
     if not (path / "config.toml").is_file():
-        raise ConfigError(
-            f"{path} is not a run folder: it has no config.toml.",
-            hint="Give the folder that `peerdg train --out` made. `peerdg runs` lists them.",
-        )
+        reason = "it has no config.toml" if path.exists() else "it does not exist"
+        hint = "Give the folder that `peerdg train --out` made. `peerdg runs` lists them."
+        raise ConfigError(f"{path} is not a run folder: {reason}.", hint=nearest_path(path) or hint)
     refuse_links(path)
     return read_toml(path / "config.toml")

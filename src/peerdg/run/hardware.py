@@ -1,4 +1,4 @@
-"""The machine: memory, the device, and whether it computes in bfloat16."""
+"""Hardware: memory, devices and bfloat16 support."""
 
 import contextlib
 import ctypes
@@ -18,10 +18,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def keep_memory() -> None:
-    """Have glibc keep freed memory for the next step, unless the environment sets it up.
+    """Make glibc keep freed memory for the next step, unless the environment configures malloc.
 
-    Else glibc maps the large activations anew in every step, and the kernel clears each page again:
-    up to a third of the time of a SqueezeNet at 224 px.
+    By default glibc maps large activations again in every step, and the kernel clears each page.
+    That takes up to a third of the time of a SqueezeNet at 224 px.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
@@ -34,9 +34,9 @@ def keep_memory() -> None:
 
 
 def peak_memory() -> int | None:
-    """Return the most bytes of memory that this process has had. None where that is not known.
+    """Return the peak memory of this process in bytes, or None if it is unknown.
 
-    Not from `getrusage`, which counts the process that started this one until it became this one.
+    `getrusage` is not used because its value includes the parent process before `exec`.
     """
     with contextlib.suppress(OSError):
         status = Path("/proc/self/status").read_text("ascii", "replace")
@@ -46,8 +46,8 @@ def peak_memory() -> int | None:
 
 
 def find_device(name: str) -> "torch.device":
-    """Return a device that works here. `"auto"` is the accelerator if there is one, or the CPU."""
-    import torch  # here, so that the command starts without it
+    """Return the device after a test. `"auto"` is the accelerator, or the CPU if there is none."""
+    import torch  # late, to keep the start of the command fast
 
     try:
         if name == "auto":
@@ -58,14 +58,14 @@ def find_device(name: str) -> "torch.device":
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"The device '{name}' cannot be used: {str(error).splitlines()[0]}",
-            hint="Use --device cpu, or leave it out.",
+            hint="Use --device cpu, or remove --device.",
         ) from error
     return device
 
 
 def has_bf16(device: "torch.device") -> bool:
-    """Whether the device computes in bfloat16, rather than emulating it."""
-    import torch  # here, so that the command starts without it
+    """Whether the device supports bfloat16 natively."""
+    import torch  # late, to keep the start of the command fast
 
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))

@@ -1,9 +1,7 @@
 """`manifest.json`: the inputs of a run, written at its start and compared when it is resumed.
 
-`files.json`, next to it, has the hash of every image, to name changed files and to notice
-evaluations on images that were trained on.
-
-Torch is imported late, because `peerdg runs` reads manifests.
+`files.json` next to it has the hash of every image. It serves to name changed files and to detect
+training images in an evaluation. Torch is imported late, because `peerdg runs` reads manifests.
 """
 
 import contextlib
@@ -19,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from peerdg import __version__
 from peerdg.data import VALIDATION
-from peerdg.errors import ConfigError, DamagedError, PeerdgWarning
+from peerdg.errors import ConfigError, DamagedError, DataError, PeerdgWarning
 from peerdg.files import read_json, reading, write_json
 from peerdg.run.config import RunConfig, changed_options
-from peerdg.terminal import storable, visible
+from peerdg.terminal import command, storable, visible
 
 if TYPE_CHECKING:
     import torch
@@ -38,22 +36,22 @@ _HINT = "Restore it, or start again with --overwrite."
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything that a run was started with."""
+    """Inputs of a run."""
 
     network: str | None = None  # fingerprint of the structure of the user's own network
     network_weights: str | None = None  # fingerprint of its initial values
     weights_sha256: str | None = None  # SHA-256 of the file of initial weights
-    trained: str | None = None  # evaluated network that is trained; None before the main phase
-    deployed: str | None = None  # evaluated network that is deployed; None before the main phase
-    models: dict[str, str] = field(default_factory=dict)  # SHA-256 of given models, by option
-    oracle: bool = False  # the run, or a model that it is given, was trained on targets
-    images: dict[str, int] = field(default_factory=dict)  # in each part of the data
+    trained: str | None = None  # name of the trained network, None before the main phase
+    deployed: str | None = None  # name of the deployed network, None before the main phase
+    models: dict[str, str] = field(default_factory=dict)  # SHA-256 of input models, by option
+    oracle: bool = False  # whether the run, or one of its input models, is trained on targets
+    images: dict[str, int] = field(default_factory=dict)  # number in each part of the data
     software: tuple[str, ...] = ()  # versions that the run was started and resumed with
-    config: dict[str, Any]  # all options, None for those that are not set
+    config: dict[str, Any]  # all options, None for unset ones
     data: dict[str, str]  # fingerprint of each part of the data
     torch: str
     hardware: dict[str, Any]  # device, number of CPU threads and instruction set
-    added_layers: list[dict[str, Any]] = field(default_factory=list)  # by the method
+    added_layers: list[dict[str, Any]] = field(default_factory=list)  # layers added by the method
     config_hash: str = ""
     command: tuple[str, ...] = ()
     skipped: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # unreadable images
@@ -75,7 +73,7 @@ def refuse_edited_config(manifest: Manifest, config: RunConfig, *, file: Path) -
     if changes := changed_options(manifest.config, config.tables(unset=True)):
         raise ConfigError(
             f"{file} was changed after the run was started:\n  {changes}",
-            hint=f"Undo that, or {_start_again(file)}",
+            hint=f"Undo the change, or {_start_again(file)}",
         )
 
 
@@ -86,10 +84,10 @@ def check_manifest(
     device: "torch.device",
     inputs: Mapping[str, Any],
 ) -> None:
-    """Write the manifest of a new run, or compare that of a resumed one with the inputs now.
+    """Write the manifest of a new run, or compare that of a resumed one with its inputs.
 
-    A run whose data has changed is restarted if the folder was opened for that, else refused.
-    `inputs` are values for `Manifest` of everything that the config only names.
+    A run whose data has changed is restarted if the folder was opened for that, otherwise refused.
+    `inputs` are `Manifest` fields for files and networks that the config refers to by name.
     """
     now = _manifest(config, splits, device, inputs)
     refuse_changed_data(run, splits)
@@ -104,8 +102,8 @@ def check_manifest(
     for name, (old, new) in pairs.items():
         if old != new:
             message = (
-                f"The run was started with {name} {visible(str(old))} and continues with {new}: "
-                "it does not end bit for bit as without the interruption."
+                f"The run was started with {name} {visible(str(old))} and continues with {new}. "
+                "Its result will not be bitwise equal to that of an uninterrupted run."
             )
             warnings.warn(message, PeerdgWarning, stacklevel=3)
             run.event("other_version", message=message)
@@ -114,7 +112,7 @@ def check_manifest(
 
 
 def refuse_changed_data(run: "RunFolder", splits: "Splits") -> None:
-    """Refuse to resume a run with other data, or restart it if the folder was opened for that."""
+    """Refuse to resume a run with changed data, or restart it if the folder was opened for that."""
     from peerdg.data.splits import describe_changes, file_hashes
 
     before, now = {} if run.manifest is None else run.manifest.data, splits.fingerprint
@@ -122,21 +120,21 @@ def refuse_changed_data(run: "RunFolder", splits: "Splits") -> None:
     if not before or not parts:
         return
     lines = [f"The data has changed since {run.path} was started: {', '.join(parts)}."]
-    with contextlib.suppress(DamagedError):  # then the parts are all that can be named
+    with contextlib.suppress(DamagedError):  # if unreadable, name only the changed parts
         files = read_json(run.files_file, format=FORMAT)["files"]
         lines += describe_changes(files, file_hashes(splits))
     message = "\n  ".join(lines)
     if not run.renew():
-        raise ConfigError(
+        raise DataError(
             message,
-            hint="Restore the data, or start a new run: in another --out folder, or in this one "
+            hint="Restore the data, or start a new run in another --out folder, or in this one "
             "with --accept-new-data.",
         )
     warnings.warn(f"{message}\n  The run starts again.", PeerdgWarning, stacklevel=3)
 
 
 def hardware_of(device: "torch.device") -> dict[str, Any]:
-    """Describe the hardware that the last bits of a result depend on."""
+    """Describe the hardware that affects the last bits of a result."""
     import torch
 
     cpu = torch.backends.cpu.get_cpu_capability()
@@ -175,14 +173,14 @@ def _refuse_other_inputs(run: "RunFolder", before: Manifest, now: Manifest) -> N
     changes = [name for name, (old, new) in pairs.items() if old != new]
     if changes:
         raise ConfigError(
-            f"{run.path} was started with other inputs. Different now: {', '.join(changes)}.",
+            f"The inputs of {run.path} have changed: {', '.join(changes)}.",
             hint=f"Restore them, or {_start_again(run.config_file)}",
         )
 
 
 def _start_again(config_file: Path) -> str:
-    command = f"peerdg train --config {config_file} --out {config_file.parent} --overwrite"
-    return f"start again: {command}"
+    words = ("train", "--config", config_file, "--out", config_file.parent, "--overwrite")
+    return f"start again: {command(*words)}"
 
 
 def _write_files(run: "RunFolder", splits: "Splits") -> None:
@@ -194,9 +192,9 @@ def _write_files(run: "RunFolder", splits: "Splits") -> None:
 
 
 def count_known_images(folder: Path, domain: "Domain") -> "Overlap | None":
-    """Count the images of `domain` that a run was trained and validated on.
+    """Count the images of `domain` among the training and validation images of a run.
 
-    `folder` is the run folder, or the model folder in it. None if it does not belong to a run.
+    `folder` is the run folder or its model folder. None if it does not belong to a run.
     """
     from peerdg.evaluate.accuracy import Overlap
 
@@ -216,9 +214,9 @@ def count_known_images(folder: Path, domain: "Domain") -> "Overlap | None":
 
 @cache
 def code_digest() -> str:
-    """Hash the package's own source: between releases, other code has the same version."""
-    root, whole = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(filter(Path.is_file, root.rglob("*.py"))):  # an editor's lock may be a link
-        whole.update(path.relative_to(root).as_posix().encode())
-        whole.update(path.read_bytes())
-    return whole.hexdigest()[:16]
+    """Hash the package's source. Its version does not change between releases."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(filter(Path.is_file, root.rglob("*.py"))):  # skip dangling editor locks
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

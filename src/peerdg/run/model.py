@@ -1,4 +1,4 @@
-"""The deployed model of a run: write it with its card."""
+"""Write the deployed model of a run, and its card."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,16 +31,16 @@ def model_writer(
     state: TrainState,
     records: Sequence[Mapping[str, Any]],
 ) -> Callable[[], None] | None:
-    """Prepare to write the deployed model inside an evaluation with these `records`.
+    """Return a function that writes the deployed model with these evaluation `records`.
 
-    None if it was not trained for an epoch yet.
+    None if the model has not been trained for an epoch yet.
     """
     epoch = state.method.epochs_seen(state.epoch)
     if not epoch and not config.pretrain.epochs:
         return None
     description = _describe(config, run, inputs, state.method, records, epoch=epoch)
     weights = state.method.evaluated_networks[state.method.deployed_name].state_dict()
-    # Copied now, because they are written while training continues.
+    # Copy the weights now. They are written while training continues.
     tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
 
     def write() -> None:
@@ -135,7 +135,7 @@ def _describe(
 def results(
     records: Iterable[Mapping[str, Any]], validation: DomainReport | None
 ) -> dict[str, Any]:
-    """Return accuracy by domain and calibration, as `model.json` keeps them."""
+    """Return accuracy by domain and calibration in the format of `model.json`."""
     return {
         "accuracy": {r["domain"]: {"accuracy": r["accuracy"], "n": r["n"]} for r in records},
         "calibration": validation
@@ -161,10 +161,13 @@ def model_card(
     file: str = "",
     difference: float = 0.0,
 ) -> str:
-    """Return the card of a model as Markdown, from its `model.json`. Names are escaped.
+    """Render the card of a model as Markdown from its `model.json`. Names are escaped.
 
-    For an `exported` model, given by its description, also the name of its `file` and the largest
-    `difference` of its logits from the original's.
+    Args:
+        description: Content of `model.json`.
+        exported: Description of the exported file, if the card is for one.
+        file: Name of the exported file.
+        difference: Largest difference between its logits and the original's.
     """
     training, combined = description.get("training") or {}, description.get("combined")
     domains = training.get("accuracy") or {}
@@ -192,6 +195,6 @@ def model_card(
 
 
 def _seeds(record: Mapping[str, Any]) -> str:
-    """Return the seed, and after a slash that of the main phase if it had its own."""
+    """Format as `SEED`, or `SEED/TRAIN_SEED` if the main phase has its own seed."""
     seeds = [record.get("seed"), record.get("train_seed")]
     return "/".join(str(seed) for seed in seeds if seed is not None) or "unknown"

@@ -1,5 +1,6 @@
 """Prepare a run: load its data and network, build its method, and check that they fit."""
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from peerdg.terminal import one_line
 from peerdg.train.settings import Phase
 from peerdg.train.source import Source, steps_per_epoch
 
-PUBLISHED = "imagenet"  # the weights of a network that is given by its name
+PUBLISHED = "imagenet"  # weights of an input model given by the name of a network
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class Inputs:
     """Data and network of a run."""
 
     splits: Splits  # in the class order of the network
-    domains: Mapping[str, Domain]  # that networks are evaluated on
-    source: Source  # the training images, on the run's device
-    network: Classifier  # the initial one, with the layers that pre-training needs
-    fingerprints: Mapping[str, Any]  # of inputs that the config refers to by name
-    weight_messages: Sequence[str]  # about the weights that were loaded
+    domains: Mapping[str, Domain]  # evaluation domains
+    source: Source  # training images, on the run's device
+    network: Classifier  # initial network, with the layers that pre-training needs
+    fingerprints: Mapping[str, Any]  # `Manifest` fields for inputs that the config names
+    weight_messages: Sequence[str]  # messages about the loaded weights
 
 
 def load_inputs(
@@ -60,14 +61,17 @@ def load_inputs(
     note: Callable[[str], None] = lambda text: None,
     reading: Progress | None = None,
 ) -> Inputs:
-    """Load data and network, unless they are given, and check that they fit together.
+    """Load data and network, unless they are given, and check that they match.
 
-    `note` receives sentences about the data, `reading` the progress of reading files.
+    `note` receives messages about the data, `reading` the progress of reading files.
     """
     if config.threads is not None:
-        torch.set_num_threads(config.threads)
+        threads = min(config.threads, os.cpu_count() or 1)  # far more crash the process
+        torch.set_num_threads(threads)
+        if threads < config.threads:
+            note(f"--threads {config.threads}: {threads} are used, one for each core.")
     device = find_device(config.device)
-    if splits is None:  # Before the weights: they may be a long download for the wrong folder.
+    if splits is None:  # Check the folder before weights are downloaded.
         benchmark(config.benchmark).require_source(config.data, data_root(config))
     if model is None:
         weights_file(config.backbone, config.weights)  # Report missing weights before any work.
@@ -101,7 +105,7 @@ def load_inputs(
 
 
 def class_order(model: nn.Module | None) -> tuple[str, ...] | None:
-    """Return the classes of a network in memory, if it has names for them."""
+    """Return the class names of a network in memory, if it has any."""
     return model.classes if isinstance(model, Classifier) else None
 
 
@@ -114,7 +118,7 @@ def load_splits(
 ) -> Splits:
     """Load the configured data, with labels in the order of `classes` (default: the source's).
 
-    `splits` are data in memory, which are relabeled like files.
+    Data in memory, `splits`, is only relabeled.
     """
     class_map = None
     if splits is None:
@@ -127,7 +131,7 @@ def load_splits(
 
 
 def data_root(config: RunConfig) -> Path | None:
-    """Return the folder of the data, and check that it is there if the data set needs one."""
+    """Return the data folder. Raises if the data set needs one and it is missing."""
     root = None if config.root is None else Path(config.root)
     return benchmark(config.benchmark).check_root(root)
 
@@ -138,19 +142,19 @@ def match_classes(
     *,
     class_map: Mapping[str, str] | None = None,
 ) -> Splits:
-    """Relabel every part in the order of `classes` (default: the source's), matched by name.
+    """Relabel all splits in the order of `classes` (default: the source's), matched by name.
 
-    For classes that targets call otherwise, `class_map` has the source's names.
+    `class_map` maps other class names of the targets to the source's.
     """
     source = splits.train.classes
     if classes is None:
         classes = source
     elif set(classes) != set(source):
         raise ConfigError(
-            f"The network has the classes {', '.join(classes)}; the training images have "
+            f"The network has the classes {', '.join(classes)}, but the training images have "
             f"{', '.join(source)}.",
-            hint="Give both the same names, in any order; peerdg.as_domain(data, classes=[...]) "
-            "names the classes of data in memory.",
+            hint="Use the same names for both, in any order. For data in memory, set them with "
+            "peerdg.as_domain(data, classes=[...]).",
         )
     validation = splits.validation and splits.validation.with_classes(classes)
     theirs = {label for domain in splits.targets.values() for label in domain.classes}
@@ -162,7 +166,7 @@ def match_classes(
 
 
 def natural_domains(splits: Splits) -> dict[str, Domain]:
-    """Return the domains with photographed or drawn images: validation and targets."""
+    """Return validation and targets, the domains without crafted images."""
     validation = {} if splits.validation is None else {VALIDATION: splits.validation}
     return {**validation, **splits.targets}
 
@@ -173,7 +177,7 @@ def evaluation_domains(config: RunConfig, splits: Splits) -> dict[str, Domain]:
     if config.crafted == "off" or splits.validation is None:
         return domains
     sample = splits.validation
-    if 0 < config.crafted_images < len(sample):  # Spread over all of them: they may be sorted.
+    if 0 < config.crafted_images < len(sample):  # Spread the sample: images may be sorted.
         sample = sample.subset(torch.linspace(0, len(sample) - 1, config.crafted_images).long())
     families = DISJOINT if config.crafted == "disjoint" else FAMILIES
     return {**domains, **crafted_domains(sample, families=families)}
@@ -186,12 +190,12 @@ def make_network(
     size: int,
     note: Callable[[str], None],
 ) -> Classifier:
-    """Make the network to train: the configured one with its initial weights, or the user's own."""
+    """Return the configured network with its initial weights, or the user's own network."""
     if model is None:
         with seeded(config.seed, "init", "model"):
             return build_model(config, classes, note=note)
     mean, std = benchmark(config.benchmark).normalization(config.data)
-    if not any(mean):  # Values 0..1 as they are: worth a warning if the network was trained.
+    if not any(mean):  # No normalization: `as_classifier` warns if the network is trained.
         return as_classifier(model, classes=classes, mean=None, std=None, image_size=size)
     return as_classifier(model, classes=classes, mean=mean, std=std, image_size=size)
 
@@ -199,14 +203,14 @@ def make_network(
 def build_model(
     config: RunConfig, classes: tuple[str, ...], *, note: Callable[[str], None] | None = None
 ) -> Classifier:
-    """Build the configured network with its initial weights. `note` is told what was loaded."""
+    """Build the configured network with its initial weights. `note` receives a report of them."""
     check_backbone(config.backbone, config.weights)
     mean, std = None, None  # Pretrained weights expect the normalization of their backbone.
     if not has_normalisation(config.backbone):
         mean, std = benchmark(config.benchmark).normalization(config.data)
     model = build_classifier(config.backbone, classes=classes, mean=mean, std=std)
     report = initialise(model, config.backbone, config.weights)
-    if report.unused:  # perhaps the weights of a larger relative of the network
+    if report.unused:  # perhaps weights of a larger variant of the network
         warnings.warn(str(report), PeerdgWarning, stacklevel=2)
     elif note is not None:
         note(str(report))
@@ -214,7 +218,7 @@ def build_model(
 
 
 def adapt_network(config: RunConfig, network: Classifier, phase: str, size: int) -> Classifier:
-    """Return the network as the method changes it before `phase`, or itself."""
+    """Return the network with the changes that the method makes before `phase`."""
     if config.method_settings.adapts_before != phase:
         return network
     method: type[Method] = implementation_of(config.method)
@@ -223,21 +227,21 @@ def adapt_network(config: RunConfig, network: Classifier, phase: str, size: int)
 
 
 def check_fit(model: Classifier, splits: Splits, size: int) -> None:
-    """Run one image of each domain through the model, before any work is done."""
+    """Run one image of each domain through the model to detect wrong shapes early."""
     for domain in (splits.train, *natural_domains(splits).values()):
         try:
             with torch.inference_mode(), in_eval_mode(model):
                 model(resize(domain.images[:1].to(model.head.weight.device), size))
         except RuntimeError as error:
             raise DataError(
-                f"The network cannot take the {size} x {size} images of '{domain.name}': "
+                f"The network fails on the {size} x {size} images of '{domain.name}': "
                 f"{one_line(error)}.",
                 hint="Change --transform.size, or choose another --backbone.",
             ) from error
 
 
 def phases_of(config: RunConfig, stop_after: int | None = None) -> list[Phase]:
-    """Return pre-training, if there is any, and the main phase."""
+    """Return the phases: pre-training, if configured, and the main phase."""
     bf16 = config.precision == "bf16"
     main = Phase("train", config.train, config.evaluate_every, bf16, stop_after)
     first = Phase("pretrain", config.pretrain, None, bf16)
@@ -247,7 +251,7 @@ def phases_of(config: RunConfig, stop_after: int | None = None) -> list[Phase]:
 def make_method(
     phase: Phase, config: RunConfig, network: Classifier, source: Source, validation: Domain | None
 ) -> Method:
-    """Build what a phase trains: plain training first, then the configured method."""
+    """Build the method of a phase: ERM for pre-training, then the configured method."""
     if phase.name == "pretrain":
         return ERM(network)
     network = adapt_network(config, network, phase.name, source.size)
@@ -257,13 +261,13 @@ def make_method(
 def build_method(
     config: RunConfig, model: Classifier, source: Source, *, validation: Domain | None = None
 ) -> Method:
-    """Build the configured method around `model`, with the averages that follow it."""
+    """Build the configured method for `model`, and attach the configured averages."""
     images, steps = len(source), steps_per_epoch(config.train, len(source))
-    # A method without augmentation ignores these options, and they need not fit the images.
+    # Use defaults for a method without augmentation. Ignored options may not fit the images.
     augment = config.augment if config.augments else AugmentSettings()
 
     def validation_loss(model: Classifier) -> float:
-        assert validation is not None  # noqa: S101  (not used without)
+        assert validation is not None  # noqa: S101  (only called with validation images)
         return float(evaluate_domain(model, validation, size=source.size)["loss"])
 
     context = RunContext(
@@ -289,7 +293,7 @@ def build_method(
 
 
 def input_models_record(config: RunConfig) -> dict[str, Any]:
-    """Return values for the `Manifest` of a run about the models that its method is given."""
+    """Return the `Manifest` fields about the input models of the method."""
     models, is_oracle = {}, bool(config.oracle)
     for name in model_options_of(config.method):
         value = getattr(config.method_settings, name)
@@ -315,9 +319,9 @@ def input_models_record(config: RunConfig) -> dict[str, Any]:
 
 
 def load_input_model(value: str) -> Classifier:
-    """Load the model of a run or model folder, or a network with its published weights.
+    """Load a model from a run or model folder, or a network with its published weights.
 
-    Warns if it comes from an unfinished run. The head of a published network is not trained.
+    Warns if the run is unfinished. The head of a published network is untrained.
     """
     if _is_published(value):
         network = build_classifier(value, classes=("0", "1"))
@@ -330,21 +334,21 @@ def load_input_model(value: str) -> Classifier:
 
 
 def _is_published(value: str) -> bool:
-    """Whether it is the name of a network. A folder of that name comes first."""
+    """Whether `value` is the name of a network. An existing folder of that name wins."""
     return not Path(value).exists() and (value in BACKBONES or value.startswith(TIMM))
 
 
 def _describe(config: RunConfig, splits: Splits) -> list[str]:
-    """Describe the training images in sentences, for a user's own data."""
+    """Return sentences about the training images, for a user's own data."""
     if config.benchmark != "own-data" or config.root is None:
         return []
     classes, held_out = splits.train.classes, splits.validation
     names = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "")
-    sentences = [f"{len(splits.train):,} images of {len(classes)} classes to learn: {names}."]
+    sentences = [f"{len(splits.train):,} training images of {len(classes)} classes: {names}."]
     if held_out is not None:
         option = "--own-data.validation-fraction or --own-data.validation-folder"
-        sentences.append(f"{len(held_out):,} images for validation ({option}).")
+        sentences.append(f"{len(held_out):,} validation images ({option}).")
     if not splits.targets:
-        text = "No target: evaluated on validation images and their distorted copies (--target)."
+        text = "No targets (--target). Evaluation uses validation images and distorted copies."
         sentences.append(text)
     return sentences

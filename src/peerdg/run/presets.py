@@ -1,7 +1,7 @@
-"""Budgets per data set, from the TOML files in `peerdg/presets`, and choices for own images.
+"""Presets of the data sets, from the TOML files in `peerdg/presets`, and choices for own images.
 
-Choices follow from the number and size of a user's images, each with its reason. They fill in what
-the user did not set. A run's config keeps them, so a resumed run does not choose again.
+Choices depend on the number and size of the user's images, each with its reason. They fill in
+options that the user did not set. They are stored in the config, so a resumed run keeps them.
 """
 
 import re
@@ -17,13 +17,13 @@ from peerdg.methods.registry import settings_of
 from peerdg.options import did_you_mean, dotted, merge
 
 BUDGETS = ("quick", "standard", "paper")
-SMALL_SIDE = 48  # pixels; a network for photos sees nothing in smaller images
-USUAL_IMAGES = 1500  # for which the presets of own images were made
-MIN_BATCHES = 4  # of a pass over the images
+SMALL_SIDE = 48  # pixels; smaller images do not suit a network for photos
+USUAL_IMAGES = 1500  # number of images that the presets for own images were made for
+MIN_BATCHES = 4  # batches per epoch
 
 
 def preset(benchmark: str, budget: str) -> dict[str, Any]:
-    """Merge the options of a budget: those of the files it extends, then of its own file."""
+    """Return the options of a budget. The preset's file overrides the files it extends."""
     if budget not in BUDGETS:
         raise ConfigError(f"Unknown budget '{budget}'.", hint=did_you_mean(budget, BUDGETS))
     layers = map(_parse, preset_files(benchmark).values())
@@ -37,14 +37,14 @@ def _parse(text: str) -> dict[str, Any]:
 
 @cache
 def preset_files(benchmark: str) -> dict[str, str]:
-    """Read a preset and the files that it extends, by name, the most general one first."""
+    """Read a preset and the files it extends, by name, most general first."""
     text = files("peerdg.presets").joinpath(f"{benchmark}.toml").read_text("utf-8")
     parent = _parse(text).get("extends")
     return {**(preset_files(parent) if parent else {}), benchmark: text}
 
 
 def origins(benchmark: str, budget: str) -> dict[str, str]:
-    """Find where each value of a budget comes from, by dotted option, in the files' comments."""
+    """Return the origin of each value of a budget, by dotted option, from the files' comments."""
     comments: dict[str, str] = {}
     for text in preset_files(benchmark).values():
         own: dict[str, dict[str, str]] = {"shared": {}, budget: {}}
@@ -60,9 +60,9 @@ def origins(benchmark: str, budget: str) -> dict[str, str]:
 
 
 def reason(origin: str) -> str:
-    """Write an origin (`paper`, `paper: Digits`, `assumption: why`, `study x: y`) as a reason.
+    """Format an origin (`paper`, `paper: Digits`, `assumption: why`, `study x: y`) as a reason.
 
-    Studies are those of the project, `results/x`. They choose by the source's images alone.
+    Studies are in `results/x`. They select by source images only.
     """
     kind, _, text = origin.partition(": ")
     if kind == "assumption":
@@ -74,10 +74,10 @@ def reason(origin: str) -> str:
 
 @dataclass(frozen=True)
 class Choices:
-    """Options for images of one kind, and why.
+    """Options chosen for the user's images.
 
-    `options` override the preset `preset`, and the user overrides them. `reasons` has a sentence
-    for each, by its dotted name.
+    `options` override those of `preset`, and the user's options override both. `reasons` explains
+    each chosen option, by dotted name.
     """
 
     preset: str
@@ -88,9 +88,9 @@ class Choices:
         return merge(preset(self.preset, budget), self.options)
 
     def explain(self, config: Mapping[str, Any]) -> list[str]:
-        """Write `--option value: reason` for each choice that became part of the `config`.
+        """Format `--option value: reason` for each choice that the `config` contains.
 
-        Options of the method on which results depend have their reasons from the preset.
+        Includes the announced options of the method, with their reasons from the preset.
         """
         method, budget = str(config["method"]), str(config["budget"])
         known = origins(self.preset, budget)
@@ -109,20 +109,21 @@ class Choices:
 def choose(*, images: int, side: int, budget: str, own_network: bool = False) -> Choices:
     """Choose backbone, image size and schedule for `images` training images of `side` pixels.
 
-    A network that the user brings takes images as they are. Only the schedule is chosen for it.
+    For the user's own network only the schedule is chosen.
     """
     small = own_network or side <= SMALL_SIDE
     name = "own-data" if small else "own-photos"
     base, known = preset(name, budget), origins(name, budget)
-    factor = min(3.0, max(1 / 3, USUAL_IMAGES / images))  # few images are seen more often
-    period = base["evaluate_every"]  # the k of these presets; some methods have another period
+    # Few images are seen more often, but a quick run stays short.
+    factor = min(1.0 if budget == "quick" else 3.0, max(1 / 3, USUAL_IMAGES / images))
+    period = base["evaluate_every"]  # k of these presets; some methods have another period
     epochs = {
         "train": period * max(3, round(base["train"]["epochs"] / period * factor)),
         "pretrain": max(1, round(base["pretrain"]["epochs"] * factor)),
     }
     batch = 1 << (max(2, images // MIN_BATCHES).bit_length() - 1)  # a power of two
     options: dict[str, Any] = {}
-    schedule = f"{images:,} training images and the budget '{budget}'"
+    schedule = f"{images:,} training images and the budget '{budget}' (--budget)"
     reasons = {"pretrain.epochs": schedule, "train.epochs": schedule}
     for phase in ("pretrain", "train"):
         size = base[phase]["batch_size"]
@@ -133,11 +134,11 @@ def choose(*, images: int, side: int, budget: str, own_network: bool = False) ->
     if own_network:
         return Choices(name, options, reasons)
     reasons["backbone"] = f"images of {side} px are {'small' if small else 'photos'}"
-    reasons["transform.size"] = "what this network was made for"
+    reasons["transform.size"] = "the usual input size of this network"
     if small:
         options["transform"] = {"size": 32}
     else:
-        reasons["weights"] = "a network for photos learns little from few of them alone"
-        reasons["transform.crop"] = "random crops of photos; 1 1 switches them off"
-        reasons["transform.flip"] = "mirrored photos are photos; 0 if left and right matter"
+        reasons["weights"] = "few photos are not enough to train from scratch"
+        reasons["transform.crop"] = "random crops, usual for photos (1 1: off)"
+        reasons["transform.flip"] = "random flips, usual for photos (0 if left and right matter)"
     return Choices(name, options, reasons)

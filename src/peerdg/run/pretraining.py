@@ -1,9 +1,9 @@
 """Share pre-training between runs that would compute the same weights.
 
-Runs of a bench differ in their methods, but often start alike: with the same images, network,
-initial weights, seed and options of pre-training. The first one stores its weights and records in
-the cache folder. The others take them and end bit for bit as if they had trained themselves. An
-entry is a folder `pretraining/NAME-HASH` in the format of a checkpoint.
+Runs of a bench often have the same images, network, initial weights, seed and pre-training options.
+The first one stores its weights and records in the cache folder. The others load them, and their
+results are bitwise equal to those of separate pre-training. An entry is a folder
+`pretraining/NAME-HASH` in the format of a checkpoint.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from peerdg.train.signals import StopRequest
 from peerdg.train.source import Source
 
 FOLDER = "pretraining"
-SWITCH = "PEERDG_SHARE_PRETRAINING"  # "0" in the environment: like --no-share-pretraining
+SWITCH = "PEERDG_SHARE_PRETRAINING"  # environment variable; "0" is --no-share-pretraining
 
 
 def shared_entry(
@@ -42,9 +42,9 @@ def shared_entry(
 ) -> Path | None:
     """Return the cache entry for the pre-training of a run. None if it must not be shared.
 
-    The name has a hash of everything that the last bits depend on: options, data, network,
-    versions, hardware and peerdg's own code. A network of the user's own is not shared, because it
-    may compute something else with the same layers and weights.
+    The name includes a hash of everything that affects the last bits: options, data, network,
+    versions, hardware and peerdg's code. The user's own networks are not shared, because networks
+    with equal layers and weights may have different forward passes.
     """
     folder, manifest = cache_folder(), run.manifest
     is_off = not config.share_pretraining or os.environ.get(SWITCH) == "0"
@@ -81,9 +81,9 @@ def pretrain(
     note: Callable[[str], None],
     stop: StopRequest,
 ) -> None:
-    """Take the stored pre-training, or train and store it. Equal runs wait for the first one.
+    """Load the stored pre-training, or train and store it. Equal runs wait for the first one.
 
-    `train` trains `network` and records that in `run`. `stop` ends the waiting for another run.
+    `train` trains `network` and writes the records of `run`. `stop` ends the wait.
     """
     lock = FileLock(entry.with_name(f"{entry.name}.lock"))
     try:
@@ -91,16 +91,16 @@ def pretrain(
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            note("Waiting for another run with the same pre-training (--no-share-pretraining).")
+            note("Waiting for the same pre-training in another run (--no-share-pretraining).")
             lock.acquire(cancel_check=lambda: bool(stop))
     except (OSError, NotImplementedError) as error:
-        if not stop:  # Else it ended the waiting, and `train` stops at its first step.
+        if not stop:  # A stop ends the wait, and then `train` at its first step.
             _warn_not_shared(error)
         train()
         return
     try:
         if _load(entry, network, run):
-            note("Pre-training is taken from an equal run (--no-share-pretraining).")
+            note("Reusing the pre-training of an equal run (--no-share-pretraining).")
         else:
             train()
             _store(entry, network, run)
@@ -109,7 +109,7 @@ def pretrain(
 
 
 def _load(entry: Path, network: Classifier, run: RunFolder) -> bool:
-    """Give `network` the stored weights and `run` the stored records, if there are any."""
+    """Load the stored weights into `network` and the stored records into `run`, if they exist."""
     if not entry.exists():
         return False
     tensors = _tensors(network)
@@ -119,14 +119,14 @@ def _load(entry: Path, network: Classifier, run: RunFolder) -> bool:
             values = {name: stored.tensors[name] for name in tensors}
             metrics, events = stored.state["metrics"], stored.state["events"]
     except DamagedError as error:
-        message = f"A shared pre-training cannot be used and is made again: {error.message}"
+        message = f"A shared pre-training is damaged and will be repeated: {error.message}"
         warnings.warn(message, PeerdgWarning, stacklevel=2)
         run.event("damaged", message=message)
         return False
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(values[name])
-    network.train()  # as training would have left it
+    network.train()  # as after training
     run.metrics.append(*metrics)
     for event in events:
         run.event("epoch", **event)
@@ -136,7 +136,7 @@ def _load(entry: Path, network: Classifier, run: RunFolder) -> bool:
 
 def _store(entry: Path, network: Classifier, run: RunFolder) -> None:
     """Store the weights of `network` and the pre-training records of `run` for other runs."""
-    # By epoch: a run that was killed before its first checkpoint has trained some of them twice.
+    # Key by epoch: a run killed before its first checkpoint has some epochs twice.
     events = {
         event["epoch"]: {name: event[name] for name in event.keys() - {"event", "time"}}
         for event in run.events.read()
@@ -151,13 +151,13 @@ def _store(entry: Path, network: Classifier, run: RunFolder) -> None:
 
 
 def shared_pretrainings(cache: Path) -> list[Path]:
-    """List the entries in a cache folder, the last written one first."""
+    """List the entries in a cache folder, newest first."""
     entries = [path for path in (cache / FOLDER).glob("[!.]*") if path.is_dir()]
     return sorted(entries, key=lambda path: -path.stat().st_mtime)
 
 
 def _tensors(network: Classifier) -> dict[str, Tensor]:
-    """Return all parameters and buffers, also those that a state dict leaves out."""
+    """Return all parameters and buffers, including those not in the state dict."""
     return dict(chain(network.named_parameters(), network.named_buffers()))
 
 

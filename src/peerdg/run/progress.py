@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a line now and then in a log. Free of torch."""
+"""Progress of a run: a bar on a terminal, or lines in a log. Does not import torch."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,51 +24,51 @@ from peerdg.train.settings import Phase
 if TYPE_CHECKING:
     from torch import Tensor
 
-REFRESH_SECONDS = 0.5  # between two updates of the bar
-LINE_SECONDS = 30.0  # between two lines without a terminal
-RATE_SECONDS = 600.0  # the last seconds decide the remaining time
-MIN_READING_SECONDS = 0.7  # faster reading shows no bar
+REFRESH_SECONDS = 0.5  # between updates of the bar
+LINE_SECONDS = 30.0  # between lines in a log
+RATE_SECONDS = 600.0  # window of the speed estimate
+MIN_READING_SECONDS = 0.7  # no bar for faster reads
 MAX_LABEL = 20  # cells
-EVALUATING = "evaluating"  # label of the work of an evaluation
+EVALUATING = "evaluating"  # label of an evaluation
 
 
 class ProgressDisplay:
-    """Receives the progress of a run. This base class shows nothing."""
+    """Receiver of progress events. This base class shows nothing."""
 
     def note(self, text: str) -> None:
         """Receive a message for the user."""
 
     def reading(self, done: int, total: int, label: str) -> None:
-        """Receive how many of the files are read."""
+        """Receive the number of files read so far."""
 
     def start_run(self, phases: Sequence[tuple[Phase, int]], *, evaluation_steps: float) -> None:
-        """Receive the phases with the steps of an epoch.
+        """Receive the phases, each with its steps per epoch.
 
-        `evaluation_steps` are the steps that take about as long as one evaluation.
+        `evaluation_steps` is the duration of one evaluation in training steps.
         """
 
     def start_phase(self, name: str, *, epoch: int, step: int) -> None:
         """Receive the start of a phase after `epoch` epochs and `step` steps."""
 
     def step(self, epoch: int, step: int, *, images: int, terms: "Mapping[str, Tensor]") -> None:
-        """Receive a step. Reading `terms` waits for the device, so do it rarely."""
+        """Receive a step. Reading `terms` synchronizes the device, so do it rarely."""
 
     def work(self, label: str, share: float) -> None:
-        """Receive the share of long work that is done: an evaluation, or between two epochs."""
+        """Receive the completed share of an evaluation or of work between epochs."""
 
     def evaluated(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Receive the records of an evaluation."""
 
     def close(self) -> None:
-        """Remove the display: the run is over or was given up."""
+        """Remove the display at the end of the run."""
 
 
 class ConsoleProgress(ProgressDisplay):
     """A bar on a terminal, lines in a log, and the accuracies of each evaluation.
 
     Args:
-        console: Where to write. Usually standard error, so that results can be piped.
-        clock: Returns seconds.
+        console: Console to write to. Usually standard error, so that results can be piped.
+        clock: Function that returns seconds.
     """
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,7 +91,7 @@ class ConsoleProgress(ProgressDisplay):
         )
         self._task = self._bar.add_task("", total=None, detail="")
         # The unit of work is a training step.
-        self._phases: dict[str, tuple[Phase, int]] = {}  # with the steps of an epoch
+        self._phases: dict[str, tuple[Phase, int]] = {}  # with steps per epoch
         self._evaluation_steps = 0.0
         self._images = self._epoch = self._step = 0
         self._shown_at = clock()
@@ -163,7 +163,7 @@ class ConsoleProgress(ProgressDisplay):
         self._bar.stop()
 
     def _done(self) -> float:
-        """Return the work so far. An epoch may have more steps than planned if the pool grows."""
+        """Return the completed work. If the pool grows, an epoch has more steps than planned."""
         started = range(self._epoch + 1 if self._epoch or self._step else 0)
         evaluations = sum(map(self._phase.is_evaluated_after, started))
         steps = self._epoch * self._steps + min(self._step, self._steps)
@@ -183,7 +183,7 @@ class ConsoleProgress(ProgressDisplay):
 
 
 class ReadingBar:
-    """A bar for reading files. Without a terminal, long reading prints one line at its end."""
+    """A bar for reading files. Without a terminal, a long read prints one line at its end."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -225,7 +225,7 @@ class ReadingBar:
 
 
 def summarize(accuracy: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Return validation, targets, the mean over disjoint crafted families, and over targets."""
+    """Return validation, targets, the mean of the disjoint crafted families, and of the targets."""
     natural = {name: value for name, value in accuracy.items() if not name.startswith(CRAFTED)}
     crafted = [accuracy[CRAFTED + name] for name in DISJOINT if CRAFTED + name in accuracy]
     targets = [value for name, value in natural.items() if is_target(name)]
@@ -249,7 +249,7 @@ def duration(seconds: float) -> str:
 
 
 def choose_progress(progress: ProgressDisplay | bool | None = None) -> ProgressDisplay:
-    """Return the requested display: None decides by whether there is a terminal or notebook."""
+    """Return the requested display. None shows progress on a terminal or in a notebook."""
     if isinstance(progress, ProgressDisplay):
         return progress
     console = Terminal(stderr=True, highlight=False)

@@ -1,7 +1,6 @@
 """`metrics.jsonl` and `events.jsonl`: append-only files of JSON lines that survive a kill.
 
-`metrics.jsonl` holds only what a repeated run would write again, to the last bit. Everything that
-depends on the clock goes to `events.jsonl`.
+`metrics.jsonl` is bitwise reproducible. Everything that depends on the clock is in `events.jsonl`.
 """
 
 import json
@@ -14,7 +13,7 @@ from peerdg.errors import DamagedError
 from peerdg.files import reading, writing
 from peerdg.terminal import visible
 
-NOTHING_LEARNT = "nothing_learnt"  # event of a phase whose network gives every image one answer
+NOTHING_LEARNED = "nothing_learnt"  # event: the network predicts one class for every image
 
 
 class JsonLines:
@@ -24,7 +23,7 @@ class JsonLines:
         self.path, self.keys = path, frozenset(keys)
 
     def append(self, *records: dict[str, Any]) -> None:
-        """Add records in one write, so that a kill leaves all of them or a torn last line."""
+        """Append records in one write, so that a kill leaves all of them or a torn last line."""
         lines = [json.dumps(r, ensure_ascii=False, allow_nan=True) + "\n" for r in records]
         with writing(self.path), self.path.open("ab") as file:
             file.write("".join(lines).encode())
@@ -33,7 +32,7 @@ class JsonLines:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def size_before(self, other: dict[str, Any], *keys: str) -> int:
-        """Return the bytes of the records before the first that equals `other` in `keys`."""
+        """Return the bytes before the first record that equals `other` in `keys`."""
         size = 0
         for line, record in self._whole_lines(self._content()):
             if all(record[key] == other[key] for key in keys):
@@ -48,7 +47,7 @@ class JsonLines:
                 os.fsync(file.fileno())
 
     def cut(self, size: int | None = None) -> None:
-        """Drop everything after `size` bytes, and the first damaged line with all after it."""
+        """Truncate to `size` bytes, and before the first damaged line."""
         if not self.path.exists():
             return
         content = self._content()[:size]
@@ -56,13 +55,13 @@ class JsonLines:
             os.truncate(self.path, sum(len(line) + 1 for line, _ in self._whole_lines(content)))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all records. A last line that was not written to its end is left out."""
+        """Return all records, without a torn last line."""
         content = self._content()
         records = [record for _, record in self._whole_lines(content)]
         if len(records) < content.count(b"\n"):
             raise DamagedError(
                 f"{visible(str(self.path))} is damaged: line {len(records) + 1} is not a record.",
-                hint="Restore it from a backup. `peerdg resume` drops the records from there on.",
+                hint="Restore it from a backup. `peerdg resume` drops this and later records.",
             )
         return records
 

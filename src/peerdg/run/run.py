@@ -1,4 +1,4 @@
-"""Train one run: prepare it, train its phases, and leave everything in its folder."""
+"""Train one run: load its inputs, train its phases, and write everything to its folder."""
 
 import contextlib
 import shutil
@@ -32,21 +32,22 @@ from peerdg.run.manifest import check_manifest, refuse_changed_data
 from peerdg.run.model import finish, model_writer
 from peerdg.run.prepare import Inputs, class_order, load_inputs, load_splits, make_method, phases_of
 from peerdg.run.pretraining import pretrain, shared_entry
-from peerdg.run.progress import ProgressDisplay
-from peerdg.run.records import NOTHING_LEARNT
-from peerdg.run.time_budget import TimeBudget, fit_to_time, keep_schedule, schedule
+from peerdg.run.progress import ConsoleProgress, ProgressDisplay
+from peerdg.run.records import NOTHING_LEARNED
+from peerdg.run.time_budget import TimeBudget, estimate, fit_to_time, keep_schedule, schedule
 from peerdg.stages import write_profile
+from peerdg.terminal import command
 from peerdg.train.loop import Hooks, run_phase
 from peerdg.train.settings import Phase
 from peerdg.train.signals import stop_on_signals
 from peerdg.train.source import Source, steps_per_epoch
 from peerdg.train.state import TrainState
 
-STATE_FACTOR = 4  # bytes of a state by those of its network: weights, two moments, an average
-CHECKPOINTS = 3  # two are kept while the next one is written
-MODELS = 2  # the stored one, and the one that replaces it
-NOTHING_LEARNT_SHARE = 0.98  # of the loss of a constant answer
-MIN_STEPS_TO_LEARN = 100  # a network may know nothing before
+STATE_FACTOR = 4  # size of a state relative to its network: weights, two moments, an average
+CHECKPOINTS = 3  # on disk at once: two, and the one being written
+MODELS = 2  # on disk at once: the stored one, and its replacement
+CONSTANT_LOSS_SHARE = 0.98  # of the loss of a constant prediction
+MIN_STEPS_TO_LEARN = 100  # shorter phases are not checked
 
 
 def start_run(
@@ -65,20 +66,20 @@ def start_run(
     """Open the run folder and start or continue the run in it.
 
     Args:
-        config: The run's options.
-        out: The run folder.
-        existing: What to do with a run that is there.
-        progress: Receives the progress. It is closed at the end.
-        splits: The data, if it is in memory.
-        model: The network to train instead of `config.backbone`. A module that is not a
-            `Classifier` becomes one with the classes of the data.
+        config: Options of the run.
+        out: Run folder.
+        existing: Treatment of an existing run.
+        progress: Receiver of progress events. Closed at the end.
+        splits: Data in memory.
+        model: Network to train instead of `config.backbone`. A module that is not a `Classifier`
+            becomes one with the classes of the data.
         profile: Measure the time of each stage, and write it to `profile.json`.
-        minutes: Choose the epochs so that a new run takes about this long.
-        options: The options that the user set, which `minutes` does not change.
-        stop_after: Save and stop after this many epochs of the main phase.
+        minutes: Time for a new run, from which the epochs are chosen.
+        options: Options that the user set. `minutes` does not change them.
+        stop_after: Epochs of the main phase after which to save and stop.
 
     Returns:
-        The options with the chosen epochs, and the deployed network.
+        Options with the chosen epochs, and the deployed network.
     """
     budget, began = None, time.monotonic()
     with contextlib.closing(progress):
@@ -90,7 +91,7 @@ def start_run(
             if splits is not None or (folder.done and folder.renewal is not None):
                 splits = load_splits(config, class_order(model), splits=splits)
             if folder.done and splits is not None:
-                refuse_changed_data(folder, splits)  # or reset the run, if that is allowed
+                refuse_changed_data(folder, splits)  # or restart the run, if that is allowed
             if folder.done:
                 return config, load_stored(folder.model, model)[0]
             return _train_run(config, folder, progress, splits, model, budget, profile, stop_after)
@@ -110,7 +111,11 @@ def _train_run(
     inputs = load_inputs(
         config, splits=splits, model=model, note=progress.note, reading=progress.reading
     )
-    if budget is not None and folder.new_config is not None:
+    if folder.new_config is not None and budget is None and isinstance(progress, ConsoleProgress):
+        with contextlib.suppress(RuntimeError, TypeError, NumericalError):  # it cannot be copied
+            progress.note(estimate(config, inputs))
+    elif folder.new_config is not None and budget is not None:
+        progress.note("Measuring how long a step takes.")
         fitted = fit_to_time(config, budget, inputs)
         change = f"{schedule(fitted)}, instead of {schedule(config)}"
         progress.note(f"--minutes {budget.minutes:g}: {change}.")
@@ -119,7 +124,7 @@ def _train_run(
     needed, free = space_needed(config, inputs.network), shutil.disk_usage(folder.path).free
     if free < needed:
         raise OutputError(
-            f"{folder.path} has {free / 1e6:.1f} MB free; the run needs {needed / 1e6:.1f} MB.",
+            f"The run needs {needed / 1e6:.1f} MB, but {folder.path} has {free / 1e6:.1f} MB free.",
             hint="Free some space, or choose a folder on another disk with --out.",
         )
     _warn_of_options(config, inputs.source.device)
@@ -137,7 +142,7 @@ def _train_run(
 
 
 class Run(Hooks):
-    """A run in training: evaluates, saves, records and shows its phases."""
+    """Hooks of a run: evaluation, checkpoints, records and progress."""
 
     def __init__(
         self, config: RunConfig, folder: RunFolder, inputs: Inputs, progress: ProgressDisplay
@@ -172,11 +177,11 @@ class Run(Hooks):
                 self.checkpointer.close()
 
     def train(self, *, profile: bool = False, stop_after: int | None = None) -> Method:
-        """Train the phases. A resumed run continues in the phase where it stopped."""
+        """Train all phases and return the method. A resumed run continues where it stopped."""
         config, inputs, source = self.config, self.inputs, self.inputs.source
         phases = phases_of(config, stop_after)
         networks = 2 if config.deployed_average else 1
-        # An evaluation has no backward pass, which takes two thirds of a step.
+        # An evaluation takes a third of a step per image: it has no backward pass.
         evaluated = networks * sum(map(len, inputs.domains.values()))
         self.progress.start_run(
             [(phase, steps_per_epoch(phase.settings, len(source))) for phase in phases],
@@ -204,11 +209,11 @@ class Run(Hooks):
         return method
 
     def _pretrain(self, phase: Phase, method: Method, seed: int) -> None:
-        """Pre-train, or take the result of an equal pre-training."""
+        """Pre-train, or load the result of an equal pre-training."""
         network, source, note = self.inputs.network, self.inputs.source, self.progress.note
         train = partial(run_phase, phase, method, source, seed=seed, hooks=self)
         entry = shared_entry(self.config, phase, network, source, self.folder)
-        # A resumed pre-training is not shared: another version may have begun it.
+        # Do not share a resumed pre-training: another version may have started it.
         if self.checkpointer.resumes or entry is None:
             train()
         else:
@@ -235,6 +240,7 @@ class Run(Hooks):
     def record_epoch(
         self, state: TrainState, values: dict[str, Any], seconds: float, *, timed_steps: int
     ) -> None:
+        self.folder.require_present()
         position, steps = {"phase": state.phase, "epoch": state.epoch + 1}, state.step
         self.folder.metrics.append({"kind": "epoch", **position, **state.take_means(), **values})
         timed = {} if timed_steps == steps else {"timed_steps": timed_steps}
@@ -278,44 +284,46 @@ class Run(Hooks):
 
     @override
     def save(self, state: TrainState, *, wait: bool = False) -> None:
+        self.folder.require_present()
         self.checkpointer.save(state, wait=wait)
 
     @override
     def save_stopped(self, state: TrainState, stopped: Stopped) -> None:
         self.save(state, wait=True)
-        self._background.wait()  # for the model of the last evaluation
+        self._background.wait()  # until the model of the last evaluation is written
         where = f"{state.phase} epoch {state.epoch + 1}, step {state.step}"
         path = self.folder.path
-        stopped.message = f"Stopped in {where}. Saved. Continue with:\n  peerdg resume {path}"
+        stopped.message = f"Stopped in {where}. Saved. Continue with:\n  {command('resume', path)}"
         if self.folder.model.exists():
-            stopped.message += f"\n  or use the model so far:\n  peerdg predict {path} IMAGE"
+            predict = command("predict", path, "IMAGE")
+            stopped.message += f"\n  or use the model so far:\n  {predict}"
 
 
 def _warn_of_options(config: RunConfig, device: torch.device) -> None:
     messages = notes(config)
     if config.precision == "bf16" and not has_bf16(device):
         messages.append(
-            f"{str(device).upper()} has no bfloat16 arithmetic here; --precision bf16 is emulated "
-            "and can be ten times slower. Use --precision float32."
+            f"This {str(device).upper()} only emulates bfloat16, which can be ten times slower. "
+            "Use --precision float32."
         )
     for message in messages:
         warnings.warn(message, PeerdgWarning, stacklevel=3)
 
 
 def space_needed(config: RunConfig, network: Classifier) -> int:
-    """Estimate the bytes on disk: checkpoints, snapshots and models."""
+    """Estimate the disk space in bytes: checkpoints, snapshots and models."""
     weights: int = sum(tensor.nbytes for tensor in network.state_dict().values())
     snapshots = phases_of(config)[-1].evaluations if config.keep_snapshots else 0
     return (CHECKPOINTS * STATE_FACTOR + MODELS + snapshots) * weights
 
 
 def _warn_if_nothing_was_learned(folder: RunFolder, phase: Phase, source: Source) -> None:
-    """Warn after a phase whose network gives every image the same answer.
+    """Warn after a phase if the network predicts the same for every image.
 
     A learning rate that is too high may kill a network (all of its units are zero) without any
-    non-finite number. The best constant answer, the shares p of the classes, has a cross-entropy of
-    H = -sum p log p on the source. It is compared with the mean loss of the last epoch on clean
-    images. A phase of one epoch is not judged: its mean includes the start.
+    non-finite number. The best constant prediction, the shares p of the classes, has a
+    cross-entropy of H = -sum p log p on the source. The mean loss of the last epoch on clean images
+    is compared with it. A phase of one epoch is not checked, because its mean includes the start.
     """
     metrics = folder.metrics.read()
     epochs = [r for r in metrics if r["kind"] == "epoch" and r["phase"] == phase.name]
@@ -325,15 +333,14 @@ def _warn_if_nothing_was_learned(folder: RunFolder, phase: Phase, source: Source
     domain = source.domain
     p = torch.bincount(domain.labels, minlength=len(domain.classes)).double() / len(domain)
     constant = float(-torch.special.xlogy(p, p).sum())
-    loss = epochs[-1].get("ce_clean")  # not every method has the term
-    if not isinstance(loss, float) or loss < NOTHING_LEARNT_SHARE * constant:
+    loss = epochs[-1].get("ce_clean")  # not every method has this term
+    if not isinstance(loss, float) or loss < CONSTANT_LOSS_SHARE * constant:
         return
     name = {"pretrain": "Pre-training", "train": "Training"}[phase.name]
     message = (
-        f"{name} has learned nothing: its loss on clean images, {loss:.2f}, is that of the same "
-        f"answer for every image ({constant:.2f}). Lower the learning rate "
-        f"(--{phase.name}.lr {phase.settings.lr:g}). If the loss only fell slowly, raise it or "
-        "train for more epochs."
+        f"{name} has learned nothing: its loss on clean images, {loss:.2f}, is that of a constant "
+        f"prediction ({constant:.2f}). Lower the learning rate (--{phase.name}.lr "
+        f"{phase.settings.lr:g}). If the loss only falls slowly, raise it or train longer."
     )
     warnings.warn(message, PeerdgWarning, stacklevel=2)
-    folder.event(NOTHING_LEARNT, phase=phase.name, message=message)
+    folder.event(NOTHING_LEARNED, phase=phase.name, message=message)

@@ -30,37 +30,34 @@ TIMED_STEPS = 10
 MEASURING_SHARE = 0.05  # of the given time
 MAX_MEASURING_SECONDS = 20.0
 MIN_EPOCHS = 3
-MIN_PERIODS = 5  # of the method: with fewer epochs, its period becomes shorter
+MIN_PERIODS = 5  # of the method: with few epochs, its period is shortened
 MAX_EPOCHS = 2**16
-EVALUATIONS = 10  # about this many, each at the end of a period
-EVALUATION_SHARE = 0.2  # of the time: if evaluations are slow, there are fewer
-TIME_SAFETY_FACTOR = 0.97  # of the given time: starting and storing take the rest
+EVALUATIONS = 10  # approximate number, each at the end of a period
+EVALUATION_SHARE = 0.2  # largest share of the time; slow evaluations are done less often
+TIME_SAFETY_FACTOR = 0.97  # of the given time; the rest is for starting and storing
 
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """The time a run may take."""
+    """Time for a run."""
 
     minutes: float  # from `began` to the stored model
-    began: float  # when the command started, by `time.monotonic`
-    given: Collection[str] = ()  # options that the user set, such as `peer.k`, and that stay
+    began: float  # start of the command, by `time.monotonic`
+    given: Collection[str] = ()  # options set by the user, such as `peer.k`, which are kept
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < float("inf"):
-            raise ConfigError(f"minutes is {self.minutes}; it must be a number above 0.")
+            raise ConfigError(f"minutes is {self.minutes}, but must be a number above 0.")
         if "train.epochs" in self.given:
-            raise ConfigError(
-                "The minutes and the epochs of a run exclude each other.",
-                hint="Give one of --minutes and --epochs.",
-            )
+            raise ConfigError("--minutes and --epochs exclude each other.", hint="Give one.")
 
 
 @dataclass(frozen=True)
 class Costs:
     """Measured seconds of the parts of a run."""
 
-    step: Mapping[str, float]  # in each phase, by its name
-    period: float  # the work between the epochs of one period of the method
+    step: Mapping[str, float]  # by name of the phase
+    period: float  # work between the epochs of one period of the method
     evaluation: float
 
     def seconds(self, config: RunConfig, images: int) -> float:
@@ -73,11 +70,11 @@ class Costs:
 
 
 def fit_to_time(config: RunConfig, budget: TimeBudget, inputs: Inputs) -> RunConfig:
-    """Measure the costs of a run and choose its epochs, so that it takes the given time."""
+    """Measure the costs of a run and choose its epochs to fit the given time."""
     seconds = min(MAX_MEASURING_SECONDS, MEASURING_SHARE * 60 * budget.minutes)
     try:
         costs = measure_costs(config, inputs, seconds=max(1.0, seconds))
-    except (RuntimeError, TypeError, NumericalError) as error:  # for example, cannot be copied
+    except (RuntimeError, TypeError, NumericalError) as error:  # for example, a failed deepcopy
         raise ConfigError(
             f"The time of this run cannot be measured in advance: {error}",
             hint="Give --epochs instead of --minutes.",
@@ -86,10 +83,16 @@ def fit_to_time(config: RunConfig, budget: TimeBudget, inputs: Inputs) -> RunCon
     return fit_epochs(config, budget, costs, images=len(inputs.source), spent=spent)
 
 
+def estimate(config: RunConfig, inputs: Inputs) -> str:
+    """Measure two steps of each phase, and say about how long the run takes."""
+    seconds = measure_costs(config, inputs, seconds=0.0).seconds(config, len(inputs.source))
+    return f"About {duration(seconds)} on this machine: {schedule(config)}. Change it by --minutes."
+
+
 def fit_epochs(
     config: RunConfig, budget: TimeBudget, costs: Costs, *, images: int, spent: float
 ) -> RunConfig:
-    """Return the config with as many epochs as fit into the time. Refuse if too few fit."""
+    """Return the config with as many epochs as fit into the time. Raises if too few fit."""
     available = TIME_SAFETY_FACTOR * 60 * budget.minutes
     affordable = int(EVALUATION_SHARE * available / max(costs.evaluation, 1e-9))
     evaluations = min(EVALUATIONS, max(2, affordable))
@@ -105,21 +108,21 @@ def fit_epochs(
     most = bisect_right(range(MAX_EPOCHS), available, lo=fewest, key=seconds) - 1
     if most >= fewest:
         return changed(most)
+    needed = seconds(fewest) / TIME_SAFETY_FACTOR
     raise ConfigError(
-        f"{budget.minutes:g} minutes are too few on this machine: the shortest run, "
-        f"{schedule(changed(fewest))}, takes about "
-        f"{duration(seconds(fewest) / TIME_SAFETY_FACTOR)}.",
-        hint="Give more --minutes, a smaller --transform.size or a smaller --backbone.",
+        f"{budget.minutes:g} minutes are too few on this machine. The shortest run, "
+        f"{schedule(changed(fewest))}, takes about {duration(needed)}.",
+        hint=f"Give --minutes {1 + int(1.1 * needed / 60)}, or a smaller --transform.size.",
     )
 
 
 def with_epochs(
     config: RunConfig, epochs: int, given: Collection[str] = (), evaluations: int = EVALUATIONS
 ) -> RunConfig:
-    """Change the epochs. Period, evaluations, pre-training and learning rate schedule follow.
+    """Change the epochs, and scale period, evaluations, pre-training and learning rate schedule.
 
-    There are at least `MIN_PERIODS` periods of the method: with fewer epochs, the period becomes
-    shorter. Options in `given` stay.
+    The period is shortened if the epochs would have fewer than `MIN_PERIODS` of it. Options in
+    `given` are kept.
     """
     option, period = config.method_settings.period_option, config.method_settings.period
     changed: dict[str, Any] = {}
@@ -150,8 +153,8 @@ def keep_schedule(
 ) -> RunConfig:
     """Return `config` with the schedule of a stored config.
 
-    Options in `given` stay, so that a resume with other values is refused. `with_epochs` scales
-    `lr_step` even if it is given.
+    Options in `given` are kept, so that resuming with other values is refused. `lr_step` is taken
+    from the stored config even if given, because `with_epochs` scales it.
     """
     phases = (
         f"{phase}.{name}" for phase in ("pretrain", "train") for name in ("epochs", "lr_step")
@@ -166,7 +169,7 @@ def keep_schedule(
 
 
 def schedule(config: RunConfig) -> str:
-    """Describe the schedule: `4 + 60 epochs, k 5`."""
+    """Format the schedule as `4 + 60 epochs, k 5`."""
     before = f"{config.pretrain.epochs} + " if config.pretrain.epochs else ""
     settings = config.method_settings
     period = f", {settings.period_option} {settings.period}" if settings.period_option else ""
@@ -176,7 +179,7 @@ def schedule(config: RunConfig) -> str:
 def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs:
     """Time steps for some `seconds`, the work between epochs, and an evaluation of one batch.
 
-    The run is not affected: its network is copied, and torch's global generator is restored.
+    Copies the network and restores torch's global generator, so the run is not affected.
     """
     train, size, device = inputs.source.domain, inputs.source.size, inputs.source.device
     step = {}
@@ -190,7 +193,7 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
             start = _timed(partial(method.start_epoch, 0), device)
             step[phase.name] = _time_steps(phase, method, sample, seconds)
             end = _timed(partial(method.end_epoch, config.method_settings.period - 1), device)
-    # Of the last phase, the main one:
+    # `method` and `sample` are those of the last phase, the main one.
     networks, part = method.evaluated_networks, {"": sample.domain}
     per_image = _timed(lambda: evaluate_models(networks, part, size=size), device) / len(sample)
     evaluated: float = sum(map(len, inputs.domains.values()))
@@ -202,7 +205,7 @@ def measure_costs(config: RunConfig, inputs: Inputs, *, seconds: float) -> Costs
 def _time_steps(phase: Phase, method: Method, source: Source, seconds: float) -> float:
     """Return the mean seconds of a step."""
     state = TrainState(phase.name, method, make_optimizers(method, phase.settings))
-    for optimizer in state.optimizers.values():  # so that it cannot diverge
+    for optimizer in state.optimizers.values():  # training must not diverge here
         for group in optimizer.param_groups:
             group["lr"] = 0.0
     guard, rows = Guard(state), torch.arange(phase.settings.batch_size) % len(source)
@@ -216,7 +219,7 @@ def _time_steps(phase: Phase, method: Method, source: Source, seconds: float) ->
     steps: list[float] = []
     while len(steps) <= TIMED_STEPS and (len(steps) < 2 or sum(steps) < seconds):
         steps.append(_timed(take_step, source.device))
-    return sum(steps[1:]) / len(steps[1:])  # The first chooses kernels and allocates memory.
+    return sum(steps[1:]) / len(steps[1:])  # The first step selects kernels, allocates memory.
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:
