@@ -21,7 +21,9 @@ from peerdg.evaluate.statistics import accuracy_text
 from peerdg.report.compare import by_variant
 from peerdg.report.evaluation import class_table, summary_table, write_evaluation
 from peerdg.report.page import (
-    compose_page,
+    DETAILS,
+    PAGE,
+    compose_pages,
     published_table,
     rank_correlation,
     ranking_table,
@@ -37,7 +39,7 @@ from tests.report.test_escape import HOSTILE
 
 def page_of(*runs: RunResult, title: str = "t") -> str:
     groups = by_variant(runs)
-    return compose_page(make_table(groups), groups, title=title)
+    return "".join(compose_pages(make_table(groups), groups, title=title).values())
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def table() -> ReportTable:
 def test_the_page_names_data_budget_seeds_and_options():
     runs = [peer(n=171), peer(1, n=171, peer={"w": 0.1}, fields={"software": ("peerdg 9",)})]
     page = page_of(*runs).replace("\\", "")
-    for part in ("Data: own-data, targets art, sketch, 171 source images for validation.",
+    for part in ("own-data to art, sketch, 171 source images for validation.",
                  "1 + 3 epochs, batch 8, adam 0.01", "Options of peer w=0.1: k 1, w 0.1.",
                  "Seeds: 0, 1.", "Trained with peerdg 9.", "Model selection: last epoch",
                  "peer w=0.1 is peer w=2 with peer.w 0.1."):  # fmt: skip
@@ -65,12 +67,14 @@ def test_the_page_names_data_budget_seeds_and_options():
 def test_everything_is_written_and_can_be_made_again_from_the_records(table, tmp_path: Path):
     write_report(table, GROUPS, tmp_path, title="A bench")
     assert {path.name for path in tmp_path.iterdir()} == {
-        "report.md", "table.csv", "differences.png", "overview.png", "runs.json",
+        "report.md", "details.md", "table.csv", "differences.png", "overview.png", "runs.json",
         "evaluations.csv", "epochs.csv",
     }  # fmt: skip
-    page = (tmp_path / "report.md").read_text()
-    assert page.count("](differences.png)") == page.count("](overview.png)") == 1
-    assert page.count("| l2d †") == 4 and page.startswith("# A bench\n")  # one in each table
+    page, details = ((tmp_path / name).read_text() for name in ("report.md", "details.md"))
+    assert page.count("](overview.png)") == details.count("](differences.png)") == 1
+    assert page.count("| l2d †") == 1 and page.startswith("# A bench\n")
+    assert details.count("| l2d †") == 4  # one in each table
+    assert len(page.splitlines()) <= 40
     again = make_table(by_variant(load_runs(tmp_path)), failed={"l2d": 1})
     assert again == table
     assert (tmp_path / "table.csv").read_bytes() == again.csv().encode()
@@ -79,14 +83,15 @@ def test_everything_is_written_and_can_be_made_again_from_the_records(table, tmp
 def test_questions_replace_the_figure_of_differences(table, tmp_path: Path):
     write_report(table, GROUPS, tmp_path, title="Study")
     asked = make_table(GROUPS, questions=QUESTIONS)
-    page = write_report(asked, GROUPS, tmp_path, title="Study").read_text()
+    write_report(asked, GROUPS, tmp_path, title="Study")
+    page = (tmp_path / DETAILS).read_text()
     assert page.count(f"**{WORTH}**") == 1 and page.count("](answers.png)") == 1
     assert OTHER not in page and "And &lt;the&gt; rest" in page  # as text, not as Markdown
     assert "l2d † - erm" in page
     assert (tmp_path / "answers.png").stat().st_size > 10_000
     assert (tmp_path / "answers.csv").exists() and not (tmp_path / "differences.png").exists()
-    again = write_report(table, GROUPS, tmp_path, title="Study").read_text()
-    assert "## Questions" not in again
+    write_report(table, GROUPS, tmp_path, title="Study")
+    assert "## Questions" not in (tmp_path / DETAILS).read_text()
     assert not (tmp_path / "answers.png").exists() and not (tmp_path / "answers.csv").exists()
 
 
@@ -104,7 +109,8 @@ def test_a_failed_run_and_a_row_without_runs_are_in_the_page(table):
     groups = {**GROUPS, "peer": []}
     failures = {"l2d-2": "Out | of memory."}
     whole = make_table(groups, failed={"peer": 2})
-    page = compose_page(whole, {n: g for n, g in groups.items() if g}, title="t", failures=failures)
+    finished = {n: g for n, g in groups.items() if g}
+    page = compose_pages(whole, finished, title="t", failures=failures)[PAGE]
     assert "The run l2d-2 failed: Out \\| of memory." in page
     assert "| peer | 0 (2 failed) | - |" in page
 
@@ -154,7 +160,7 @@ def test_published_means_are_over_targets_that_all_rows_have(table):
     assert [row[0] for row in cells(table, other)[1:]] == ["randaugment"]
     for nothing in ({"peer": {"syn": 1.0}}, {"p-ens": {"cartoon": 1.0}}):
         assert published_table(table, Published("", nothing)) is None
-    page = compose_page(table, GROUPS, title="x", study=Study(published=PUBLISHED))
+    page = compose_pages(table, GROUPS, title="x", study=Study(published=PUBLISHED))[DETAILS]
     assert "## Published numbers" in page
     assert "Table 3 | of <it>" not in page  # as text, not as Markdown
 
@@ -209,7 +215,7 @@ def test_only_seeds_that_all_rows_have_are_ranked():
 def test_the_page_has_the_rankings_of_rows_that_it_has(table):
     names = [row.method for row in table.rows]
     rankings = {"all | of them": names, "two": [*names[:2], "peer"]}
-    page = compose_page(table, GROUPS, title="x", study=Study(rankings=rankings))
+    page = compose_pages(table, GROUPS, title="x", study=Study(rankings=rankings))[DETAILS]
     assert "## Choosing without targets" in page and "| all \\| of them | 4 |" in page
     assert "| two |" not in page and ranking_table(table, {}) is None
     # Without targets crafted validation would be compared with itself.
@@ -245,7 +251,8 @@ def active(page: str) -> list[str]:
     """Whatever a reader could click, load or be misled by, except our own figures."""
     found = []
     for token in tokens(page):
-        if token.type in ("html_block", "html_inline", "link_open"):
+        own_link = token.type == "link_open" and token.attrs["href"] in (PAGE, DETAILS)
+        if token.type in ("html_block", "html_inline", "link_open") and not own_link:
             found.append(f"{token.type}: {token.content or token.attrs}")
         if token.type == "image" and not re.fullmatch(r"[a-z]+(-\d+)?\.png", token.attrs["src"]):
             found.append(f"image: {token.attrs['src']}")

@@ -1,5 +1,5 @@
 from peerdg.report.compare import by_variant, choices
-from peerdg.report.page import compose_page, preferred_settings
+from peerdg.report.page import DETAILS, compose_pages
 from peerdg.report.table import crafted_table, make_table, selection_table
 from tests.report.made import peer
 
@@ -37,28 +37,11 @@ def test_crafted_validation_is_given_over_the_disjoint_and_over_all_families():
 
 def test_only_rules_that_could_choose_are_explained():
     def section(groups) -> str:
-        return compose_page(make_table(groups), groups, title="t").partition("## Model sel")[2]
+        pages = compose_pages(make_table(groups), groups, title="t")
+        return pages[DETAILS].partition("## Model sel")[2]
 
     whole = section(GROUP)
     assert "oracle: mean target accuracy, NOT AVAILABLE" in whole and "- crafted-val: " in whole
     uncrafted = section(by_variant([peer(seed, ("validation", "art")) for seed in (0, 1)]))
     assert "- source-val: " in uncrafted and "rafted" not in uncrafted
     assert "oracle" not in section(by_variant([peer(0, ("validation", "crafted:blur"))]))
-
-
-def test_of_several_settings_the_preferred_one_is_named_with_its_regret():
-    better = [peer(seed, shift=3, peer={"w": 0.1}) for seed in (0, 1)]
-    assert preferred_settings(GROUP) == []
-    (sentence,) = preferred_settings(by_variant([*RUNS, *better]))
-    assert sentence.startswith("of peer w=2, peer w=0.1, crafted validation prefers peer w=0.1 ")
-    assert "(39.0). Its regret is 0.0 points" in sentence
-
-
-def test_settings_evaluated_on_other_images_are_not_compared():
-    for other in (
-        {"domains": ("validation", "art")},
-        {"domains": ("crafted:blur", "art", "sketch")},
-        {"images": {"validation": "v2"}},
-        {"n": 50},
-    ):
-        assert preferred_settings(by_variant([*RUNS, peer(0, peer={"w": 0.1}, **other)])) == []

@@ -1,1 +1,1 @@
-"""Tables, figures and pages made from run folders."""
+"""Tables, figures and pages about runs."""

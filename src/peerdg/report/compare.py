@@ -1,11 +1,11 @@
-"""Group runs by what they are, check that they are comparable, and compare pairs of rows.
+"""Group runs by variant, check that they are comparable, and compare pairs of rows.
 
     [question]
     "Does the regularizer add to averaging?" = [["peer", "p-ens"], ["peer-w2", "p-ens"]]
     "More than without averaging?" = [[["peer", "p-ens"], ["peer-latest", "randaugment"]]]
 
 A question of a plan names pairs of rows, or pairs of differences. They are compared in accuracy and
-in fluctuation, over the seeds that both have.
+in steadiness, over the seeds that both have.
 """
 
 import csv
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 Groups = Mapping[str, Sequence[RunResult]]
 
 CRAFTED_MEAN = "crafted val"  # mean over the families that RandAugment does not train on
-LATE, FLUCTUATION, TRAINED = "late mean", "fluctuation", "trained: "
+LATE, STEADINESS, TRAINED = "late mean", "steadiness", "trained: "
 SELECTION: Rule = "source-val"  # the rule that every run can follow
 SELECTED = f"by {SELECTION}"
-CLEAR = "*"  # after an interval: Student's interval excludes 0, too
-RATIOS = {FLUCTUATION, TRAINED + FLUCTUATION}  # compared by logarithms
-_COMPARED = (LATE, "source val", CRAFTED_MEAN, FLUCTUATION)  # by questions, after the score
+RATIOS = {STEADINESS, TRAINED + STEADINESS}  # compared by logarithms
+_COMPARED = (LATE, "source val", CRAFTED_MEAN, STEADINESS)  # by questions, after the score
 FROZEN = "frozen"  # batch statistics that training did not change
 _NAMED = 4  # options in the name of a variant
 _FINGERPRINT = 6  # characters that tell folders of one name apart
@@ -46,20 +45,20 @@ _PHASES = {"pretrain": "pre-training", "train": "training"}
 def by_variant(runs: Sequence[RunResult]) -> dict[str, list[RunResult]]:
     """Group finished runs that differ only in their seed, under a short unique name.
 
-    A row of a bench keeps its name. A method with one variant is called by its name, one with
-    several also by the options that differ, `erm lr=0.1`.
+    A row of a bench keeps its name. Otherwise the name is that of the method, followed by the
+    options in which its variants differ, `erm lr=0.1`.
     """
     groups: dict[tuple[str, ...], list[RunResult]] = {}
     starts: dict[tuple[str, int], set[str | None]] = {}
     for run in runs:
         starts.setdefault((run.variant, run.seed), set()).add(run.network_weights)
-    # A new network for each seed is what a mean over seeds is for. Other weights under the same
-    # seed are another start, such as weights that have been trained.
+    # Initial weights usually differ between seeds. Different weights with the same seed, such as
+    # trained ones, make a separate group.
     several = {variant for (variant, _), own in starts.items() if len(own) > 1}
     for run in runs:
         start = str(run.network_weights) if run.variant in several else ""
         group = groups.setdefault((run.variant, run.fingerprints.get("train", ""), start), [])
-        # The same seed again is the same result, not another sample.
+        # Count each seed once: a repeated run is not another sample.
         if run.status == "done" and run.evaluations and run.seed not in {r.seed for r in group}:
             group.append(run)
     finished = [sorted(group, key=lambda run: run.seed) for group in groups.values() if group]
@@ -78,29 +77,29 @@ def _labels(runs: Sequence[RunResult]) -> list[str]:
         named = list(options)[:_NAMED]
         short = [key.rpartition(".")[2] for key in named]
         for key, name in zip(named, short, strict=True):
-            shown = name if short.count(name) == 1 else key
+            unique = name if short.count(name) == 1 else key
             for n, value in zip(variants, options[key], strict=True):
-                labels[n] += f" {shown}={value}"
+                labels[n] += f" {unique}={value}"
     return numbered(labels)
 
 
 def differing_options(runs: Sequence[RunResult]) -> dict[str, list[str]]:
-    """Collect the values of each option that differs between runs of one method, own ones first."""
+    """Return the values of each option that differs between runs of one method, own ones first."""
     method = f"{runs[0].config['method']}."
     period = runs[0].settings.period_option if runs[0].settings else None
     flat = [run.options for run in runs]
     keys = dict.fromkeys(key for options in flat for key in options)
-    found: dict[str, list[Any]] = {key: [o.get(key) for o in flat] for key in keys}
-    found = {key: v for key, v in found.items() if len(set(map(repr, v))) > 1}
-    if found.get("evaluate_every") == found.get(f"{method}{period}"):
-        found.pop("evaluate_every", None)  # follows the period unless it is given
+    values: dict[str, list[Any]] = {key: [o.get(key) for o in flat] for key in keys}
+    values = {key: v for key, v in values.items() if len(set(map(repr, v))) > 1}
+    if values.get("evaluate_every") == values.get(f"{method}{period}"):
+        values.pop("evaluate_every", None)  # defaults to the period
     if len({run.fingerprints.get("train") for run in runs}) > 1:
-        found["data"] = _data_names(runs)
-    if len({str(values) for values in zip(*found.values(), strict=True)}) < len(runs):
+        values["data"] = _data_names(runs)
+    if len({str(own) for own in zip(*values.values(), strict=True)}) < len(runs):
         starts = [run.network_weights or UNKNOWN for run in runs]
-        found |= {"initial_weights": starts} if len(set(starts)) > 1 else {}
-    first = sorted(found, key=lambda key: (key != "budget", not key.startswith(method)))
-    return {key: [_option_text(value) for value in found[key]] for key in first}
+        values |= {"initial_weights": starts} if len(set(starts)) > 1 else {}
+    ordered = sorted(values, key=lambda key: (key != "budget", not key.startswith(method)))
+    return {key: [_option_text(value) for value in values[key]] for key in ordered}
 
 
 def _option_text(value: Any) -> str:
@@ -114,7 +113,7 @@ def _option_text(value: Any) -> str:
 
 
 def _data_names(runs: Iterable[RunResult]) -> list[str]:
-    """Name the data of each run, with the fingerprint of its images."""
+    """Return the name of each run's data, with the fingerprint of its images."""
     return [f"{run.data}@{run.fingerprints.get('train', '')[:_FINGERPRINT]}" for run in runs]
 
 
@@ -122,14 +121,14 @@ def _data_names(runs: Iterable[RunResult]) -> list[str]:
 
 
 def choices(run: RunResult) -> dict[Rule, Choice]:
-    """Apply each rule to the deployed model of a run. Combined runs have one epoch only."""
+    """Apply each selection rule to the deployed model of a run. Empty for a combined model."""
     return {} if run.combined_from else select(run.evaluations, model=run.deployed)
 
 
 def measure(run: RunResult, *, score: str, period: int) -> dict[str, float | None]:
-    """Measure the deployed network and the costs of a run. The columns of `table.csv` by name.
+    """Return results of the deployed network and costs of a run, by column of `table.csv`.
 
-    `period` is the number of epochs between the evaluations of fluctuation and late mean.
+    `period` is the number of epochs between the evaluations of steadiness and late mean.
     """
     final, choice = run.final(run.deployed), choices(run).get(SELECTION)
     return {
@@ -137,7 +136,7 @@ def measure(run: RunResult, *, score: str, period: int) -> dict[str, float | Non
         "source val": final.get(VALIDATION),
         CRAFTED_MEAN: run.mean(run.deployed, run.voting),
         LATE: run.late_mean(run.deployed, every=period),
-        FLUCTUATION: run.variance(run.deployed, every=period),
+        STEADINESS: run.steadiness(run.deployed, every=period),
         SELECTED: choice.target if choice else None,
         "regret": choice.regret if choice else None,
         "seconds": run.seconds or None,
@@ -170,9 +169,7 @@ def require_comparable(runs: Sequence[RunResult]) -> None:
         problem = f"were evaluated with different batch statistics ({'; '.join(sorted(rules))})"
     else:
         return
-    raise ConfigError(
-        f"These runs {problem}.", hint="Compare those that agree, by naming their folders."
-    )
+    raise ConfigError(f"These runs {problem}.", hint="Name only the folders of comparable runs.")
 
 
 def _fingerprints(part: str, runs: Iterable[RunResult]) -> set[str]:
@@ -180,10 +177,10 @@ def _fingerprints(part: str, runs: Iterable[RunResult]) -> set[str]:
 
 
 def shared_differences(groups: Groups) -> list[str]:
-    """List options that differ between rows and do not define a method.
+    """List options that differ between rows, except those that define a method.
 
-    Sections of methods and averages do. Options of the augmentation are compared between rows with
-    the same kind of it.
+    Sections of methods and averages are ignored. Options of the augmentation are compared between
+    rows with the same kind of augmentation.
     """
     methods = {str(group[0].config["method"]) for group in groups.values()}
     own = {*methods, "method", "average", "batch_statistics", "combination"}
@@ -200,11 +197,11 @@ def shared_differences(groups: Groups) -> list[str]:
 
 
 def cautions(groups: Groups) -> list[str]:
-    """Explain what besides the method makes accuracies of rows differ."""
+    """Return sentences about differences between rows other than the method."""
     runs = [run for group in groups.values() for run in group]
     sentences = [
-        f"{name}, seed {run.seed}: {_PHASES[phase]} collapsed, the network predicts one class for "
-        "every image. The row says little about the method."
+        f"{name}, seed {run.seed}: {_PHASES[phase]} collapsed. The network predicts one class for "
+        "every image, so the row does not represent the method."
         for name, group in groups.items()
         for run in group
         for phase in run.collapsed
@@ -228,14 +225,14 @@ def cautions(groups: Groups) -> list[str]:
         sentences.append(f"Rows were trained for different numbers of optimizer steps ({rows}).")
     if len(_fingerprints(VALIDATION, runs)) > 1:
         sentences.append(
-            "The validation images differ between runs, so source val and crafted val were not "
-            "measured on the same images."
+            "The validation images differ between runs, so source val and crafted val are not "
+            "comparable."
         )
     return sentences
 
 
 def variant_differences(groups: Groups) -> list[str]:
-    """List the options in which each variant differs from the first of its method."""
+    """Return sentences about how each variant differs from the first of its method."""
     by_method: dict[str, dict[str, RunResult]] = {}
     for name, group in groups.items():
         by_method.setdefault(str(group[0].config["method"]), {})[name] = group[0]
@@ -255,13 +252,12 @@ def variant_differences(groups: Groups) -> list[str]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One row of a study compared with another, over the seeds that both have."""
+    """Comparison of two rows of a study over their common seeds."""
 
     question: str
     method: str  # row, or difference of two rows
     partner: str  # row or difference that it is compared with
     differences: Mapping[str, Difference]  # by measure, of logarithms for those of `RATIOS`
-    by_seed: Mapping[str, Mapping[int, float]]  # differences of single seeds
     label: str  # both names, a reconstruction with its mark
 
     @property
@@ -270,29 +266,29 @@ class Answer:
 
 
 def answer(questions: "Questions", groups: Groups, *, score: str, period: int) -> list[Answer]:
-    """Compare the pairs whose rows have finished runs of a common seed, see `measure`."""
+    """Compare the pairs whose rows have a common seed by the columns of `measure`."""
     measured: dict[str, dict[str, dict[int, float]]] = {}  # by measure, row and seed
     for row, run in ((row, run) for row, group in groups.items() for run in group):
         numbers = measure(run, score=score, period=period)
         numbers[TRAINED + score] = run.score(run.trained)
-        numbers[TRAINED + FLUCTUATION] = run.variance(run.trained, every=period)
-        for name in (score, *_COMPARED, TRAINED + score, TRAINED + FLUCTUATION):
+        numbers[TRAINED + STEADINESS] = run.steadiness(run.trained, every=period)
+        for name in (score, *_COMPARED, TRAINED + score, TRAINED + STEADINESS):
             value, by_seed = numbers[name], measured.setdefault(name, {}).setdefault(row, {})
             if value is not None and (value or name not in RATIOS):
                 by_seed[run.seed] = math.log(value) if name in RATIOS else value
     marked = {n: f"{n} {MARK}" if g[0].is_reconstruction else n for n, g in groups.items()}
     answers = []
     for question, pair in ((text, pair) for text, pairs in questions.items() for pair in pairs):
-        differences, single = {}, {}
+        differences = {}
         for name, values in measured.items():
             terms = [[values.get(row, {}) for row in term] for term in pair]
             ours, theirs = (rows[0] if len(rows) == 1 else _subtract(*rows) for rows in terms)
             if difference := paired_difference(ours, theirs):
-                differences[name], single[name] = difference, _subtract(ours, theirs)
+                differences[name] = difference
         if score in differences:
             method, partner = map(_joined, pair)
             label = " - ".join(_joined([marked[name] for name in term]) for term in pair)
-            answers.append(Answer(question, method, partner, differences, single, label))
+            answers.append(Answer(question, method, partner, differences, label))
     return answers
 
 
@@ -306,49 +302,50 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def answers_table(answers: Sequence[Answer]) -> Table:
-    """Tabulate answers to one question: a row for each pair, a column for each measure."""
+    """Tabulate the answers to one question, pairs by measures."""
     measures = dict.fromkeys(name for answer in answers for name in answer.differences)
     rows = []
-    for found in answers:
-        cells = [found.label, str(found.seeds)]
+    for answer in answers:
+        cells = [answer.label, str(answer.seeds)]
         for measure in measures:
-            difference = found.differences.get(measure)
-            text = difference_text(difference, is_ratio=measure in RATIOS, one_seed="")
-            # A variance of 0 has no ratio, so fewer seeds may have this measure.
-            fewer = difference is not None and difference.n != found.seeds
+            difference = answer.differences.get(measure)
+            text = difference_text(difference, is_ratio=measure in RATIOS)
+            # A steadiness of 0 has no ratio, so fewer seeds may have this measure.
+            fewer = difference is not None and difference.n != answer.seeds
             cells.append(f"{text} of {difference.n}" if difference and fewer else text)
         rows.append(cells)
     return Table(["difference", "seeds", *measures], rows)
 
 
-def difference_text(
-    difference: Difference | None, *, is_ratio: bool = False, one_seed: str = " (one seed)"
-) -> str:
-    """Format as `+1.2 [+0.3, +2.0]`, with a star if that is clear.
+def difference_text(difference: Difference | None, *, is_ratio: bool = False) -> str:
+    """Format as `+1.2 [+0.3, +2.1]`, or with the values of few seeds as `+1.2 (+0.4, +2.0)`.
 
-    A ratio is given as a difference of logarithms and formatted as `×0.52 [0.31, 0.84]`.
+    A ratio, which is a difference of logarithms, is formatted as `×0.52 [0.31, 0.84]`.
     """
     if difference is None:
         return "-"
-    mean, low, high = (
-        None if v is None else f"{math.exp(v):.2f}" if is_ratio else f"{v:+.1f}"
-        for v in (difference.mean, difference.low, difference.high)
-    )
-    text = f"×{mean}" if is_ratio else f"{mean}"
-    if low is None:
-        return text + (one_seed if difference.n == 1 else f" ({difference.reason})")
-    return f"{text} [{low}, {high}]" + (f" {CLEAR}" if difference.is_clear else "")
+    mean, margin = difference.mean, difference.margin
+
+    def text(value: float) -> str:
+        return f"{math.exp(value):.2f}" if is_ratio else f"{value:+.1f}"
+
+    whole = f"×{text(mean)}" if is_ratio else text(mean)
+    if margin is not None:
+        return f"{whole} [{text(mean - margin)}, {text(mean + margin)}]"
+    values = ", ".join(map(text, difference.by_seed.values()))
+    return f"{whole} ({values})" if difference.n > 1 else f"{whole} (one seed)"
 
 
 def answers_csv(answers: Iterable[Answer]) -> str:
-    """Write all differences in full as CSV, one row for each pair and measure."""
+    """Format all differences with full precision as CSV, one row per pair and measure."""
     out = io.StringIO()
     writer = csv.writer(out)
     columns = ["question", "method", "partner", "measure"]
-    writer.writerow([*columns, "pairs", "difference", "std", "low", "high", "t margin"])
+    writer.writerow([*columns, "pairs", "difference", "t margin", "by seed"])
     for found in answers:
         for measure, d in found.differences.items():
             name = f"log {measure}" if measure in RATIOS else measure
             row = [found.question, found.method, found.partner, name]
-            writer.writerow([*row, d.n, d.mean, d.std, d.low, d.high, d.margin])
+            by_seed = " ".join(f"{seed}:{value}" for seed, value in d.by_seed.items())
+            writer.writerow([*row, d.n, d.mean, d.margin, by_seed])
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""Results of a model on one or more domains: tables, and a page with pictures."""
+"""Results of a model on one or more domains: tables, and a page with figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,16 +14,16 @@ from peerdg.report.figures import pyplot, save_figure
 from peerdg.terminal import Table, markdown_environment, visible
 
 PAGE = "evaluation.md"
-_MAX_COUNTED = 20  # classes of a confusion matrix with numbers
-_COLUMNS = 6  # sheet of mistakes
-_CELL = 112  # pixels of an image
+_MAX_COUNTED = 20  # classes, above which a confusion matrix has no numbers
+_COLUMNS = 6  # columns of the sheet of mistakes
+_CELL = 112  # pixels per image
 _GAP = 6
 _LINE = 14
 _MAX_NAME = 24  # characters of a class name
 
 
 def summary_table(details: Sequence[DomainReport]) -> Table:
-    """Make a table with one row per domain."""
+    """Tabulate the results by domain."""
     rows = [
         [
             detail.domain,
@@ -40,7 +40,7 @@ def summary_table(details: Sequence[DomainReport]) -> Table:
 
 
 def class_table(detail: DomainReport) -> Table:
-    """Make a table with one row per class of the model, also of those without images."""
+    """Tabulate the results by class, including classes without images."""
     rows = [
         [
             result.name,
@@ -54,12 +54,12 @@ def class_table(detail: DomainReport) -> Table:
         ]
         for result in detail.classes
     ]
-    columns = ["class", "images", "correct", "accuracy %", "predicted", "mostly taken for"]
+    columns = ["class", "images", "correct", "accuracy %", "predicted", "most confused with"]
     return Table(columns, rows)
 
 
 def confusion_table(detail: DomainReport) -> Table | None:
-    """Tabulate true classes against predicted ones, None if there are too many to print."""
+    """Tabulate true classes by predicted ones. None if there are too many classes to print."""
     names = [result.name for result in detail.classes]
     if len(names) > _MAX_COUNTED:
         return None
@@ -71,7 +71,7 @@ def confusion_table(detail: DomainReport) -> Table | None:
 
 
 def mistakes_table(detail: DomainReport) -> Table:
-    """Tabulate the wrong answers that the model is most sure of."""
+    """Tabulate the most confident mistakes."""
     rows = [
         [
             mistake.path or f"image {mistake.row}",
@@ -82,18 +82,18 @@ def mistakes_table(detail: DomainReport) -> Table:
         ]
         for mistake in detail.worst
     ]
-    return Table(["worst mistakes", "true", "predicted", "probability", "of the true"], rows)
+    return Table(["worst mistakes", "true", "predicted", "probability", "p(true)"], rows)
 
 
 def remarks(detail: DomainReport) -> list[str]:
-    """List what to know before comparing the numbers."""
+    """Return caveats: known images, missing classes and skipped files."""
     sentences = []
     if detail.overlap is not None and detail.domain != VALIDATION and str(detail.overlap):
         sentences.append(str(detail.overlap))
     if detail.missing:
         sentences.append(f"No images of: {', '.join(detail.missing)}.")
     if detail.skipped:
-        sentences.append(f"{detail.skipped:,} files were left out: they cannot be decoded.")
+        sentences.append(f"{detail.skipped:,} files cannot be decoded and were skipped.")
     return sentences
 
 
@@ -116,14 +116,14 @@ def write_evaluation(
 
 
 def confusion_figure(detail: DomainReport, path: Path) -> None:
-    """Draw the confusion matrix. A row is a true class, colors are shares of its images."""
+    """Draw the confusion matrix. Rows are true classes, colors are shares of their images."""
     names = [visible(result.name)[:_MAX_NAME] for result in detail.classes]
     shares = detail.confusion.double()
     shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
     side = max(3.5, min(16.0, 1.8 + 0.38 * len(names)))
     figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
     image = axis.imshow(shares.numpy(), vmin=0, vmax=1, cmap="Blues")
-    # Class names are text: a dollar sign must not start a formula.
+    # A dollar sign in a class name must not start a formula.
     places = range(len(names))
     axis.set_xticks(places, names, rotation=90, parse_math=False, fontsize=8)
     axis.set_yticks(places, names, parse_math=False, fontsize=8)

@@ -13,7 +13,7 @@ from PIL import Image
 from peerdg.evaluate.fluctuation import accuracy_series
 from peerdg.evaluate.statistics import Difference, import_extra
 from peerdg.files import replace_atomically
-from peerdg.report.compare import FLUCTUATION, RATIOS, Answer, Groups
+from peerdg.report.compare import RATIOS, STEADINESS, Answer, Groups
 from peerdg.report.runs import RunResult
 from peerdg.report.table import ReportTable
 from peerdg.terminal import visible
@@ -21,10 +21,8 @@ from peerdg.terminal import visible
 # Okabe-Ito, distinguishable by color-blind readers. Its yellow is too pale for a line.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#595959"
-LEGEND = (
-    "95 % intervals: thick bootstrap, thin Student's t; filled: both exclude 0; dots: single seeds"
-)
-MANY = 8  # rows, above which each gets a panel of its own
+LEGEND = "lines: Student's 95 % intervals, filled if they exclude 0; dots: single seeds"
+MANY = 8  # number of rows above which each row gets its own panel
 _COLUMNS = 5  # of panels
 _PALETTE = 96  # colors of a file, which makes it a fifth as large
 _ROW_INCHES = 0.36
@@ -46,7 +44,7 @@ def overview_figure(groups: Groups, path: Path, *, title: str) -> None:
         for model in group[0].networks:
             label = name if len(group[0].networks) == 1 else f"{name} {model}"
             curve = _accuracies(group, model)[1].tobytes()
-            if curve not in drawn:  # the network of a run that several rows share
+            if curve not in drawn:  # rows of a shared run have the same network
                 _draw_curve(axis, group, model, COLORS[number % len(COLORS)], label)
             drawn.add(curve)
     _tidy(axis)
@@ -61,7 +59,7 @@ def overview_figure(groups: Groups, path: Path, *, title: str) -> None:
 
 
 def _draw_panels(groups: Groups, path: Path, *, heading: str) -> None:
-    """Draw a panel for each row, with the deployed networks of all others in gray."""
+    """Draw a panel for each row, with all other deployed networks in gray."""
     curves = {name: group for name, group in groups.items() if not group[0].combined_from}
     rows = -(-len(curves) // _COLUMNS)
     figure, axes = pyplot().subplots(
@@ -100,8 +98,8 @@ def _draw_curve(axis: Any, group: Sequence[RunResult], model: str, color: str, l
 
 
 def _accuracies(group: Sequence[RunResult], model: str) -> tuple[list[int], NDArray[np.float64]]:
-    """Return epochs, and the target mean by seed and epoch."""
-    whole = {"every": 1, "burn_in_periods": -1}  # with the start
+    """Return the epochs, and the target mean by seed and epoch."""
+    whole = {"every": 1, "burn_in_periods": -1}  # include the initial evaluation
     series = [accuracy_series(run.evaluations, model=model, **whole) for run in group]
     epochs = sorted({record["epoch"] for record in group[0].evaluations})
     return epochs, np.array([np.mean(list(targets.values()), axis=0) for targets in series])
@@ -115,14 +113,14 @@ def _tidy(axis: Any) -> None:
 
 
 def differences_figure(table: ReportTable, path: Path) -> None:
-    """Draw a forest plot of the pairs of the questions, or of each row and the reference.
+    """Draw a forest plot of the questions' pairs, or of differences to the reference.
 
-    Accuracy is on the left, and on the right fluctuation, which only questions compare.
+    Accuracy is on the left, and on the right steadiness, which only questions compare.
     """
     lines: list[str | Answer] = []
     for answer in table.answers or _to_reference(table):
         lines += [answer] if answer.question in lines else [answer.question, answer]
-    moved = any(FLUCTUATION in answer.differences for answer in table.answers)
+    moved = any(STEADINESS in answer.differences for answer in table.answers)
     figure, axes = pyplot().subplots(
         ncols=2 if moved else 1,
         sharey=True,
@@ -133,17 +131,16 @@ def differences_figure(table: ReportTable, path: Path) -> None:
     left = axes[0, 0]
     left.set_ylim(len(lines) - 0.4, -0.8)  # questions from top to bottom
     left.set_xlabel(f"{table.score}: difference in points")
-    for axis, measure in zip(axes.flat, (table.score, FLUCTUATION), strict=False):
+    for axis, measure in zip(axes.flat, (table.score, STEADINESS), strict=False):
         axis.axvline(0, color="#000000", lw=1)
         for place, line in enumerate(lines):
             if isinstance(line, Answer) and measure in line.differences:
-                single = list(line.by_seed[measure].values())
-                is_ratio = measure in RATIOS
-                draw_difference(axis, place, line.differences[measure], single, is_ratio=is_ratio)
+                difference, is_ratio = line.differences[measure], measure in RATIOS
+                draw_difference(axis, place, difference, is_ratio=is_ratio)
     if moved:
-        axes[0, 1].set_xlabel("fluctuation: ratio, below 1 is steadier")
+        axes[0, 1].set_xlabel("steadiness: ratio, below 1 is steadier")
         tick_ratios(axes[0, 1])
-        left.set_zorder(2)  # a long question continues over the right half
+        left.set_zorder(2)  # a long question extends over the right half
         left.patch.set_visible(False)
     name_questions(left, [line if isinstance(line, str) else "" for line in lines])
     name_rows(left, ["" if isinstance(line, str) else line.label for line in lines])
@@ -161,20 +158,17 @@ def differences_figure(table: ReportTable, path: Path) -> None:
 def _to_reference(table: ReportTable) -> list[Answer]:
     """Compare each row with the reference, the best first."""
     question = f"Difference to {table.reference}"
-    scores = {row.method: row.score.by_seed for row in table.rows if row.score}
     answers = []
     for row in table.rows:
         if row.difference is not None:
-            ours, theirs = scores[row.method], scores[table.reference]
-            single = {seed: ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys()}
-            differences, by_seed = {table.score: row.difference}, {table.score: single}
+            differences = {table.score: row.difference}
             names = (row.method, table.reference)
-            answers.append(Answer(question, *names, differences, by_seed, row.label))
+            answers.append(Answer(question, *names, differences, row.label))
     return sorted(answers, key=lambda answer: -answer.differences[table.score].mean)
 
 
 def name_questions(axis: Any, headings: Sequence[str]) -> None:
-    """Write the headings that are not empty into their rows."""
+    """Write the nonempty headings into their rows."""
     for place, heading in enumerate(headings):
         if heading:
             text = axis.annotate(
@@ -188,15 +182,15 @@ def name_questions(axis: Any, headings: Sequence[str]) -> None:
                 annotation_clip=False,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             )
-            text.set_in_layout(False)  # a long one may leave its half of the figure
+            text.set_in_layout(False)  # a long heading may leave its half of the figure
 
 
 def tick_ratios(axis: Any) -> None:
     """Label an axis of logarithms with ratios."""
     low, high = (limit / math.log(10) for limit in axis.get_xlim())
     powers = range(math.ceil(low), math.floor(high) + 1)
-    apart = math.ceil(len(powers) / _MAX_TICKS)  # powers of ten between two ticks, ×1 among them
-    ratios = [10.0**power for power in powers if power % apart == 0]
+    spacing = math.ceil(len(powers) / _MAX_TICKS)  # in powers of ten; ×1 is always a tick
+    ratios = [10.0**power for power in powers if power % spacing == 0]
     if len(ratios) < 3:
         ratios = [ratio for ratio in _NEAR_RATIOS if low <= math.log10(ratio) <= high]
     axis.set_xticks([math.log(r) for r in ratios], [f"×{r:g}" for r in ratios])
@@ -217,23 +211,21 @@ def draw_difference(
     axis: Any,
     place: int,
     difference: Difference | None,
-    single: Sequence[float] = (),
     *,
     is_ratio: bool = False,
 ) -> None:
-    """Draw one row of a forest plot: intervals, mean, and the differences of single seeds.
+    """Draw one row of a forest plot: interval, mean, and the differences of single seeds.
 
-    A ratio of variances is better below 1, a difference of accuracies above 0.
+    A ratio of steadiness is better below 1, a difference of accuracies above 0.
     """
     if difference is None:
         return
     mean, is_clear = difference.mean, difference.is_clear
     color = UNCLEAR if not is_clear else BETTER if (mean < 0) == is_ratio else WORSE
-    if difference.low is not None and difference.margin is not None:
-        student = [mean - difference.margin, mean + difference.margin]
-        axis.plot(student, [place, place], color=color, lw=0.8, zorder=2)
-        bootstrap = [difference.low, difference.high]
-        axis.plot(bootstrap, [place, place], color=color, lw=2.4, zorder=2)
+    if difference.margin is not None:
+        ends = [mean - difference.margin, mean + difference.margin]
+        axis.plot(ends, [place, place], color=color, lw=2.4, zorder=2)
+    single = list(difference.by_seed.values())
     below = -0.22 if not axis.yaxis_inverted() else 0.22
     axis.plot(single, [place + below] * len(single), ".", color=color, alpha=0.5, ms=4, zorder=1)
     fill = color if is_clear else "white"
@@ -250,10 +242,10 @@ def draw_difference(
 
 
 def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
-    """Save a PNG with few colors and a white background, legible on dark pages too."""
+    """Save a PNG with few colors and a white background, legible on dark pages."""
     with replace_atomically(path) as temporary:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji as a name
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # emoji in names
             figure.savefig(temporary, dpi=dpi, format="png", facecolor="white")
         with Image.open(temporary) as picture:
             few = picture.convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE)

@@ -1,4 +1,4 @@
-"""The report of any set of runs: a page in Markdown, its figures, and the records behind it."""
+"""Write the report of a set of runs: a Markdown page, figures and records."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ import numpy as np
 from peerdg.crafted import DISJOINT
 from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS
-from peerdg.evaluate.selection import RULES, Trajectory, select_variant
-from peerdg.evaluate.statistics import RESAMPLES, scipy_stats, spread
+from peerdg.evaluate.selection import RULES
+from peerdg.evaluate.statistics import MIN_SEEDS, scipy_stats, spread
 from peerdg.files import remove, replace_atomically
 from peerdg.methods.base import OFF
 from peerdg.report.compare import (
@@ -28,7 +28,7 @@ from peerdg.report.compare import (
     variant_differences,
 )
 from peerdg.report.figures import MANY, differences_figure, overview_figure
-from peerdg.report.runs import RunResult, save_runs
+from peerdg.report.runs import save_runs
 from peerdg.report.table import (
     ReportTable,
     Row,
@@ -43,9 +43,9 @@ from peerdg.terminal import Table, markdown_environment
 if TYPE_CHECKING:
     from peerdg.benches.plan import Published, Study
 
-PAGE, TABLE, ANSWERS_CSV = "report.md", "table.csv", "answers.csv"
+PAGE, DETAILS, TABLE, ANSWERS_CSV = "report.md", "details.md", "table.csv", "answers.csv"
 OVERVIEW, DIFFERENCES, ANSWERS = "overview.png", "differences.png", "answers.png"
-_MIN_RANKED = 3  # rows of a ranking
+_MIN_RANKED = 3  # rows in a ranking
 
 
 def write_report(
@@ -57,16 +57,16 @@ def write_report(
     failures: Mapping[str, str] | None = None,
     study: "Study | None" = None,
 ) -> Path:
-    """Write `report.md` with its tables, figures and records, and return its path.
+    """Write `report.md`, `details.md`, figures and records, and return the path of the first.
 
-    `groups` has the finished runs of each row, `failures` why others failed, by run.
+    `groups` has the finished runs of each row, `failures` the reasons of failed runs by name.
     """
     labeled = table.labeled(groups)
     runs = [run for group in labeled.values() for run in group]
     require_comparable(runs)
     save_runs(folder, runs)
     for name in (OVERVIEW, DIFFERENCES, ANSWERS, ANSWERS_CSV):
-        remove(folder / name)  # of an earlier call
+        remove(folder / name)  # left by an earlier call
     figures = []
     if runs[0].targets:
         overview_figure(labeled, folder / OVERVIEW, title=title)
@@ -74,8 +74,10 @@ def write_report(
     if table.answers or any(row.difference for row in table.rows):
         figures.append(ANSWERS if table.answers else DIFFERENCES)
         differences_figure(table, folder / figures[-1])
-    page = compose_page(table, groups, title=title, failures=failures, study=study, figures=figures)
-    texts = {TABLE: table.csv(), PAGE: page}
+    pages = compose_pages(
+        table, groups, title=title, failures=failures, study=study, figures=figures
+    )
+    texts = {TABLE: table.csv(), **pages}
     if table.answers:
         texts[ANSWERS_CSV] = answers_csv(table.answers)
     for name, text in texts.items():
@@ -84,7 +86,7 @@ def write_report(
     return folder / PAGE
 
 
-def compose_page(
+def compose_pages(
     table: ReportTable,
     groups: Groups,
     *,
@@ -92,11 +94,11 @@ def compose_page(
     failures: Mapping[str, str] | None = None,
     study: "Study | None" = None,
     figures: Sequence[str] = (),
-) -> str:
-    """Compose the page as Markdown. Names from run folders are escaped."""
+) -> dict[str, str]:
+    """Compose both pages as Markdown, by file name. Names from run folders are escaped."""
     groups = table.labeled(groups)
     runs = [run for group in groups.values() for run in group]
-    notes = [*table.notes(), *table.cautions, *variant_differences(groups)]
+    notes = [*table.notes(), *table.cautions]
     notes += [f"The run {name} failed: {text}" for name, text in (failures or {}).items()]
     answers: dict[str, list[Answer]] = {}
     for answer in table.answers:
@@ -106,7 +108,7 @@ def compose_page(
     used = {rule for run in runs for rule in choices(run)}
     published = study.published if study else None
     templates = markdown_environment("report", trim_blocks=True)
-    return templates.get_template("report.md.jinja").render(
+    content = dict(
         title=title,
         run=runs[0],
         config=runs[0].config,
@@ -120,8 +122,10 @@ def compose_page(
         figures=figures,
         table=table,
         rows=table.table(),
+        further=table.further(),
         notes=notes,
-        resamples=RESAMPLES,
+        variants=variant_differences(groups),
+        min_seeds=MIN_SEEDS,
         burn_in=BURN_IN_PERIODS,
         source=published.source if published else "",
         published=published_table(table, published) if published else None,
@@ -131,17 +135,19 @@ def compose_page(
         fluctuation=fluctuation_table(groups),
         selection=selection_table(groups) if has_targets else None,
         rules={rule: meaning for rule, meaning in RULES.items() if rule in used},
-        preferred=preferred_settings(groups),
         families=DISJOINT,
         crafted=crafted_table(groups) if is_crafted else None,
         gradients=gradients_table(groups),
     )
+    return {
+        name: templates.get_template(f"{name}.jinja").render(content) for name in (PAGE, DETAILS)
+    }
 
 
 def _own_options(groups: Groups) -> dict[str, str]:
-    """List the announced numbers of each method, of many rows only those of its first."""
+    """Format the announced numbers of each row. With many rows, only of the first per method."""
     first = {group[0].method: name for name, group in reversed(list(groups.items()))}
-    shown = groups if len(groups) <= MANY else first.values()
+    names = groups if len(groups) <= MANY else first.values()
     options = {}
     for name, group in groups.items():
         settings, own = group[0].settings, group[0].config.get(group[0].config["method"], {})
@@ -151,43 +157,15 @@ def _own_options(groups: Groups) -> dict[str, str]:
             if f.metadata["announced"] and own.get(f.metadata["part_of"]) != OFF
         }
         texts = [f"{key} {v:g}" for key, v in numbers.items() if isinstance(v, int | float)]
-        if texts and name in shown:
+        if texts and name in names:
             options[name] = ", ".join(texts)
     return options
 
 
-def preferred_settings(groups: Groups) -> list[str]:
-    """Name the setting of each method that crafted validation prefers at the last epoch."""
-    by_method: dict[str, dict[str, list[RunResult]]] = {}
-    for name, group in groups.items():
-        if all(run.voting for run in group):
-            by_method.setdefault(group[0].method, {})[name] = list(group)
-    sentences = []
-    for variants in by_method.values():
-        # Scores of different images cannot be compared.
-        evaluated = {
-            (*run.voting, *run.targets, run.fingerprints.get(VALIDATION), run.size(*run.voting))
-            for group in variants.values()
-            for run in group
-        }
-        if len(variants) < 2 or len(evaluated) > 1:
-            continue
-        choice = select_variant({
-            name: [Trajectory.from_records(r.evaluations, model=r.deployed) for r in group]
-            for name, group in variants.items()
-        })  # fmt: skip
-        cost = "" if choice.regret is None else f". Its regret is {choice.regret:.1f} points"
-        sentences.append(
-            f"of {', '.join(variants)}, crafted validation prefers {choice.variant} "
-            f"({choice.scores[choice.variant]:.1f}){cost}."
-        )
-    return sentences
-
-
 def published_table(table: ReportTable, published: "Published") -> Table | None:
-    """Compare rows with their published accuracies, None if no row of the table was published.
+    """Compare rows with published accuracies. None if no row was published.
 
-    Means are over the targets that all these rows have, here and in the publication.
+    Means are over the targets that all these rows have, both here and in the publication.
     """
     theirs = published.accuracy
     rows = [r for r in table.rows if r.targets.keys() & theirs.get(r.method, {}).keys()]
@@ -212,20 +190,20 @@ def published_table(table: ReportTable, published: "Published") -> Table | None:
 
 
 def ranking_table(table: ReportTable, rankings: Mapping[str, Sequence[str]]) -> Table | None:
-    """Correlate source-only scores with the target mean, None if there is nothing to rank."""
+    """Correlate source-only scores with the target mean. None if there is nothing to rank."""
     lines = []
     for name, methods in rankings.items():
         rows = [row for row in table.rows if row.method in methods and row.score is not None]
         if len(rows) >= _MIN_RANKED:
             texts = (rank_correlation(rows, score) for score in ("source val", CRAFTED_MEAN))
             lines.append([name, str(len(rows)), *texts])
-    if not lines or table.score == CRAFTED_MEAN:  # there are no targets to agree with
+    if not lines or table.score == CRAFTED_MEAN:  # no targets
         return None
     return Table(["rows", "n", "source val", CRAFTED_MEAN], lines)
 
 
 def rank_correlation(rows: Sequence[Row], score: str) -> str:
-    """Correlate a column with the target mean over rows, as `0.92 (0.45 to 0.83)`."""
+    """Correlate a column with the target mean, formatted as `0.92 (0.45 to 0.83)`."""
     pairs = [(row.values.get(score), row.score) for row in rows]
     known = [spread.by_seed.keys() if spread else set() for pair in pairs for spread in pair]
     common = sorted(set.intersection(*map(set, known)))
@@ -234,7 +212,7 @@ def rank_correlation(rows: Sequence[Row], score: str) -> str:
     values = np.array([[[s.by_seed[n] for n in common] for s in pair if s] for pair in pairs])
     scores, targets = values[:, 0], values[:, 1]  # (rows, seeds)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # equal values have no order and give nan
+        warnings.simplefilter("ignore")  # constant values give nan
         correlate = scipy_stats().spearmanr
         whole = correlate(scores.mean(1), targets.mean(1)).statistic
         single = [correlate(*pair).statistic for pair in zip(scores.T, targets.T, strict=True)]

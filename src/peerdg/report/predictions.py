@@ -1,7 +1,7 @@
-"""Write predictions as CSV, JSON or JSON lines while they are made.
+"""Write predictions as CSV, JSON or JSON lines, row by row.
 
-Rows go to `NAME.partial`, which is renamed when the last row is there. So a file with the requested
-name is complete, and after Ctrl-C or a full disk the rows so far are in the partial file.
+Rows are written to `NAME.partial`, which is renamed after the last row. So a file with the
+requested name is complete. After Ctrl-C or a full disk, the partial file has the rows so far.
 """
 
 import csv
@@ -22,15 +22,15 @@ PARTIAL = ".partial"
 TextFormat = Literal["csv", "json", "jsonl"]
 _SUFFIXES: dict[str, TextFormat] = {".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _OTHER_FORMATS = (".tsv", ".xlsx", ".xls", ".ods", ".parquet", ".feather", ".xml", ".yaml", ".html")
-_DIGITS = 6  # more than a float32 softmax can promise
-_EXAMPLES = 5  # files that cannot be used
-_ROWS_HELD = 256  # between two flushes
+_DIGITS = 6  # about the precision of a float32 softmax
+_EXAMPLES = 5  # unreadable files to list
+_ROWS_HELD = 256  # rows between flushes
 
 
 class PredictionWriter:
-    """Write a row for each file to a text file that was opened with `newline=""`.
+    """Write a row per image to a text file that was opened with `newline=""`.
 
-    A row has the `top` most probable classes and, with `all_classes`, the probability of each.
+    A row has the `top` most probable classes and, with `all_classes`, all probabilities.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PredictionWriter:
         self.all_classes = all_classes
         self.top = min(top, len(classes))
         self.format = format
-        self.rows = self.bad = 0  # all, and those with an error
+        self.rows = self.bad = 0  # number of all rows, and of those with an error
         self.bad_examples: list[tuple[str, str]] = []  # path and reason
         if format == "csv":
             columns = ["path", "label", "probability"]
@@ -75,12 +75,12 @@ class PredictionWriter:
             self.file.flush()
 
     def close(self) -> None:
-        """Complete the file: a JSON list gets its end."""
+        """Close a JSON list."""
         if self.format == "json":
             self.file.write("\n]\n")
 
     def _ranked(self, prediction: FilePrediction) -> list[tuple[str, float]]:
-        """List names and probabilities of the most probable classes, empty with an error."""
+        """Return the most probable classes with probabilities. Empty after an error."""
         _, label, _, row, _ = prediction
         if label is None or row is None:
             return []
@@ -116,9 +116,9 @@ class PredictionWriter:
 def prediction_file(
     path: Path, classes: Sequence[str], *, all_classes: bool = False, top: int = 1
 ) -> Iterator[PredictionWriter]:
-    """Open a writer whose rows become the file `path` when the block ends without an error.
+    """Open a writer. Its rows become the file `path` when the block ends without an error.
 
-    The format follows from the end of the name. See `PredictionWriter` for the arguments.
+    The suffix of the name selects the format. See `PredictionWriter` for the arguments.
     """
     partial, format = partial_path(path), text_format(path)
     require_replaceable(path)
@@ -139,18 +139,18 @@ def prediction_file(
 
 
 def text_format(path: Path) -> TextFormat:
-    """Choose the format by the name of the file, and refuse names of other formats."""
+    """Choose the format by the suffix. Refuses suffixes of unsupported formats."""
     suffix = path.suffix.lower()
     if suffix in _OTHER_FORMATS:
         raise ConfigError(
-            f"Predictions are not written as {suffix}.",
-            hint="End the name in .csv, .json or .jsonl (JSON lines).",
+            f"Predictions cannot be written as {suffix}.",
+            hint="Use a name that ends in .csv, .json or .jsonl (JSON lines).",
         )
     return _SUFFIXES.get(suffix, "csv")
 
 
 def partial_path(path: Path) -> Path:
-    """Return the file that holds the rows of `path` until all are there."""
+    """Return the file for the rows of `path` until it is complete."""
     return path.with_name(path.name + PARTIAL)
 
 
@@ -158,4 +158,4 @@ def csv_line(cells: Sequence[str]) -> str:
     """Format one line of CSV."""
     line = io.StringIO()
     csv.writer(line).writerow(cells)
-    return line.getvalue().removesuffix("\r\n") + "\n"  # ended so, it quotes both characters
+    return line.getvalue().removesuffix("\r\n") + "\n"  # with "\r\n", csv quotes "\r" and "\n"

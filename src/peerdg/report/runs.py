@@ -1,8 +1,8 @@
-"""Read runs for reports: from their folders, or from the records that a report leaves.
+"""Read runs for reports: from their folders, or from the records of a report.
 
-The records of any number of runs are three files. `runs.json` has the options, versions and
-fingerprints of each run, `evaluations.csv` the right answers of each model after each epoch, and
-`epochs.csv` the losses, policies and seconds of each epoch. Rows that several runs share are
+Records are three files for any number of runs. `runs.json` has the options, versions and
+fingerprints of each run, `evaluations.csv` the correct predictions of each model after each epoch,
+and `epochs.csv` the losses, policies and seconds of each epoch. Rows that several runs share are
 stored once.
 """
 
@@ -40,27 +40,27 @@ from peerdg.models.names import OWN
 from peerdg.options import dotted, merge
 from peerdg.run.config import DATA_PLACES, MAY_CHANGE
 from peerdg.run.folder import RunFolder, Status, read_run_config
-from peerdg.run.records import NOTHING_LEARNT
+from peerdg.run.records import NOTHING_LEARNED
 from peerdg.terminal import visible
 
 FORMAT = 1
 RECORDS, EVALUATIONS, EPOCHS = "runs.json", "evaluations.csv", "epochs.csv"
 MARK = "†"
-DEPENDS_ON_LENGTH = {"swa", "sma", "swad"}  # averages of a part of the run
+DEPENDS_ON_LENGTH = {"swa", "sma", "swad"}  # averages that depend on the length of the run
 UNKNOWN = "unknown"
 
-# Options in which seeds of one variant may differ. Batch statistics are compared separately,
-# because not every network has any.
+# Options that may differ within a variant. Batch statistics are compared separately, because not
+# every network has any.
 _WITHOUT_EFFECT = {*MAY_CHANGE, "seed", "recipe", "keep_snapshots", "batch_statistics"}
 _FROM_MANIFEST = ("images", "weights_sha256", "models", "network", "network_weights", "software",
                   "oracle")  # fmt: skip
 _SHORT_HASH = 12  # characters
-_DIGITS = 5  # significant ones of a stored loss
+_DIGITS = 5  # significant digits of a stored loss
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunResult:
-    """Options and results of one run, or of one method that a shared run trained."""
+    """Options and results of one run, or of one method of a shared run."""
 
     path: Path  # run folder, or its name if the run was read from records
     config: dict[str, Any]  # options, nested as in a config file
@@ -70,23 +70,23 @@ class RunResult:
     trained: str = "model"  # name of the trained network among the evaluated ones
     deployed: str = "model"
     batch_statistics: str | None = None  # their source at evaluation, None without batch norm
-    peak_memory: int | None = None  # of the run's process, in bytes
+    peak_memory: int | None = None  # bytes of the run's process
     collapsed: tuple[str, ...] = ()  # phases after which one class is predicted for every image
-    fingerprints: dict[str, str] = field(default_factory=dict)  # of each part of the data
+    fingerprints: dict[str, str] = field(default_factory=dict)  # by part of the data
     images: dict[str, int] = field(default_factory=dict)  # number in each part of the data
     weights_sha256: str | None = None  # hash of the file of initial weights
-    models: dict[str, str] = field(default_factory=dict)  # hashes of given networks, by option
+    models: dict[str, str] = field(default_factory=dict)  # hashes of input models, by option
     network: str | None = None  # fingerprint of the structure of the user's own network
     network_weights: str | None = None  # fingerprint of its initial weights
     software: tuple[str, ...] = ()  # versions that the run was trained with
-    oracle: bool = False  # the run, or a network that it was given, was trained on targets
+    oracle: bool = False  # whether the run, or one of its input models, was trained on targets
     folder: str | None = None  # name of the folder or list of the user's own images
-    profile: dict[str, Any] | None = None  # seconds by stage, if they were measured
-    row: str = ""  # name of the row in the bench that the run belongs to
-    shared_with: tuple[str, ...] = ()  # other methods from the same run
+    profile: dict[str, Any] | None = None  # seconds by stage, if measured
+    row: str = ""  # name of the row in its bench
+    shared_with: tuple[str, ...] = ()  # other methods of the same run
     combined_from: tuple[str, ...] = ()  # names of the combined runs, evaluated once at the end
-    is_taken: bool = False  # its bench took it from the records of another bench
-    planned_epochs: int | None = None  # of the whole run, if it is presented at an earlier epoch
+    is_taken: bool = False  # whether its bench took it from the records of another bench
+    planned_epochs: int | None = None  # length of the whole run, if presented at an earlier epoch
 
     @property
     def seed(self) -> int:
@@ -102,8 +102,8 @@ class RunResult:
     def method(self) -> str:
         """Name of the recipe, or of the method with its average and augmentation.
 
-        The average is part of the name if it is deployed instead of the trained network or of the
-        method's own average, the augmentation if it is not the method's usual one.
+        The name includes a deployed average other than the method's own, and an augmentation other
+        than the method's usual one.
         """
         method = str(self.config["method"])
         own = None if self.settings is None else self.settings.own_average
@@ -123,24 +123,30 @@ class RunResult:
 
     @cached_property
     def settings(self) -> MethodSettings | None:
-        """Settings of its method, None for the method of a plugin that is not loaded."""
+        """Settings of the method. None for the method of a plugin that is not loaded."""
         return stored_settings(self.config["method"], self.config.get(self.config["method"], {}))
 
     @property
     def augments(self) -> bool:
-        """Whether it was trained on augmented images, True if its method is not known."""
+        """Whether it was trained on augmented images. True if the method is unknown."""
         return self.settings is None or self.settings.augments
 
     @property
+    def inert(self) -> str | None:
+        """Why its method did not do its work, by its records, see `MethodSettings.inert`."""
+        epochs = [epoch for epoch in self.epochs if epoch["phase"] == "train"]
+        return None if self.settings is None else self.settings.inert(epochs)
+
+    @property
     def is_plain(self) -> bool:
-        """Whether it is cross-entropy on clean images of the source and nothing else."""
+        """Whether it is plain cross-entropy on clean source images."""
         averages = self.deployed != self.trained or self.combined_from
         known = self.settings is not None and self.settings.is_baseline
         return known and not (self.augments or averages or self.oracle)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Flat options and named inputs that decide the result, `{"train.lr": 0.1}`."""
+        """Flat options and inputs that affect the result, `{"train.lr": 0.1}`."""
         decisive = {k: v for k, v in self.config.items() if k not in _WITHOUT_EFFECT}
         options = {k: v for k, v in dotted(decisive).items() if k not in DATA_PLACES}
         if not self.augments:
@@ -154,16 +160,16 @@ class RunResult:
         if self.config["backbone"] == OWN:
             options["network"] = self.network or UNKNOWN
         options["batch_statistics"] = self.batch_statistics
-        if not self.grows_with_pool:  # what an epoch is one pass of makes no difference
+        if not self.grows_with_pool:  # `epoch_of` has no effect without a growing pool
             options.pop("train.epoch_of", None)
-        options.pop("pretrain.epoch_of", None)  # there is no pool yet
+        options.pop("pretrain.epoch_of", None)
         if self.combined_from:
             options["combination"] = self.config.get("recipe")
         return options
 
     @property
     def variant(self) -> str:
-        """Text that is equal for runs that differ in their seed only."""
+        """Key that is equal for runs that differ only in their seed."""
         kinds = {*self.config.get("average", {}).get("kind", ())}
         depends = kinds & DEPENDS_ON_LENGTH or "lr_step" in self.config["train"]
         length = {"planned epochs": self.planned_epochs} if depends and self.planned_epochs else {}
@@ -171,18 +177,18 @@ class RunResult:
 
     @property
     def grows_with_pool(self) -> bool:
-        """Whether the length of its epochs depends on images that its method makes."""
+        """Whether its epochs become longer with the images that its method makes."""
         fixed = self.config["train"].get("steps_per_epoch") is not None
         return not fixed and self.settings is not None and self.settings.trains_on_pool
 
     @property
     def k(self) -> int | None:
-        """Period of the method in epochs, None if it has none."""
+        """Period of the method in epochs. None if it has none."""
         return self.settings.period if self.settings and self.settings.period_option else None
 
     @property
     def period(self) -> int:
-        """Epochs between the evaluations that count for fluctuation: k, if all were evaluated."""
+        """Epochs between the evaluations used for fluctuation: k, or a multiple of it."""
         evaluated = int(self.config["evaluate_every"])
         return math.lcm(self.k or evaluated, evaluated)
 
@@ -196,7 +202,7 @@ class RunResult:
 
     @property
     def voting(self) -> list[str]:
-        """Evaluated crafted domains of the families that RandAugment does not train on."""
+        """Evaluated crafted domains of families that do not overlap with RandAugment."""
         families = {CRAFTED + family for family in DISJOINT}
         return [domain for domain in self.domains if domain in families]
 
@@ -210,12 +216,12 @@ class RunResult:
         return {r["domain"]: r["accuracy"] for r in self.evaluations if r["model"] == model}
 
     def size(self, *domains: str) -> int | None:
-        """Count the images of the smallest of these domains, None if none was evaluated."""
+        """Return the images of the smallest of these domains. None if none was evaluated."""
         sizes = (r["n"] for r in self.evaluations if r["domain"] in domains)
         return min(sizes, default=None)
 
     def mean(self, model: str, domains: Sequence[str]) -> float | None:
-        """Average the last accuracies over domains, unweighted, None of no domain."""
+        """Return the unweighted mean of the last accuracies over domains. None without domains."""
         final = self.final(model)
         return sum(final[domain] for domain in domains) / len(domains) if domains else None
 
@@ -226,17 +232,17 @@ class RunResult:
     def fluctuation(
         self, model: str, *, every: int | None = None, burn_in_periods: int = BURN_IN_PERIODS
     ) -> RunFluctuation | None:
-        """Compute the fluctuation of `model` over evaluations every k epochs, None without them."""
+        """Return the fluctuation of `model` over evaluations every k epochs. None without any."""
         period = {"every": every or self.period, "burn_in_periods": burn_in_periods}
         return run_fluctuation(accuracy_series(self.evaluations, model=model, **period))
 
-    def variance(self, model: str, *, every: int) -> float | None:
-        """Compute the variance of target accuracy, mean over targets, None without evaluations."""
-        found = self.fluctuation(model, every=every)
-        return None if found is None else found.mean.var
+    def steadiness(self, model: str, *, every: int) -> float | None:
+        """Compute the standard deviation of target accuracy around its trend, in points."""
+        fluctuation = self.fluctuation(model, every=every)
+        return None if fluctuation is None else math.sqrt(fluctuation.mean.detrended_var)
 
     def late_mean(self, model: str, *, every: int) -> float | None:
-        """Average the target mean over the last evaluations every k epochs, None if too few."""
+        """Average the target mean over the last evaluations every k epochs. None if too few."""
         series = accuracy_series(self.evaluations, model=model, every=every, burn_in_periods=0)
         return late_mean(series)
 
@@ -245,10 +251,9 @@ class RunResult:
 
     @property
     def seconds(self) -> float:
-        """Time of all training epochs, as if nothing had interrupted them.
+        """Time of all training epochs, without interruptions.
 
-        Steps that a process took before it was stopped have no time, so they count like the others
-        of the phase.
+        Steps that were not timed because the run was stopped count with the mean time of the phase.
         """
         total = 0.0
         for phase in ("pretrain", "train"):
@@ -260,13 +265,13 @@ class RunResult:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds per step of the main phase, None if they were not recorded."""
+        """Seconds per step of the main phase. None if not recorded."""
         return _seconds_per_step(self._phase("train"))
 
     @property
     def steps(self) -> int | None:
-        """Optimizer steps of the main phase, None if they were not recorded."""
-        # Runs that were combined are of equal length: those of one count.
+        """Optimizer steps of the main phase. None if not recorded."""
+        # Keyed by epoch, so that runs of a combination, which are equally long, count once.
         steps = {epoch["epoch"]: epoch["steps"] for epoch in self._phase("train")}
         return sum(steps.values()) if steps else None
 
@@ -281,7 +286,7 @@ def _seconds_per_step(epochs: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def as_of(run: RunResult, epoch: int) -> RunResult:
-    """Present a run as if this epoch of its main phase had been the last. Memory is unchanged."""
+    """Present a run as if this epoch of its main phase were the last. Memory is unchanged."""
     epochs = run.config["train"]["epochs"]
     train = {**run.config["train"], "epochs": min(epoch, epochs)}
     return replace(
@@ -298,21 +303,21 @@ def as_of(run: RunResult, epoch: int) -> RunResult:
 
 
 def collect_runs(places: Iterable[Path]) -> list[RunResult]:
-    """Read every run at or below `places`, run folders or records. Warn of unreadable ones."""
+    """Read every run at or below `places`, run folders or records. Warn about unreadable ones."""
     runs, folders = [], {}
     for place in places:
         if place.is_file() or (place / RECORDS).is_file():
             runs += load_runs(place)
         else:
             configs = sorted(place.rglob("config.toml"))
-            found = [file.parent for file in configs if (file.parent / "events.jsonl").exists()]
-            folders.update({path.resolve(): path for path in found})
+            paths = [file.parent for file in configs if (file.parent / "events.jsonl").exists()]
+            folders.update({path.resolve(): path for path in paths})
     for path in folders.values():
         try:
             with reading(path):
                 runs.append(read_run(path))
         except PeerdgError as error:
-            message = f"The run in {visible(str(path))} is left out: {error.message}"
+            message = f"The run in {visible(str(path))} is skipped: {error.message}"
             warnings.warn(message, PeerdgWarning, stacklevel=2)
     return runs
 
@@ -340,7 +345,7 @@ def read_run(path: Path) -> RunResult:
         deployed=next(name for name in deployed if name in names),
         batch_statistics=" and ".join(sorted(statistics)) or None,
         peak_memory=max((e["peak_memory"] for e in events if e.get("peak_memory")), default=None),
-        collapsed=tuple(dict.fromkeys(e["phase"] for e in events if e["event"] == NOTHING_LEARNT)),
+        collapsed=tuple(dict.fromkeys(e["phase"] for e in events if e["event"] == NOTHING_LEARNED)),
         folder=Path(config["root"]).name or None if is_own else None,
         profile=read_json(run.profile_file) if run.profile_file.exists() else None,
     )
@@ -349,26 +354,26 @@ def read_run(path: Path) -> RunResult:
         result = replace(result, fingerprints=manifest.data, **inputs)
     if done and done.get("accuracy") != {name: result.final(name) for name in result.networks}:
         raise DamagedError(
-            f"{visible(str(run.metrics.path))} does not end with the results in {run.done_file}.",
+            f"{visible(str(run.metrics.path))} does not match the results in {run.done_file}.",
             hint="Restore both from a backup.",
         )
     return result
 
 
 def read_evaluations(run: RunFolder) -> list[dict[str, Any]]:
-    """Read the evaluations of a run, without one at the end that was not written in full."""
+    """Read the evaluations of a run, without an incomplete last one."""
     records = [r for r in run.metrics.read() if r["kind"] == "evaluation"]
     by_epoch: dict[int, list[tuple[str, str]]] = {}
     for record in records:
         by_epoch.setdefault(record["epoch"], []).append((record["model"], record["domain"]))
     groups = [sorted(group) for group in by_epoch.values()]
     if not run.done_file.exists() and len(groups) > 1 and len(groups[-1]) < len(groups[0]):
-        *_, torn = by_epoch  # its process was killed, and a resumed run evaluates again
+        *_, torn = by_epoch  # the process was killed; a resumed run repeats the evaluation
         records = [record for record in records if record["epoch"] != torn]
         groups.pop()
     if any(group != groups[0] for group in groups):
         raise DamagedError(
-            f"{visible(str(run.metrics.path))} is damaged: an evaluation is not complete."
+            f"{visible(str(run.metrics.path))} is damaged: an evaluation is incomplete."
         )
     return records
 
@@ -376,7 +381,7 @@ def read_evaluations(run: RunFolder) -> list[dict[str, Any]]:
 def _merge_epochs(
     records: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Join losses and times by phase and epoch. Of an epoch that was repeated the last counts."""
+    """Join losses and times by phase and epoch. The last record of a repeated epoch wins."""
     epochs: dict[tuple[str, int], dict[str, Any]] = {}
     lines = [r for r in records if r["kind"] == "epoch"]
     lines += [event for event in events if event["event"] == "epoch"]
@@ -394,11 +399,11 @@ _STORED = [
 
 
 def save_runs(folder: Path, runs: Sequence[RunResult]) -> None:
-    """Save the records of runs, without the places where they were run."""
+    """Save the records of runs, without local paths."""
     entries: list[dict[str, Any]] = []
     evaluations: list[dict[str, Any]] = []
     epochs: list[dict[str, Any]] = []
-    stored: dict[str, str] = {}  # rows: name of the run they are stored under
+    stored: dict[str, str] = {}  # name of the run that stores the rows, by rows
     names = numbered([run.path.name or run.path.resolve().name for run in runs])
     for name, run in zip(names, runs, strict=True):
         entry = {
@@ -430,7 +435,7 @@ def save_runs(folder: Path, runs: Sequence[RunResult]) -> None:
 
 
 def numbered(names: Sequence[str]) -> list[str]:
-    """Number names that occur several times: `a (1)`, `b`, `a (2)`."""
+    """Number repeated names: `a (1)`, `b`, `a (2)`."""
     return [
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)
@@ -438,7 +443,7 @@ def numbered(names: Sequence[str]) -> list[str]:
 
 
 def _take_common(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Move what all entries have in common out of them."""
+    """Move the values that all entries share out of them."""
     common: dict[str, Any] = {}
     for key, first in list(entries[0].items()):
         values = [entry.get(key) for entry in entries]
@@ -466,7 +471,7 @@ def _evaluation_rows(run: RunResult, model: str) -> list[dict[str, Any]]:
 
 
 def _epoch_row(epoch: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten an epoch. What averages counted is left out: it depends on who watched the run."""
+    """Flatten an epoch. Drop the values of averages, which depend on the other methods of a run."""
     values = dotted({key: value for key, value in epoch.items() if key not in KINDS})
     return {key: v if key == "seconds" else _rounded(v) for key, v in values.items()}
 
@@ -485,21 +490,21 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop local paths: records are meant to be shared."""
-    kept = {k: v for k, v in config.items() if k not in MAY_CHANGE}
+    """Drop local paths, because records are meant to be shared."""
+    shared = {k: v for k, v in config.items() if k not in MAY_CHANGE}
     for section, _, key in (name.partition(".") for name in DATA_PLACES):
-        if section in kept:
-            kept[section] = {k: v for k, v in kept[section].items() if k != key}
-    if kept.get("weights"):
-        kept["weights"] = Path(kept["weights"]).name
-    method = kept["method"]
-    given = {name: kept.get(method, {}).get(name) for name in model_options_of(method)}
-    names = {name: Path(path).name for name, path in given.items() if isinstance(path, str)}
-    return {**kept, method: {**kept[method], **names}} if names else kept
+        if section in shared:
+            shared[section] = {k: v for k, v in shared[section].items() if k != key}
+    if shared.get("weights"):
+        shared["weights"] = Path(shared["weights"]).name
+    method = shared["method"]
+    models = {name: shared.get(method, {}).get(name) for name in model_options_of(method)}
+    names = {name: Path(path).name for name, path in models.items() if isinstance(path, str)}
+    return {**shared, method: {**shared[method], **names}} if names else shared
 
 
 def load_runs(path: Path) -> list[RunResult]:
-    """Load runs saved by `save_runs`, from the folder of the records or their `runs.json`."""
+    """Load runs saved by `save_runs`, from the folder or its `runs.json`."""
     folder = path.parent if path.is_file() else path
     runs = []
     with reading(folder / RECORDS):
@@ -518,7 +523,7 @@ def load_runs(path: Path) -> list[RunResult]:
                 if f"correct {domain}" in row
             ]  # fmt: skip
             if any(not 0 <= record["accuracy"] <= 100 for record in records):
-                raise ValueError("it counts more right answers than images")
+                raise ValueError("it has more correct predictions than images")
             stored = {f.name: values[f.name] for f in _STORED if f.name in values}
             stored |= {k: tuple(v) for k, v in stored.items() if isinstance(v, list)}
             stored["config"] = nested(values["config"])
@@ -529,7 +534,7 @@ def load_runs(path: Path) -> list[RunResult]:
 
 
 def _read_csv(path: Path, *key: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
-    """Read rows with their cells that are not empty, by the columns of the key."""
+    """Read rows without their empty cells, by the columns of the key."""
     rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""Tables of runs: the rows of a report as numbers and as text, and single runs."""
+"""Tables of runs: the rows of a report as numbers and text, and single runs."""
 
 import csv
 import io
@@ -15,7 +15,6 @@ from peerdg.data import CRAFTED, VALIDATION
 from peerdg.evaluate.fluctuation import BURN_IN_PERIODS, LATE_PERIODS, MINIMUM
 from peerdg.evaluate.selection import RULES
 from peerdg.evaluate.statistics import (
-    FEW_SEEDS,
     Difference,
     accuracy_spread,
     accuracy_text,
@@ -24,11 +23,10 @@ from peerdg.evaluate.statistics import (
     spread,
 )
 from peerdg.report.compare import (
-    CLEAR,
     CRAFTED_MEAN,
-    FLUCTUATION,
     LATE,
     SELECTED,
+    STEADINESS,
     Answer,
     Groups,
     answer,
@@ -43,19 +41,20 @@ from peerdg.terminal import Table
 if TYPE_CHECKING:
     from peerdg.benches.plan import Questions
 
-RECONSTRUCTION, ORACLE = "reconstruction", "oracle"
-MARKS = {RECONSTRUCTION: MARK, ORACLE: "‡"}
+RECONSTRUCTION, ORACLE, INERT = "reconstruction", "oracle", "inert"
+MARKS = {RECONSTRUCTION: MARK, ORACLE: "‡", INERT: "(inert)"}
 _EXPLAINED = {
     RECONSTRUCTION: f"{MARK} reconstruction: no code or values were published for this data.",
     ORACLE: "‡ oracle: trained on targets, or given a network that was trained elsewhere.",
+    INERT: "(inert): the method did not do its own work, so the row does not measure it.",
 }
 _MB = 1e6
-_CROSS_ENTROPY = "cross_entropy"  # the term that other gradients are compared with
+_CROSS_ENTROPY = "cross_entropy"  # term that other gradients are relative to
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number for each of several seeds."""
+    """Values over seeds."""
 
     by_seed: Mapping[int, float]
     mean: float
@@ -71,21 +70,22 @@ class Row:
     """Results of a method over its seeds."""
 
     method: str
-    seeds: tuple[int, ...] = ()  # of finished runs
+    seeds: tuple[int, ...] = ()  # seeds of finished runs
     failed: int = 0  # number of failed runs
-    marks: tuple[str, ...] = ()  # "reconstruction", "oracle"
+    marks: tuple[str, ...] = ()  # "reconstruction", "oracle", "inert"
+    inert: str = ""  # why the method did not do its work, in the first such run
     score: Spread | None = None  # target or crafted mean of the deployed network, last epoch
     targets: dict[str, Spread] = field(default_factory=dict)
     values: dict[str, Spread | None] = field(default_factory=dict)  # columns by name
-    difference: Difference | None = None  # of the score to that of the reference row
-    # Of the fastest seed, relative to plain training: other work only makes runs slower.
+    difference: Difference | None = None  # of the score to that of the reference
+    # Relative to plain training, by the fastest seeds: other work only makes runs slower.
     step_ratio: float | None = None
     memory_ratio: float | None = None  # relative to plain training
-    shared_with: tuple[str, ...] = ()  # methods from the same run, with its time and memory
+    shared_with: tuple[str, ...] = ()  # other methods of the same run
 
     @property
     def label(self) -> str:
-        """Name with its marks."""
+        """Name with marks."""
         return " ".join([self.method, *(MARKS[mark] for mark in self.marks)])
 
 
@@ -94,32 +94,40 @@ class ReportTable:
     """All rows of a report."""
 
     data: str
-    score: str  # that rows are compared by: "target mean" or "crafted val"
-    reference: str  # row that differences are taken to
-    plain: str | None  # row of cross-entropy on clean images, that costs are relative to
+    score: str  # measure to compare rows by: "target mean" or "crafted val"
+    reference: str  # row that others are compared with
+    plain: str | None  # row of plain training, that costs are relative to
     rows: tuple[Row, ...]
-    period: int = 1  # epochs between the evaluations that fluctuation is computed over
+    period: int = 1  # epochs between the evaluations that steadiness is computed over
     late_epochs: tuple[tuple[int, int], ...] = ()  # of late means, for each length of runs
     cautions: tuple[str, ...] = ()  # what differs between rows besides the method
     remarks: tuple[str, ...] = ()  # about the whole table
     answers: tuple[Answer, ...] = ()  # compared pairs of rows
 
     def labeled(self, groups: Groups) -> Groups:
-        """Rename the groups of rows that have runs to the labels of the rows, with their marks."""
+        """Rename nonempty groups to the labels of their rows."""
         return {row.label: group for row in self.rows if (group := groups.get(row.method))}
 
     def table(self) -> Table:
-        """Format for people: mean ± standard deviation over seeds. Empty columns are left out."""
-        lines = [self._cells(row) for row in self.rows]
-        always = ("method", "seeds", self.score)
-        shown = [c for c in lines[0] if c in always or any(line[c] != "-" for line in lines)]
-        return Table(shown, [[line[column] for column in shown] for line in lines])
+        """Tabulate accuracy, difference and steadiness: mean ± standard deviation over seeds."""
+        return _as_table([self._cells(row) for row in self.rows])
+
+    def further(self) -> Table:
+        """Tabulate the other columns. Empty ones are left out."""
+        return _as_table([self._further(row) for row in self.rows])
 
     def _cells(self, row: Row) -> dict[str, str]:
         failed = f" ({row.failed} failed)" if row.failed else ""
         difference = difference_text(row.difference)
-        if row.method == self.reference:
-            difference = "reference"
+        return {
+            "method": row.label,
+            "seeds": f"{len(row.seeds)}{failed}",
+            self.score: _text(row.score),
+            f"vs {self.reference}": "" if row.method == self.reference else difference,
+            STEADINESS: _text(row.values.get(STEADINESS)),
+        }
+
+    def _further(self, row: Row) -> dict[str, str]:
         ratios = ["-" if r is None else f"{r:.2f}" for r in (row.step_ratio, row.memory_ratio)]
         costs = {
             "seconds": _text(row.values.get("seconds"), 0),
@@ -129,43 +137,23 @@ class ReportTable:
         }
         if row.shared_with:
             costs = {k: text if text == "-" else f"{text} shared" for k, text in costs.items()}
-        return {
-            "method": row.label,
-            "seeds": f"{len(row.seeds)}{failed}",
-            self.score: _text(row.score),
-            LATE: _text(row.values.get(LATE)),
-            f"vs {self.reference} [95 %]": difference,
-            **{name: _text(row.values.get(name)) for name in ("source val", CRAFTED_MEAN)},
-            FLUCTUATION: _text(row.values.get(FLUCTUATION), 2),
-            **{name: _text(row.values.get(name)) for name in (SELECTED, "regret")},
-            **costs,
-        }
+        names = (LATE, "source val", CRAFTED_MEAN, SELECTED, "regret")
+        texts = {name: _text(row.values.get(name)) for name in names}
+        return {"method": row.label, **texts, **costs}
 
     def notes(self) -> list[str]:
-        """Explain marks, failures, sharing and stars."""
+        """Explain marks and failures."""
         notes = [_EXPLAINED[m] for m in dict.fromkeys(m for row in self.rows for m in row.marks)]
         notes += [
-            f"{row.label}: {row.failed} of its runs failed. Its numbers are of {len(row.seeds)}."
+            f"{row.label}: {row.failed} runs failed. The row has the other {len(row.seeds)}."
             for row in self.rows
             if row.failed
         ]
-        if any(row.shared_with for row in self.rows):
-            notes.append(
-                "shared: the method came from a run that it shares with others. Time and memory "
-                "are those of the shared run."
-            )
-        rows = [row.difference.n for row in self.rows if row.difference]
-        answers = [found.n for answer in self.answers for found in answer.differences.values()]
-        pairs = min((n for n in (*rows, *answers) if n > 1), default=0)
-        if pairs:
-            few = f" (of {pairs} seeds too narrow on its own)" if pairs < FEW_SEEDS else ""
-            notes.append(
-                f"{CLEAR}: the bootstrap interval{few} and Student's 95 % interval both exclude 0."
-            )
+        notes += [f"{row.label}: {row.inert}." for row in self.rows if row.inert]
         return [*notes, *self.remarks]
 
     def csv(self) -> str:
-        """Write all numbers in full as CSV, one line for each row."""
+        """Format all numbers with full precision as CSV."""
         out = io.StringIO()
         records = [self._record(row) for row in self.rows]
         writer = csv.DictWriter(out, list(dict.fromkeys(key for r in records for key in r)))
@@ -175,24 +163,31 @@ class ReportTable:
 
     def _record(self, row: Row) -> dict[str, Any]:
         d = row.difference
-        difference = (d.mean, d.std, d.low, d.high, d.margin, d.n) if d else (None,) * 6
-        names = ("", " std", " low", " high", " t margin", " pairs")
+        difference = (d.mean, d.margin, d.n) if d else (None, None, None)
+        names = ("", " t margin", " pairs")
         targets = {f"target {target}": values for target, values in row.targets.items()}
         return {
             "method": row.method,
             "reconstruction": RECONSTRUCTION in row.marks,
             "oracle": ORACLE in row.marks,
+            "inert": row.inert,
             "seeds": len(row.seeds),
             "failed": row.failed,
             **_numbers({self.score: row.score}),
             "reference": self.reference,
             **{f"difference{name}": v for name, v in zip(names, difference, strict=True)},
             **_numbers({**row.values, **targets}),
-            "fluctuation period": self.period if row.values.get(FLUCTUATION) else None,
+            "steadiness period": self.period if row.values.get(STEADINESS) else None,
             "step ratio": row.step_ratio,
             "memory ratio": row.memory_ratio,
             "shared with": " ".join(row.shared_with),
         }
+
+
+def _as_table(lines: Sequence[Mapping[str, str]]) -> Table:
+    """Make a table of rows, without the columns that have no value."""
+    shown = [column for column in lines[0] if any(line[column] not in ("", "-") for line in lines)]
+    return Table(shown, [[line[column] for column in shown] for line in lines])
 
 
 def _numbers(spreads: Mapping[str, Spread | None]) -> dict[str, float | None]:
@@ -214,9 +209,9 @@ def make_table(
     failed: Mapping[str, int] | None = None,
     questions: "Questions | None" = None,
 ) -> ReportTable:
-    """Tabulate finished runs of each row, in order. A row may have none.
+    """Tabulate the finished runs of each row, in order. A row may have none.
 
-    Differences are taken to the row `reference`, by default to plain training or the first row.
+    Rows are compared with `reference`, by default plain training or the first row.
     """
     finished = {name: group for name, group in groups.items() if group}
     first = next(iter(finished.values()))[0]
@@ -246,9 +241,9 @@ def make_table(
 
 
 def common_period(runs: Iterable[RunResult]) -> int:
-    """Find the period of evaluations, in epochs, for the fluctuation of all runs.
+    """Find the period of evaluations, in epochs, for the steadiness of all runs.
 
-    Variances over different epochs are not comparable, though methods have a different k. So it is
+    Numbers over different epochs are not comparable, though methods have a different k. So it is
     the shortest k of a method after which all runs were evaluated and that leaves enough
     evaluations, else the shortest time after which all were evaluated.
     """
@@ -270,12 +265,14 @@ def _row(name: str, group: Sequence[RunResult], failed: int, *, score: str, peri
     spreads = {column: _over(group, [m.get(column) for m in measured]) for column in columns}
     targets = {target: spreads.pop(f"target {target}") for target in first.targets}
     is_oracle = first.oracle or (first.settings is not None and first.settings.is_oracle)
-    marks = {RECONSTRUCTION: first.is_reconstruction, ORACLE: is_oracle}
+    inert = next((reason for run in group if (reason := run.inert)), "")
+    marks = {RECONSTRUCTION: first.is_reconstruction, ORACLE: is_oracle, INERT: bool(inert)}
     return Row(
         method=name,
         seeds=tuple(run.seed for run in group),
         failed=failed,
         marks=tuple(mark for mark, applies in marks.items() if applies),
+        inert=inert,
         score=spreads[score],
         targets={target: values for target, values in targets.items() if values is not None},
         values=spreads,
@@ -284,7 +281,7 @@ def _row(name: str, group: Sequence[RunResult], failed: int, *, score: str, peri
 
 
 def _over(runs: Sequence[RunResult], values: Sequence[float | None]) -> Spread | None:
-    """Summarize a value of each run, without those that are None."""
+    """Summarize a value of each run, ignoring None."""
     pairs = zip(runs, values, strict=True)
     known = {run.seed: float(value) for run, value in pairs if value is not None}
     if not known:
@@ -309,7 +306,7 @@ def _relative(row: Row, reference: Row | None, plain: Row | None) -> Row:
 
 
 def targets_table(groups: Groups) -> Table:
-    """Tabulate the deployed model's accuracy, rows against targets."""
+    """Tabulate the deployed model's accuracy, rows by targets."""
     targets = list(dict.fromkeys(t for group in groups.values() for t in group[0].targets))
     rows = []
     for name, group in groups.items():
@@ -320,7 +317,7 @@ def targets_table(groups: Groups) -> Table:
 
 
 def fluctuation_table(groups: Groups) -> Table:
-    """Tabulate fluctuation of each evaluated network by its own k, mean over targets."""
+    """Tabulate the fluctuation of each evaluated network with its own k, mean over targets."""
     names = ("var", "range", "max_drawdown", "mean_abs_step", "detrended_var", "gap")
     rows = []
     for name, group in groups.items():
@@ -340,8 +337,8 @@ def fluctuation_table(groups: Groups) -> Table:
 def gradients_table(groups: Groups) -> Table | None:
     """Tabulate the gradient norm of each weighted loss term, relative to cross-entropy.
 
-    Norms are measured on a fixed batch at the start of each period. Means over seeds. None if no
-    run recorded any.
+    Norms are measured on a fixed batch at the start of each period and averaged over seeds. None
+    if no run recorded any.
     """
     rows = []
     for name, group in groups.items():
@@ -359,7 +356,7 @@ def gradients_table(groups: Groups) -> Table | None:
 
 
 def selection_table(groups: Groups) -> Table:
-    """Tabulate the deployed model's target mean and regret under each rule, over seeds."""
+    """Tabulate the deployed model's target mean and regret by selection rule, over seeds."""
     chosen = {name: [choices(run) for run in group] for name, group in groups.items()}
     rules = [rule for rule in RULES if any(rule in c for group in chosen.values() for c in group)]
     columns = ["target mean by selection"]
@@ -378,7 +375,7 @@ def selection_table(groups: Groups) -> Table:
 
 
 def crafted_table(groups: Groups) -> Table:
-    """Tabulate source validation, crafted validation and families at the last epoch, over seeds."""
+    """Tabulate source and crafted validation and families at the last epoch, over seeds."""
     evaluated = {domain for group in groups.values() for run in group for domain in run.domains}
     families = [family for family in FAMILIES if CRAFTED + family in evaluated]
     rows = []
@@ -397,7 +394,7 @@ def crafted_table(groups: Groups) -> Table:
 
 
 def final_table(run: RunResult) -> Table:
-    """Tabulate the final accuracy of each evaluated network of one run on each domain."""
+    """Tabulate the final accuracies of one run, networks by domains."""
     domains = [domain for domain in (VALIDATION, *run.targets) if domain in run.domains]
     summary = ["target mean"] if run.targets else [CRAFTED_MEAN] if run.voting else []
     rows = []
@@ -410,7 +407,8 @@ def final_table(run: RunResult) -> Table:
 
 
 def _marked(run: RunResult) -> str:
-    return f"{run.method} {MARK}" if run.is_reconstruction else run.method
+    marks = {RECONSTRUCTION: run.is_reconstruction, INERT: run.inert}
+    return " ".join([run.method, *(MARKS[mark] for mark, applies in marks.items() if applies)])
 
 
 def _score_text(run: RunResult, model: str) -> str:
@@ -420,7 +418,7 @@ def _score_text(run: RunResult, model: str) -> str:
 
 
 def runs_table(runs: Sequence[RunResult]) -> Table:
-    """List runs with their status and last accuracies."""
+    """Tabulate runs with status and last accuracies."""
     lines = []
     for run in runs:
         trained = max((e["epoch"] for e in run.epochs if e["phase"] == "train"), default=0)
@@ -432,7 +430,7 @@ def runs_table(runs: Sequence[RunResult]) -> Table:
             "status": run.status,
             "epochs": f"{trained}/{run.config['train']['epochs']}",
         }
-        if run.evaluations and run.status != "running":  # may be half written
+        if run.evaluations and run.status != "running":  # records may be incomplete
             accuracy = run.final(run.deployed).get(VALIDATION)
             if accuracy is not None:
                 line[VALIDATION] = accuracy_text(accuracy, run.size(VALIDATION), with_n=False)
@@ -445,7 +443,7 @@ def runs_table(runs: Sequence[RunResult]) -> Table:
 
 
 def profile_table(run: RunResult) -> Table:
-    """Tabulate seconds and share of each stage of one profiled run, the longest first."""
+    """Tabulate seconds and share of each stage of a profiled run, longest first."""
     profile = run.profile or {"seconds": 0.0, "stages": {}}
     whole = profile["seconds"]
     rows = []
