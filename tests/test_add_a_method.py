@@ -1,4 +1,4 @@
-"""The method of docs/add-a-method.md: what it computes, and that it trains as the page says."""
+"""The method of docs/add-a-method.md has the documented loss and can be trained."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_the_page_adds_an_objective_in_under_40_lines(agree: Path):
     assert len(agree.read_text().splitlines()) < 40
 
 
-def test_its_loss_is_the_equation_it_states(agree: Path):
+def test_its_loss_equals_the_documented_equation(agree: Path):
     model, domain = tiny_classifier(), tiny_domain(n=6)
     x_bar = domain.images.flip(3)
     batch = Batch(domain.images, domain.labels, augmented=x_bar)
@@ -50,10 +50,10 @@ def test_it_trains_from_python(agree: Path, tmp_path: Path):
     assert run.config.method == "agree" and run.config.method_settings.w == 0.5
     epochs = [record for record in run.records if record["kind"] == "epoch"]
     assert [record["disagreement"] > 0 for record in epochs] == [True, True]
-    assert len({str(record["policy"]) for record in epochs}) == 2  # drawn anew with k = 1
+    assert len({str(record["policy"]) for record in epochs}) == 2  # drawn again with k = 1
 
 
-def test_every_file_that_the_page_names_exists():
+def test_every_file_named_on_the_page_exists():
     text = PAGE.read_text()
     named = set(re.findall(r"`((?:methods|models)/\w+\.py)`", text))
     assert len(named) > 5

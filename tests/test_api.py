@@ -36,7 +36,7 @@ def digits(tmp_path_factory) -> Path:
     return folder
 
 
-def test_fit_leaves_a_run_folder_with_the_accuracy_of_every_domain(run):
+def test_fit_writes_a_run_folder_with_the_accuracy_of_every_domain(run):
     names = {p.name for p in run.path.iterdir()}
     assert {"config.toml", "manifest.json", "metrics.jsonl", "events.jsonl", "checkpoint",
             "model", "done.json"} <= names  # fmt: skip
@@ -44,7 +44,7 @@ def test_fit_leaves_a_run_folder_with_the_accuracy_of_every_domain(run):
     assert list(run.accuracy["task"]) == ["validation", "one", "two", *CRAFTED_DISJOINT]
 
 
-def test_the_records_name_losses_policies_and_evaluations(run):
+def test_records_contain_losses_policies_and_evaluations(run):
     epochs = [r for r in run.records if r["kind"] == "epoch" and r["phase"] == "train"]
     assert [r["epoch"] for r in epochs] == [1, 2]
     assert {"loss", "ce_clean", "ce_augmented", "regularizer", "policy", "snapshots"} <= set(
@@ -59,15 +59,15 @@ def test_the_deployed_model_gives_the_recorded_accuracy(run):
     assert result["accuracy"] == run.accuracy["task"]["one"]
 
 
-def test_a_network_of_ones_own_is_loaded_into_it(run):
+def test_weights_are_loaded_into_the_users_network(run):
     model = peerdg.load_model(run.path, network=tiny_classifier(seed=5))
     images = tiny_domain().images
     assert torch.equal(model.classifier(images), run.model.classifier(images))
-    with pytest.raises(ConfigError, match="network of your own"):
+    with pytest.raises(ConfigError, match="custom network"):
         peerdg.load_model(run.path)
 
 
-def test_a_finished_run_is_not_repeated_but_read(run):
+def test_a_finished_run_is_read_and_not_repeated(run):
     before = (run.path / "metrics.jsonl").stat().st_mtime_ns
     again = peerdg.fit(
         tiny_splits(), out=run.path, model=tiny_classifier(), existing="resume", **SHORT
@@ -77,7 +77,7 @@ def test_a_finished_run_is_not_repeated_but_read(run):
     assert torch.equal(again.model.classifier(images), run.model.classifier(images))
 
 
-def test_an_existing_run_is_refused_unless_told_otherwise(run):
+def test_an_existing_run_is_rejected_by_default(run):
     with pytest.raises(OutputError, match="already holds"):
         peerdg.fit(tiny_splits(), out=run.path, model=tiny_classifier(), **SHORT)
 
@@ -92,7 +92,7 @@ def test_overwriting_repeats_the_run_bit_for_bit(run, tmp_path):
             assert (path / name).read_bytes() == (run.path / name).read_bytes()
 
 
-def test_the_callers_random_state_is_left_alone(tmp_path):
+def test_the_callers_random_state_is_unchanged(tmp_path):
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -112,7 +112,7 @@ def test_all_methods_with_one_seed_start_from_the_same_pretrained_weights(tmp_pa
     assert starts[0] == starts[1] == starts[2]
 
 
-def test_snapshots_are_kept_on_request(tmp_path):
+def test_snapshots_are_stored_on_request(tmp_path):
     from safetensors.torch import load_file
 
     run = peerdg.fit(
@@ -124,7 +124,7 @@ def test_snapshots_are_kept_on_request(tmp_path):
     assert (run.model.classifier.head.weight - mean).abs().max() < 1e-6
 
 
-def test_a_teacher_is_taken_from_a_model_folder(digits, tmp_path):
+def test_a_teacher_is_loaded_from_a_model_folder(digits, tmp_path):
     images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8)
     source = peerdg.Domain("source", tuple("0123456789"), images, torch.arange(16) % 10)
     splits = peerdg.Splits(train=source, validation=None, targets={})
@@ -136,7 +136,7 @@ def test_a_teacher_is_taken_from_a_model_folder(digits, tmp_path):
     assert run.accuracy == {}
 
 
-def test_predicts_from_paths_pil_images_arrays_and_tensors_alike(digits, tmp_path):
+def test_paths_pil_images_arrays_and_tensors_are_predicted_equally(digits, tmp_path):
     model = peerdg.load_model(digits)
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     path = tmp_path / "digit.png"
@@ -152,7 +152,7 @@ def test_predicts_from_paths_pil_images_arrays_and_tensors_alike(digits, tmp_pat
             assert prediction.probability == pytest.approx(predictions[0].probability, rel=1e-5)
 
 
-def test_values_that_are_no_image_are_refused(digits):
+def test_values_that_are_not_images_are_rejected(digits):
     model = peerdg.load_model(digits)
     with pytest.raises(DataError, match="not within"):
         model.predict(np.full((32, 32, 3), 7.5))
@@ -160,21 +160,21 @@ def test_values_that_are_no_image_are_refused(digits):
         model.predict("absent.png")
 
 
-def test_grey_images_with_a_channel_are_taken_and_other_shapes_refused(digits):
+def test_gray_images_are_accepted_and_other_shapes_rejected(digits):
     model = peerdg.load_model(digits)
-    grey = np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)
-    forms = [grey, grey[:, :, None], torch.from_numpy(grey)[None]]
+    gray = np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)
+    forms = [gray, gray[:, :, None], torch.from_numpy(gray)[None]]
     assert len({model.predict(form).label for form in forms}) == 1
     with pytest.raises(DataError, match="shape"):
         model.predict([np.zeros((2, 32, 32, 3), dtype=np.uint8)])
 
 
-def test_images_the_network_cannot_take_are_refused_before_anything_is_written(tmp_path):
+def test_images_of_unsupported_size_are_rejected_before_writing(tmp_path):
     images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)
     source = peerdg.Domain("source", ("a", "b"), images, torch.arange(8) % 2)
     splits = peerdg.Splits(train=source, validation=None, targets={})
     out = tmp_path / "run"
-    with pytest.raises(DataError, match="cannot take the 28 x 28 images"):
+    with pytest.raises(DataError, match="28 x 28 images"):
         peerdg.fit(splits, out=out, train={"batch_size": 4}, pretrain={"batch_size": 4},
                    transform={"size": 28}, peer={"k": 1})  # fmt: skip
     assert not out.exists()
@@ -188,7 +188,7 @@ def test_tied_weights_are_saved_and_stay_tied(tmp_path):
     assert task.encoder.again.weight is task.encoder.fc.weight
 
 
-def test_k_larger_than_the_epochs_is_legal_but_warned_about(tmp_path):
+def test_k_larger_than_the_epochs_gives_a_warning(tmp_path):
     with pytest.warns(PeerdgWarning, match="no snapshot is averaged"):
         run = peerdg.fit(
             tiny_splits(), out=tmp_path, model=tiny_classifier(),
@@ -199,14 +199,14 @@ def test_k_larger_than_the_epochs_is_legal_but_warned_about(tmp_path):
     assert start == final
 
 
-def test_the_public_names_are_all_there():
+def test_all_public_names_can_be_imported():
     for name in dir(peerdg):
         assert getattr(peerdg, name) is not None
     with pytest.raises(AttributeError, match="PERR"):
         _ = peerdg.PERR
 
 
-def test_fit_warns_of_a_trained_network_that_nobody_normalises_for(tmp_path: Path):
+def test_fit_warns_about_a_trained_network_without_normalization(tmp_path: Path):
     classifier = tiny_classifier(batch_norm=True)
     classifier(tiny_splits().train.images)  # in train mode: the statistics follow
     network = torch.nn.Sequential(classifier.encoder, classifier.head)

@@ -12,14 +12,14 @@ def clean(name: str) -> dict[str, object]:
 
 
 def skipped(name: str) -> dict[str, object]:
-    """What pip-audit writes where the database does not answer; it ends with 0 all the same."""
+    """Output of pip-audit if the database does not respond. Its exit code is still 0."""
     return {"name": name, "skip_reason": f"Dependency not found and could not be audited: {name}"}
 
 
 VULNERABILITY = {"id": "CVE-2025-0001", "fix_versions": ["1.1"], "aliases": [], "description": ""}
 
 
-def test_only_a_report_with_all_packages_checked_and_sound_is_a_pass():
+def test_a_report_passes_only_if_all_packages_are_checked_and_safe():
     bad = {"name": "pillow", "version": "1.0", "vulns": [VULNERABILITY]}
     for packages, code in (
         ([clean("a"), clean("b")], SOUND),
@@ -40,7 +40,7 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-# The first release of each without a vulnerability that was published before this was written.
+# First release of each package without a known vulnerability at the time of writing.
 FIRST_SOUND = {"torch": "2.13", "pillow": "13", "filelock": "4.2.1",
                "onnx": "1.23", "pyarrow": "23.0.1"}  # fmt: skip
 
@@ -49,19 +49,19 @@ def requirements() -> dict[str, tuple[int, ...]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
-    found = {}
+    floors = {}
     for line in named:
         if match := re.fullmatch(r"([\w.-]+)>=([\d.]+)", line):
-            found[normal(match[1])] = release(match[2])
-    return found
+            floors[normal(match[1])] = release(match[2])
+    return floors
 
 
-def test_the_floor_admits_no_release_with_a_published_vulnerability():
+def test_minimum_versions_have_no_published_vulnerability():
     floors = requirements()
     assert [name for name in FIRST_SOUND if floors[name] < release(FIRST_SOUND[name])] == []
 
 
-def test_every_pinned_version_is_allowed_and_every_floor_is_pinned():
+def test_pinned_versions_and_minimum_versions_agree():
     lines = [line for line in PINNED.read_text().splitlines() if line and line[0] != "#"]
     pinned = {normal(line.split("==")[0]): release(line.split("==")[1]) for line in lines}
     assert len(pinned) == len(lines)

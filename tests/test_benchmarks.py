@@ -10,7 +10,7 @@ from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.models.backbones import DigitsCNN
 
 
-def test_the_tables_of_the_docs_are_those_of_the_kept_results():
+def test_the_tables_of_the_docs_match_the_stored_results():
     shown = PAGE.read_text("utf-8").split(BEGIN)[1].split(END)[0]
     assert shown.strip() == tables().strip()
 
@@ -20,8 +20,8 @@ def test_every_benchmark_can_be_run(name: str):
     assert callable(importlib.import_module(f"benchmarks.{name}").run)
 
 
-def test_the_reference_is_the_same_method():
-    """Slower, not different: the network and the regularizer are ours."""
+def test_the_reference_trains_the_same_method():
+    """It is slower, but has our network and regularizer."""
     z_a, z_b = torch.randn(32, 8, dtype=torch.float64), torch.randn(32, 8, dtype=torch.float64)
     expected = barlow_twins(z_a, z_b, lam=reference.LAM)
     assert float(reference.barlow_twins(z_a, z_b)) == pytest.approx(float(expected), rel=1e-4)
@@ -32,19 +32,19 @@ def test_the_reference_is_the_same_method():
     assert torch.allclose(ours(x), theirs(x), atol=1e-5)
 
 
-def test_contenders_take_turns_and_ratios_are_taken_within_a_turn():
+def test_contenders_alternate_and_ratios_are_taken_within_a_turn():
     seen = []
-    found = rounds(
+    results = rounds(
         {"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, repeats=3, warm_up=1
     )
     assert seen == ["a", "b"] * 4
-    assert len(found.seconds["a"]) == 3
+    assert len(results.seconds["a"]) == 3
     made = Rounds({"slow": [2.0, 20.0, 6.0], "floor": [1.0, 10.0, 2.0]})
     assert made.ratio("slow", "floor").median == 2.0
     assert made.means(2).seconds == {"slow": [11.0], "floor": [5.5]}
     assert made.plus("more", of="floor", seconds=1.0).ratio("more", "floor").high == 2.0
 
 
-def test_a_summary_is_the_median_and_the_tenths():
+def test_a_summary_has_the_median_and_the_deciles():
     timing = summary([float(n) for n in range(1, 22)])
     assert (timing.median, timing.low, timing.high) == (11.0, 3.0, 19.0)

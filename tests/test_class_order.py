@@ -1,4 +1,4 @@
-"""A network with its own class order is trained on data in another: everything goes by name."""
+"""Train a network on data with another class order. Classes are matched by name."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ from peerdg.errors import ConfigError, DataError, Stopped
 from peerdg.run.progress import ProgressDisplay
 from tests.conftest import TinyEncoder
 
-COLOURS = {"red": (230, 20, 20), "green": (20, 230, 20), "blue": (20, 20, 230)}
+COLORS = {"red": (230, 20, 20), "green": (20, 230, 20), "blue": (20, 20, 230)}
 OPTIONS = {
     "method": "randaugment",
     "pretrain": {"epochs": 2, "batch_size": 8, "lr": 0.05},
@@ -25,21 +25,21 @@ OPTIONS = {
 }
 
 
-def coloured(name: str, classes: tuple[str, ...], counts: dict[str, int], seed: int) -> Domain:
-    """So many noisy squares of each colour, sorted by colour."""
+def colored(name: str, classes: tuple[str, ...], counts: dict[str, int], seed: int) -> Domain:
+    """Noisy squares, the same number of each color, sorted by color."""
     noise = torch.Generator().manual_seed(seed)
-    names = [colour for colour in classes for _ in range(counts.get(colour, 0))]
-    base = torch.tensor([COLOURS[colour] for colour in names]).view(-1, 3, 1, 1)
+    names = [color for color in classes for _ in range(counts.get(color, 0))]
+    base = torch.tensor([COLORS[color] for color in names]).view(-1, 3, 1, 1)
     images = (base + torch.randint(-20, 21, (len(names), 3, 12, 12), generator=noise)).clamp(0, 255)
-    labels = torch.tensor([classes.index(colour) for colour in names])
+    labels = torch.tensor([classes.index(color) for color in names])
     return Domain(name, classes, images.to(torch.uint8), labels)
 
 
 def splits() -> Splits:
     return Splits(
-        train=coloured("source", ("red", "green", "blue"), dict.fromkeys(COLOURS, 16), 0),
-        validation=coloured("held", ("green", "red", "blue"), {"red": 3, "green": 5, "blue": 2}, 1),
-        targets={"other": coloured("other", ("red", "blue"), {"red": 7, "blue": 4}, 2)},
+        train=colored("source", ("red", "green", "blue"), dict.fromkeys(COLORS, 16), 0),
+        validation=colored("held", ("green", "red", "blue"), {"red": 3, "green": 5, "blue": 2}, 1),
+        targets={"other": colored("other", ("red", "blue"), {"red": 7, "blue": 4}, 2)},
     )
 
 
@@ -51,27 +51,27 @@ def network(*classes: str) -> peerdg.Classifier:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory):
-    out = tmp_path_factory.mktemp("runs") / "colours"
+    out = tmp_path_factory.mktemp("runs") / "colors"
     return peerdg.fit(splits(), out=out, model=network("blue", "green", "red"), **OPTIONS)
 
 
-def test_every_colour_is_called_by_its_name(run):
-    assert run.accuracy["model"]["validation"] == 100  # else the test says nothing
-    for name, colour in COLOURS.items():
-        image = np.full((12, 12, 3), colour, np.uint8)
+def test_every_color_is_predicted_by_name(run):
+    assert run.accuracy["model"]["validation"] == 100  # otherwise the test shows nothing
+    for name, color in COLORS.items():
+        image = np.full((12, 12, 3), color, np.uint8)
         assert run.model.predict(image).label == name
 
 
-def test_probabilities_stand_in_the_order_of_the_networks_classes(run):
+def test_probabilities_follow_the_order_of_the_networks_classes(run):
     assert run.model.classes == ("blue", "green", "red")
     assert json.loads((run.path / "model/model.json").read_text())["classes"] == [
         "blue", "green", "red",
     ]  # fmt: skip
-    red = run.model.probabilities([np.full((12, 12, 3), COLOURS["red"], np.uint8)])
+    red = run.model.probabilities([np.full((12, 12, 3), COLORS["red"], np.uint8)])
     assert int(red.argmax()) == 2
 
 
-def test_results_by_class_and_the_confusion_matrix_carry_the_right_names(run):
+def test_results_by_class_have_the_right_names(run):
     for domain, counts in (
         (splits().validation, {"red": 3, "green": 5, "blue": 2}),
         (splits().targets["other"], {"red": 7, "green": 0, "blue": 4}),
@@ -85,7 +85,7 @@ def test_results_by_class_and_the_confusion_matrix_carry_the_right_names(run):
 
 
 class StopAfter(ProgressDisplay):
-    """Ends the process's training as a terminated one would end, at the given step."""
+    """Stop the training at the given step, as a terminated process would."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -97,7 +97,7 @@ class StopAfter(ProgressDisplay):
 
 
 @pytest.mark.parametrize("steps", [3, 15])
-def test_a_stopped_run_goes_on_to_the_same_weights(run, tmp_path: Path, steps: int):
+def test_a_stopped_run_resumes_to_the_same_weights(run, tmp_path: Path, steps: int):
     again = {"out": tmp_path / "run", "model": network("blue", "green", "red"), **OPTIONS}
     with pytest.raises(Stopped):
         peerdg.fit(splits(), progress=StopAfter(steps), **again)
@@ -107,8 +107,8 @@ def test_a_stopped_run_goes_on_to_the_same_weights(run, tmp_path: Path, steps: i
         assert (tmp_path / "run" / name).read_bytes() == (run.path / name).read_bytes()
 
 
-def test_data_read_by_name_is_relabelled_too(tmp_path: Path):
-    """The class order of digits-mini is 0 to 9; the network counts down."""
+def test_named_data_is_relabeled(tmp_path: Path):
+    """The class order of digits-mini is 0 to 9. The network counts down."""
     down = tuple(reversed("0123456789"))
     model = peerdg.build_classifier("digits-cnn-half", classes=down)
     run = peerdg.fit(
@@ -120,15 +120,15 @@ def test_data_read_by_name_is_relabelled_too(tmp_path: Path):
 
     data = benchmark("digits-mini").load(DigitsMiniSettings(train=500), root=None, targets=["uci"])
     held_out = data.validation
-    said = run.model.predict(held_out.images)
+    predictions = run.model.predict(held_out.images)
     names = [held_out.classes[label] for label in held_out.labels]
-    right = sum(p.label == name for p, name in zip(said, names, strict=True))
+    right = sum(p.label == name for p, name in zip(predictions, names, strict=True))
     assert right / len(names) > 0.5
     assert 100 * right / len(names) == pytest.approx(run.accuracy["model"]["validation"])
 
 
 @pytest.mark.parametrize("classes", [("red", "green", "white"), ("red", "green"), ("a", "b", "c")])
-def test_other_classes_are_refused_with_both_lists_before_anything_is_written(
+def test_error_for_other_classes_names_both_lists_before_writing(
     tmp_path: Path, classes: tuple[str, ...]
 ):
     with pytest.raises(ConfigError) as refused:
@@ -138,8 +138,8 @@ def test_other_classes_are_refused_with_both_lists_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_class_named_twice_is_refused():
-    with pytest.raises(ConfigError, match="named twice"):
+def test_a_class_named_twice_is_rejected():
+    with pytest.raises(ConfigError, match="unique"):
         network("red", "red")
     with pytest.raises(DataError, match="'red' twice"):
-        coloured("source", ("red", "red"), {"red": 2}, 0)
+        colored("source", ("red", "red"), {"red": 2}, 0)

@@ -1,4 +1,4 @@
-"""Links of the documentation, its table over all studies, and where downloads are allowed."""
+"""Links of the documentation, its table of all studies, and modules with network access."""
 
 import ast
 import importlib.util
@@ -30,13 +30,13 @@ def reaches_the_network(source: str) -> bool:
 
 
 def test_only_initial_weights_are_downloaded():
-    found = {
+    modules = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
         if reaches_the_network(path.read_text())
     }
-    assert found <= {"models/weights.py", "run/folder.py"}
-    assert "gethostname" in (SOURCE / "run/folder.py").read_text()  # all it takes from socket
+    assert modules <= {"models/weights.py", "run/folder.py"}
+    assert "gethostname" in (SOURCE / "run/folder.py").read_text()  # the only use of socket
 
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("results/**/*.md")]
@@ -44,21 +44,21 @@ PARSER = MarkdownIt("commonmark").enable("table")
 
 
 def addresses(page: Path) -> list[str]:
-    found = []
+    links = []
     for block in PARSER.parse(page.read_text()):
         for token in block.children or ():
-            found += [token.attrs[key] for key in ("href", "src") if key in token.attrs]
-    return [str(address) for address in found]
+            links += [token.attrs[key] for key in ("href", "src") if key in token.attrs]
+    return [str(address) for address in links]
 
 
 def anchors(page: Path) -> set[str]:
-    """Of each heading, as GitHub makes them."""
+    """Anchors of all headings, as on GitHub."""
     parsed = PARSER.parse(page.read_text())
     texts = [parsed[n + 1].content for n, t in enumerate(parsed) if t.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
 
 
-def test_every_link_inside_the_project_leads_somewhere():
+def test_every_link_inside_the_project_has_a_target():
     broken = []
     for page in PAGES:
         for address in addresses(page):
@@ -71,7 +71,7 @@ def test_every_link_inside_the_project_leads_somewhere():
     assert broken == []
 
 
-def test_the_table_over_all_studies_is_what_their_records_say():
+def test_the_table_of_all_studies_matches_their_records():
     spec = importlib.util.spec_from_file_location("findings", ROOT / "results/findings.py")
     assert spec is not None and spec.loader is not None
     findings = importlib.util.module_from_spec(spec)

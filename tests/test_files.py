@@ -1,4 +1,4 @@
-"""Files appear whole or not at all."""
+"""Files are written completely or not at all."""
 
 import os
 
@@ -42,7 +42,7 @@ def test_a_failed_block_leaves_the_old_file_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff", b"[" * 5000, b"[]", b"{}", b'{"format": 2}']
 )
-def test_a_damaged_json_file_or_another_format_is_refused(tmp_path, content):
+def test_damaged_json_and_other_formats_are_rejected(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DamagedError, match=r"a\.json"):
         read_json(tmp_path / "a.json", format=1)
@@ -59,7 +59,7 @@ def test_links_are_found_at_any_depth(tmp_path):
         refuse_links(tmp_path / "run")
 
 
-def test_each_file_of_a_small_folder_is_synchronised(tmp_path, monkeypatch):
+def test_each_file_of_a_small_folder_is_synced(tmp_path, monkeypatch):
     real, files = os.fsync, []
     monkeypatch.setattr(os, "fsync", lambda file: files.append(file) or real(file))
     with replace_atomically(tmp_path / "model") as temporary:

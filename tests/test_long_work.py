@@ -7,7 +7,7 @@ class Enough(Exception):
     pass
 
 
-def test_it_gives_all_items_in_order_and_shows_the_share_before_each():
+def test_items_come_in_order_with_progress_before_each():
     shown = []
     with interruptible(lambda label, share: shown.append((label, share))):
         assert list(iterate("abcd", "spelling")) == list("abcd")
@@ -16,7 +16,7 @@ def test_it_gives_all_items_in_order_and_shows_the_share_before_each():
     assert len(shown) == 4
 
 
-def test_a_loop_inside_another_divides_its_item():
+def test_a_nested_loop_divides_the_outer_item():
     shown = []
     with interruptible(lambda label, share: shown.append((label, share))):
         for _ in iterate(range(2), "outer"):
@@ -39,11 +39,11 @@ def test_it_can_be_stopped_before_any_item(at: int):
         for outer in iterate(range(3)):
             for inner in iterate(range(3)):
                 done.append((outer, inner))
-    # Each outer item looks once for itself and three times for those inside.
+    # Each outer item reports once for itself and three times for its inner items.
     assert len(done) == sum(number % 4 != 1 for number in range(1, at))
 
 
-def test_a_loop_that_an_error_left_does_not_count_in_the_next_one():
+def test_a_failed_loop_does_not_count_in_the_next_one():
     shares = []
     with interruptible(lambda label, share: shares.append(share)):
         left = iterate(range(4))

@@ -1,4 +1,4 @@
-"""Nothing outside `methods/` knows a method by name: it reads metadata or the run's records."""
+"""Code outside `methods/` does not name methods. It reads metadata or the run's records."""
 
 import ast
 import re
@@ -10,11 +10,11 @@ from peerdg.methods.recipes import COMBINATIONS, RECIPES
 from peerdg.methods.registry import method_names
 
 SOURCE = Path(__file__).parents[1] / "src/peerdg"
-NAMES = {*method_names(), *RECIPES, *COMBINATIONS} - {*KINDS}  # averages have names of their own
+NAMES = {*method_names(), *RECIPES, *COMBINATIONS} - {*KINDS}  # averages have their own names
 
 AUGMENTATION = "an augmentation is meant here, not the method that trains on it"
 KINDS_OF_AUGMENTATION = {"randaugment", "randconv", "pro-randconv", "augmix", "l2d", "pden"}
-# Where a name may stand, and why. A reason that no longer holds must go, too.
+# Allowed names and the reasons. Remove a reason that no longer holds.
 ALLOWED = {
     "augment/policy.py": ({"randaugment"}, AUGMENTATION),
     "augment/randaugment.py": ({"randaugment"}, AUGMENTATION),
@@ -31,12 +31,12 @@ ALLOWED = {
 
 
 def modules() -> list[str]:
-    found = (path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
-    return sorted(path for path in found if not path.startswith("methods/"))
+    paths = (path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+    return sorted(path for path in paths if not path.startswith("methods/"))
 
 
 def texts(tree: ast.Module) -> Iterator[str]:
-    """Every identifier, every part of an imported name, and every string that is no docstring."""
+    """Identifiers, parts of imported names, and strings that are not docstrings."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -53,7 +53,7 @@ def texts(tree: ast.Module) -> Iterator[str]:
 
 
 def named(text: str) -> set[str]:
-    """The methods that a text names as a word of its own, in any spelling."""
+    """Methods that a text names as a separate word, in any spelling."""
     return {
         name
         for name in NAMES
@@ -62,18 +62,18 @@ def named(text: str) -> set[str]:
 
 
 def names_in(source: str) -> set[str]:
-    # A string of its own below a constant is its documentation.
+    # A string statement below a constant is its documentation.
     tree = ast.parse(re.sub(r'^"""(?:.|\n)*?"""$', "", source, flags=re.MULTILINE))
-    return set().union(*map(named, texts(tree)))
+    return named("\n".join(texts(tree)))
 
 
-def test_a_module_names_no_method_but_for_a_reason():
+def test_modules_name_methods_only_where_allowed():
     named_in = {module: names_in((SOURCE / module).read_text("utf-8")) for module in modules()}
     allowed = {module: names for module, (names, _) in ALLOWED.items()}
     assert {module: names for module, names in named_in.items() if names} == allowed
 
 
-def test_the_search_finds_names_and_no_other_words():
+def test_the_search_finds_names_only():
     for line in ('config.method == "peer"', 'f"lower {w} (--peer.w)"', "def peer_notes(): pass"):
         assert names_in(line)
     text = '"""About PEER."""\nimport peerdg\nterm = "permanent"\nimport peerdg.errors\n'

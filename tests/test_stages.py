@@ -9,7 +9,7 @@ from peerdg.stages import REST, stage, write_profile
 
 
 class Clock:
-    """Stands still between the moments that a test lets pass."""
+    """Clock that advances only when a test says so."""
 
     now = 0.0
 
@@ -36,7 +36,7 @@ def profile(tmp_path):
     return measure
 
 
-def test_each_moment_belongs_to_the_innermost_stage(clock: Clock, profile):
+def test_time_counts_for_the_innermost_stage(clock: Clock, profile):
     with profile() as stages:
         clock.now += 1
         with stage("outer"):
@@ -64,7 +64,7 @@ def test_a_decorated_function_is_counted_at_each_call(profile):
     assert stages["work"]["calls"] == 2
 
 
-def test_the_device_is_waited_for_before_the_clock_is_read(profile, monkeypatch):
+def test_the_device_is_synchronized_before_reading_the_clock(profile, monkeypatch):
     waits = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waits.append(1))
     with profile("meta"), stage("queued"):

@@ -1,6 +1,7 @@
-"""What arrives at a terminal, byte by byte."""
+"""Bytes that are written to a terminal."""
 
 import io
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rich.text import Text
 from peerdg.terminal import (
     Table,
     Terminal,
+    command,
     one_line,
     visible_message,
 )
@@ -32,13 +34,13 @@ def printed(*objects: object, width: int = 40, terminal: bool = True, **options:
 @pytest.mark.parametrize(
     "kind", [str, Text, lambda t: RuntimeError(t), lambda t: Path(t), lambda t: {"key": t}]
 )
-def test_no_control_character_arrives_however_it_is_printed(kind, terminal: bool):
+def test_control_characters_are_always_escaped(kind, terminal: bool):
     shown = printed(kind(HOSTILE), terminal=terminal, width=400)
     assert all(c.isprintable() for c in shown.rstrip("\n"))
     assert "[red]x[/red]" in shown
 
 
-def test_what_a_table_holds_is_written_out_too():
+def test_table_cells_are_escaped():
     table = RichTable()
     table.add_column(Text(HOSTILE))
     table.add_row(Text(HOSTILE))
@@ -46,19 +48,19 @@ def test_what_a_table_holds_is_written_out_too():
 
 
 @given(st.text(max_size=80))
-def test_a_message_has_only_line_breaks_before_indented_lines(text: str):
+def test_messages_have_line_breaks_before_indented_lines_only(text: str):
     shown = visible_message(text)
     assert all(c.isprintable() or c == "\n" for c in shown)
     for line in shown.removesuffix("\n").split("\n")[1:]:
         assert line.startswith("  ")
 
 
-def test_our_lines_survive_and_those_of_a_name_do_not():
+def test_line_breaks_are_escaped_in_names_only():
     message = f"2 images cannot be used:\n  {'x' + chr(10) + 'Error: y'}\n  z"
     assert visible_message(message) == "2 images cannot be used:\n  x\\nError: y\n  z"
 
 
-def test_the_text_of_a_librarys_error_ends_a_message_on_one_line():
+def test_an_error_of_a_library_is_shown_on_one_line():
     error = RuntimeError("Couldn't read it:\ndon't know what type: \x0f\n\tat 3.\n")
     message = f"Cannot read the list a.parquet: {one_line(error)}."
     assert visible_message(message) == (
@@ -67,7 +69,7 @@ def test_the_text_of_a_librarys_error_ends_a_message_on_one_line():
     assert one_line(KeyError()) == "KeyError"
 
 
-def test_a_file_gets_every_message_on_one_line():
+def test_files_have_every_message_on_one_line():
     message = "word " * 60
     assert printed(message, terminal=False).count("\n") == 1
 
@@ -99,7 +101,12 @@ def test_columns_that_do_not_fit_follow_below_with_the_first_column():
     assert [name for line in tables for name in line.split()[1:]] == WIDE.columns[1:]
 
 
-def test_a_file_gets_whole_rows():
+def test_files_have_whole_rows():
     text = printed(RUNS, width=40, terminal=False)
     assert RUNS.rows[0][0] in text
     assert len(text.splitlines()) == 2
+
+
+@pytest.mark.parametrize("path", ["runs/my photos ü", "it's", "a;b", "plain"])
+def test_a_printed_command_can_be_pasted(path):
+    assert shlex.split(command("resume", Path(path))) == ["peerdg", "resume", path]

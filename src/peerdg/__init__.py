@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Importing peerdg must not import torch: the command line answers --help without it.
+    # Importing peerdg must not import torch, so that --help is fast.
     if not name.startswith("_"):
         value = vars(importlib.import_module("peerdg._exports")).get(name)
         if value is not None:

@@ -1,4 +1,4 @@
-"""`python -m peerdg` is the command `peerdg`."""
+"""Run the command line with `python -m peerdg`."""
 
 from peerdg.cli.main import main
 

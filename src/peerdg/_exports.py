@@ -1,4 +1,4 @@
-"""The public names of `peerdg`, which `peerdg/__init__.py` imports when one is first used."""
+"""Public names of `peerdg`, imported by `peerdg/__init__.py` on first use."""
 
 from peerdg._vision import torchvision as torchvision  # also works with a CPU-only torch
 from peerdg.api import bench as bench

@@ -1,9 +1,9 @@
-"""The only place that imports torchvision.
+"""Import torchvision. All other modules import it from here.
 
-A torchvision wheel built for CUDA beside a CPU-only torch fails on import, because its compiled
+A torchvision wheel built for CUDA fails on import with a CPU-only torch, because its compiled
 detection operators do not load and it then cannot register their fake versions. peerdg needs none
-of these operators. So when the import fails for exactly that reason, their two schemas are
-declared here, and the import succeeds; any other failure is the user's to see.
+of these operators. If the import fails for exactly that reason, their two schemas are declared
+here, and the import succeeds. Any other failure is raised.
 """
 
 import importlib
@@ -19,8 +19,7 @@ try:
 except RuntimeError as error:
     if _MISSING not in str(error):
         raise
-    # A schema without a kernel: calling these fails, importing does not. The schemas live as long
-    # as the object.
+    # Schemas without kernels make the import succeed. They live as long as the library object.
     _library = torch.library.Library("torchvision", "FRAGMENT")
     for _name in ("nms", "qnms"):
         _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

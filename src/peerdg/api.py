@@ -38,7 +38,7 @@ class Run:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Everything measured, in order: epochs and evaluations."""
+        """Records of all epochs and evaluations, in order."""
         return RunFolder(self.path).metrics.read()
 
     @property
@@ -64,26 +64,26 @@ def fit(
     plugin: str | Path | None = None,
     **options: Any,
 ) -> Run:
-    """Train on one domain and watch the others.
+    """Train on one domain and evaluate on the others.
 
     Args:
-        data: Name of a benchmark; a folder or list of your own images; domains in memory as
-            `Splits`; or anything that `as_domain` takes, such as `(images, labels)` or a Hugging
-            Face dataset, of which a part is held out for validation.
-        out: The run folder to make.
-        existing: What to do if `out` holds a run: `"refuse"`, `"resume"`, `"renew"`
-            (resume, or replace if the data has changed) or `"overwrite"`.
-        progress: Receives progress. Default: shown in a terminal or notebook. False switches it
-            off, True shows it anywhere, on standard error.
-        model: Your own network to train instead of a named backbone. A `Classifier` is trained
-            itself; its classes are matched with those of the data by name. Of any other module a
-            copy is trained (see `Classifier.from_module`).
-        class_map: Classes that targets call by other names: `{"Dog": "dog"}`.
-        profile: Measure where the time goes, and write it to `profile.json`.
-        minutes: Choose epochs and k so that a new run takes about this long.
-        plugin: Python file with a method of your own, which is executed. It is trained unless
+        data: Benchmark name, folder or list of your own images, `Splits`, or anything that
+            `as_domain` takes, such as `(images, labels)` or a Hugging Face dataset. A part of the
+            latter is held out for validation.
+        out: Run folder to create.
+        existing: Action if `out` holds a run: `"refuse"`, `"resume"`, `"renew"` (resume, or
+            replace if the data has changed) or `"overwrite"`.
+        progress: Progress display. By default, a terminal or notebook shows one. True always
+            shows it on standard error, False never.
+        model: Your own network to train instead of a named backbone. A `Classifier` is trained in
+            place, and its classes are matched to those of the data by name. Any other module is
+            copied first (see `Classifier.from_module`).
+        class_map: Names of target classes and the source classes they mean: `{"Dog": "dog"}`.
+        profile: Whether to measure the time of each stage and write it to `profile.json`.
+        minutes: Approximate duration of a new run. It determines the epochs and k.
+        plugin: Python file that defines a method. It is executed, and its method is trained unless
             `method` names another.
-        options: The options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
+        options: Options of `RunConfig`: `method="peer"`, `budget="quick"`, `seed=1`,
             `targets="sketch"`, and sections as dictionaries: `train={"epochs": 5}`,
             `peer={"k": 1}`, `m_ada={...}` for `m-ada`. With data in memory, `targets` is a
             dictionary of such data.
@@ -136,26 +136,26 @@ def bench(
 ) -> dict[str, Any]:
     """Train several methods with several seeds on the same data, and compare them.
 
-    Each run has its own process. Called again, it continues what is not finished.
+    Each run has its own process. Calling it again resumes unfinished runs.
 
     Args:
-        data: Name of a benchmark, or a folder or list of your own images.
-        methods: Objectives and recipes, as `peerdg methods` lists them.
-        out: The folder for runs and results.
-        seeds: How many, from 0 on, or which.
-        reference: The method that differences are to. Default: plain training, or the first.
-        jobs: Runs at once. They share the cores.
-        until: Train each run to this epoch, and compare them there. A later call continues.
+        data: Benchmark name, or a folder or list of your own images.
+        methods: Names of objectives and recipes from `peerdg methods`.
+        out: Folder for runs and results.
+        seeds: Number of seeds, counted from 0, or a list of seeds.
+        reference: Method to compare the others with. Default: plain training, or the first method.
+        jobs: Number of parallel runs. They share the cores.
+        until: Epoch to train each run to and to compare at. A later call continues.
         records: Folders of earlier benches, whose rows are not trained again.
-        overwrite: Start again if there is a bench in `out`.
-        progress: Show progress on standard error. Default: in a terminal or notebook.
-        class_map: Classes that targets call by other names.
-        plugin: Python file with a method of your own, which is executed.
-        options: The options of all runs, as for `fit`, except method, seed and average.
+        overwrite: Whether to replace an existing bench in `out`.
+        progress: Whether to show progress on standard error. Default: in a terminal or notebook.
+        class_map: Names of target classes and the source classes they mean.
+        plugin: Python file that defines a method. It is executed.
+        options: Options of all runs, as for `fit`, except method, seed and average.
 
     Returns:
-        The table as plain data: `rows` has a dictionary for each method, `failures` says why runs
-        failed, `page` is the path of the report. docs/bench.md explains the numbers.
+        The table as plain data: `rows` with a dictionary for each method, `failures` with the
+        reason of each failed run, and the path `page` of the report. See docs/bench.md.
     """
     given = _nested(data, options, class_map)
     with nullcontext() if plugin is None else plugin_method(Path(plugin)):
@@ -167,7 +167,7 @@ def bench(
         console = Terminal(stderr=True, highlight=False)
         is_shown = console.is_terminal or console.is_jupyter if progress is None else progress
         files = [records] if isinstance(records, str | Path) else records
-        made = run_bench(
+        result = run_bench(
             plan,
             Path(out),
             jobs=jobs,
@@ -177,7 +177,7 @@ def bench(
             overwrite=overwrite,
             console=console if is_shown else None,
         )
-    return {**asdict(made.table), "failures": dict(made.failures), "page": str(made.page)}
+    return {**asdict(result.table), "failures": dict(result.failures), "page": str(result.page)}
 
 
 def combine(
@@ -190,20 +190,20 @@ def combine(
     data: Splits | None = None,
     network: nn.Module | None = None,
 ) -> Model:
-    """Make one model of several runs, as a model folder that needs them no more.
+    """Combine several runs into one model with its own folder.
 
-    Weights can be averaged where the runs share their start: the same seed, and another
+    Weights can be averaged if the runs start from the same weights: the same seed, and a different
     `train_seed` each. Outputs can always be averaged.
 
     Args:
         runs: Run folders or model folders, at least two.
-        out: The model folder to make.
-        rule: `"uniform"`, the mean of all weights; `"greedy"`, of those that do not lower the
-            accuracy on the source's validation images; `"ensemble"`, the mean of the outputs.
-        outputs: What an ensemble averages: `"probabilities"` (default) or `"logits"`.
-        root: Folder with the data, if it was moved.
-        data: The data of runs on data in memory.
-        network: The network the weights belong to, if you trained your own.
+        out: Model folder to create.
+        rule: `"uniform"` averages all weights, `"greedy"` those that do not lower the accuracy on
+            the source's validation images, and `"ensemble"` averages the outputs.
+        outputs: Outputs that an ensemble averages: `"probabilities"` (default) or `"logits"`.
+        root: Data folder, if it has moved.
+        data: Data of runs that were trained on data in memory.
+        network: Network that the weights belong to, if you trained your own.
 
     Example:
         >>> model = peerdg.combine(["runs/a", "runs/b"], out="combined")
@@ -224,7 +224,7 @@ def combine(
 def _nested(
     data: Any, options: Mapping[str, Any], class_map: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Nest options as in a config file: the keyword `m_ada` is the section `m-ada`."""
+    """Nest options as in a config file. The keyword `m_ada` becomes the section `m-ada`."""
     sections = {name.replace("-", "_"): name for name in (*method_names(), *BENCHMARKS)}
     nested = {sections.get(key, key): value for key, value in options.items()}
     if class_map is not None:
@@ -235,7 +235,7 @@ def _nested(
     targets = nested.get("targets")
     if isinstance(targets, Mapping):
         hint = "Give names or folders, targets=['sketches'], or all data in memory."
-        raise ConfigError("Targets in memory do not go with named data.", hint=hint)
+        raise ConfigError("Targets in memory cannot be combined with named data.", hint=hint)
     if isinstance(targets, Path | list | tuple):
         several = [targets] if isinstance(targets, Path) else targets
         nested["targets"] = [str(each) if isinstance(each, Path) else each for each in several]
@@ -243,7 +243,7 @@ def _nested(
 
 
 def _in_memory(data: Any, options: Mapping[str, Any]) -> Splits:
-    """Make splits of data from Python. Without validation images, some are held out."""
+    """Convert data in memory to splits, and hold out validation images if there are none."""
     targets = options.get("targets")
     if isinstance(data, Splits):
         if targets is not None:

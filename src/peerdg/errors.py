@@ -1,12 +1,12 @@
-"""Errors a person can act on: what is wrong, where, and what to do.
+"""Errors that tell the user what is wrong, where, and what to do.
 
-Each class carries the exit code with which the command line ends. Anything that is not a
-`PeerdgError` is a bug and ends with code 1 and a traceback.
+Each class defines the exit code of the command line. Any exception that is not a `PeerdgError` is
+a bug and ends with code 1 and a traceback.
 """
 
 
 class PeerdgError(Exception):
-    """Base of all errors that peerdg raises on purpose: what is wrong, and what to do."""
+    """Base class of all errors that peerdg raises on purpose."""
 
     exit_code = 1
 
@@ -20,7 +20,7 @@ class PeerdgError(Exception):
 
 
 class ConfigError(PeerdgError):
-    """A wrong command or configuration, or a resume that does not fit the run."""
+    """Invalid command or configuration, or a resume that does not match the run."""
 
     exit_code = 2
 
@@ -32,19 +32,19 @@ class RunInUseError(PeerdgError):
 
 
 class OutputError(PeerdgError):
-    """The output cannot be written: permission, full disk, a folder that is not free."""
+    """Output cannot be written: no permission, a full disk, or a folder that is not empty."""
 
     exit_code = 4
 
 
 class DataError(PeerdgError):
-    """Images, labels or classes that cannot be used as they are."""
+    """Images, labels or classes cannot be used."""
 
     exit_code = 5
 
 
 class NumericalError(PeerdgError):
-    """NaN or infinity in a loss, a gradient or a weight; `details` go to the failure record."""
+    """NaN or infinity in a loss, gradient or weight. `details` go to the failure record."""
 
     exit_code = 6
 
@@ -56,17 +56,17 @@ class NumericalError(PeerdgError):
 
 
 class DamagedError(PeerdgError):
-    """A checkpoint, model or archive that is damaged or refused."""
+    """A checkpoint, model or archive is damaged or rejected."""
 
     exit_code = 7
 
 
 class PeerdgWarning(UserWarning):
-    """Something a person should know that does not stop the work."""
+    """Warning about data, a run or a model that does not stop the work."""
 
 
 class Stopped(PeerdgError):
-    """A run stopped before its end and saved its state, by a signal or as planned (exit code 0)."""
+    """A run saved its state and stopped early, by a signal or as planned (exit code 0)."""
 
     def __init__(self, message: str = "Stopped.", *, signal_number: int | None) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ class Stopped(PeerdgError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, torch on the CPU or an accelerator could not get memory."""
+    """Return whether Python, torch or an accelerator ran out of memory."""
     texts = ("DefaultCPUAllocator", "out of memory")
     is_torch = isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
     return is_torch or isinstance(error, MemoryError)

@@ -1,4 +1,4 @@
-"""Write files whole or not at all, read them back, and say what to do when that fails."""
+"""Write files atomically and read them back, with errors that suggest a remedy."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
             yield temporary
             _sync(temporary, *temporary.rglob("*"))
             former = temporary.with_name(f"{temporary.name}-former")
-            if path.is_dir():  # the system replaces only empty folders
+            if path.is_dir():  # os.replace only replaces empty folders
                 path.rename(former)
             os.replace(temporary, path)
             _sync(path.parent)
@@ -45,7 +45,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def require_replaceable(path: Path) -> None:
-    """Refuse to replace a link, pipe, socket or device: `-o /dev/null` must not remove it."""
+    """Reject links, pipes, sockets and devices, so that `-o /dev/null` does not replace it."""
     with writing(path):
         if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
             raise OutputError(
@@ -56,7 +56,7 @@ def require_replaceable(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an error of the system into an `OutputError` that names `path` and a remedy."""
+    """Convert an `OSError` into an `OutputError` that names `path` and a remedy."""
     try:
         yield
     except OSError as error:
@@ -66,7 +66,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
-    """Turn any failure to read a stored file into a `DamagedError` that names `path`."""
+    """Convert any failure to read a stored file into a `DamagedError` that names `path`."""
     try:
         yield
     except PeerdgError:
@@ -77,18 +77,18 @@ def reading(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as readable JSON, atomically."""
+    """Write `value` atomically as indented JSON."""
     with replace_atomically(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def read_json(path: Path, *, format: int | None = None, hint: str = RESTORE) -> Any:
-    """Read a JSON file that peerdg wrote, with the number `format` under the key of that name."""
+    """Read a JSON file that peerdg wrote. If given, its value `"format"` must equal `format`."""
     with reading(path, hint=hint):
         value = json.loads(path.read_text("utf-8"))
         if format is not None and value["format"] != format:
             raise DamagedError(
-                f"{visible(str(path))} has format {value['format']!r}; this version of peerdg "
+                f"{visible(str(path))} has format {value['format']!r}. This version of peerdg "
                 f"reads format {format}.",
                 hint="Use the version of peerdg that wrote it.",
             )
@@ -96,17 +96,19 @@ def read_json(path: Path, *, format: int | None = None, hint: str = RESTORE) -> 
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a symbolic link inside a run or model folder: peerdg would write elsewhere."""
-    for path in folder.rglob("*"):
-        if path.is_symlink():
-            raise DamagedError(
-                f"{visible(str(path))} is a symbolic link.",
-                hint="Run and model folders hold only their own files. Remove the link.",
-            )
+    """Reject symbolic links inside a run or model folder. peerdg would write elsewhere."""
+    # os.walk skips folders that the process that owns the run removes meanwhile.
+    for parent, folders, files in os.walk(folder):
+        for path in (os.path.join(parent, name) for name in (*folders, *files)):
+            if os.path.islink(path):
+                raise DamagedError(
+                    f"{visible(path)} is a symbolic link.",
+                    hint="Run and model folders must not contain links. Remove it.",
+                )
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -120,8 +122,8 @@ def remove(path: Path) -> None:
 
 
 def _sync(*paths: Path) -> None:
-    if len(paths) > 1000 and sys.platform == "linux":  # There it waits. One by one takes minutes.
-        os.sync()
+    if len(paths) > 1000 and sys.platform == "linux":
+        os.sync()  # waits on Linux, and is minutes faster than one by one
         return
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)

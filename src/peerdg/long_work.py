@@ -1,4 +1,4 @@
-"""Loops over long work, which show their progress and can be stopped between two items.
+"""Long loops that report progress and can be stopped between items.
 
     for part in iterate(parts, "perturbing"):   # in a method, an average or an evaluation
         perturb(part)
@@ -16,18 +16,18 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 BeforeItem = Callable[[str, float], None]
-"""Receives the label of the outermost loop and the share of it that is done."""
+"""Callback with the label of the outermost loop and its completed share."""
 
-Loops = list[tuple[str, int, int]]  # label, items done and all items, the outermost first
+Loops = list[tuple[str, int, int]]  # label, items done and total, outermost loop first
 _work: ContextVar[tuple[BeforeItem, Loops] | None] = ContextVar("work", default=None)
 
 
 def iterate(items: Collection[Item], label: str = "") -> Iterator[Item]:
-    """Iterate over `items`. Before each, the run shows the progress and may stop.
+    """Iterate over `items` and report progress before each item, where the run may stop.
 
-    A run that stops here continues later from the epoch's last step and repeats all of the work.
-    So the work must not change the method before the last item is done. Loops may be nested; the
-    label of the outermost one is shown.
+    A stopped run resumes after the epoch's last step and repeats the whole loop, so the loop must
+    not change the method before its last item is done. Loops may be nested. The label of the
+    outermost one is shown.
     """
     work = _work.get()
     if work is None:

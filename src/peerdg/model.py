@@ -1,4 +1,4 @@
-"""A stored model to predict, evaluate and export with."""
+"""Stored models for prediction, evaluation and export."""
 
 import math
 import warnings
@@ -41,7 +41,7 @@ from peerdg.run.hardware import find_device
 from peerdg.run.manifest import count_known_images
 from peerdg.terminal import visible
 
-_FEW = 5  # class names that are shown
+_FEW = 5  # class names in the representation of a model
 ImageLike = Path | str | Image.Image | np.ndarray | torch.Tensor
 
 
@@ -54,18 +54,18 @@ class Prediction:
 
 
 class Model:
-    """A classifier that takes images in any usual form.
+    """A classifier for images in any common form.
 
-    Every image becomes a square of `stored_size`, like the training images, and is then resized to
+    Images are decoded to squares of `stored_size`, like the training images, and then resized to
     `image_size`.
 
     Args:
-        classifier: The network with its class names and normalization.
-        image_size: Side of the images that the network sees.
-        stored_size: Side of the squares that images are decoded to. None if it is the same.
+        classifier: Network with class names and normalization.
+        image_size: Side of the network's input images.
+        stored_size: Side of the squares that images are decoded to. Default: `image_size`.
         description: Content of `model.json`, for exports and the model card.
-        folder: Run folder or model folder, if any. A run folder knows the images it was trained on,
-            and an evaluation on them gives a warning.
+        folder: Run folder or model folder, if any. With a run folder, evaluating on its training
+            images gives a warning.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Model:
 
     @property
     def how_far(self) -> str | None:
-        """How far it was trained, if its run is not finished, else None."""
+        """Training progress if the run is not finished, else None."""
         return how_far(self.description)
 
     @property
@@ -104,11 +104,11 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes. Images may come from anywhere, and results are on the CPU."""
+        """Device of the network. Images may be on any device, and results are on the CPU."""
         return self.classifier.head.weight.device
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the network to `device`, e.g. `"cuda"` or `"auto"`, and return the model itself."""
+        """Move the network to `device`, e.g. `"cuda"` or `"auto"`, and return the model."""
         self.classifier.to(find_device(str(device)))
         return self
 
@@ -116,13 +116,13 @@ class Model:
         """Predict the class of one image (a `Prediction`) or of several (a list of them).
 
         Args:
-            images: Path, PIL image, array `[H, W, 3]` or `[H, W]`, tensor `[3, H, W]`, each uint8
-                or [0, 1]; a batched array `[N, H, W, 3]` or tensor `[N, 3, H, W]`; or a sequence
-                of single images.
-            top: Return a list of the `top` most probable classes for each image.
+            images: Path, PIL image, array `[H, W, 3]` or `[H, W]`, or tensor `[3, H, W]`, uint8 or
+                in [0, 1]. Several images are an array `[N, H, W, 3]`, a tensor `[N, 3, H, W]` or a
+                sequence of single images.
+            top: Number of most probable classes to return for each image, as a list.
         """
         if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
-            raise ConfigError(f"top is {top!r}; it must be a whole number of at least 1.")
+            raise ConfigError(f"top is {top!r}. It must be a whole number of at least 1.")
         result: list[Any] = []
         for batch in self._predict(images):
             for label, row in zip(batch.labels.tolist(), batch.probabilities, strict=True):
@@ -132,22 +132,22 @@ class Model:
         return result[0] if _is_single(images) else result
 
     def probabilities(self, images: ImageLike | Iterable[ImageLike]) -> torch.Tensor:
-        """Class probabilities `[N, classes]` of one image (N = 1) or several."""
+        """Compute class probabilities `[N, classes]` of one image (N = 1) or several."""
         rows = [batch.probabilities for batch in self._predict(images)]
         return torch.cat(rows) if rows else torch.empty(0, len(self.classes))
 
     def predict_files(self, paths: Iterable[str | Path]) -> Iterator[FilePrediction]:
-        """Predict any number of files in constant memory, in their order.
+        """Predict any number of files in order, in constant memory.
 
-        A file that cannot be decoded gives a prediction with its `error`.
+        The prediction of a file that cannot be decoded has an `error`.
         """
         size, stored_size = self.image_size, self.stored_size
         return predict_files(self.classifier, map(Path, paths), size=size, stored_size=stored_size)
 
     def evaluate(self, domain: Domain) -> dict[str, Any]:
-        """Count images and correct answers, and compute accuracy in percent and loss on `domain`.
+        """Compute loss, accuracy in percent, and the numbers of images and correct predictions.
 
-        Classes are matched by name. Warns of images that the run was trained on.
+        Classes are matched by name. Warns about images that the run was trained on.
         """
         domain = domain.with_classes(self.classes)
         self._count_seen(domain)
@@ -157,14 +157,14 @@ class Model:
         return result
 
     def evaluate_in_detail(self, domain: Domain, *, worst: int = WORST) -> DomainReport:
-        """`evaluate`, and by class, confusion, calibration, and the `worst` mistakes."""
+        """Evaluate by class, with confusion, calibration, and the `worst` mistakes."""
         domain = domain.with_classes(self.classes)
         overlap = self._count_seen(domain)
         report = evaluate_in_detail(self.classifier, domain, size=self.image_size, worst=worst)
         return replace(report, overlap=overlap)
 
     def _count_seen(self, domain: Domain) -> Overlap | None:
-        """Count the images that were trained on, with a warning. None if that is not known."""
+        """Count the training images in `domain`, and warn. None if they are not known."""
         seen = None if self.folder is None else count_known_images(self.folder, domain)
         if seen is not None and seen.trained:
             warnings.warn(f"'{visible(domain.name)}': {seen}", PeerdgWarning, stacklevel=3)
@@ -174,9 +174,9 @@ class Model:
         """Write the model as `"onnx"`, `"torch-export"` or `"safetensors"`, and check the result.
 
         Args:
-            path: A file, if it ends as files of the format do, else a folder to make.
-            format: Format of the file.
-            overwrite: Replace an existing file.
+            path: File if it has a suffix of the format, else a folder to create.
+            format: File format.
+            overwrite: Whether to replace an existing file.
         """
         description = self.description or {
             "backbone": OWN,
@@ -197,7 +197,7 @@ class Model:
             yield predict_batch(self.classifier, torch.stack(batch), size=self.image_size)
 
     def _pixels(self, image: ImageLike) -> torch.Tensor:
-        """Any image as a uint8 square `[3, stored_size, stored_size]`."""
+        """Convert an image to a uint8 square `[3, stored_size, stored_size]`."""
         name = str(image) if isinstance(image, str | Path) else "the image"
         return torch.from_numpy(to_pixels(as_picture(image, name), self.stored_size).copy())
 
@@ -205,14 +205,14 @@ class Model:
 def load_model(
     path: str | Path, *, network: nn.Module | None = None, device: str | torch.device = "cpu"
 ) -> Model:
-    """Load the model of a run folder or model folder. The folder is all that is needed.
+    """Load the model from a run folder or model folder. No other files are needed.
 
     Args:
         path: Run folder or model folder.
-        network: The network the weights belong to, if you trained your own.
-        device: Where it computes, e.g. `"cuda"`. `"auto"` takes the accelerator if there is one.
+        network: Network that the weights belong to, if you trained your own.
+        device: Device of the network, e.g. `"cuda"`. `"auto"` takes the accelerator if available.
     """
-    place = find_device(str(device))  # an unknown one is refused before the work
+    place = find_device(str(device))  # rejects an unknown device before loading
     classifier, description = load_stored(Path(path), network)
     if far := how_far(description):
         warnings.warn(
@@ -222,7 +222,7 @@ def load_model(
 
 
 def make_model(classifier: Classifier, description: Mapping[str, Any], folder: Path) -> Model:
-    """Make the model that a folder describes."""
+    """Make a model from the description in its folder."""
     return Model(
         classifier,
         description["image_size"],

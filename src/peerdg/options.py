@@ -1,7 +1,7 @@
-"""Options: frozen dataclasses from and to TOML, with checked values and hints for typing errors.
+"""Options as frozen dataclasses: read from TOML, validated, with hints for misspelled names.
 
-Every option of peerdg is a field of a frozen dataclass, made with `option`. The same field gives
-the command-line flag, the key in a TOML file, the check of its value and its line of help.
+Every option of peerdg is a dataclass field made with `option`. The field defines the command-line
+flag, the TOML key, the validation and the help text.
 """
 
 import difflib
@@ -41,16 +41,16 @@ def option(
     """Make a dataclass field with a help text and a range.
 
     Args:
-        default: Value unless another is given.
-        help: Meaning, in a line.
-        at_least: Smallest value.
-        above: Value that it must exceed.
-        at_most: Largest value.
-        announced: Print it when a run on a user's own images starts, because results depend on it.
-        part_of: Option that chooses its component. Where that is `"none"`, it has no effect.
-        names_model: The value names a trained network, of which a run keeps a fingerprint.
-        is_place: The value only says where files are, so records and comparisons leave it out.
-        formerly: Old name of the option, still accepted.
+        default: Default value.
+        help: Help text in one line.
+        at_least: Minimum.
+        above: Exclusive minimum.
+        at_most: Maximum.
+        announced: Whether to print it at the start of runs on own images. Results depend on it.
+        part_of: Option that chooses its component. It has no effect if that is `"none"`.
+        names_model: Whether it names a trained network. Runs store the network's fingerprint.
+        is_place: Whether it only locates files. Records and comparisons leave it out.
+        formerly: Former name, still accepted.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most}
     metadata = {"help": help, "limits": limits, "announced": announced, "part_of": part_of}
@@ -59,14 +59,21 @@ def option(
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Find the one of `names` that a person who typed `name` most likely meant, if any is close."""
+    """Return the closest match for a misspelled `name` among `names`, or None."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[matches[0]] if matches else None
 
 
+def nearest_path(path: Path) -> str | None:
+    """Ask whether the existing path next to `path` with the nearest name was meant, if any is."""
+    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    guess = None if path.exists() else nearest(path.name, names)
+    return f"Did you mean {path.parent / guess}?" if guess else None
+
+
 def did_you_mean(name: str, names: Iterable[str], *, prefix: str = "") -> str:
-    """Name the known name nearest to an unknown one, or all of them, each after `prefix`."""
+    """Suggest the closest known name, or list all of them, each with `prefix`."""
     names = list(names)
     if guess := nearest(name, names):
         return f"Did you mean '{prefix}{guess}'?"
@@ -74,15 +81,15 @@ def did_you_mean(name: str, names: Iterable[str], *, prefix: str = "") -> str:
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, where: str) -> T:
-    """Make a `cls` from plain values, refusing unknown keys, wrong types and values out of range.
+    """Build a `cls` from plain values. Reject unknown keys, wrong types and values out of range.
 
-    `where` is the section of the values for messages, e.g. `"train"`. `""` is the top.
+    `where` is the section name for messages, e.g. `"train"`, or `""` for the top level.
     """
     return cls(**_checked(cls, values, f"{where}." if where else ""))
 
 
 def validate(config: Any) -> None:
-    """Check types and limits of a dataclass made in Python, in its `__post_init__`."""
+    """Check types and limits of a dataclass made in Python. For use in `__post_init__`."""
     for name, value in _checked(type(config), vars(config), "").items():
         object.__setattr__(config, name, value)
 
@@ -102,7 +109,7 @@ def _checked(cls: Any, values: Mapping[str, Any], prefix: str) -> dict[str, Any]
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """Return `value` as `kind`, or raise a ConfigError if its TOML type is another one."""
+    """Convert a TOML value to `kind`, or raise a `ConfigError` if its type does not match."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
@@ -110,12 +117,12 @@ def convert(value: Any, kind: Any, name: str) -> Any:
     if origin is Literal:
         if value not in args:
             raise ConfigError(
-                f"'{name}' is {value!r:.100}; it must be one of {', '.join(map(str, args))}.",
+                f"'{name}' is {value!r:.100}. It must be one of {', '.join(map(str, args))}.",
                 hint=did_you_mean(str(value), map(str, args)),
             )
         return value
     if origin is tuple and args[0] is str and isinstance(value, str):
-        return (value,)  # one name where several may stand
+        return (value,)  # a single name instead of a list
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(convert(item, args[0], name) for item in value)
     if kind is float and type(value) is int:
@@ -124,25 +131,25 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         return value
     expected = "list" if origin is tuple else getattr(kind, "__name__", str(kind))
     raise ConfigError(
-        f"'{name}' is {value!r:.100} ({type(value).__name__}); it must be of type {expected}."
+        f"'{name}' is {value!r:.100} ({type(value).__name__}). It must be of type {expected}."
     )
 
 
 def check_limits(value: Any, limits: Mapping[str, float | None], name: str) -> None:
-    """Refuse a number, or one of several, that is not finite or not within `limits`."""
+    """Raise if a number, or one in a tuple, is not finite or not within `limits`."""
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, bool) or not isinstance(item, int | float):
             continue
         if not math.isfinite(item):
-            raise ConfigError(f"'{name}' is {item}; it must be a finite number.")
-        for key, (is_kept, words) in _LIMITS.items():
+            raise ConfigError(f"'{name}' is {item}. It must be a finite number.")
+        for key, (is_within, words) in _LIMITS.items():
             limit = limits.get(key)
-            if limit is not None and not is_kept(item, limit):
-                raise ConfigError(f"'{name}' is {item}; it must be {words} {limit}.")
+            if limit is not None and not is_within(item, limit):
+                raise ConfigError(f"'{name}' is {item}. It must be {words} {limit}.")
 
 
 def to_dict(config: Any, *, unset: bool = False) -> dict[str, Any]:
-    """Return a dataclass as nested plain values, with those that are None only if `unset`."""
+    """Convert a dataclass to nested plain values. `unset` includes values that are None."""
     result: dict[str, Any] = {}
     for f in fields(config):
         value = getattr(config, f.name)
@@ -165,7 +172,7 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dotted(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Name the options of all sections: {"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
+    """Flatten nested sections: {"train": {"lr": 0.1}} -> {"train.lr": 0.1}."""
     options: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):
@@ -178,14 +185,14 @@ def dotted(tables: Mapping[str, Any]) -> dict[str, Any]:
 def difference(
     old: Mapping[str, Any], new: Mapping[str, Any], *, ignored: Container[str]
 ) -> list[str]:
-    """Name the options that differ between two nested tables, with both values: None if unset."""
+    """List the options that differ between two nested tables, with both values (None if unset)."""
     a, b = dotted(old), dotted(new)
     keys = [key for key in sorted({*a, *b}) if key not in ignored and a.get(key) != b.get(key)]
     return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in keys]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file as nested tables. An error names the line that is wrong."""
+    """Read a TOML file as nested tables. Errors name the line."""
     try:
         if path.stat().st_size > MAX_FILE:
             raise ValueError(f"it has more than {MAX_FILE:,} bytes")

@@ -1,4 +1,4 @@
-"""Where the time goes: named stages, measured only while a profile is taken.
+"""Named stages of the work, timed only while a profile is recorded.
 
     with stage("backward"):      # or @stage("augment") on a function
         loss.backward()
@@ -6,8 +6,8 @@
     with write_profile(path, device):  # {"stages": {"backward": {"seconds": 12.3, "calls": 79}, ...
         train()
 
-A stage inside another one is not counted twice: each second belongs to the innermost stage. Outside
-of `write_profile` a stage costs about a microsecond.
+Time in nested stages counts for the innermost one only. Outside of `write_profile`, a stage costs
+about a microsecond.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from peerdg.files import write_json
 if TYPE_CHECKING:
     import torch
 
-REST = "everything else"  # what no stage has measured
+REST = "everything else"  # time outside of all stages
 
 
 class _Clock:
     def __init__(self, wait: Callable[[], None]) -> None:
         self.stages: dict[str, dict[str, float]] = {REST: {"seconds": 0.0, "calls": 1}}
         self._open = [REST]
-        self._wait = wait  # for the device: work that was only queued belongs to its stage
+        self._wait = wait  # synchronizes the device, so that queued work counts for its stage
         self._since = time.perf_counter()
 
     def enter(self, name: str) -> None:
@@ -52,7 +52,7 @@ _clock: _Clock | None = None
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """A named part of the work, as a context or a decorator."""
+    """Time a block or, as a decorator, a function."""
     if (clock := _clock) is None:
         yield
         return
@@ -65,11 +65,11 @@ def stage(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_profile(path: Path, device: "torch.device") -> Iterator[None]:
-    """Measure the stages inside the block, and write their seconds to `path` at its end.
+    """Time the stages inside the block, and write their seconds to `path` at its end.
 
-    An asynchronous device is waited for at the end of each stage, which costs some speed.
+    Asynchronous devices are synchronized at the end of each stage, which costs some speed.
     """
-    import torch  # here, so that reports read a profile without it
+    import torch  # not at the top, so that reports can read a profile without torch
 
     global _clock
     wait = (lambda: None) if device.type == "cpu" else torch.accelerator.synchronize

@@ -1,9 +1,11 @@
-"""The console, tables, and escapes that show outside names as text on screen and in reports."""
+"""Console, tables, and escaping of untrusted text on screen and in reports."""
 
 import contextlib
+import functools
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,17 +18,17 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-if TYPE_CHECKING:  # the help of a command does not need it
+if TYPE_CHECKING:  # slow to import, and not needed for --help
     import jinja2
 
-MIN_COLUMN = 12  # cells: only longer words are broken in a narrow column
+MIN_COLUMN = 12  # in cells. Only longer words may be broken in a narrow column
 GAP = 2  # cells between columns
 _CONTINUED = re.compile(r"\n(?=  |\t|\Z)")
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|!~$])")
 
 
 def visible(text: str) -> str:
-    """Write control characters, line breaks and marks of direction out, on one line."""
+    """Escape control characters, line breaks and direction marks."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
         for c in text
@@ -34,28 +36,33 @@ def visible(text: str) -> str:
 
 
 def visible_message(text: str) -> str:
-    """Make a message visible. Line breaks stay only where the next line is indented.
+    """Escape a message, but keep line breaks before indented lines.
 
-    So a name with a line break cannot start a line that reads like an error.
+    A name with a line break thus cannot start a line that looks like an error.
     """
     return "\n".join(visible(re.sub("^\t", "  ", line)) for line in _CONTINUED.split(text))
 
 
 def storable(text: str) -> str:
-    """Write out what a UTF-8 file cannot hold: bytes of file names that are not UTF-8."""
+    """Escape bytes of file names that are not valid UTF-8, so that files can store the text."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def command(*words: object) -> str:
+    """Write a command of peerdg that can be pasted into a shell, with its paths quoted."""
+    return shlex.join(["peerdg", *map(str, words)])
+
+
 def one_line(error: BaseException) -> str:
-    """Join a library's error message into one line without its full stop."""
+    """Return an error message on one line, without its final period."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def markdown_text(text: str) -> str:
-    """Escape text that Markdown shows as it is, in a paragraph, a heading or a table cell."""
+    """Escape text for a Markdown paragraph, heading or table cell."""
     text = visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = _MARKUP.sub(r"\\\1", text)
-    # Addresses and mentions are active without any markup.
+    # URLs and @mentions become links without any markup.
     text = text.replace("://", "&#58;//").replace("@", "&#64;")
     return re.sub(r"(www)\.", r"\1&#46;", text, flags=re.IGNORECASE)
 
@@ -66,10 +73,10 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    is_text: bool = False  # all columns are aligned to the left, not only the first
+    is_text: bool = False  # align all columns to the left, not only the first
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Columns that a terminal has no room for follow in another table.
+        # Columns that do not fit the terminal follow in another table.
         room = options.max_width if console.is_terminal else sys.maxsize
         lines = [[visible(cell) for cell in line] for line in (self.columns, *self.rows)]
         words = [[0, *map(cell_len, " ".join(cells).split())] for cells in zip(*lines, strict=True)]
@@ -96,10 +103,11 @@ class Table:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+@functools.cache
 def markdown_environment(folder: str, **options: Any) -> "jinja2.Environment":
-    """Open the templates of pages in a folder of the package.
+    """Return a Jinja environment for the page templates in a folder of the package.
 
-    Tables are written as Markdown. Other values are escaped for it unless they are marked safe.
+    Tables are rendered as Markdown. Other values are escaped unless they are marked safe.
     """
     import jinja2
 
@@ -114,26 +122,26 @@ def markdown_environment(folder: str, **options: Any) -> "jinja2.Environment":
 
 
 class Terminal(Console):
-    """A rich console that writes control characters out and outlives its reader.
+    """A rich console that escapes control characters and survives a broken pipe.
 
-    When the reader has left (`| head -1`), the console falls silent and the work continues.
+    After a broken pipe (`| head -1`) it prints nothing more, and the work continues.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does, but a string is a message without markup (`visible_message`)."""
-        shown = [
+        """Print as rich does, but escape strings and ignore their markup (`visible_message`)."""
+        escaped = [
             o if is_renderable(o) and not isinstance(o, str) else visible_message(str(o))
             for o in objects
         ]
-        if all(isinstance(o, str) for o in shown):
+        if all(isinstance(o, str) for o in escaped):
             options |= {"markup": False, "highlight": False, "soft_wrap": True}
         options.setdefault("crop", self.is_terminal)
-        super().print(*shown, **options)
+        super().print(*escaped, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render as rich does, and write out what a table or a bar still holds."""
+        """Render as rich does, and escape the text of tables and bars."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -142,7 +150,7 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # The interpreter flushes what is left when it ends. That must not fail again.
+        # The interpreter flushes the file again at exit, which must not fail.
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self.file.fileno())
 
@@ -152,7 +160,7 @@ error_console = Terminal(stderr=True, highlight=False)  # progress, notes and er
 
 
 def is_live(console: Console) -> bool:
-    """Tell whether a block can be updated in place there."""
+    """Return whether a block can be updated in place."""
     if console.is_jupyter:
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal
