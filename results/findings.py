@@ -1,9 +1,9 @@
-"""What each part is worth in every study: the table and the figure of docs/findings.md.
+"""What each part is worth in every study: the table of results/studies.md, and the figures.
 
-    python results/findings.py           # writes both
-    python results/findings.py --check   # exit code 1 if the table is not what the studies say
+    python results/findings.py           # write them, and table and figure of the README
+    python results/findings.py --check   # exit code 1 if a table is not that of the records
 
-Reads `answers.csv` of each study, which `peerdg bench` wrote; nothing is computed anew.
+Reads `answers.csv` of each study, which `peerdg bench` wrote, and the records of the demo.
 """
 
 import csv
@@ -11,9 +11,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from peerdg.evaluate.statistics import Difference
+import numpy as np
+
+from peerdg.evaluate.fluctuation import accuracy_series
+from peerdg.evaluate.statistics import Difference, spread
 from peerdg.report.compare import difference_text
 from peerdg.report.figures import (
+    COLORS,
     LEGEND,
     draw_difference,
     name_questions,
@@ -22,10 +26,12 @@ from peerdg.report.figures import (
     save_figure,
     tick_ratios,
 )
+from peerdg.report.runs import RunResult, load_runs
 
 RESULTS = Path(__file__).parent
-PAGE = RESULTS.parent / "docs/findings.md"
+PAGE = RESULTS / "studies.md"
 FIGURE = RESULTS.parent / "docs/findings.png"
+README, README_FIGURE = RESULTS.parent / "README.md", RESULTS.parent / "docs/readme.png"
 BEGIN, END = "<!-- python results/findings.py: begin -->\n", "<!-- end -->\n"
 
 STUDIES = ("mini", "digits", "photos")
@@ -33,15 +39,15 @@ PARTS = {  # what is added: the rows that are compared
     "augmentation": ("randaugment", "erm"),
     "averaging (P-ENS)": ("p-ens", "randaugment"),
     "averaging (EMA)": ("ema", "randaugment"),
-    "regulariser, without averaging": ("peer-latest", "randaugment"),
-    "regulariser, on top of averaging": ("peer", "p-ens"),
+    "regularizer, without averaging": ("peer-latest", "randaugment"),
+    "regularizer, on top of averaging": ("peer", "p-ens"),
     "PEER as a whole": ("peer", "randaugment"),
 }
-ACCURACY, LATE, FLUCTUATION = "target mean", "late mean", "log fluctuation"
+ACCURACY, LATE, STEADINESS = "target mean", "late mean", "log steadiness"
 MEASURES = {  # as columns of `answers.csv`: as lines of the table
     ACCURACY: "**{part}**: last epoch",
     LATE: "last five evaluations",
-    FLUCTUATION: "variance",
+    STEADINESS: "steadiness",
 }
 
 Answers = Mapping[tuple[str, str], Mapping[str, Difference]]  # by pair and measure
@@ -52,15 +58,13 @@ def read_answers(study: str) -> Answers:
     found: dict[tuple[str, str], dict[str, Difference]] = {}
     with (RESULTS / study / "answers.csv").open(newline="") as file:
         for line in csv.DictReader(file):
-            std, low, high, margin = (
-                float(line[name]) if line[name] else None
-                for name in ("std", "low", "high", "t margin")
-            )
-            pair, pairs = (line["method"], line["partner"]), int(line["pairs"])
+            pair = (line["method"], line["partner"])
+            seeds = (entry.split(":") for entry in line["by seed"].split())
             found.setdefault(pair, {})[line["measure"]] = Difference(
-                pairs, float(line["difference"]), std, low, high, margin=margin,
-                reason="equal in all seeds" if low is None and pairs > 1 else "",
-            )  # fmt: skip
+                {int(seed): float(value) for seed, value in seeds},
+                float(line["difference"]),
+                float(line["t margin"]) if line["t margin"] else None,
+            )
     return found
 
 
@@ -79,8 +83,7 @@ def table(studies: Mapping[str, Answers]) -> str:
 def _cell(answers: Answers, pair: tuple[str, str], measure: str) -> str:
     """Format a difference; it says so if it is of fewer seeds than others of the study."""
     found = answers.get(pair, {}).get(measure)
-    text = difference_text(found, is_ratio=measure == FLUCTUATION, one_seed="")
-    return text + _fewer(found, answers)
+    return difference_text(found, is_ratio=measure == STEADINESS)
 
 
 def _seeds(answers: Answers) -> str:
@@ -102,7 +105,7 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
     drawn, axes = plot.subplots(ncols=3, sharey=True, figsize=(12.4, 7.6), layout="constrained")
     axes[0].set_ylim(len(lines) - 0.4, -0.6)
     for axis, measure in zip(axes, MEASURES, strict=True):
-        is_ratio = measure == FLUCTUATION
+        is_ratio = measure == STEADINESS
         axis.axvline(0, color="#000000", lw=1)
         for place, (part, study) in enumerate(lines):
             found = studies.get(study, {}).get(PARTS[part], {}).get(measure)
@@ -115,14 +118,14 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
         axis.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks])
         axis.minorticks_off()
         axis.set_xlabel(f"accuracy on unseen domains, points:\n{when}")
-    axes[2].set_xlabel("fluctuation: ratio of variances,\nbelow 1 is steadier")
+    axes[2].set_xlabel("steadiness: ratio,\nbelow 1 is steadier")
     tick_ratios(axes[2])
     name_rows(
         axes[0], [_row_name(study, studies.get(study, {}), PARTS[part]) for part, study in lines]
     )
     drawn.suptitle(
         "What each part is worth, by study; blue is better, orange worse, gray unclear\n"
-        + LEGEND.partition("; dots")[0],
+        + LEGEND,
         x=0.01, ha="left", fontsize=9.5,
     )  # fmt: skip
     save_figure(drawn, path, dpi=160)
@@ -139,19 +142,72 @@ def _fewer(found: Difference | None, answers: Answers) -> str:
     return f" ({_count(found.n)})" if found is not None and is_fewer else ""
 
 
+def demo_runs() -> dict[str, list[RunResult]]:
+    """Group the runs of both demos, six seeds, by method."""
+    groups: dict[str, list[RunResult]] = {}
+    for run in (*load_runs(RESULTS / "demo"), *load_runs(RESULTS / "demo-345")):
+        groups.setdefault(run.method, []).append(run)
+    return groups
+
+
+def demo_table(groups: Mapping[str, list[RunResult]]) -> str:
+    """Tabulate accuracy on unseen domains and steadiness of each method of the demo."""
+    lines = ["| method | accuracy | difference to ERM | steadiness |", "|---|--:|--:|--:|"]
+    erm = {run.seed: run.score(run.deployed) for run in groups["erm"]}
+    for method, runs in groups.items():
+        scores = [run.score(run.deployed) for run in runs]
+        gains = [run.score(run.deployed) - erm[run.seed] for run in runs]
+        steps = [run.fluctuation(run.deployed).mean.detrended_var ** 0.5 for run in runs]
+        gain = "" if method == "erm" else f"{np.mean(gains):+.1f}"
+        lines.append(f"| `{method}` | {spread(scores)} | {gain} | {np.mean(steps):.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def demo_figure(groups: Mapping[str, list[RunResult]], path: Path) -> None:
+    """Draw accuracy on unseen domains over training: each seed thin, their mean thick."""
+    names = {"randaugment": "augmentation only", "peer": "PEER", "erm": "plain training (ERM)"}
+    drawn, axis = pyplot().subplots(figsize=(7.6, 3.6), layout="constrained")
+    for color, (method, name) in zip((COLORS[1], COLORS[0], COLORS[6]), names.items(), strict=True):
+        runs = groups[method]
+        epochs = sorted({record["epoch"] for record in runs[0].evaluations})
+        curves = np.array([_target_mean(run) for run in runs])
+        axis.plot(epochs, curves.T, color=color, lw=0.7, alpha=0.35)
+        axis.plot(epochs, curves.mean(0), color=color, lw=2.6)
+        axis.annotate(name, (epochs[-1], curves[:, -1].mean()), color=color,
+                      xytext=(8, {"peer": 5, "randaugment": -5}.get(method, 0)),
+                      textcoords="offset points", va="center", annotation_clip=False)  # fmt: skip
+    axis.set_xlabel("epoch")
+    axis.set_ylabel("accuracy on unseen domains, %")
+    axis.set_xlim(0, epochs[-1])
+    axis.set_xticks(range(0, epochs[-1] + 1, 4))
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    save_figure(drawn, path, dpi=160)
+
+
+def _target_mean(run: RunResult) -> np.ndarray:
+    series = accuracy_series(run.evaluations, model=run.deployed, every=1, burn_in_periods=-1)
+    return np.mean(list(series.values()), axis=0)
+
+
 def main(arguments: list[str]) -> int:
-    """Write table and figure, or compare the table."""
+    """Write tables and figures, or check that the tables are those of the records."""
     studies = {name: read_answers(name) for name in STUDIES}
-    page = PAGE.read_text("utf-8")
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        sys.exit(f"{PAGE} must hold these two lines once, around the table:\n{BEGIN}{END}")
-    before, _, rest = page.partition(BEGIN)
-    now, _, after = rest.partition(END)
-    new = table(studies)
+    groups = demo_runs()
+    is_current = True
+    for page, new in ((PAGE, table(studies)), (README, demo_table(groups))):
+        text = page.read_text("utf-8")
+        if text.count(BEGIN) != 1 or text.count(END) != 1:
+            sys.exit(f"{page} must hold these two lines once, around the table:\n{BEGIN}{END}")
+        before, _, rest = text.partition(BEGIN)
+        now, _, after = rest.partition(END)
+        is_current &= now == new
+        if arguments != ["--check"]:
+            page.write_text(before + BEGIN + new + END + after, "utf-8")
     if arguments == ["--check"]:
-        return int(now != new)
-    PAGE.write_text(before + BEGIN + new + END + after, "utf-8")
+        return int(not is_current)
     figure(studies, FIGURE)
+    demo_figure(groups, README_FIGURE)
     return 0
 
 
