@@ -131,7 +131,7 @@ class Trained:
     ) -> None:
         self.source = Source(domain, transform)
         settings = Settings(
-            k=k, head_layers=head[0], head_dim=head[1], cache_features=self.source.repeats
+            k=k, head_layers=head[0], head_dim=head[1], cache_features=self.source.is_deterministic
         )
         policy = Policy.named("fixed", num_ops=num_ops, magnitude=9)
         model = build_classifier(backbone, classes=domain.classes)
