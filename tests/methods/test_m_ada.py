@@ -45,10 +45,12 @@ def ascent(model: Classifier, vae: WassersteinAutoEncoder, **settings: Any) -> A
 # The ascent
 
 
-def test_it_equals_a_plain_loop_over_single_images():
+@pytest.mark.parametrize("clip", ["off", "end"])
+def test_it_equals_a_plain_loop_over_single_images(clip: str):
     """Each image by itself ascends CE - γ MSE(H) + β MSE(V)."""
     model, v, pool = tiny_classifier(batch_norm=True).eval(), autoencoder(), tiny_pool(6)
-    x, got, y = perturbed(ascent(model, v, gamma=0.7, beta=30.0, steps=4, rate=STRONG), pool)
+    options = {"gamma": 0.7, "beta": 30.0, "steps": 4, "rate": STRONG, "clip": clip}
+    x, got, y = perturbed(ascent(model, v, **options), pool)
     for image, label, made in zip(x, y, got, strict=True):
         start = image[None].float() / 255
         wanted, seen = model.encoder(start).detach(), torch.sigmoid(v(start)[0])
@@ -60,6 +62,10 @@ def test_it_equals_a_plain_loop_over_single_images():
             objective = objective + 30.0 * F.mse_loss(torch.sigmoid(v(z)[0]), seen)
             objective.backward()
             z = (z + STRONG * z.grad).detach()
+        if clip == "off":
+            assert made.dtype == torch.float16
+            torch.testing.assert_close(made.float(), z[0], rtol=1e-3, atol=1e-3)
+            continue
         expected = (z.clamp(0, 1) * 255).round()
         assert (made - expected[0]).abs().max() <= 1  # a value halfway may round either way
         assert (made != expected[0]).float().mean() < 0.01
@@ -70,7 +76,7 @@ def test_the_relaxation_drives_images_out_of_what_the_auto_encoder_knows():
     for beta in (0.0, 100.0, 2000.0):
         x, z, y = perturbed(ascent(model, v, beta=beta, rate=2.0, steps=25), tiny_pool())
         assert cross_entropy(model, z, y) > cross_entropy(model, x, y)
-        moved = v.reconstruct(x) - v.reconstruct(z)
+        moved = v.reconstruct(x) - v.reconstruct(z.float())
         distances[beta] = float(moved.square().mean())
     assert distances[0.0] < distances[100.0] < distances[2000.0]
     assert distances[2000.0] > 4 * distances[0.0]
@@ -223,6 +229,21 @@ def test_made_images_are_seen_in_the_random_views_of_training():
 
 
 # Domains
+
+
+def test_unclipped_images_reach_the_loss_and_the_next_domain_as_they_were_made():
+    method = make(rate=5000.0, steps=3)
+    domain = tiny_domain(n=8)
+    for epoch in range(2):
+        made = method.end_epoch(epoch).new_images
+        assert made.images.min() < 0 and made.images.max() > 1
+        method.pool.change(made)
+    rows = torch.tensor([0, N, N + 1])  # one of the source, two of the first domain
+    got, _ = method.pool.clean(rows)
+    first = method.pool.additions[0].images
+    torch.testing.assert_close(got[0], method.pool.images[0] / 255)
+    assert torch.equal(got[1:], first[:2].float())
+    assert torch.isfinite(method.loss(Batch(domain.images, domain.labels, seed=0))["loss"])
 
 
 @pytest.mark.parametrize(

@@ -15,38 +15,40 @@ from peerdg.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AscentSettings):
-    """Images that the network finds hard are made by gradient ascent and learnt from, too."""
+    """Train also on adversarial images made by gradient ascent."""
 
+    clip: Literal["end", "steps"] = option(
+        "end", "clip pixels to [0, 1] when an image is stored, or after every step"
+    )
     perturb: Literal["sample", "pool", "source"] = option(
-        "sample", "which images: as many as the source has out of all so far, all so far, or the "
-        "source's",
-    )  # fmt: skip
+        "sample",
+        "images to perturb: a sample of the pool as large as the source, the pool, or the source",
+    )
 
 
 class ADA(PoolMethod):
-    """Train F on the source and on images of fictitious domains that F finds hard.
+    """Train F on the source and on adversarial images of fictitious domains.
 
     Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
-    https://arxiv.org/abs/1805.12018. F learns by cross-entropy. After every T_min steps, k times in
-    all, each image x with label y becomes a new one by gradient ascent from z = x on
+    https://arxiv.org/abs/1805.12018. F minimizes cross-entropy. Every T_min steps, k times in all,
+    a new image is made from each image x with label y by gradient ascent from z = x on
 
         CE(F(z), y) - γ · mean[(H(z) - H(x))²]
 
-    where H are the features before the last layer: the loss rises while the meaning, as the network
-    sees it, stays near. All z join the training images with the labels of their x.
+    where H are the features before the last layer. The loss rises while the features stay close.
+    Each z joins the training images with the label of its x.
 
-    Here T_min is `every` epochs: with `--train.steps-per-epoch 100`, the 100 iterations of the
-    released code. What the paper and its re-implementations do differently is a field of
-    `Settings`:
+    T_min is `every` epochs here. With `--train.steps-per-epoch 100` it is the released 100
+    iterations. `Settings` has an option for each difference between the paper and later code:
 
     - `rate`: the released code ascends the mean over a batch of 32 with step 1.0, so that each
-      image moves by 1/32 of its own gradient. Here every image ascends its own objective, and the
-      result does not depend on how many are computed at once.
-    - `perturb`: the released code takes as many images as the source has from the shuffled pool of
-      all images so far (`"sample"`); re-implementations take the whole pool, which doubles each
-      time (`"pool"`). `"source"` takes the images of the source.
+      image moves by 1/32 of the gradient of its objective. Here every image ascends its own
+      objective, and the result does not depend on the batch size.
+    - `perturb`: the released code draws as many images as the source has from the pool of all
+      images so far (`"sample"`). Re-implementations perturb the whole pool, which doubles it
+      (`"pool"`). `"source"` perturbs the images of the source.
     - `clip`: the released code does not clip. The pool holds 8-bit images, so z is clipped to
-      [0, 1] and rounded when it is stored (`"end"`); re-implementations clip (`"steps"`).
+      [0, 1] and rounded when it is stored (`"end"`). Re-implementations clip (`"steps"`).
     - `k`: 6 in the released code, 3 in M-ADA, ME-ADA and AdvST.
 
     Images are made in eval mode.
@@ -56,7 +58,7 @@ class ADA(PoolMethod):
     divergence_hint = ", or the step of the ascent (--ada.rate)"
 
     def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy on images of the source and on those that were made."""
+        """Compute the cross-entropy on images of the pool."""
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
         return Loss(loss, ce=loss)
 
@@ -68,15 +70,15 @@ class ADA(PoolMethod):
 
     @property
     def ascent(self) -> Ascent:
-        """What makes an image harder for F as it is now."""
+        """Gradient ascent against the current weights of F."""
         return Ascent(self.model, self.settings, self.make_extra_objective)
 
     def make_extra_objective(self, x: Float[Tensor, "n 3 h w"]) -> ExtraObjective | None:
-        """A further term of the objective of images that start from x, for variants; here none."""
+        """Return an extra term of the ascent for images that start from x. ADA has none."""
         return None
 
     def _rows(self) -> Int64[Tensor, " n"]:
-        """Which images of the pool are perturbed."""
+        """Choose the images of the pool to perturb."""
         everything, source = len(self.pool), len(self.pool.images)
         if self.settings.perturb == "sample":
             rows = torch.randperm(everything)[:source].sort().values

@@ -1,14 +1,15 @@
-"""Methods that make images: gradient ascent turns images into harder ones of the same meaning."""
+"""Adversarial images by gradient ascent, and the base of methods that add images to the pool."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from peerdg.augment.protocol import unit
 from peerdg.errors import NumericalError
 from peerdg.long_work import iterate
 from peerdg.methods.base import EpochResult, Method, MethodSettings, RunContext, weight_option
@@ -17,16 +18,16 @@ from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
 from peerdg.options import option
 
 ExtraObjective = Callable[[Float[Tensor, "n 3 h w"], Float[Tensor, "n classes"]], Float[Tensor, ""]]
-"""What else images z ascend, given z and their logits; summed over images."""
+"""Additional objective of the ascent for images z and their logits, summed over images."""
 
 
 class PoolMethod(Method):
-    """Train one network F; make images for its training pool in `end_epoch`.
+    """Train one network F, and make images for its training pool in `end_epoch`.
 
     Args:
-        model: F.
+        model: Network F.
         settings: The method's `Settings`.
-        pool: The training images. The caller adds and drops what `end_epoch` returns
+        pool: Training images. The caller applies the result of `end_epoch` to it
             (`TrainingPool.change`).
     """
 
@@ -41,15 +42,15 @@ class PoolMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class AscentSettings(MethodSettings):
-    """When images are made, and the steps that make them."""
+    """Schedule and options of the gradient ascent."""
 
-    k: int = weight_option(3, "how often images are made; Volpi et al.: 6")
-    every: int = option(1, "epochs between two of these times", at_least=1)
-    steps: int = option(15, "steps of gradient ascent for each image", at_least=1)
-    rate: float = option(1 / 32, "size of a step, for each image, pixels in [0, 1]", above=0)
-    gamma: float = weight_option(1.0, "weight of the penalty that keeps features near")
-    clip: Literal["end", "steps"] = option(
-        "end", "keep pixels in [0, 1] when an image is stored, or after every step"
+    k: int = weight_option(3, "number of times images are made (Volpi et al.: 6)")
+    every: int = option(1, "epochs between two such times", at_least=1)
+    steps: int = option(15, "steps of gradient ascent per image", at_least=1)
+    rate: float = option(1 / 32, "step size per image, with pixels in [0, 1]", above=0)
+    gamma: float = weight_option(1.0, "weight of the feature distance penalty")
+    clip: Literal["off", "end", "steps"] = option(
+        "end", "clip pixels to [0, 1] never, when an image is stored, or after every step"
     )
 
     period_option = "every"
@@ -57,25 +58,32 @@ class AscentSettings(MethodSettings):
     augments = False
 
     def makes_images(self, epoch: int) -> bool:
-        """Whether images are made after epoch `epoch`, counted from 0."""
+        """Return whether images are made after epoch `epoch`, counted from 0."""
         return (epoch + 1) % self.every == 0 and (epoch + 1) // self.every <= self.k
+
+    def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
+        """Images that moved by less than one gray level, the step of 8-bit images."""
+        moved = max((e["perturbation"] for e in epochs if "perturbation" in e), default=None)
+        if moved is None or moved >= 1:
+            return None
+        return f"perturbation {moved:.2f} gray levels"
 
 
 @dataclass(frozen=True, eq=False)
 class Ascent:
-    """Make each image harder for the network while its features stay near.
+    """Perturb images to raise the network's loss while their features stay close.
 
-    Gradient ascent from z = x, for each image by itself, on
+    Gradient ascent from z = x, independently for each image, on
 
         CE(F(z), y) - γ · mean[(H(z) - H(x))²] + extra(z)
 
     Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
-    https://arxiv.org/abs/1805.12018; without an extra objective this is ADA's.
+    https://arxiv.org/abs/1805.12018. Without the extra objective this is the ascent of ADA.
 
     Args:
-        model: F, with the features H before its last layer.
+        model: Network F, with the features H before its last layer.
         settings: Number and size of the steps, γ, and when pixels are clipped.
-        make_extra_objective: Gives the extra objective of images that start from x.
+        make_extra_objective: Returns the extra objective of images that start from x.
     """
 
     model: Classifier
@@ -83,41 +91,43 @@ class Ascent:
     make_extra_objective: Callable[[Float[Tensor, "n 3 h w"]], ExtraObjective | None]
 
     def make(self, pool: TrainingPool, rows: Int64[Tensor, " n"]) -> EpochResult:
-        """Perturb images of the pool, in eval mode.
+        """Perturb images of the pool in eval mode. Their labels stay the same.
 
         The new images have the labels of the old ones. Recorded are the size of the pool with them,
-        and the mean change of a pixel in grey levels.
+        and the mean change of a pixel in gray levels.
         """
         side = pool.size or max(pool.images.shape[-2:])
-        made, labels, moved = [], [], 0.0
+        images, labels, change = [], [], 0.0
         with in_eval_mode(self.model):
             for part in iterate(rows.split(images_per_pass(side)), "perturbing"):
                 x, y = pool.clean(part)
                 z = self.perturb(x, y)
-                moved += float((z.float() - x.float()).abs().mean()) * len(part) / len(rows)
-                made.append(z)
+                change += 255 * float((unit(z) - unit(x)).abs().mean()) * len(part) / len(rows)
+                images.append(z)
                 labels.append(y)
-        add = PoolImages(torch.cat(made), torch.cat(labels))
-        records = {"pool_images": len(pool) + len(add), "perturbation": moved}
-        return EpochResult(records, new_images=add)
+        new_images = PoolImages(torch.cat(images), torch.cat(labels))
+        records = {"pool_images": len(pool) + len(new_images), "perturbation": change}
+        return EpochResult(records, new_images=new_images)
 
-    def perturb(
-        self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
-    ) -> UInt8[Tensor, "n 3 h w"]:
-        """The images after the ascent, clipped and rounded to 8 bits."""
-        z = self.ascend(images.float() / 255, labels)
+    def perturb(self, images: Tensor, labels: Int64[Tensor, " n"]) -> Tensor:
+        """Return the images after the ascent as uint8, or as float16 if they are not clipped."""
+        z = self.ascend(unit(images), labels)
+        if self.settings.clip == "off":
+            z = z.half()
         if not torch.isfinite(z).all():
             raise NumericalError(
                 "The gradient ascent that makes new images is not finite.",
-                hint="Lower the option 'rate' of the method, or the learning rate (--train.lr).",
+                hint="Lower the method's option 'rate' or the learning rate (--train.lr).",
                 details={"rate": self.settings.rate, "gamma": self.settings.gamma},
             )
+        if self.settings.clip == "off":
+            return z
         return z.clamp(0, 1).mul(255).round().to(torch.uint8)
 
     def ascend(
         self, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n 3 h w"]:
-        """All steps of the ascent from images in [0, 1]."""
+        """Run all steps of the ascent from images with 1.0 for white."""
         extra = self.make_extra_objective(x)
         with torch.no_grad():
             features = self.model.features(x)
@@ -127,7 +137,7 @@ class Ascent:
             with torch.enable_grad():
                 h = self.model.features(z)
                 logits = self.model.head(h)
-                # Summed, so that the gradient of an image does not depend on the batch size.
+                # Sum instead of mean: the gradient of an image must not depend on the batch size.
                 ce = F.cross_entropy(logits, labels, reduction="sum")
                 distance = (h - features).square().mean(dim=1).sum()
                 objective = ce - self.settings.gamma * distance

@@ -1,4 +1,4 @@
-"""M-ADA: meta-learning based adversarial domain augmentation."""
+"""M-ADA: meta-learning based adversarial domain augmentation (CVPR 2020)."""
 
 import math
 from dataclasses import dataclass
@@ -25,48 +25,49 @@ from peerdg.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AscentSettings):
-    """ADA with far images and a meta-learnt network; on photos a reconstruction."""
+    """ADA with far images and meta-learning; on photos a reconstruction."""
 
-    steps: int = option(25, "steps of gradient ascent for each image", at_least=1)
-    beta: float = weight_option(2000.0, "weight of the distance of the auto-encoder's images")
+    steps: int = option(25, "steps of gradient ascent per image", at_least=1)
+    clip: Literal["off", "end", "steps"] = option(
+        "off", "clip pixels to [0, 1] never, when an image is stored, or after every step"
+    )
+    beta: float = weight_option(2000.0, "weight of the distance between reconstructions")
     meta_rate: float = option(1e-4, "size of the inner step on the source", at_least=0)
     domain_size: Literal["share", "source"] = option(
-        "share", "images of the n-th domain: 1/n of the source's number, or as many"
+        "share", "size of the n-th domain: 1/n of the source, or as large as the source"
     )
     autoencoder: Literal["mlp", "conv"] = option(
-        "mlp", "fully connected as released, or convolutions: a reconstruction for photos"
+        "mlp", "auto-encoder: fully connected as released, or convolutions for photos"
     )
-    thumbnail: int = option(
-        32, "largest side of the auto-encoder's images", at_least=4, at_most=256
-    )
+    thumbnail: int = option(32, "largest side of the auto-encoder's input", at_least=4, at_most=256)
     wae_epochs: int = option(20, "epochs of each auto-encoder", at_least=1)
     wae_lr: float = option(1e-3, "learning rate of auto-encoder and critic", above=0)
-    wae_batch: int = option(32, "images of a step of the auto-encoder", at_least=1)
+    wae_batch: int = option(32, "batch size of the auto-encoder", at_least=1)
     wae_weight: float = option(100.0, "weight of the critic's term", at_least=0)
     wae_shift: Literal["sample", "code"] = option(
-        "sample", "the log-density that shifts the critic's logit of a code: of the sample beside "
-        "it, or of the code itself",
+        "sample", "log-density added to the critic's logit of a code: that of the Gaussian sample "
+        "as released, or of the code itself",
     )  # fmt: skip
 
     batches_from = "source"
     reconstruction = "on photos"
 
     def autoencoder_side(self, side: int) -> int:
-        """Side of the auto-encoder's images, for images of this side."""
+        """Return the side of the auto-encoder's input for images of this side."""
         return min(side, self.thumbnail)
 
     def check_images(self, side: int) -> None:
-        """Two convolutions of stride 2 must come out even."""
+        """Refuse a side that two convolutions of stride 2 do not divide."""
         seen = self.autoencoder_side(side)
         if self.autoencoder == "conv" and seen % 4:
             raise ConfigError(
-                f"The auto-encoder sees images of {seen} pixels; that must be a multiple of 4.",
+                f"The auto-encoder's input has {seen} pixels, which is not a multiple of 4.",
                 hint=f"Use --m-ada.thumbnail {seen - seen % 4}, or --m-ada.autoencoder mlp.",
             )
 
 
 class MADA(PoolMethod):
-    """Make domains far from the source, and learn from the source what helps on them, too.
+    """Make domains far from the source, and meta-learn to generalize from the source to them.
 
     Qiao et al., "Learning to learn single domain generalization", CVPR 2020,
     https://arxiv.org/abs/2003.13216, as in the released code, which is for digits. After every
@@ -74,29 +75,29 @@ class MADA(PoolMethod):
 
         CE(F(z), y) - γ · mean[(H(z) - H(x))²] + β · mean[(V(z) - V(x))²]
 
-    where V is a Wasserstein auto-encoder of the newest domain: of the source at first. So z keeps
-    its features, but leaves what V knows. Of the images x, a share of 1/(n + 1) comes from the
-    source and the rest from the n domains so far. F with weights θ minimises
+    where V is a Wasserstein auto-encoder trained on the newest domain (first: the source). So z
+    keeps its features but leaves the distribution that V was trained on. A share of 1/(n + 1) of
+    the images x comes from the source, the rest from the n domains so far. F with weights θ
+    minimizes
 
         (L_s(θ) + L_a(θ')) / 2    with    θ' = θ - α ∇L_s(θ)
 
-    by the gradient through the inner step (second order): L_s is the cross-entropy of a batch of
-    the source, L_a that of a batch from all domains that were made. Before the first one, F learns
-    by L_s alone.
+    with the gradient through the inner step (second order). L_s is the cross-entropy of a batch of
+    the source, L_a that of a batch from all new domains. Before the first domain, F minimizes L_s.
 
-    The released code trains a new auto-encoder right after a domain was made; here it is trained
-    right before it is used, which is the same, since it depends on the domain's images alone. What
-    is open is a field of `Settings`:
+    The released code trains an auto-encoder right after a domain is made. Here it is trained right
+    before it is used. The result is the same, because it depends only on the images of the domain.
+    `Settings` has an option for each open question:
 
-    - `rate`: as in ADA, for each image by itself; 1/32 is the released 1.0 on the mean of 32.
-    - `domain_size`: the released code makes 1/n of the source's number for the n-th domain.
-    - `clip`: the released code does not clip; the pool holds 8-bit images.
+    - `rate`: step per image, as in ADA. 1/32 is the released 1.0 on the mean of 32 images.
+    - `domain_size`: the released code makes 1/n as many images as the source has for domain n.
+    - `clip`: the released code does not clip. Unclipped domains are stored as float16.
     - `wae_shift`: the released critic adds the log-density of the prior's sample to the logit of a
-      code, too; Tolstikhin et al. add that of the code.
-    - `autoencoder`, `thumbnail`: on photos there is neither released code nor published values.
-      A convolutional auto-encoder of 32 x 32 thumbnails is our reconstruction.
+      code. Tolstikhin et al. add that of the code.
+    - `autoencoder`, `thumbnail`: photos have no released code and no published values. A
+      convolutional auto-encoder of 32 x 32 thumbnails is our reconstruction.
 
-    The pool has the source and the domains that were made; batches are drawn from the source.
+    The pool has the source and the new domains. Batches are drawn from the source.
 
     Raises:
         ConfigError: If the network is compiled, since that cannot be differentiated twice.
@@ -114,7 +115,7 @@ class MADA(PoolMethod):
         super().__init__(model, settings, pool=pool)
 
     def loss(self, batch: Batch) -> Loss:
-        """(L_s + L_a) / 2, or L_s before there is a domain."""
+        """Compute (L_s + L_a) / 2, or L_s before the first domain."""
         if not self.pool.additions:
             loss = F.cross_entropy(self.model(batch.images), batch.labels)
             return Loss(loss, ce=loss)
@@ -141,7 +142,7 @@ class MADA(PoolMethod):
         return result
 
     def _rows(self) -> Int64[Tensor, " n"]:
-        """Which images become the next domain: a share of the source's, the rest from domains."""
+        """Choose the images x of the next domain: a share of the source, the rest of domains."""
         source, before = len(self.pool.images), len(self.pool.additions)
         share = max(1, source // (before + 1))
         count = source if self.settings.domain_size == "source" else share
@@ -154,7 +155,7 @@ class MADA(PoolMethod):
     def _drawn_from_domains(
         self, count: int, generator: torch.Generator | None
     ) -> Int64[Tensor, " n"]:
-        """Rows of that many different images, out of all domains that were made."""
+        """Draw `count` different rows of the new domains."""
         first = len(self.pool.images)
         return first + torch.randperm(len(self.pool) - first, generator=generator)[:count]
 
@@ -162,7 +163,7 @@ class MADA(PoolMethod):
 def relaxation(
     autoencoder: WassersteinAutoEncoder, x: Float[Tensor, "n 3 h w"], *, beta: float
 ) -> ExtraObjective:
-    """β · mean[(V(z) - V(x))²] of each image: how far z is for the auto-encoder of its origin."""
+    """Return β · mean[(V(z) - V(x))²] as a function of z, summed over images."""
     with torch.no_grad():
         start = autoencoder.reconstruct(x)
 
@@ -179,12 +180,12 @@ def meta_losses(
     *,
     step_size: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """L_s(θ), and L_a(θ') after the inner step θ' = θ - step_size · ∇L_s(θ), with its graph.
+    """Compute L_s(θ), and L_a(θ') after the differentiable step θ' = θ - step_size · ∇L_s(θ).
 
-    `source` has images and labels for L_s, `made` those for L_a.
+    `source` holds images and labels of L_s, `made` those of L_a.
     """
     theta = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    # Other kernels of attention have no second derivative.
+    # Only this attention kernel has a second derivative.
     with sdpa_kernel(SDPBackend.MATH):
         source_loss = F.cross_entropy(model(source[0]), source[1])
         with torch.autocast(source_loss.device.type, enabled=False):
@@ -205,10 +206,10 @@ def train_autoencoder(
     rows: Int64[Tensor, " n"],
     settings: Settings,
 ) -> float:
-    """Train `model` on images of the pool, against a critic that is thrown away.
+    """Train `model` on images of the pool against a new critic.
 
-    In each step the critic learns first, then the auto-encoder by what the critic says now, as in
-    Algorithm 1 of Tolstikhin et al. Returns the mean loss of an image over the last epoch.
+    Each step updates the critic, then the auto-encoder, as in Algorithm 1 of Tolstikhin et al.
+    Returns the mean loss per image over the last epoch.
     """
     critic = LatentCritic(model.dim).to(rows.device)
     critic_optimizer, optimizer = (
@@ -239,23 +240,24 @@ def _step(
     optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
     settings: Settings,
 ) -> Float[Tensor, ""]:
-    """The critic learns, then the auto-encoder; returns the latter's loss."""
+    """Update the critic, then the auto-encoder, and return the loss of the auto-encoder."""
     critic_optimizer, optimizer = optimizers
     with torch.enable_grad():
         logits, codes = model(images)
-        samples = torch.randn(codes.shape).to(codes)  # of the prior, from the CPU's generator
+        samples = torch.randn(codes.shape).to(codes)  # samples of the prior, drawn on the CPU
         prior_shift = log_unit_gaussian(samples)
         shift = prior_shift if settings.wae_shift == "sample" else log_unit_gaussian(codes)
         of_samples, of_codes = critic(samples) + prior_shift, critic(codes.detach())
         loss = critic_loss(of_samples, of_codes + shift.detach(), weight=settings.wae_weight)
-        _minimise(loss, critic_optimizer)
+        _minimize(loss, critic_optimizer)
         judged = critic(codes) + shift
-        loss = autoencoder_loss(logits, images, judged, weight=settings.wae_weight)
-        _minimise(loss, optimizer)
+        # Pixels of unclipped images leave [0, 1], where cross-entropy has no minimum.
+        loss = autoencoder_loss(logits, images.clamp(0, 1), judged, weight=settings.wae_weight)
+        _minimize(loss, optimizer)
     return loss.detach()
 
 
-def _minimise(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def _minimize(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=[p for group in optimizer.param_groups for p in group["params"]])
     optimizer.step()

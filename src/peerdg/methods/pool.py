@@ -1,4 +1,4 @@
-"""The training pool: the source's images, then those that a method made."""
+"""The training pool: images of the source, then images made by the method."""
 
 import hashlib
 from collections.abc import Callable
@@ -6,27 +6,34 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float16, Int64, UInt8
 from torch import Tensor
 
+from peerdg.augment.protocol import unit
 from peerdg.augment.view import RandomView, resize
 from peerdg.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
 class PoolImages:
-    """Images that a method adds to the training pool at once, with the class of each."""
+    """Labeled images that a method adds to the training pool in one epoch.
 
-    images: UInt8[Tensor, "n 3 h w"]
+    Images whose pixels may leave [0, 1] are float16, with 1.0 for white. They have the size that
+    the network is trained with, and get no random view.
+    """
+
+    images: UInt8[Tensor, "n 3 h w"] | Float16[Tensor, "n 3 h w"]
     labels: Int64[Tensor, " n"]
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
-        right = images.dtype == torch.uint8 and images.ndim == 4 and images.shape[1] == 3
-        right = right and labels.dtype == torch.int64 and labels.shape == images.shape[:1]
-        if not right or len(images) == 0:
+        is_valid = images.dtype in (torch.uint8, torch.float16)
+        is_valid = is_valid and images.ndim == 4 and images.shape[1] == 3
+        is_valid = is_valid and labels.dtype == torch.int64 and labels.shape == images.shape[:1]
+        if not is_valid or len(images) == 0:
             raise DataError(
-                "Images for the training pool must be uint8 [N, 3, H, W], their labels int64 [N]."
+                "Images for the training pool must be uint8 or float16 [N, 3, H, W], "
+                "and labels int64 [N]."
             )
 
     def __len__(self) -> int:
@@ -34,14 +41,14 @@ class PoolImages:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of shape, labels and pixels: the name under which a run stores them."""
-        whole = hashlib.sha256(repr(tuple(self.images.shape)).encode())
-        whole.update(self.labels.cpu().contiguous().numpy().data)
-        whole.update(self.images.cpu().contiguous().numpy().data)
-        return whole.hexdigest()
+        """SHA-256 of shape, labels and pixels. A run stores the images under this name."""
+        sha256 = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        sha256.update(self.labels.cpu().contiguous().numpy().data)
+        sha256.update(self.images.cpu().contiguous().numpy().data)
+        return sha256.hexdigest()
 
     def to(self, device: torch.device) -> "PoolImages":
-        """The same images on `device`."""
+        """Move images and labels to `device`."""
         if self.images.device == self.labels.device == device:
             return self
         moved = PoolImages(self.images.to(device), self.labels.to(device))
@@ -50,13 +57,13 @@ class PoolImages:
 
 
 class TrainingPool:
-    """All images that a run learns from: rows of the source first, then of each addition.
+    """All training images of a run: rows of the source first, then of each addition.
 
     Args:
-        images: The source's images; they stay whatever is added or dropped.
-        labels: Their classes.
-        size: Side to which `clean` squashes images; None leaves them as they are.
-        random_view: What training sees of images; None: the same as `clean`.
+        images: Images of the source. They are never dropped.
+        labels: Class indices of the source's images.
+        size: Side to which `clean` resizes images. None keeps their size.
+        random_view: Random crop or flip for training. None trains on the images of `clean`.
     """
 
     def __init__(
@@ -71,7 +78,7 @@ class TrainingPool:
         self.labels = labels
         self.size = size
         self.random_view = random_view
-        self.additions: tuple[PoolImages, ...] = ()  # what methods added, oldest first
+        self.additions: tuple[PoolImages, ...] = ()  # oldest first
 
     def __len__(self) -> int:
         return len(self.images) + sum(map(len, self.additions))
@@ -79,11 +86,11 @@ class TrainingPool:
     def change(self, add: PoolImages | None = None, *, drop: int = 0) -> None:
         """Drop the `drop` oldest additions, then append `add`."""
         if not 0 <= drop <= len(self.additions):
-            raise DataError(f"Of {len(self.additions)} additions, {drop} are to be dropped.")
+            raise DataError(f"Cannot drop {drop} of {len(self.additions)} additions.")
         self.replace((*self.additions[drop:], *(() if add is None else (add,))))
 
     def replace(self, additions: tuple[PoolImages, ...]) -> None:
-        """Have these additions and no others."""
+        """Replace all additions."""
         for addition in additions:
             low, high = (int(value) for value in addition.labels.aminmax())
             if low < 0 or high > int(self.labels.max()):
@@ -93,9 +100,10 @@ class TrainingPool:
     def gather(
         self, rows: Int64[Tensor, " b"], view: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Int64[Tensor, " b"]]:
-        """Images and labels at `rows`, each image through `view`, which makes them one size.
+        """Return images and labels at `rows`, with `view` bringing the images to one size.
 
-        `view` is called once for each part that has some of the rows, in the order of the parts.
+        `view` is called once for each part of the pool that contains any of the rows, in order,
+        except for float16 parts. With rows of these, all images are returned as float32.
         """
         if not self.additions:
             return view(self.images[rows]), self.labels[rows]
@@ -106,22 +114,23 @@ class TrainingPool:
             start += len(part[0])
             if len(chosen):
                 places.append(inside.nonzero().squeeze(1))
-                images.append(view(part[0][chosen]))
+                found = part[0][chosen]
+                images.append(view(found) if found.dtype == torch.uint8 else found.float())
                 labels.append(part[1][chosen])
+        if any(found.is_floating_point() for found in images):
+            images = [unit(found) for found in images]
         back = torch.cat(places).argsort()
         return torch.cat(images)[back], torch.cat(labels)[back]
 
-    def clean(
-        self, rows: Int64[Tensor, " b"]
-    ) -> tuple[UInt8[Tensor, "b 3 size size"], Int64[Tensor, " b"]]:
-        """Images as they are evaluated, that is only resized, and labels at `rows`."""
+    def clean(self, rows: Int64[Tensor, " b"]) -> tuple[Tensor, Int64[Tensor, " b"]]:
+        """Return images and labels at `rows`, resized as for evaluation."""
         size = self.size
         return self.gather(rows, lambda images: images if size is None else resize(images, size))
 
     def view(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None
-    ) -> tuple[UInt8[Tensor, "b 3 size size"], Int64[Tensor, " b"]]:
-        """Images as training sees them, random crops for example, and labels at `rows`."""
+    ) -> tuple[Tensor, Int64[Tensor, " b"]]:
+        """Return images and labels at `rows`, as training uses them, e.g. with random crops."""
         if self.random_view is None:
             return self.clean(rows)
         return self.gather(rows, partial(self.random_view, generator=generator))

@@ -89,7 +89,7 @@ class Source:
         """Apply an epoch's additions and removals to the pool, within the memory budget."""
         retained = self.pool.additions[result.drop_oldest :]
         new = () if result.new_images is None else (result.new_images,)
-        added, budget = sum(a.images.numel() for a in (*retained, *new)), memory_budget()
+        added, budget = sum(a.images.nbytes for a in (*retained, *new)), memory_budget()
         if added > budget:
             raise ConfigError(
                 f"The images added by the method take {added / 1e6:.1f} MB, "
