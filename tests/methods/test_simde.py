@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 import peerdg
 from peerdg.methods.base import Batch
-from peerdg.methods.simde import Settings, SimDE
+from peerdg.methods.simde import Settings, SimDE, best_entropy
 from peerdg.models.classifier import Classifier
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
@@ -54,10 +55,10 @@ def plain_entropy(logits: Tensor) -> Tensor:
 class PlainSimDE:
     """Two networks, two generators, an optimizer for each: nothing of `peerdg.methods`."""
 
-    def __init__(self, method: SimDE, *, lr: float, generator_lr: float, beta: float) -> None:
+    def __init__(self, method: SimDE, *, lr: float, generator_lr: float) -> None:
         self.f1, self.f2 = copy.deepcopy(method.first), copy.deepcopy(method.second)
         self.g1, self.g2 = (copy.deepcopy(g) for g in method.generators)
-        self.beta = beta
+        self.beta, self.w_contrast = method.settings.beta, method.settings.w_contrast
         self.classifiers = [
             torch.optim.SGD(f.parameters(), lr=lr, momentum=0.5) for f in (self.f1, self.f2)
         ]
@@ -79,7 +80,11 @@ class PlainSimDE:
             losses.append(sum(plain_ce(self.see(model, view), y) for view in views))
         for guide, images in ((self.f2, x1), (self.f1, x2)):  # switched
             logits = self.see(guide, images)
-            losses.append(plain_ce(logits, y) - self.beta * plain_entropy(logits))
+            faded = sum(
+                max(0.0, 1 - a.std() / b.std()) ** 2 for a, b in zip(images, x, strict=True)
+            )
+            faded = self.w_contrast * faded / len(x)
+            losses.append(plain_ce(logits, y) - self.beta * plain_entropy(logits) + faded)
         optimizers = [*self.classifiers, *self.generators]
         parameters = [[p for g in o.param_groups for p in g["params"]] for o in optimizers]
         gradients = [
@@ -93,8 +98,8 @@ class PlainSimDE:
 
 
 def test_training_equals_a_plain_loop_of_four_optimizers():
-    method = method_of(beta=0.7, generator_lr=0.01)
-    plain = PlainSimDE(method, lr=PHASE.lr, generator_lr=0.01, beta=0.7)
+    method = method_of(beta=0.7, w_contrast=3.0, generator_lr=0.01)
+    plain = PlainSimDE(method, lr=PHASE.lr, generator_lr=0.01)
     state = TrainState("train", method, make_optimizers(method, PHASE))
     guard = Guard(state)
     for number in range(4):
@@ -111,8 +116,7 @@ def test_training_equals_a_plain_loop_of_four_optimizers():
 
 
 def generator_gradients(method: SimDE, batch: Batch, which: int) -> list[Tensor]:
-    _, made = made_by(method, batch)
-    loss = method.generator_loss(made, batch.labels)["generator_loss"]
+    loss = method.generator_loss(*made_by(method, batch), batch.labels)["generator_loss"]
     return list(torch.autograd.grad(loss, list(method.generators[which].parameters())))
 
 
@@ -204,8 +208,66 @@ def test_records_have_both_classifiers_the_ensemble_and_who_guides(tmp_path):
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     epochs = [r for r in records if r["kind"] == "epoch" and r["phase"] == "train"]
     assert [r["switched"] for r in epochs] == [True, False]
-    names = {"loss", "ce_first", "ce_second", "generator_loss", "generator_ce", "entropy"}
+    names = {
+        "loss",
+        "ce_first",
+        "ce_second",
+        "generator_loss",
+        "generator_ce",
+        "entropy",
+        "entropy_share",
+        "image_contrast",
+    }
     assert all(names <= set(record) for record in epochs)
     evaluated = {r["model"] for r in records if r["kind"] == "evaluation" and r["epoch"] == 2}
     assert evaluated == {"first", "second", "ensemble"}
     assert json.loads((out / "done.json").read_text())["deployed"] == "ensemble"
+
+
+def last_terms(method: SimDE, x: Tensor, y: Tensor) -> dict[str, float]:
+    """Let images that start as x descend on the generators' loss, with fixed guides."""
+    made = [x.clone().requires_grad_() for _ in method.generators]
+    optimizer = torch.optim.Adam(made, lr=0.02)
+    for _ in range(60):
+        terms = method.generator_loss(x, made, y)
+        optimizer.zero_grad()
+        terms["generator_loss"].backward(inputs=made)
+        optimizer.step()
+    return {name: float(value.detach()) for name, value in terms.items()}
+
+
+def test_images_keep_the_contrast_that_the_old_objective_lost():
+    left = torch.full((3, 8, 8), -1.0)
+    left[:, :, :4] = 1.0
+    x, y = 0.5 + 0.4 * torch.stack((left, -left)), torch.tensor([0, 1])
+    head = torch.nn.Linear(192, 2, bias=False)
+    head.weight.data = torch.stack((left, -left)).flatten(1) / 24  # sure of x
+    model = Classifier(torch.nn.Flatten(), head, classes=("left", "right"))
+    found = []
+    for weight in (0.0, Settings().w_contrast):
+        method = SimDE(model, Settings(w_contrast=weight, width=4))
+        method.second.load_state_dict(model.state_dict())
+        found.append(last_terms(method, x, y))
+    faded, kept = found
+    assert (
+        faded["generator_ce"] < 1 and faded["image_contrast"] < 0.5 < 0.8 < kept["image_contrast"]
+    )
+    reason = f"images with {faded['image_contrast']:.2f} of the contrast of the source"
+    assert Settings().inert([faded]) == reason
+    assert Settings().inert([{**kept, "entropy_share": 0.9}]) is None
+
+
+def test_the_best_entropy_is_that_of_an_image_that_is_right_but_unsure():
+    p = 0.68  # of ten classes with β = 0.5, see the card
+    h = -p * math.log(p) - (1 - p) * math.log((1 - p) / 9)
+    assert best_entropy(0.5, 10) == pytest.approx(h, abs=5e-3)
+    assert best_entropy(0.0, 10) < 0.01 < best_entropy(2.0, 10) < math.log(10) + 1e-9
+
+
+def test_a_run_is_inert_if_its_guides_end_sure_of_all_images():
+    records = [{"entropy_share": 0.9, "image_contrast": 1.0}]
+    assert Settings().inert(records) is None
+    records.append({"entropy_share": 0.09, "image_contrast": 1.0})
+    assert Settings().inert(records) == "entropy 0.09 of its optimum"
+    assert Settings().inert([{"entropy": 0.2}]) is None  # records of an earlier version
+    assert Settings().inert([]) is None

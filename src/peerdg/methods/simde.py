@@ -1,13 +1,16 @@
 """SimDE: simple domain expansion (CVPR workshops 2023), reconstructed from its abstract."""
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
+from peerdg.losses import in_full_precision
 from peerdg.losses.entropy import entropy
 from peerdg.methods.base import (
     Batch,
@@ -29,42 +32,62 @@ from peerdg.stages import stage
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Two classifiers, each learning from generators that the other guides; a reconstruction."""
+    """Two classifiers trained on images of generators that they guide. A reconstruction."""
 
-    beta: float = weight_option(0.5, "how much a generator seeks uncertain predictions")
-    guidance: Literal["switched", "alternating", "own"] = option(
-        "switched", "whether a generator is guided by the other classifier, by both, or by its own"
+    beta: float = weight_option(0.5, "weight of the entropy in the generators' loss")
+    w_contrast: float = weight_option(
+        10.0, "weight of the penalty on lost image contrast (our addition)"
     )
-    generator_lr: float = option(1e-4, "learning rate of the generators, by Adam", above=0)
+    guidance: Literal["switched", "alternating", "own"] = option(
+        "switched", "a generator is guided by the other classifier, by each in turn, or by its own"
+    )
+    generator_lr: float = option(1e-4, "learning rate of the generators (Adam)", above=0)
     width: int = option(16, "channels of a generator's first convolution", at_least=1, at_most=1024)
 
     reconstruction = "everywhere"
     deploys = "the ensemble of two networks that were trained together"
     augments = False
 
+    def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
+        """Report generators that fade their images, or make images without uncertainty."""
+        last = epochs[-1] if epochs else {}
+        if last.get("image_contrast", 1.0) < 0.5:
+            return f"images with {last['image_contrast']:.2f} of the contrast of the source"
+        if last.get("entropy_share", 1.0) < 0.25:
+            return f"entropy {last['entropy_share']:.2f} of its optimum"
+        return None
+
 
 class SimDE(Method):
-    """Two classifiers learn from two generators, each guided by the classifier of the other.
+    """Train two classifiers on the images of two generators, each guided by one classifier.
 
     A reconstruction from the abstract of Xu et al., "SimDE: a simple domain expansion approach for
     single-source domain generalization", CVPR workshops 2023,
-    https://doi.org/10.1109/CVPRW59228.2023.00508; there is no public code. A generator makes images
-    that its guide F_j still gets right but is unsure of:
+    https://doi.org/10.1109/CVPRW59228.2023.00508. There is no public code. A generator G_i makes
+    images that its guide F_j classifies correctly but with high uncertainty. It minimizes
 
         CE(F_j(G_i(x, n)), y) - β · H(F_j(G_i(x, n)))
+        + w_contrast · mean[max(0, 1 - s(G_i(x, n)) / s(x))²]
 
-    with the entropy H of the predictions. Guidance is switched: G₁ is guided by F₂ and G₂ by F₁, so
-    that both expand the source from different views. Both classifiers minimise
+    with the entropy H of the predictions and the standard deviation s of the values in an image.
+    The last term is ours and not in the abstract. Without it, generators solve their objective by
+    fading images to gray. Guidance is switched: F₂ guides G₁ and F₁ guides G₂, so that the
+    generators expand the source from different views. With fixed generators, both classifiers
+    minimize
 
         CE(F(x), y) + CE(F(G₁(x, n₁)), y) + CE(F(G₂(x, n₂)), y)
 
-    on the same images, with the generators given. The deployed model is the ensemble of both: the
-    mean of their probabilities. There is no cycle loss, contrastive loss or sequence of generators.
+    on the same images. The deployed model is the ensemble of both, the mean of their probabilities.
+    There is no cycle loss, no contrastive loss and no sequence of generators.
 
-    What is assumed: the generator is that of Li et al., see `ImageGenerator`; noise is drawn for
-    each image; both gradients are taken before either update; F₁ is the pre-trained network and
-    F₂ a copy of it with a new head, since two equal classifiers would stay equal. Where "switching"
-    is read as a change in time (`guidance="alternating"`), guides change places after each epoch.
+    Assumptions:
+
+    - The generator is that of Li et al., see `ImageGenerator`. Noise is drawn for each image.
+    - Both gradients are computed before either update.
+    - F₁ is the pre-trained network. F₂ is a copy of it with a new head, because two equal
+      classifiers would stay equal.
+    - Guidance is switched for the whole run. `guidance="alternating"` reads "switching" as a change
+      in time: the guides change places after each epoch.
     """
 
     settings: Settings
@@ -78,9 +101,10 @@ class SimDE(Method):
             ImageGenerator(self.settings.width) for _ in range(2)
         )
         self.switched = self.settings.guidance != "own"
+        self.best_entropy = best_entropy(self.settings.beta, len(model.classes))
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """The phase's for both classifiers, Adam for both generators."""
+        """Return the phase's optimizer for both classifiers, and Adam for both generators."""
         lr = self.settings.generator_lr
         return {
             "main": OptimizerPlan.of(*self.classifiers),
@@ -94,23 +118,24 @@ class SimDE(Method):
         return {"switched": self.switched}
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Update the generators and both classifiers, by gradients before either update."""
+        """Update generators and classifiers, with both gradients from before the updates."""
         x, y = batch.images.float() / 255, batch.labels
         made = self.generate(x, batch.generator())
         terms = self.classifier_loss(x, made, y)
-        # The classifiers' loss does not know of the generators, whose update may come first.
-        own = self.generator_loss(made, y)
+        # The graph of the classifiers' loss does not include the generators, so these may be
+        # updated first.
+        own = self.generator_loss(x, made, y)
         update("generators", own["generator_loss"], own)
         update("main", terms["loss"], terms)
         return {**terms, **own}
 
     @stage("generator")
     def generate(self, x: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
-        """G₁(x, n₁) and G₂(x, n₂)."""
+        """Generate G₁(x, n₁) and G₂(x, n₂)."""
         return [each.generate(x, generator) for each in self.generators]
 
     def classifier_loss(self, x: Tensor, made: list[Tensor], y: Tensor) -> Loss:
-        """`"loss"`, which both classifiers minimise, each for itself, and that of each."""
+        """Compute the sum of the losses of both classifiers, and each of them."""
         views = [x, *(images.detach() for images in made)]
         losses = []
         for model in self.classifiers:
@@ -119,15 +144,20 @@ class SimDE(Method):
         first, second = losses
         return Loss(first + second, ce_first=first, ce_second=second)
 
-    def generator_loss(self, made: list[Tensor], y: Tensor) -> Terms:
-        """`"generator_loss"`, which both generators minimise, each for itself, with its terms."""
+    def generator_loss(self, x: Tensor, made: list[Tensor], y: Tensor) -> Terms:
+        """Compute the sum of the generators' losses, `"generator_loss"`, and its named terms."""
         logits = [guide(images) for guide, images in zip(self.guides, made, strict=True)]
         ce = torch.stack([F.cross_entropy(each, y) for each in logits]).sum()
         uncertainty = torch.stack([entropy(each) for each in logits]).sum()
+        shares = torch.stack([contrast(images) / contrast(x).clamp(min=1e-3) for images in made])
+        faded = (1 - shares).clamp(min=0).square().mean(1).sum()
+        loss = ce - self.settings.beta * uncertainty + self.settings.w_contrast * faded
         return {
-            "generator_loss": ce - self.settings.beta * uncertainty,
+            "generator_loss": loss,
             "generator_ce": ce,
             "entropy": uncertainty,
+            "entropy_share": uncertainty / (2 * self.best_entropy),
+            "image_contrast": shares.mean(),
         }
 
     @property
@@ -142,15 +172,29 @@ class SimDE(Method):
 
     @property
     def guides(self) -> tuple[Classifier, Classifier]:
-        """The classifiers that guide G₁ and G₂."""
+        """The guides of G₁ and G₂."""
         return (self.second, self.first) if self.switched else self.classifiers
 
     @property
     def deployed_name(self) -> str:
-        """The ensemble, unless the run asks for an average, which is that of F₁."""
+        """The ensemble, or the first attached average, which averages F₁."""
         return next(iter(self.averages), "ensemble")
 
     @property
     def networks(self) -> dict[str, Classifier]:
         mean = ensemble(self.classifiers)
         return {"first": self.first, "second": self.second, "ensemble": mean}
+
+
+@in_full_precision
+def contrast(images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, " n"]:
+    """Compute s(x), the standard deviation of the values in each image."""
+    return images.flatten(1).std(1)
+
+
+def best_entropy(beta: float, classes: int) -> float:
+    """Compute the entropy that minimizes CE - β·H of one image, if the other classes are equal."""
+    p = torch.linspace(1 / classes, 1, 10_000, dtype=torch.float64)[:-1]  # of the true class
+    rest = (1 - p) / (classes - 1)
+    h = -p * p.log() - (1 - p) * rest.log()
+    return float(h[(-p.log() - beta * h).argmin()])
