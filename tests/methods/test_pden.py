@@ -344,7 +344,7 @@ def fit(out: Path, *, existing: str = "refuse", **options):
         existing=existing, method="pden", pretrain={"epochs": 1, "batch_size": 8},
         train={"epochs": 4, "batch_size": 8, "lr": 0.01}, evaluate_every=2,
         checkpoint_minutes=0.0,
-        pden={**SMALL, "domains": 2, "generator_lr": 0.01, **options},
+        pden={**SMALL, "domains": 2, "generator_epochs": 1, "generator_lr": 0.01, **options},
     )  # fmt: skip
 
 
@@ -364,3 +364,16 @@ def test_records_name_the_domain_and_the_checkpoint_has_every_generator(tmp_path
     assert "method.finished.0.encode.0.weight" in stored
     model = load_file(out / "model/model.safetensors")
     assert not any("generator" in name or "projection" in name for name in model)
+
+
+def test_a_run_is_inert_if_its_inverse_networks_stay_at_one_color():
+    stuck = [{"domain": 1, "cycle_share": 1.4}, {"domain": 1, "cycle_share": 1.1}, {"domain": 1}]
+    assert Settings().inert(stuck) == "cycle loss 1.10 of the variance of the images"
+    assert Settings().inert([*stuck, {"domain": 2, "cycle_share": 0.04}]) == (
+        "cycle loss 0.57 of the variance of the images"
+    )
+    assert (
+        Settings().inert([{"domain": 1, "cycle_share": 1.2}, {"domain": 1, "cycle_share": 0.2}])
+        is None
+    )
+    assert Settings().inert([{"domain": 1, "cycle": 0.108}]) is None  # of an earlier version

@@ -1,6 +1,8 @@
-"""PDEN: progressive domain expansion (CVPR 2021): one generator after the other makes a domain."""
+"""PDEN, progressive domain expansion (CVPR 2021): add domains one by one with new generators."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -35,30 +37,30 @@ from peerdg.stages import stage
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """One generator of images after the other learns a new domain for the network."""
+    """Train also on domains that are added one by one, each made by a new generator."""
 
-    domains: int = option(20, "domains, each with a generator", at_least=1, at_most=1000)
-    k: int = option(30, "epochs of a domain", at_least=1)
+    domains: int = option(20, "number of domains, one generator each", at_least=1, at_most=1000)
+    k: int = option(30, "epochs per domain", at_least=1)
     generator_epochs: int | None = option(
-        None, "first epochs of a domain in which its generator learns; default: half", at_least=1
+        None, "epochs at the start of a domain that train its generator (default: half)", at_least=1
     )
     generator: Literal["cnn", "affine", "translation"] = option(
-        "cnn", "what makes a domain: convolutions, or a map of coordinates (spatial transformer)"
+        "cnn", "kind of generator: convolutions, or a spatial transformer (affine, translation)"
     )
-    generator_lr: float = option(1e-4, "learning rate of the generator, by Adam", above=0)
-    width: int = option(16, "channels of the first convolution", at_least=1, at_most=1024)
-    w_cls: float = weight_option(1.0, "weight of the class in the generator's loss")
-    w_div: float = weight_option(2.0, "weight of the diversity of its images")
-    delta: float = option(0.5, "diversity that is enough", at_least=0)
+    generator_lr: float = option(1e-4, "learning rate of the generator (Adam)", above=0)
+    width: int = option(16, "channels of G's first convolution", at_least=1, at_most=1024)
+    w_cls: float = weight_option(1.0, "weight of the cross-entropy in the generator's loss")
+    w_div: float = weight_option(2.0, "weight of the diversity of generated images")
+    delta: float = option(0.5, "upper limit of the rewarded diversity", at_least=0)
     cap: Literal["image", "pixel"] = option(
-        "image", "delta caps the mean difference of two images, as the code; or each pixel's"
+        "image", "delta limits the mean difference of two images (released code), or of each pixel"
     )
-    w_cyc: float = weight_option(20.0, "weight of the reconstruction from its images")
+    w_cyc: float = weight_option(20.0, "weight of the cycle loss")
     w_info: float = weight_option(0.1, "weight of the adversarial contrast")
-    tau: float = option(0.07, "temperature of both contrasts", above=0)
-    dim: int = option(128, "width of the projection that is contrasted", at_least=1, at_most=2**16)
+    tau: float = option(0.07, "temperature of both contrastive losses", above=0)
+    dim: int = option(128, "width of the projection", at_least=1, at_most=2**16)
     gradients: Literal["together", "in-turn"] = option(
-        "together", "both gradients before either update, or the generator's by the updated network"
+        "together", "both gradients before either update, or G's through the updated network"
     )
 
     period_option = "k"
@@ -67,42 +69,56 @@ class Settings(MethodSettings):
 
     @property
     def learning_epochs(self) -> int:
-        """Epochs of a domain in which its generator learns: half of them in the paper's run."""
+        """Epochs of a domain that train its generator, by default half of them as released."""
         return (self.k + 1) // 2 if self.generator_epochs is None else self.generator_epochs
+
+    def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
+        """Report inverse networks that answer all images with nearly one color.
+
+        Uses the last share of the cycle loss of each domain, averaged over domains.
+        """
+        last = {e["domain"]: e["cycle_share"] for e in epochs if "cycle_share" in e}
+        if not last or (share := fmean(last.values())) <= 0.5:
+            return None
+        return f"cycle loss {share:.2f} of the variance of the images"
 
 
 class PDEN(Method):
-    """Make domains one after the other, each by a new generator that strays from those before.
+    """Expand the source by domains that a sequence of trained generators makes.
 
     Li et al., "Progressive domain expansion network for single domain generalization", CVPR 2021,
     https://arxiv.org/abs/2103.16050, as in the released code. Each domain has k epochs and a new
-    generator G, which learns in the first half of them. With z the normalised projection of the
-    network's features, each batch has the views x_t = G(x, n₁) and x_t' = G(x, n₂), and from the
-    second domain on x₂ = G_old(x) of an earlier generator chosen at random, and
+    generator G, which is trained in the first half of them. z is the normalized projection of the
+    network's features. Each batch has the views x_t = G(x, n₁) and x_t' = G(x, n₂). From the second
+    domain on it also has x₂ = G_old(x) of an earlier generator chosen at random, and
     x₃ = r·x + (1 - r)·x₂ with r ~ U(0, 1). Noise and r are drawn for each image.
 
-    The network minimises, with the images of its generators given,
+    With fixed generators, the network minimizes
 
         CE(x) + CE(x₂) + CE(x₃) + CE(x_t) + Con(z_t, z_x, z₂, z₃)
 
-    where Con is SimCLR's loss: the views of an image are positives. The generator minimises
+    where Con is SimCLR's loss with the views of an image as positives. With a fixed network, the
+    generator and its inverse minimize
 
         w_cls·CE(x_t) - w_div·mean min(|x_t - x_t'|, δ)
         + w_cyc·MSE(G⁻¹(x_t), x) + w_info·AdvCon(z_t, z)
 
-    with the network given: its images keep their class and can be traced back to x, but differ
-    among each other, and in the embedding from one of the other views, chosen at random. AdvCon is
-    -log(1 - p⁺), see `adversarial_contrast`. A spatial transformer (`generator`) has maps of
-    coordinates in place of images in the second term and no third term.
+    Generated images keep their class and can be mapped back to x. They differ from each other, and
+    in the embedding from one of the other views, chosen at random. AdvCon is -log(1 - p⁺), see
+    `adversarial_contrast`. A spatial transformer (`generator`) compares maps of coordinates instead
+    of images in the second term and has no third term.
 
-    What is open is a field of `Settings`. The released code takes the generator's gradient through
-    weights that were already updated, an error in today's torch; here both gradients are taken
-    first, or the generator's by a new pass through the updated network (`gradients`). δ caps the
-    mean difference of two images as in the released code, or that of each pixel (`cap`).
+    `Settings` has an option for each open detail:
 
-    Generators see and make images in [0, 1], which the network normalises. Finished generators are
-    frozen, in one list with a place for each of them from the start; one pair of G and G⁻¹ learns
-    and is initialised anew for each domain, with its optimizer.
+    - `gradients`: the released code takes the generator's gradient through weights that were
+      already updated, an error in current torch. Here both gradients are computed before either
+      update, or the generator's by a new pass through the updated network.
+    - `cap`: δ limits the mean difference of two images as in the released code, or the difference
+      of each pixel.
+
+    Generators take and make images in [0, 1], which the network normalizes. Finished generators are
+    frozen. Their list has its full length from the start, so that checkpoints have one shape. One
+    pair of G and G⁻¹ is trained. The pair and its optimizer are reset for each domain.
     """
 
     settings: Settings
@@ -113,16 +129,17 @@ class PDEN(Method):
         self.projection = nn.Linear(model.feature_dim, self.settings.dim)
         self.generator = make_generator(self.settings)
         self.inverse = make_inverse(self.settings)
-        # The last generator is never an earlier one.
+        # The last generator is never used as an earlier one, so it needs no entry.
         self.finished = nn.ModuleList(
             make_generator(self.settings).requires_grad_(False)
             for _ in range(self.settings.domains - 1)
         )
-        self.domain = 0  # counted from 0; a function of the epoch, as is the next
+        # `start_epoch` sets both from the number of the epoch.
+        self.domain = 0  # counted from 0
         self.generator_learns = True
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """The phase's for network and projection; Adam for the current generator and inverse."""
+        """Return the phase's optimizer for network and projection, and Adam for G and G⁻¹."""
         lr = self.settings.generator_lr
         return {
             "main": OptimizerPlan.of(self.model, self.projection),
@@ -130,30 +147,30 @@ class PDEN(Method):
         }
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Find the domain of this epoch, and whether its generator still learns."""
+        """Set the domain of this epoch, and whether its generator is trained."""
         self.domain = min(epoch // self.settings.k, self.settings.domains - 1)
         epoch -= self.domain * self.settings.k
         self.generator_learns = epoch < self.settings.learning_epochs
         return {"domain": self.domain + 1, "generator_learns": self.generator_learns}
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """At the end of a domain, freeze its generator and begin a new one."""
+        """Freeze the generator at the end of its domain, and reset G and G⁻¹ for the next."""
         domain, later = divmod(epoch + 1, self.settings.k)
         if later or domain >= self.settings.domains:
             return EpochResult()
         self.finished[domain - 1].load_state_dict(self.generator.state_dict())
-        # In place: the optimizer holds these very parameters.
+        # Load in place, because the optimizer refers to these parameters.
         self.generator.load_state_dict(make_generator(self.settings).state_dict())
         self.inverse.load_state_dict(make_inverse(self.settings).state_dict())
         return EpochResult(reset_optimizers=("generator",))
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Update network and generator; only the network after the first epochs of a domain."""
+        """Update the network, and the generator in the first epochs of a domain."""
         views = self.views(batch, batch.generator())
         terms, z = self.network_loss(views, batch.labels)
         together = self.settings.gradients == "together"
         if self.generator_learns and together:
-            # The network's loss does not know of G, so G's update does not spoil its graph.
+            # The graph of the network's loss does not include G, so G may be updated first.
             terms |= self._update_generator(views, z, batch.labels, update)
         update("main", terms["loss"], terms)
         if self.generator_learns and not together:
@@ -162,7 +179,7 @@ class PDEN(Method):
 
     @stage("generator")
     def views(self, batch: Batch, generator: torch.Generator | None = None) -> "Views":
-        """The images of a batch: the source's, an earlier generator's, and the current one's."""
+        """Make all views of a batch, with an earlier and with the current generator."""
         x = batch.images.float() / 255
         source = [x]
         if self.domain:
@@ -175,14 +192,14 @@ class PDEN(Method):
                 source += [old.render(x, code), old.mixed(x, code, r)]
         with torch.set_grad_enabled(self.generator_learns):
             code = self.generator.code(x, draw_noise(x, generator))
-            # Only the generator's loss asks how different another image would be.
+            # Only the generator's loss needs the code of a second image.
             noise = draw_noise(x, generator)
             other = self.generator.code(x, noise) if self.generator_learns else code
         contrasted = int(torch.randint(len(source), (), generator=generator))
         return Views(source, self.generator.render(x, code), code, other, contrasted)
 
     def network_loss(self, views: "Views", y: Tensor) -> tuple[Loss, list[Tensor]]:
-        """`"loss"`, which the network minimises, with its terms; and z of the source's views."""
+        """Compute the network's loss with its terms, and z of all views except x_t, detached."""
         every = [*views.source, views.x_t.detach()]
         features, logits = each_view(self.model, every, joint=False)
         ce = [F.cross_entropy(each, y) for each in logits]
@@ -196,7 +213,7 @@ class PDEN(Method):
         return terms, [each.detach() for each in z[:-1]]
 
     def generator_loss(self, views: "Views", z: list[Tensor], y: Tensor) -> Terms:
-        """`"generator_loss"`, which the generator and its inverse minimise, with its terms."""
+        """Compute the loss of G and G⁻¹, `"generator_loss"`, and its named terms."""
         settings, x = self.settings, views.source[0]
         features = self.model.features(views.x_t)
         ce = F.cross_entropy(self.model.head(features), y)
@@ -206,8 +223,11 @@ class PDEN(Method):
             views.code, views.other, delta=settings.delta, cap=settings.cap
         )
         cycle = x.new_zeros(())  # a map of coordinates has no inverse network
+        share: Terms = {}
         if isinstance(self.inverse, InverseGenerator):
             cycle = F.mse_loss(self.inverse(views.x_t), x)
+            # An inverse that answers every image with the mean color has a share of 1.
+            share = {"cycle_share": cycle / x.var().clamp(min=1e-6)}
         loss = settings.w_cls * ce - settings.w_div * diversity
         loss = loss + settings.w_cyc * cycle + settings.w_info * information
         return {
@@ -216,6 +236,7 @@ class PDEN(Method):
             "diversity": diversity,
             "cycle": cycle,
             "adversarial_contrast": information,
+            **share,
         }
 
     def _update_generator(
@@ -227,18 +248,18 @@ class PDEN(Method):
 
 
 class Views(NamedTuple):
-    """The images that a batch gives: each list entry and tensor has the batch as its length."""
+    """Views of a batch."""
 
-    source: list[Tensor]  # x; from the second domain on also x₂ and x₃
-    x_t: Tensor  # of the current generator
-    code: Tensor  # what it decided about x_t: for `ImageGenerator` x_t itself
-    other: Tensor  # the code of x_t', with other noise
-    contrasted: int  # the one of `source` from which x_t is to differ in the embedding
+    source: list[Tensor]  # x, and from the second domain on x₂ and x₃
+    x_t: Tensor  # images of the current generator
+    code: Tensor  # code of x_t (`DomainGenerator.code`), for `ImageGenerator` x_t itself
+    other: Tensor  # code of x_t', with other noise
+    contrasted: int  # index in `source` of the view from which x_t must differ in the embedding
 
 
 @in_full_precision
 def capped_difference(a: Tensor, b: Tensor, *, delta: float, cap: str) -> Tensor:
-    """Mean of |a - b|, with at most δ for each row of the batch, or for each value of it."""
+    """Compute the mean of |a - b|, limited to δ for each image or for each pixel (`cap`)."""
     difference = (a - b).abs().flatten(1)  # (batch, values)
     if cap == "image":
         difference = difference.mean(1)
@@ -246,14 +267,14 @@ def capped_difference(a: Tensor, b: Tensor, *, delta: float, cap: str) -> Tensor
 
 
 def make_generator(settings: Settings) -> DomainGenerator:
-    """G."""
+    """Make a new generator G."""
     if settings.generator == "cnn":
         return ImageGenerator(settings.width)
     return AffineGenerator(settings.generator)
 
 
 def make_inverse(settings: Settings) -> nn.Module:
-    """G⁻¹; nothing where the generator makes no images of its own."""
+    """Make a new inverse network G⁻¹. It is empty for a spatial transformer."""
     if settings.generator == "cnn":
         return InverseGenerator(settings.width)
     return nn.Sequential()
