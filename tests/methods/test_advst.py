@@ -36,7 +36,7 @@ def fixed_chain(*names: str, images: int, seed: int = 0) -> Chain:
     return Chain.draw([OPERATIONS[name] for name in names], images, generator=generator)
 
 
-# The minimisation
+# The minimization
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def test_a_batch_without_two_images_of_a_class_has_no_contrastive_loss():
     assert advst.projection[0].weight.grad is None
 
 
-# The maximisation
+# The maximization
 
 
 def written_objective(advst: AdvST, x: Tensor, images: Tensor, y: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def test_the_ascent_equals_rmsprop_written_out(tolerance: float):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_maximisation_raises_the_objective(seed: int):
+def test_the_maximization_raises_the_objective(seed: int):
     """With steps that are small for the ranges, whatever chain is drawn."""
     advst = make(lam=1.0, eta=0.1, rate=0.002, steps=10, tolerance=0.0)
     advst.model.eval()
@@ -167,7 +167,7 @@ def test_what_is_stored_is_the_chain_after_the_ascent_in_8_bits(monkeypatch: pyt
     x, y = floats(advst)
     chain = fixed_chain("rotate", "contrast", images=N)
     monkeypatch.setattr(advst.chains, "draw", lambda *args, **kwargs: chain)
-    made, record = advst.maximise(advst.pool.images, y)
+    made, record = advst.maximize(advst.pool.images, y)
     assert record.steps > 1
     with torch.no_grad():
         assert torch.equal(made, (chain(x) * 255).round().byte())
@@ -179,7 +179,7 @@ def test_numbers_that_are_not_finite_are_an_error():
     advst = make()
     with torch.no_grad():
         advst.model.head.bias.fill_(torch.nan)
-    with pytest.raises(NumericalError, match="maximisation") as caught:
+    with pytest.raises(NumericalError, match="maximization") as caught:
         advst.ascend(fixed_chain("hsv", images=N), *floats(advst))
     assert caught.value.exit_code == 6
     assert "--advst.rate" in (caught.value.hint or "")
@@ -329,3 +329,11 @@ def test_switches_reach_the_operations():
     assert 36 / 1024 <= scaled <= 8 * 36 / 1024
     assert absolute > 256 / 1024
     assert len(make(length=2).chains.by_length) == 2
+
+
+def test_a_run_is_inert_if_its_searches_end_at_once():
+    assert Settings().inert([{"ascent_steps": 2.0}, {}, {"ascent_steps": 2.4}]) == (
+        "search of 2.2 steps"
+    )
+    assert Settings().inert([{"ascent_steps": 2.0}, {"ascent_steps": 5.0}]) is None
+    assert Settings().inert([{}]) is None

@@ -1,4 +1,4 @@
-"""Differentiable image operations: float images in [0, 1], with learnable parameters for each.
+"""Differentiable operations on float images in [0, 1], with learnable parameters per image.
 
 The twelve semantics transformations of AdvST with the ranges of its released code: Zheng et al.,
 "AdvST: revisiting data augmentations for single domain generalization", AAAI 2024,
@@ -25,16 +25,17 @@ Numbers = Float[Tensor, "b n"]
 T = TypeVar("T")
 
 HOLES = 8
-HOLE_SHARE = 0.2  # side of a hole over that of the image; the released code has 16 of 84 pixels
+HOLE_SHARE = 0.2  # side of a hole over side of the image (released code: 16 of 84 pixels)
 LUMA = (0.2989, 0.587, 0.114)
+_MIN_AREA = 1e-3  # smallest area of a sheared pixel
 
 
 @dataclass(frozen=True)
 class Transformation:
     """A differentiable operation and the range of its parameters.
 
-    `apply` takes images, parameters `[b, parameters]` inside the range and random numbers
-    `[b, drawn]` in [0, 1), and returns images, which may leave [0, 1].
+    Parameters are drawn from the range. `apply` takes images, parameters `[b, parameters]` and
+    random numbers `[b, drawn]` in [0, 1), and returns images, which may leave [0, 1].
     """
 
     name: str
@@ -42,21 +43,23 @@ class Transformation:
     low: float = 0.0
     high: float = 1.0
     parameters: int = 0  # learnable numbers of each image
-    drawn: int = 0  # random numbers of each image, which are not learnt
+    drawn: int = 0  # random numbers of each image, which are not learned
     only_first: bool = False  # whether no other transformation may come before it
+    clamped: bool = True  # whether parameters are clamped to the range before use
 
     def __call__(self, images: Images, parameters: Numbers, drawn: Numbers) -> Images:
-        # Parameters count as the nearest in range, and so do pixels.
-        return self.apply(images, parameters.clamp(self.low, self.high), drawn).clamp(0, 1)
+        if self.clamped:
+            parameters = parameters.clamp(self.low, self.high)
+        return self.apply(images, parameters, drawn).clamp(0, 1)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Transformations one after the other, with parameters of its own for each image."""
+    """A sequence of transformations with separate parameters for each image."""
 
     transformations: Sequence[Transformation]
-    parameters: Sequence[Numbers]  # of each transformation, [b, its parameters]
-    drawn: Sequence[Numbers]  # of each transformation, [b, its random numbers]
+    parameters: Sequence[Numbers]  # one [b, parameters] tensor per transformation
+    drawn: Sequence[Numbers]  # one [b, drawn] tensor per transformation
 
     @classmethod
     def draw(
@@ -67,7 +70,7 @@ class Chain:
         generator: torch.Generator | None = None,
         device: torch.device | None = None,
     ) -> "Chain":
-        """Draw parameters uniformly in their ranges, and all that is random, on the CPU."""
+        """Draw parameters uniformly from their ranges, and random numbers, on the CPU."""
         parameters, drawn = [], []
         for each in transformations:
             unit = torch.rand(images, each.parameters, generator=generator, device="cpu")
@@ -78,11 +81,11 @@ class Chain:
 
     @property
     def learnable(self) -> list[Tensor]:
-        """The parameters of the transformations that have any."""
+        """Nonempty parameter tensors."""
         return [parameters for parameters in self.parameters if parameters.numel()]
 
     def __call__(self, images: Images) -> Images:
-        """Transform as many images as there are rows of parameters."""
+        """Transform images, one per row of the parameters."""
         steps = zip(self.transformations, self.parameters, self.drawn, strict=True)
         for transformation, parameters, drawn in steps:
             images = transformation(images, parameters, drawn)
@@ -90,7 +93,7 @@ class Chain:
 
 
 class Chains:
-    """All ordered chains of distinct transformations, up to the length `longest`."""
+    """All ordered chains of at most `longest` distinct transformations."""
 
     def __init__(self, transformations: Sequence[Transformation], longest: int = 3) -> None:
         self.by_length = [
@@ -109,7 +112,7 @@ class Chains:
         generator: torch.Generator | None = None,
         device: torch.device | None = None,
     ) -> Chain:
-        """Draw a length, a chain of this length, and its parameters, all uniformly."""
+        """Draw a length, a chain of that length, and its parameters, all uniformly."""
         chosen = _choice(_choice(self.by_length, generator), generator)
         return Chain.draw(chosen, images, generator=generator, device=device)
 
@@ -117,20 +120,20 @@ class Chains:
 def semantic_transformations(
     *, hole_pixels: int | None = None, mean_contrast: bool = False
 ) -> tuple[Transformation, ...]:
-    """The twelve of AdvST.
+    """Return the twelve transformations of AdvST.
 
     Args:
-        hole_pixels: Side of cutout's holes; None is a fifth of the image's side. The released code
-            has 16 whatever the image, which leaves little of a digit of 32.
-        mean_contrast: Contrast as in PIL, away from the mean grey; by default pixels are
-            multiplied, which is what the library of the released code calls contrast.
+        hole_pixels: Side of cutout's holes. None is a fifth of the image's side. The released code
+            always uses 16, which leaves little of a digit of 32 pixels.
+        mean_contrast: Whether contrast scales the distance from the mean gray, as in PIL. By
+            default it multiplies the pixels, as in the library of the released code.
     """
     return (
-        Transformation("hsv", _shift_hsv, -1.0, 1.0, parameters=3, only_first=True),
+        Transformation("hsv", _shift_hsv, -1.0, 1.0, parameters=3, only_first=True, clamped=False),
         Transformation("rotate", _rotate, 0.01, 1.0, parameters=1),
         Transformation("translate", _translate, -1.0, 1.0, parameters=2),
         Transformation("invert", _invert, 0.5, 1.0, parameters=1),
-        Transformation("shear", _shear, -0.3, 0.3, parameters=2),
+        Transformation("shear", _shear, -0.3, 0.3, parameters=2, clamped=False),
         Transformation(
             "contrast", _contrast if mean_contrast else _multiply, 0.1, 1.9, parameters=1
         ),
@@ -150,10 +153,10 @@ def _choice(options: Sequence[T], generator: torch.Generator | None) -> T:
 
 
 def _shift_hsv(images: Images, shift: Numbers, drawn: Numbers) -> Images:
-    """Add to hue, in radians, saturation and value.
+    """Shift hue (in radians), saturation and value.
 
-    As in the released code only the image is clipped: a negative saturation gives the opposite
-    hue, also to grey pixels.
+    As in the released code, only the image is clipped. A negative saturation gives the opposite
+    hue, also for gray pixels.
     """
     hue, saturation, value = _to_hsv(images)
     d_hue, d_saturation, d_value = shift[:, :, None, None].unbind(dim=1)  # (b, 1, 1) each
@@ -161,7 +164,7 @@ def _shift_hsv(images: Images, shift: Numbers, drawn: Numbers) -> Images:
 
 
 def _to_hsv(images: Images) -> tuple[Tensor, Tensor, Tensor]:
-    """Hue in sixths of a turn, saturation and value, (b, h, w) each; grey has hue 0."""
+    """Return hue in sixths of a turn (0 for gray), saturation and value, (b, h, w) each."""
     red, green, blue = images.unbind(dim=1)
     value, lightest = images.max(dim=1)
     chroma = value - images.amin(dim=1)
@@ -173,7 +176,7 @@ def _to_hsv(images: Images) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Images:
-    """V - V S max(0, min(k, 4 - k, 1)) with k = (n + hue) mod 6, n = 5, 3, 1 for R, G, B."""
+    """Compute V - V S max(0, min(k, 4 - k, 1)), k = (n + hue) mod 6, n = 5, 3, 1 for R, G, B."""
     channels = []
     for n in (5, 3, 1):
         k = (n + hue) % 6
@@ -182,7 +185,7 @@ def _to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Images:
 
 
 def _rotate(images: Images, turn: Numbers, drawn: Numbers) -> Images:
-    """Turn about the centre, counter-clockwise, by `turn` of a full turn."""
+    """Rotate counterclockwise about the center by the fraction `turn` of a full turn."""
     height, width = images.shape[-2:]
     return _warp(images, rotate.matrix(360 * turn.squeeze(1), height, width))
 
@@ -201,14 +204,16 @@ def _shear(images: Images, tangents: Numbers, drawn: Numbers) -> Images:
     t_x, t_y = tangents.unbind(dim=1)
     one = torch.ones_like(t_x)
     back = torch.stack((one, -t_x, -t_y, one), dim=1).view(-1, 2, 2)
-    back = back / (1 - t_x * t_y).view(-1, 1, 1)
-    # The first pixel stays where it is, and it lies here if the centre is (0, 0).
+    area = 1 - t_x * t_y  # 0 would flatten the image to a line
+    area = torch.where(area.abs() < _MIN_AREA, area.new_full((), _MIN_AREA), area)
+    back = back / area.view(-1, 1, 1)
+    # The first pixel is the fixed point. These are its coordinates if the center is (0, 0).
     fixed = tangents.new_tensor([[(1 - width) / 2], [(1 - height) / 2]])
     return _warp(images, torch.cat((back, fixed - back @ fixed), dim=2))
 
 
 def _scale(images: Images, factor: Numbers, drawn: Numbers) -> Images:
-    """Enlarge about the centre by `factor`."""
+    """Enlarge about the center by `factor`."""
     back = torch.diag_embed((1 / factor).expand(-1, 2))
     return _warp(images, F.pad(back, (0, 1)))
 
@@ -219,24 +224,24 @@ def _warp(images: Images, matrices: Float[Tensor, "b 2 3"]) -> Images:
 
 
 def _invert(images: Images, white: Numbers, drawn: Numbers) -> Images:
-    """`white` minus each value."""
+    """Subtract each value from `white`."""
     return white[:, :, None, None] - images
 
 
 def _multiply(images: Images, factor: Numbers, drawn: Numbers) -> Images:
-    """`factor` times each value."""
+    """Multiply each value by `factor`."""
     return factor[:, :, None, None] * images
 
 
 def _contrast(images: Images, factor: Numbers, drawn: Numbers) -> Images:
-    """Move away from the mean grey of the image by `factor`."""
+    """Scale the distance from the mean gray of the image by `factor`."""
     luma = (images * images.new_tensor(LUMA).view(3, 1, 1)).sum(dim=1, keepdim=True)
     mean = luma.mean(dim=(2, 3), keepdim=True)
     return mean + factor[:, :, None, None] * (images - mean)
 
 
 def _sharpen(images: Images, factor: Numbers, drawn: Numbers) -> Images:
-    """From the smoothed image at 0 to the image itself at 1; the border stays, as in PIL."""
+    """Interpolate from the smoothed image (0) to the image (1), except at the border as in PIL."""
     if min(images.shape[-2:]) <= 2:
         return images
     inside = images[:, :, 1:-1, 1:-1]
@@ -245,19 +250,19 @@ def _sharpen(images: Images, factor: Numbers, drawn: Numbers) -> Images:
 
 
 def _solarize_add(images: Images, added: Numbers, drawn: Numbers) -> Images:
-    """Add to each value, then invert those of at least a half."""
+    """Add to each value, then invert values of at least 0.5."""
     images = (images + added[:, :, None, None]).clamp(0, 1)
     return torch.where(images < 0.5, images, 1 - images)
 
 
 def _equalize(images: Images, parameters: Numbers, drawn: Numbers) -> Images:
-    """Spread the values of each channel evenly, as PIL does, with the gradient of the identity."""
+    """Equalize the histogram of each channel as PIL does, with a straight-through gradient."""
     return _straight_through(images, equalize(_bytes(images), drawn))
 
 
 def _posterize(images: Images, parameters: Numbers, drawn: Numbers) -> Images:
-    """Keep the first 1 to 8 bits, with the gradient of the identity."""
-    # The released code draws from 0 to 8; with 0 bits every image is black, whatever its label.
+    """Keep the first 1 to 8 bits, with a straight-through gradient."""
+    # The released code draws from 0 to 8. With 0 bits every image would be black.
     bits = 1 + (8 * drawn.squeeze(1).double()).floor()
     return _straight_through(images, posterize(_bytes(images), bits))
 
@@ -271,7 +276,7 @@ def _straight_through(images: Images, changed: UInt8[Tensor, "b 3 h w"]) -> Imag
 
 
 def _cut_out(images: Images, fill: Numbers, drawn: Numbers, *, hole_pixels: int | None) -> Images:
-    """Paint eight square holes with one color."""
+    """Fill eight square holes with one color."""
     height, width = images.shape[-2:]
     shorter = min(height, width)
     side = min(hole_pixels or max(1, int(HOLE_SHARE * shorter)), shorter)
@@ -282,7 +287,7 @@ def _cut_out(images: Images, fill: Numbers, drawn: Numbers, *, hole_pixels: int 
 
 
 def _covered(place: Tensor, size: int, side: int) -> Tensor:
-    """Along one axis, which pixels lie under each hole, for places in [0, 1)."""
+    """Return a mask of the pixels under each hole along one axis, for `place` in [0, 1)."""
     start = (place * (size - side + 1)).floor()
     pixel = torch.arange(size, device=place.device)
     return (pixel >= start) & (pixel < start + side)

@@ -1,7 +1,9 @@
 """AdvST: adversarial learning with semantics transformations (AAAI 2024)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,38 +22,39 @@ from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_m
 from peerdg.models.layers import projection_head
 from peerdg.options import option
 
-HOLE = 16  # pixels of a side, in the released cutout
-WIDE = 4096  # features of AlexNet and CaffeNet, behind fully connected layers
+HOLE = 16  # side of the released holes of cutout, in pixels
+MIN_STEPS = 3  # mean length of a search, below which a run is called inert
+WIDE = 4096  # number of features of AlexNet and CaffeNet, which have fully connected layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Usual image operations, with parameters that make images hard, give domains to learn from."""
+    """Train also on domains made by image operations with adversarial parameters."""
 
-    k: int = option(5, "made domains that are learnt from, the newest", at_least=1, announced=True)
+    k: int = option(5, "number of newest domains to train on", at_least=1, announced=True)
     every: int = option(1, "epochs between two domains", at_least=1)
-    steps: int = option(20, "most steps of the maximisation", at_least=1)
-    rate: float = option(0.2, "learning rate of RMSprop in the maximisation", above=0)
+    steps: int = option(20, "maximum number of steps of the maximization", at_least=1)
+    rate: float = option(0.2, "learning rate of RMSprop in the maximization", above=0)
     tolerance: float = option(0.1, "change of the objective that ends the maximization", at_least=0)
     batch_size: int = option(256, "images that share one chain of operations", at_least=1)
-    lam: float = weight_option(100.0, "weight of the penalty that keeps features near")
-    eta: float = option(0.0, "weight of the entropy that is raised; AdvST-ME has some", at_least=0)
-    eta_min: float = weight_option(10.0, "weight of the entropy that training rewards")
+    lam: float = weight_option(100.0, "weight of the feature distance penalty")
+    eta: float = option(0.0, "weight of the entropy in the maximization (AdvST-ME: 10)", at_least=0)
+    eta_min: float = weight_option(10.0, "weight of the entropy in training")
     beta: float = weight_option(1.0, "weight of the supervised contrastive loss")
     tau: float = option(0.07, "temperature of the contrastive loss", above=0)
     head_layers: int | None = option(
         None,
-        "layers of the projection for the contrastive loss; default: 2 for features that are as "
-        "wide as AlexNet's, 4096, and 1 for others, as released",
+        "layers of the projection for the contrastive loss (default: 2 for 4096 features as in "
+        "AlexNet, otherwise 1)",
         at_least=1,
     )
     head_dim: int = option(128, "width of the projection", at_least=1)
-    length: int = option(3, "most operations in a chain", at_least=1, at_most=4)
+    length: int = option(3, "maximum number of operations in a chain", at_least=1, at_most=4)
     cutout: Literal["scaled", "absolute"] = option(
-        "scaled", "holes of a fifth of the image's side, or of 16 pixels as released"
+        "scaled", "side of holes: a fifth of the image, or 16 pixels (released code)"
     )
     contrast: Literal["factor", "mean"] = option(
-        "factor", "multiply pixels as released, or their distance from the mean grey as PIL does"
+        "factor", "multiply pixels (released code), or their distance from the mean gray (PIL)"
     )
     frozen_statistics: bool = option(True, "train with the batch statistics of pre-training")
 
@@ -60,44 +63,54 @@ class Settings(MethodSettings):
     augments = False
 
     def check_images(self, side: int) -> None:
-        """A hole must not cover the whole image."""
+        """Reject holes that cover the whole image."""
         if self.cutout == "absolute" and side <= HOLE:
             raise ConfigError(
-                f"Holes of {HOLE} pixels cover all of an image of {side} pixels.",
+                f"Cutout holes of {HOLE} pixels cover all of an image of {side} pixels.",
                 hint="Use --advst.cutout scaled.",
             )
 
     def makes_images(self, epoch: int) -> bool:
-        """Whether a domain is made after epoch `epoch`, counted from 0."""
+        """Return whether a domain is made after epoch `epoch`, counted from 0."""
         return (epoch + 1) % self.every == 0
+
+    def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
+        """Report a run whose searches mostly end after two steps, the minimum."""
+        steps = [e["ascent_steps"] for e in epochs if "ascent_steps" in e]
+        if not steps or fmean(steps) >= MIN_STEPS:
+            return None
+        return f"search of {fmean(steps):.1f} steps"
 
 
 class AdvST(PoolMethod):
-    """Learn from domains made by usual image operations whose parameters make images hard.
+    """Train F on the source and on domains made by operations with adversarial parameters.
 
     Zheng et al., "AdvST: revisiting data augmentations for single domain generalization", AAAI
-    2024, https://arxiv.org/abs/2312.12720, as in the released code. F = C∘H; a chain A_ω is one to
+    2024, https://arxiv.org/abs/2312.12720, as in the released code. F = C∘H. A chain A_ω has one to
     three of twelve differentiable operations (`peerdg.augment.semantic`), with parameters ω for
-    each image. At the end of an epoch, for each mini-batch of the source and a chain drawn for it,
-    RMSprop ascends from random ω, with F in eval mode, on
+    each image. At the end of an epoch a chain is drawn for each mini-batch of the source. From
+    random ω and with F in eval mode, RMSprop ascends on
 
         CE(F(A_ω(x)), y) - λ · mean[(H(A_ω(x)) - H(x))²] + η · Entropy(F(A_ω(x)))
 
-    until it changes by no more than `tolerance` in a step. All A_ω(x) are one new domain. F learns
-    from the source and the k newest domains, shuffled, with a linear projection R, by
+    until a step changes it by at most `tolerance`. All A_ω(x) form one new domain. F and a
+    projection R are trained on the source and the k newest domains, shuffled, and minimize
 
         CE(F(x), y) + β · SupCon(R(H(x)), y) - η_min · Entropy(F(x))
 
-    AdvST-ME is η > 0. Where this departs from the released code:
+    AdvST-ME has η > 0. Differences from the released code:
 
     - Its ring of domains overwrites the source after a while. Here the source stays.
-    - Its digits are not shuffled, so that each batch is of one domain. Here all batches are mixed.
-    - Cutout's holes are a fifth of the image's side; released are 16 pixels (`cutout`).
-    - Images stay in [0, 1] after each operation, as in its code for photos; its digits leave it.
-    - It draws posterize's bits and cutout's holes anew in every step, holes for a whole batch at
-      once. Here each image keeps its own, so that the stored image is the one that was ascended.
-    - The first step is not compared with an objective of 0 before it.
-    - A batch without two images of one class has no contrastive loss.
+    - Its digits are not shuffled, so each batch has one domain. Here all batches are mixed.
+    - Its cutout has holes of 16 pixels. Here they are a fifth of the image's side (`cutout`).
+    - Its digits may leave [0, 1]. Here images are clipped after each operation, as in its code for
+      photos.
+    - It draws the bits of posterize and the holes of cutout in every step, and the holes for a
+      whole batch. Here they are drawn once for each image, so that the ascent raises the
+      objective of the image that is stored.
+    - It compares the first objective with 0. Here the first comparison is after the second step.
+    - Its contrastive loss divides by the number of all anchors. Here it divides by the number of
+      anchors that have a positive. A batch without two images of one class has no contrastive loss.
     """
 
     settings: Settings
@@ -119,7 +132,7 @@ class AdvST(PoolMethod):
         self.chains = Chains(transformations, settings.length)
 
     def loss(self, batch: Batch) -> Loss:
-        """The minimisation: cross-entropy, contrastive loss, and entropy as a reward."""
+        """Compute the loss of the minimization, with the entropy as a reward."""
         h = self.model.features(batch.images)
         logits = self.model.head(h)
         ce = F.cross_entropy(logits, batch.labels)
@@ -131,23 +144,23 @@ class AdvST(PoolMethod):
         return Loss(loss, ce=ce, contrast=contrast, entropy=undecided)
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """Make a domain from the source when one is due; of more than k, drop the oldest."""
+        """Make a domain from the source every `every` epochs. Drop the oldest if there are k."""
         if not self.settings.makes_images(epoch):
             return EpochResult()
-        # Shuffled, since images may be stored by class: a chain must not belong to a class.
+        # Shuffle, because images may be stored by class. A chain must not belong to one class.
         rows = torch.randperm(len(self.pool.images)).to(self.pool.images.device)
         made, labels, ascents = [], [], []
         with in_eval_mode(self.model):
-            for part in iterate(rows.split(self.settings.batch_size), "maximising"):
+            for part in iterate(rows.split(self.settings.batch_size), "maximizing"):
                 x, y = self.pool.clean(part.sort().values)
-                z, ascent = self.maximise(x, y)
+                z, ascent = self.maximize(x, y)
                 made.append(z)
                 labels.append(y)
                 ascents.append(ascent)
         add = PoolImages(torch.cat(made), torch.cat(labels))
         drop = max(0, len(self.pool.additions) + 1 - self.settings.k)
         size = len(self.pool) + len(add) - sum(map(len, self.pool.additions[:drop]))
-        ascents = [ascent for ascent in ascents if ascent.steps]  # with something to learn
+        ascents = [ascent for ascent in ascents if ascent.steps]  # chains with learnable parameters
         records = {
             "pool_images": size,
             "ascent_steps": sum(ascent.steps for ascent in ascents) / max(1, len(ascents)),
@@ -155,10 +168,10 @@ class AdvST(PoolMethod):
         }
         return EpochResult(records, new_images=add, drop_oldest=drop)
 
-    def maximise(
+    def maximize(
         self, images: UInt8[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> tuple[UInt8[Tensor, "n 3 h w"], "AscentRecord"]:
-        """Move the parameters of a new chain up the objective; return what it makes of images."""
+        """Draw a chain, maximize the objective over its parameters, and return its images."""
         x = images.float() / 255
         chain = self.chains.draw(len(x), device=x.device)
         ascent = self.ascend(chain, x, labels)
@@ -171,7 +184,7 @@ class AdvST(PoolMethod):
     def ascend(
         self, chain: Chain, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> "AscentRecord":
-        """All steps of the maximisation, which changes the parameters of `chain`."""
+        """Run all steps of the maximization. Changes the parameters of `chain`."""
         learnable = [parameters.requires_grad_() for parameters in chain.learnable]
         if not learnable:
             return AscentRecord(0, 0.0)
@@ -199,14 +212,20 @@ class AdvST(PoolMethod):
         features: Float[Tensor, "n dim"],
         labels: Int64[Tensor, " n"],
     ) -> Float[Tensor, ""]:
-        """What the maximisation ascends: transformed images against features of their origin."""
+        """Compute the objective of the maximization.
+
+        Args:
+            images: Transformed images.
+            features: Features H(x) of the original images.
+            labels: Class indices.
+        """
         h = self.model.features(images)
         logits = self.model.head(h)
         ce, distance = F.cross_entropy(logits, labels), F.mse_loss(h, features)
         return ce - self.settings.lam * distance + self.settings.eta * entropy(logits)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; with `frozen_statistics`, batch normalisation stays in eval mode."""
+        """Set the mode. With `frozen_statistics`, batch normalization stays in eval mode."""
         super().train(mode)
         if self.settings.frozen_statistics:
             for part in self.model.modules():
@@ -216,19 +235,19 @@ class AdvST(PoolMethod):
 
     @property
     def frozen_statistics(self) -> bool:
-        """True with this option: weights were trained for these statistics, and for no others."""
+        """Whether the weights were trained with frozen batch statistics and need them."""
         return self.settings.frozen_statistics and has_batch_statistics(self.model)
 
     def _diverged(self) -> NumericalError:
         return NumericalError(
-            "The maximisation that makes new images is not finite.",
+            "The maximization that makes new images has values that are not finite.",
             hint="Lower its rate (--advst.rate), or the learning rate (--train.lr).",
             details={"rate": self.settings.rate, "lam": self.settings.lam},
         )
 
 
 class AscentRecord(NamedTuple):
-    """How the maximisation of one mini-batch went."""
+    """Length and success of the maximization of one mini-batch."""
 
     steps: int
-    rise: float  # of the objective, from the first step to the last
+    rise: float  # change of the objective from the first step to the last
