@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 
 import peerdg
+from peerdg.data.benchmarks import DigitsMiniSettings, benchmark
 from peerdg.errors import ConfigError, NumericalError
 from peerdg.methods.base import Batch
-from peerdg.methods.metacnn import MetaCNN, Settings
+from peerdg.methods.metacnn import MIN_DROPPED, MetaCNN, Settings
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import load_stored
+from peerdg.run.config import resolve
 from peerdg.train.optim import make_optimizers
 from peerdg.train.settings import PhaseSettings
 from peerdg.train.state import TrainState
@@ -151,6 +153,39 @@ def test_the_first_dictionary_composes_better_than_a_random_one():
     assert lost(again, images) < learnt
 
 
+@pytest.mark.parametrize("budget", ["quick", "standard"])
+def test_on_digits_the_preset_drops_a_share_of_the_energy_that_the_old_one_kept(budget):
+    preset = resolve({"benchmark": "digits-mini", "method": "metacnn", "budget": budget})
+    images = (
+        benchmark("digits-mini")
+        .load(DigitsMiniSettings(train=100), root=None, targets=["uci"])
+        .train.images
+    )
+    for settings, works in (
+        (preset.method_settings, True),
+        (Settings(atoms=64, addressed=8), False),
+    ):
+        torch.manual_seed(0)
+        model = build_classifier("digits-cnn-half", classes=tuple("0123456789"))
+        method = MetaCNN(MetaCNN.adapt(model, settings, 32), settings)
+        method.start_from(images[:50])
+        batch = Batch(images[50:], torch.arange(50) % 10, augmented=images[50:])
+        terms = method.step(batch, lambda name, loss, terms: None)
+        share = lost(method, images[50:])
+        assert (share >= MIN_DROPPED) == works
+        records = [{"dropped": float(terms["dropped"])}]
+        assert (settings.inert(records) is None) == works
+
+
+def test_the_recorded_share_is_that_of_the_features():
+    method, batch = method_of(), batch_of()
+    before = lost(method, torch.cat((batch.images, batch.augmented)))
+    terms = method.step(batch, lambda name, loss, terms: None)
+    assert float(terms["dropped"]) == pytest.approx(before, rel=1e-6)
+    assert Settings().inert([{"dropped": 0.031}]) == "3.1% of the features' energy dropped"
+    assert Settings().inert([{"reseeded": 0}]) is None  # records of an earlier version
+
+
 def test_unused_atoms_are_seeded_anew_at_the_end_of_an_epoch():
     method = method_of()
     with torch.no_grad():
@@ -183,13 +218,13 @@ def test_it_stands_behind_the_chosen_stage_or_module():
     ):
         (layer,) = MetaCNN.adapt(model, Settings(**options), 32).added
         assert (layer["kind"], layer["place"]) == ("meta-features", place)
-    with pytest.raises(ConfigError, match="No stage"):
+    with pytest.raises(ConfigError, match="any stage"):
         MetaCNN.adapt(model, Settings(stage=3), 32)
 
 
 def test_options_that_do_not_go_together_and_a_plain_network_are_refused():
-    with pytest.raises(ConfigError, match="addressed is 32"):
-        Settings(atoms=16)
+    with pytest.raises(ConfigError, match="addressed is 8"):
+        Settings(atoms=4)
     with pytest.raises(ConfigError, match="needs one layer of meta-features"):
         MetaCNN(tiny_classifier())
 

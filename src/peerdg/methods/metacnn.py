@@ -1,7 +1,8 @@
-"""MetaCNN, a reconstruction: local features composed of a learnt dictionary of meta-features."""
+"""MetaCNN, a reconstruction: compose local features from a learned dictionary."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -26,58 +27,72 @@ from peerdg.options import option
 from peerdg.rng import seeded
 from peerdg.stages import stage
 
-FIRST_CHUNKS = 8  # of the clean images, that the dictionary starts from
+FIRST_CHUNKS = 8  # chunks of clean images for the initial dictionary
+MIN_DROPPED = 0.05  # share of the features' energy below which the layer is nearly an identity
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Reconstruction: local features are composed of a dictionary; the rest is dropped."""
+    """Compose local features from a dictionary and drop the rest. A reconstruction."""
 
     k: int = option(10, "re-draw the augmentation policy every k epochs", at_least=1)
-    atoms: int = option(256, "atoms of the dictionary", at_least=1, at_most=4096, announced=True)
-    addressed: int = option(32, "atoms for each feature", at_least=1, at_most=256, announced=True)
+    atoms: int = option(
+        256, "number of atoms in the dictionary", at_least=1, at_most=4096, announced=True
+    )
+    addressed: int = option(
+        8, "number of atoms per feature", at_least=1, at_most=256, announced=True
+    )
     threshold: float = option(
-        -1.0, "smallest cosine of an addressed atom; -1 sets no limit", at_least=-1, at_most=1
+        -1.0, "smallest cosine of an addressed atom (-1: no limit)", at_least=-1, at_most=1
     )
-    ridge: float = option(1e-2, "ridge of the composition", above=0, at_most=1e6)
+    ridge: float = option(1e-2, "ridge penalty of the composition", above=0, at_most=1e6)
     gradient: Literal["closed-form", "straight-through"] = option(
-        "closed-form", "through the composition, or past it"
+        "closed-form", "gradient through the composition, or straight through"
     )
-    decay: float = option(0.99, "share of earlier batches in the dictionary", at_least=0, at_most=1)
-    stage: int = option(1, "stage of the network that the layer stands behind", at_least=1)
-    layer: str | None = option(None, "module that it stands behind, in place of a stage")
+    decay: float = option(0.99, "decay of earlier batches in the dictionary", at_least=0, at_most=1)
+    stage: int = option(1, "stage of the network after which the layer is inserted", at_least=1)
+    layer: str | None = option(None, "module after which the layer is inserted, instead of a stage")
 
     period_option = "k"
     reconstruction = "everywhere"
     adapts_before = "train"
 
+    def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
+        """Report a layer that drops almost nothing."""
+        share = epochs[-1].get("dropped", 1.0) if epochs else 1.0
+        return f"{share:.1%} of the features' energy dropped" if share < MIN_DROPPED else None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.addressed > self.atoms:
             raise ConfigError(
-                f"--metacnn.addressed is {self.addressed}; there are {self.atoms} atoms."
+                f"--metacnn.addressed is {self.addressed}, but there are only {self.atoms} atoms."
             )
 
 
 class MetaCNN(AugmentedMethod):
-    """Compose local features of a learnt dictionary, so that what is foreign to it is dropped.
+    """Train F with a layer that composes local features from a learned dictionary.
 
     A reconstruction of Wan et al., "Meta convolutional neural networks for single domain
-    generalization", CVPR 2022, from its abstract: there is no public code, and this is no faithful
-    reproduction. Behind an early stage of F stands a layer which replaces the feature at each place
-    of the map by a ridge regression on the atoms that are most like it
-    (`peerdg.models.meta_features.MetaFeatures`, with the equations). Each step
+    generalization", CVPR 2022, from its abstract. There is no public code, and this is not a
+    faithful reproduction. After an early stage of F, a layer replaces the feature at each pixel of
+    the map by its ridge regression on the most similar atoms. The rest of the feature is dropped.
+    `peerdg.models.meta_features.MetaFeatures` has the equations. Each step
 
-    1. minimises CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x) over the weights of F;
-    2. updates the dictionary by the codes of both views (`peerdg.models.meta_features`).
+    1. minimizes CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x) over the weights of F,
+    2. updates the dictionary from the codes of both views (`OnlineDictionary`).
 
     At the end of an epoch, atoms that no feature addressed are replaced by features that the
-    dictionary composes badly. It starts from features of the pre-trained network on clean images.
+    dictionary composes badly. The dictionary starts from features of the pre-trained network on
+    clean images.
 
-    What the abstract leaves open is a field of `Settings`: how atoms are addressed (`addressed`,
-    `threshold`), how the gradient passes (`gradient`), where the layer stands (`stage`, `layer`).
+    `Settings` has an option for each detail that the abstract leaves open: the addressing of atoms
+    (`addressed`, `threshold`), the gradient (`gradient`), and the place of the layer (`stage`,
+    `layer`).
 
-    F is given with its layer, see `adapt`.
+    Args:
+        model: Network F with its layer, see `adapt`.
+        augment: Augmentation G.
     """
 
     settings: Settings
@@ -93,11 +108,11 @@ class MetaCNN(AugmentedMethod):
 
     @classmethod
     def build(cls, model: Classifier, settings: Settings, context: RunContext) -> Self:
-        """Build MetaCNN and learn its first dictionary from clean images."""
+        """Build MetaCNN, and learn its initial dictionary from clean images."""
         method = super().build(model, settings, context)
         chunks = (images for _, images in zip(range(FIRST_CHUNKS), context.clean, strict=False))
-        # Not by the seed of the main phase: runs that share their start, to be averaged, must not
-        # begin with other atoms or the same ones in another order.
+        # Use a fixed seed. Runs whose weights will be averaged share their start, and need the
+        # same atoms in the same order.
         with seeded(0, "dictionary"):
             for number, images in enumerate(chunks):
                 method.start_from(images, afresh=number == 0)
@@ -105,7 +120,7 @@ class MetaCNN(AugmentedMethod):
 
     @classmethod
     def adapt(cls, model: Classifier, settings: Settings, size: int) -> Classifier:
-        """Put the layer behind the chosen stage or module."""
+        """Insert the layer after the chosen stage or module."""
         names = None if settings.layer is None else (settings.layer,)
         places = choose_places(
             model, size, names=names, stages=(settings.stage,), option="--metacnn.layer"
@@ -129,16 +144,18 @@ class MetaCNN(AugmentedMethod):
         found = [part for part in self.model.modules() if isinstance(part, MetaFeatures)]
         if len(found) != 1:
             raise ConfigError(
-                "MetaCNN needs one layer of meta-features inside the network.",
-                hint="Give it the network MetaCNN.adapt(model, settings, size).",
+                "MetaCNN needs one layer of meta-features in the network.",
+                hint="Pass the network MetaCNN.adapt(model, settings, size).",
             )
         return found[0]
 
     @torch.no_grad()
     def start_from(self, images: Tensor, *, afresh: bool = True) -> None:
-        """Learn the dictionary from clean images, before the first step.
+        """Learn the dictionary from clean images before the first step.
 
-        With `afresh`, features of these images become the atoms first.
+        Args:
+            images: Clean images.
+            afresh: Whether to replace the atoms by features of these images first.
         """
         layer = self.layer
         with in_eval_mode(self.model):
@@ -150,9 +167,10 @@ class MetaCNN(AugmentedMethod):
         self._learn(sums)
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Update the network, then the dictionary by the codes of the batch."""
+        """Update the network, then the dictionary from the codes of the batch."""
         with self.layer.collecting() as sums:
             terms = self.loss(batch)
+        terms["dropped"] = sums.dropped / sums.energy.clamp(min=1e-12)
         update("main", terms["loss"], terms)
         self._learn(sums)
         return terms
@@ -162,10 +180,10 @@ class MetaCNN(AugmentedMethod):
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """Replace atoms that were not addressed in this epoch."""
-        # Not checked in each step, where it would wait for the device: the next loss is NaN, then.
+        # A check in each step would wait for the device. The next loss would be NaN anyway.
         if not torch.isfinite(self.layer.atoms).all():
             raise NumericalError(
-                "The dictionary is not finite.",
+                "The dictionary is not finite: it has diverged.",
                 hint="Lower the learning rate, or raise the ridge (--metacnn.ridge).",
             )
         return EpochResult({"reseeded": self.dictionary.reseed(self.layer.atoms)})
@@ -176,7 +194,7 @@ class MetaCNN(AugmentedMethod):
 
 
 def _features(model: Classifier, layer: MetaFeatures, images: Tensor) -> Tensor:
-    """What the layer is given at every place, one row each."""
+    """Return the inputs of the layer at all pixels, as rows."""
     given: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
     try:
