@@ -1,4 +1,4 @@
-"""What the tests of methods that make images share."""
+"""Helpers for tests of methods that make images."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def tiny_pool(n: int = N) -> TrainingPool:
 
 
 def perturbed(ascent: Ascent, pool: TrainingPool) -> tuple[Tensor, Tensor, Tensor]:
-    """Clean and perturbed images, and labels, made in eval mode."""
+    """Return clean images, perturbed images and labels, made in eval mode."""
     x, y = pool.clean(torch.arange(len(pool)))
     ascent.model.eval()
     return x, ascent.perturb(x, y), y
@@ -46,7 +46,7 @@ def feature_distance(model: Classifier, x: Tensor, z: Tensor) -> float:
 
 
 def plain_entropy(logits: Tensor) -> Tensor:
-    """Of each row, by torch's own distribution."""
+    """Compute the entropy of each row with torch's distribution."""
     return torch.distributions.Categorical(logits=logits).entropy()
 
 
@@ -56,12 +56,12 @@ def mean_entropy(model: Classifier, images: Tensor) -> float:
 
 
 def interrupt_part(patch: pytest.MonkeyPatch, count: int, *, of: tuple[str, ...]) -> None:
-    """Let a signal arrive during part number `count` of the work with these names."""
-    seen = iter(range(1, 10**6))
+    """Send a stop signal during part `count` of the work with these labels."""
+    counter = iter(range(1, 10**6))
 
     def interrupted(items: Collection[Any], label: str = "") -> Iterator[Any]:
         for item in iterate(items, label):
-            if label in of and next(seen) == count:
+            if label in of and next(counter) == count:
                 signal.raise_signal(signal.SIGTERM)
             yield item
 
@@ -70,11 +70,11 @@ def interrupt_part(patch: pytest.MonkeyPatch, count: int, *, of: tuple[str, ...]
 
 
 def interrupt_step(patch: pytest.MonkeyPatch, count: int) -> None:
-    """Let a signal arrive during step number `count` of both phases."""
-    seen, step = iter(range(1, 10**6)), loop.train_step
+    """Send a stop signal during step `count` of both phases."""
+    counter, step = iter(range(1, 10**6)), loop.train_step
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        if next(seen) == count:
+        if next(counter) == count:
             signal.raise_signal(signal.SIGTERM)
         return step(*args, **kwargs)
 
@@ -82,7 +82,7 @@ def interrupt_step(patch: pytest.MonkeyPatch, count: int) -> None:
 
 
 def epochs_of(out: Path) -> list[dict[str, Any]]:
-    """The records of the main phase's epochs."""
+    """Return the epoch records of the main phase."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [r for r in records if r["kind"] == "epoch" and r["phase"] == "train"]
 

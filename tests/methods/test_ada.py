@@ -32,8 +32,8 @@ def images_of(ada: ADA) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return perturbed(ada.ascent, ada.pool)
 
 
-def test_it_equals_a_plain_loop_over_single_images():
-    """Each image by itself: mean over one image is its own objective."""
+def test_ascent_equals_a_plain_loop_over_single_images():
+    """Ascend each image separately: the mean over one image is its own objective."""
     model = tiny_classifier(batch_norm=True, dropout=0.5).eval()
     ada = make(model, gamma=0.7, n=6)
     x, got, y = images_of(ada)
@@ -49,7 +49,7 @@ def test_it_equals_a_plain_loop_over_single_images():
             objective.backward()
             z = (z + STRONG * z.grad).detach()
         expected = (z.clamp(0, 1) * 255).round()
-        assert (made - expected[0]).abs().max() <= 1  # a value halfway may round either way
+        assert (made - expected[0]).abs().max() <= 1  # a tie may round either way
         assert (made != expected[0]).float().mean() < 0.01
 
 
@@ -80,7 +80,7 @@ def test_the_step_does_not_depend_on_how_many_images_are_computed_at_once(
 
 
 def test_perturbations_of_the_released_step_survive_8_bits():
-    """Real digits, a short training, the defaults of the released code."""
+    """Real digits, a short training, and the released step size."""
     splits = load_splits(resolve({"benchmark": "digits-mini"}))
     rows = torch.arange(0, len(splits.train), len(splits.train) // 96)[:96]
     images, labels = splits.train.images[rows], splits.train.labels[rows]
@@ -106,12 +106,12 @@ def test_clipping_is_at_the_end_or_after_every_step():
     x, end, y = images_of(make(model, rate=500.0, steps=4))
     _, steps, _ = images_of(make(model, rate=500.0, steps=4, clip="steps"))
     assert not torch.equal(end, steps)
-    assert features_seen_inside(model, x, y, clip="steps")
-    assert not features_seen_inside(model, x, y, clip="end")
+    assert ascent_stays_inside(model, x, y, clip="steps")
+    assert not ascent_stays_inside(model, x, y, clip="end")
 
 
-def features_seen_inside(model: Classifier, x: torch.Tensor, y: torch.Tensor, clip: str) -> bool:
-    """Whether all images that the network saw while they were made lay in [0, 1]."""
+def ascent_stays_inside(model: Classifier, x: torch.Tensor, y: torch.Tensor, clip: str) -> bool:
+    """Return whether all intermediate images of the ascent are in [0, 1]."""
     seen: list[torch.Tensor] = []
     handle = model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     make(model, rate=500.0, steps=4, clip=clip).ascent.perturb(x, y)
@@ -135,16 +135,16 @@ def test_dropout_and_batch_statistics_are_off_while_images_are_made():
 
 
 def sizes(perturb: str, epochs: int = 7, **settings: Any) -> list[int]:
-    """Images in the pool during each epoch."""
+    """Return the size of the pool in each epoch."""
     ada = make(perturb=perturb, steps=1, n=6, **settings)
-    found = []
+    counts = []
     for epoch in range(epochs):
-        found.append(len(ada.pool))
+        counts.append(len(ada.pool))
         result = ada.end_epoch(epoch)
         if result.new_images is not None:
             assert result.records["pool_images"] == len(ada.pool) + len(result.new_images)
         ada.pool.change(result.new_images)
-    return found
+    return counts
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,15 @@ def test_made_images_keep_the_labels_of_their_origin():
     assert torch.equal(add.labels, ada.pool.labels)
 
 
-def test_what_is_recorded_is_the_mean_change_of_a_pixel():
+def test_the_mean_change_of_a_pixel_is_recorded():
     ada = make(perturb="source")
     result = ada.end_epoch(0)
     change = (result.new_images.images.float() - ada.pool.images.float()).abs().mean()
     assert result.records["perturbation"] == pytest.approx(float(change), rel=1e-5)
+
+
+def test_a_run_is_inert_if_no_ascent_moves_images_by_a_gray_level():
+    records: list[dict[str, float]] = [{"perturbation": 0.14}, {"ce": 0.1}, {"perturbation": 0.07}]
+    assert Settings().inert(records) == "perturbation 0.14 gray levels"
+    assert Settings().inert([*records, {"perturbation": 1.2}]) is None
+    assert Settings().inert([{"ce": 0.1}]) is None  # made no images, or did not say

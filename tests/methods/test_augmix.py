@@ -53,11 +53,11 @@ def test_three_views_are_one_forward_pass(batch_norm: bool):
     assert images.min() >= 0 and images.max() <= 1  # on one scale
 
 
-def test_a_run_takes_augmix_unless_another_augmentation_is_asked_for():
+def test_a_run_takes_augmix_unless_another_augmentation_is_set():
     config = resolve({"method": "augmix"})
     assert (config.augment.kind, config.augment.severity) == ("augmix", 3)
     other = resolve({"method": "augmix", "augment": {"kind": "randaugment"}})
-    assert other.augment.operations == "sdg"  # of the preset
+    assert other.augment.operations == "sdg"  # from the preset
 
 
 def test_another_augmentation_is_drawn_again_in_every_epoch():

@@ -1,4 +1,4 @@
-"""Clean images for batch statistics: shuffled chunks, and what a user may give in their place."""
+"""Clean images for batch statistics: shuffled chunks, and accepted inputs of users."""
 
 import copy
 from functools import cache
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 @cache
 def residual_network() -> Classifier:
-    """Trained for a few steps, so that its channels tell classes apart; its users copy it."""
+    """Train for a few steps, so that channels separate the classes. Callers must copy it."""
     torch.manual_seed(0)
     stem = [nn.Conv2d(3, 16, 5, stride=4, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
     encoder = nn.Sequential(
@@ -59,24 +59,24 @@ def residual_network() -> Classifier:
 
 
 def class_sorted_photos() -> Domain:
-    """Seven classes of 40 images each, one class after the other; a class has its own colours."""
+    """Return seven classes of 40 images, sorted by class. Each class has its own colors."""
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(7).repeat_interleave(40)
-    colours = torch.rand(7, 3, 4, 4, generator=random)[labels] + 0.3 * torch.rand(
+    colors = torch.rand(7, 3, 4, 4, generator=random)[labels] + 0.3 * torch.rand(
         280, 3, 4, 4, generator=random
     )
-    images = nn.functional.interpolate(colours, size=SIDE, mode="bilinear").mul(190)
+    images = nn.functional.interpolate(colors, size=SIDE, mode="bilinear").mul(190)
     return Domain("photos", tuple("abcdefg"), images.to(torch.uint8), labels)
 
 
 def variances(model: Classifier) -> torch.Tensor:
-    """Of every channel of the last four normalisation layers."""
+    """Return the variances of all channels of the last four normalization layers."""
     layers = [part for part in model.modules() if isinstance(part, nn.BatchNorm2d)]
     return torch.cat([layer.running_var for layer in layers[-4:]])
 
 
 def stored_variances(domain: Domain) -> torch.Tensor:
-    """Those of the task model that PEER leaves after a snapshot."""
+    """Return the statistics of PEER's task model after a snapshot."""
     peer = PEER(copy.deepcopy(residual_network()), Settings(k=1), clean=Source(domain).clean)
     peer.end_epoch(0)
     return variances(peer.deployed)
@@ -90,7 +90,7 @@ def test_statistics_of_class_sorted_photos_are_those_of_shuffled_batches():
     ratio = stored_variances(photos) / variances(reference)
     assert abs(ratio.median() - 1) < 0.05
     assert (ratio - 1).abs().median() < 0.05
-    # In the order of storage the variance between classes is lost; the test can see that.
+    # Control: in storage order the variance between classes is lost.
     update_bn(list(photos.images.split(32)), reference)
     assert (variances(reference) / stored_variances(photos)).median() < 0.9
 
@@ -120,7 +120,7 @@ def test_a_set_of_one_image_is_refused():
         CleanImages(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
 
 
-# What a user may give
+# Accepted inputs
 
 SOURCE = tiny_domain(n=24)
 FLOATS = SOURCE.images / 255
@@ -153,7 +153,7 @@ def test_tensors_loaders_and_lists_give_the_same_statistics(clean):
 
 
 def sorted_batches() -> dict[str, Any]:
-    """Seven classes, one after the other, in batches of mostly one class."""
+    """Return seven classes, sorted, in batches of mostly one class."""
     photos = class_sorted_photos()
     data = TensorDataset(photos.images, photos.labels)
     return {
@@ -166,18 +166,18 @@ def sorted_batches() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", sorted_batches())
 def test_class_sorted_batches_give_the_statistics_of_all_images(kind):
-    found, reference = (copy.deepcopy(residual_network()) for _ in range(2))
-    recompute_statistics(found, as_clean(sorted_batches()[kind]))
+    model, reference = (copy.deepcopy(residual_network()) for _ in range(2))
+    recompute_statistics(model, as_clean(sorted_batches()[kind]))
     update_bn([class_sorted_photos().images], reference)
-    ratio = variances(found) / variances(reference)
+    ratio = variances(model) / variances(reference)
     assert (ratio - 1).abs().median() < 0.05
-    # As they were given, they lose the variance between classes; the test can see that.
+    # Control: in the original order the variance between classes is lost.
     update_bn(list(class_sorted_photos().images.split(20)), reference)
-    assert (variances(reference) / variances(found)).median() < 0.9
+    assert (variances(reference) / variances(model)).median() < 0.9
 
 
 class OwnBatches:
-    """A batch sampler of one's own, as for balanced classes."""
+    """A custom batch sampler, as for balanced classes."""
 
     def __iter__(self):
         return iter([[0, 8, 16], [23, 3, 11]])
@@ -186,14 +186,14 @@ class OwnBatches:
         return 2
 
 
-def test_a_loader_that_does_not_shuffle_is_warned_of_once():
+def test_a_loader_that_does_not_shuffle_warns_once():
     data = TensorDataset(SOURCE.images, SOURCE.labels)
-    with pytest.warns(PeerdgWarning, match="does not shuffle.*shuffle=True") as given:
+    with pytest.warns(PeerdgWarning, match="does not shuffle.*shuffle=True") as caught:
         peer = PEER(tiny_classifier(batch_norm=True), Settings(k=1), clean=DataLoader(data, 8))
         peer.end_epoch(0)
         peer.end_epoch(1)
-    assert len(given) == 1
-    assert given[0].filename == __file__
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     whole_batches = DataLoader(SOURCE.images.split(8), batch_size=None)
     with pytest.warns(PeerdgWarning, match="does not shuffle"):
         as_clean(whole_batches)
@@ -209,8 +209,8 @@ def test_a_loader_that_does_not_shuffle_is_warned_of_once():
 def test_a_batch_of_one_image_of_a_loader_is_left_out():
     data = DataLoader(SOURCE.images[:11], batch_size=10)
     with pytest.warns(PeerdgWarning, match="does not shuffle"):
-        found = measured(data)
-    for ours, expected in zip(found, measured(SOURCE.images[:10]), strict=True):
+        statistics = measured(data)
+    for ours, expected in zip(statistics, measured(SOURCE.images[:10]), strict=True):
         torch.testing.assert_close(ours, expected)
 
 
@@ -227,27 +227,27 @@ def test_a_batch_of_one_image_of_a_loader_is_left_out():
         (images for images in SOURCE.images.split(8)),
         DataLoader([{"image": 1}, {"image": 2}], batch_size=2),
     ],
-    ids=["path", "domain", "array", "image", "grey", "images", "pair", "generator", "dicts"],
+    ids=["path", "domain", "array", "image", "gray", "images", "pair", "generator", "dicts"],
 )
-def test_anything_else_is_refused_at_once_with_what_is_accepted(clean):
+def test_other_inputs_are_rejected_with_the_accepted_ones(clean):
     with pytest.raises(ConfigError, match=r"one tensor \[N, 3, H, W\], a DataLoader or a list"):
         PEER(tiny_classifier(batch_norm=True), clean=clean)
 
 
 @pytest.mark.parametrize(
-    ("clean", "told"),
+    ("clean", "message"),
     [
         ([], "one size"),
         ([SOURCE.images[:1]], "at least two"),
         ([SOURCE.images[:8], SOURCE.images[8:, :, :8, :8]], "one size"),
     ],
 )
-def test_a_list_without_two_images_of_one_size_is_refused_at_once(clean, told):
-    with pytest.raises(DataError, match=told):
+def test_a_list_without_two_images_of_one_size_is_refused_at_once(clean, message):
+    with pytest.raises(DataError, match=message):
         PEER(tiny_classifier(batch_norm=True), clean=clean)
 
 
-def test_normalised_images_are_refused_with_where_normalisation_belongs():
+def test_normalized_images_are_rejected_with_a_hint():
     for clean in (FLOATS * 2 - 1, [FLOATS * 255], DataLoader(FLOATS - 0.5, batch_size=8)):
         with pytest.raises(DataError, match=r"\[0, 1\].*\n.*mean=\.\.\., std="):
             PEER(tiny_classifier(batch_norm=True), clean=clean)
@@ -259,7 +259,7 @@ def test_a_batch_rounds_float_images_to_the_bytes_they_came_from(dtype):
     floats = (every_value.double() / 255).to(dtype)
     images = Batch(floats, torch.zeros(2, dtype=torch.int64)).images
     assert images.dtype == torch.uint8
-    if dtype != torch.bfloat16:  # which cannot tell all 256 values apart
+    if dtype != torch.bfloat16:  # it cannot represent all 256 values
         assert torch.equal(images, every_value)
 
 

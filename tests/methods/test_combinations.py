@@ -1,4 +1,4 @@
-"""Methods that are made of several runs: which runs, and what a person is to type."""
+"""Combinations of several runs: their members, and the commands that make them."""
 
 import re
 from itertools import product
@@ -22,7 +22,7 @@ def configs(name: str, seed: int = 0):
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_every_member_is_a_run_of_its_own(name: str):
+def test_every_member_is_a_separate_run(name: str):
     hashes = [config.hash for seed in range(3) for config in configs(name, seed)]
     assert len(set(hashes)) == len(hashes)
     assert {config.name for config in configs(name)} == {COMBINATIONS[name].member}
@@ -30,18 +30,18 @@ def test_every_member_is_a_run_of_its_own(name: str):
 
 
 def test_members_of_diwa_share_their_start_and_vary_mildly():
-    """Ramé et al.: one initialisation; rates of 1e-5, 3e-5 and 5e-5, decays of 1e-4 and 1e-6."""
+    """Ramé et al.: one initialization, rates of 1e-5, 3e-5 and 5e-5, decays of 1e-4 and 1e-6."""
     runs = configs("diwa", seed=2)
     usual = resolve(BASE, {"method": "randaugment"}).train.lr
     assert {run.seed for run in runs} == {2}
     assert len({run.main_seed for run in runs}) == 6
     assert len({str(run.tables()["pretrain"]) for run in runs}) == 1
-    found = sorted((round(run.train.lr / usual, 9), run.train.weight_decay) for run in runs)
-    assert found == sorted(product((0.2, 0.6, 1.0), (1e-6, 1e-4)))
+    pairs = sorted((round(run.train.lr / usual, 9), run.train.weight_decay) for run in runs)
+    assert pairs == sorted(product((0.2, 0.6, 1.0), (1e-6, 1e-4)))
 
 
 def test_members_of_eoa_are_independent_runs_of_sma():
-    """Arpit et al.: six runs; outputs are added up before the softmax in the released code."""
+    """Arpit et al.: six runs. The released code adds outputs before the softmax."""
     runs = configs("eoa", seed=1)
     assert [run.seed for run in runs] == [6, 7, 8, 9, 10, 11]
     assert {(run.method, run.average.kind) for run in runs} == {("randaugment", ("sma",))}
@@ -50,10 +50,10 @@ def test_members_of_eoa_are_independent_runs_of_sma():
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_one_run_of_it_is_refused_with_the_command_that_makes_it(name: str):
+def test_training_one_is_rejected_with_the_commands_to_use(name: str):
     with pytest.raises(ConfigError) as refused:
         resolve(BASE, {"method": name, "seed": 1})
-    assert f"made of {COMBINATIONS[name].members} runs" in refused.value.message
+    assert f"{COMBINATIONS[name].members} runs" in refused.value.message
     assert f"bench --methods {name}" in (refused.value.hint or "")
 
 

@@ -36,7 +36,7 @@ def test_randaugment_redraws_its_policy_every_k_epochs():
     assert drawn == [Policy(seed=1).redraw(epoch // 2) for epoch in range(6)]
 
 
-def test_the_trained_network_is_deployed_and_observed():
+def test_the_trained_network_is_deployed_and_evaluated():
     model = tiny_classifier()
     for method in (ERM(model), AugmentedERM(model)):
         assert method.deployed is model

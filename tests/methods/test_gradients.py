@@ -1,4 +1,4 @@
-"""The pull of PEER's terms at the encoder: measured apart from training, and balanced by it."""
+"""Gradient norms of PEER's terms at the encoder: measuring them, and balancing by them."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def test_a_term_without_a_path_to_the_encoder_has_norm_zero():
     assert float(gradient_norm(other * 2, nn.Linear(2, 2))) == 0.0
 
 
-def test_with_scale_gradient_the_regularizer_pulls_w_times_as_much_as_cross_entropy():
+def test_scale_gradient_makes_the_regularizers_norm_w_times_that_of_cross_entropy():
     peer = make(scale="gradient", w=0.3)
     recorded = peer.start_epoch(0)["gradients"]
     assert recorded["regularizer"] == pytest.approx(0.3 * recorded["cross_entropy"], rel=1e-5)
@@ -94,7 +94,7 @@ def test_it_is_measured_once_at_the_start_of_each_period():
     with torch.no_grad():
         for parameter in peer.proxy.parameters():
             parameter.mul_(1.5)
-    assert peer.start_epoch(0) == first  # as a run that is resumed within the epoch calls it
+    assert peer.start_epoch(0) == first  # a run resumed within the epoch calls it again
     assert peer.start_epoch(2)["gradients"] != first["gradients"]
 
 
@@ -112,11 +112,11 @@ def test_a_run_trains_the_same_whether_it_measures_or_not(tmp_path: Path):
     measured, not_measured = run(tmp_path / "a", gradient_images=64), run(tmp_path / "b")
     assert all(torch.equal(measured[name], not_measured[name]) for name in measured)
     epochs = [r for r in RunFolder(tmp_path / "a").metrics.read() if r["kind"] == "epoch"]
-    found = [record["gradients"] for record in epochs if record["phase"] == "train"]
-    assert len(found) == 2 and all(each["cross_entropy"] > 0 for each in found)
+    gradients = [record["gradients"] for record in epochs if record["phase"] == "train"]
+    assert len(gradients) == 2 and all(each["cross_entropy"] > 0 for each in gradients)
 
 
-def test_a_loop_of_ones_own_must_give_the_batch_to_balance_on():
-    with pytest.raises(ConfigError, match="none was given") as caught:
+def test_scale_gradient_needs_a_batch():
+    with pytest.raises(ConfigError, match="fixed batch") as caught:
         PEER(tiny_classifier(), Settings(scale="gradient"))
     assert "probe=Batch" in (caught.value.hint or "")

@@ -1,4 +1,4 @@
-"""L2D: both stages against the paper's formulas written out, and a run from start to export."""
+"""L2D: both stages against the formulas of the paper, and a run from start to export."""
 
 import copy
 import math
@@ -25,7 +25,7 @@ PHASE = PhaseSettings(optimizer="sgd", lr=0.05, momentum=0.5)
 
 
 def method_of(*, batch_norm: bool = False, **options) -> L2D:
-    """L2D on a tiny network that normalises its images, from a fixed start."""
+    """Make L2D on a tiny network that normalizes its images, with fixed weights."""
     settings = Settings(**{**SMALL, **options})
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -70,7 +70,7 @@ def plain_club(mu: Tensor, log_variance: Tensor, z: Tensor, other: Tensor) -> Te
 
 
 def plain_class_mmd(a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
-    found = []
+    distances = []
     for label in sorted(set(labels.tolist())):
         x, y = a[labels == label], b[labels == label]
         if len(x) < 2:
@@ -81,12 +81,12 @@ def plain_class_mmd(a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
         width = distance.detach().sum() / (n * n - n)
         kernel = sum((-distance / (width * 2.0**power)).exp() for power in (-2, -1, 0, 1, 2))
         m = len(x)
-        found.append(kernel[:m, :m].mean() + kernel[m:, m:].mean() - 2 * kernel[:m, m:].mean())
-    return torch.stack(found).mean()
+        distances.append(kernel[:m, :m].mean() + kernel[m:, m:].mean() - 2 * kernel[:m, m:].mean())
+    return torch.stack(distances).mean()
 
 
 class PlainL2D:
-    """Two optimizers in turn, without anything of `peerdg.methods`."""
+    """Train with two optimizers in turn, without `peerdg.methods`."""
 
     def __init__(self, method: L2D, *, lr: float, style_lr: float) -> None:
         self.model, self.style = copy.deepcopy(method.model), copy.deepcopy(method.style)
@@ -193,7 +193,7 @@ def test_with_a_mix_of_zero_both_views_are_the_clean_image():
     torch.testing.assert_close(seen[0][:8], (batch.images / 255 - 0.4) / 0.3)
 
 
-def test_batch_normalisation_sees_both_views_as_one_batch():
+def test_batch_normalization_treats_both_views_as_one_batch():
     method, batch = method_of(batch_norm=True), batch_of()
     norm, seen = method.model.encoder.norm, []
     norm.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
@@ -202,7 +202,7 @@ def test_batch_normalisation_sees_both_views_as_one_batch():
     assert seen == [16, 16]
 
 
-def test_a_class_met_once_leaves_every_term_finite():
+def test_a_class_with_one_image_leaves_every_term_finite():
     method = method_of()
     for batch in (batch_of(n=2, classes=2), batch_of(n=4, classes=3)):
         terms = {**method.network_loss(batch), **method.style_loss(batch)}
@@ -216,7 +216,7 @@ def test_a_deployed_network_is_deterministic():
     torch.testing.assert_close(model(images), model.head(mean))
 
 
-def test_a_network_without_bottleneck_and_kernels_too_large_are_refused():
+def test_a_missing_bottleneck_and_too_large_kernels_are_rejected():
     with pytest.raises(ConfigError, match="needs a Gaussian bottleneck"):
         L2D(tiny_classifier(), Settings(**SMALL), size=12)
     with pytest.raises(ConfigError, match="A kernel of 17 pixels"):

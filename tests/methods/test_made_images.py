@@ -1,4 +1,4 @@
-"""Runs of methods that make images: stopped while they make them, they end equal."""
+"""Methods that make images: a run stopped during this work resumes to an equal end."""
 
 import json
 from functools import cache
@@ -18,7 +18,7 @@ from tests.methods.adversarial import STRONG, N, assert_equal, epochs_of, interr
 OPTIONS: dict[str, dict[str, Any]] = {
     "ada": {"k": 2, "steps": 3, "rate": STRONG},
     "m-ada": {"k": 2, "steps": 2, "rate": STRONG, "wae_epochs": 1, "wae_batch": 8},
-    "advst": {"k": 2, "steps": 3, "batch_size": 10, "head_dim": 6, "eta_min": 0.1},
+    "advst": {"k": 2, "every": 1, "steps": 3, "batch_size": 10, "head_dim": 6, "eta_min": 0.1},
 }
 
 
@@ -42,12 +42,12 @@ def whole(method: str) -> Path:
     ("method", "sizes"),
     [("ada", [48, 72, None, None]), ("m-ada", [48, 60, None, None]), ("advst", [48, 72, 72, 72])],
 )
-def test_a_run_learns_from_what_it_makes(method: str, sizes: list[int | None]):
+def test_a_run_trains_on_its_new_images(method: str, sizes: list[int | None]):
     out = whole(method)
     assert [r.get("pool_images") for r in epochs_of(out)] == sizes
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     steps = [e["steps"] for e in events if e["event"] == "epoch" and e["phase"] == "train"]
-    assert steps == [3] * 4  # made images make no epoch longer
+    assert steps == [3] * 4  # new images do not lengthen an epoch
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_a_run_learns_from_what_it_makes(method: str, sizes: list[int | None]):
         ("m-ada", ("a pass",), 2, 0, 0),  # inside the training of the first auto-encoder
         ("m-ada", ("ascending",), 3, 1, 1),
         ("advst", ("ascending",), 2, 0, 0),
-        ("advst", ("maximising",), 3 + 3 + 3 + 2, 3, 2),
+        ("advst", ("maximizing",), 3 + 3 + 3 + 2, 3, 2),
     ],
 )
-def test_stopped_inside_the_work_it_goes_on_from_the_last_step_and_ends_equal(
+def test_a_run_stopped_while_making_images_resumes_and_ends_equal(
     tmp_path: Path, method: str, of: tuple[str, ...], count: int, epoch: int, pool: int
 ):
     out = tmp_path / "run"
@@ -92,6 +92,6 @@ def test_more_images_than_the_memory_budget_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PEERDG_MEMORY_BUDGET", str(2 * N * 3 * 12 * 12 - 1))
-    with pytest.raises(ConfigError, match="the method adds") as caught:
+    with pytest.raises(ConfigError, match="memory budget") as caught:
         fit(tmp_path / "run", "ada")
     assert caught.value.exit_code == 2

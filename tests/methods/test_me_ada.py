@@ -24,8 +24,8 @@ def make(model: Classifier | None = None, *, n: int = N, **settings: Any) -> MEA
     return MEADA(model or tiny_classifier(), Settings(**settings), pool=tiny_pool(n))
 
 
-def test_it_equals_a_plain_loop_over_single_images():
-    """Each image by itself ascends CE + η H(softmax F) - γ MSE."""
+def test_ascent_equals_a_plain_loop_over_single_images():
+    """Each image separately ascends CE + η H(softmax F) - γ MSE."""
     model = tiny_classifier(batch_norm=True, dropout=0.5).eval()
     method = make(model, gamma=0.7, eta=1.3, n=6)
     x, got, y = perturbed(method.ascent, method.pool)
@@ -42,12 +42,12 @@ def test_it_equals_a_plain_loop_over_single_images():
             objective.backward()
             z = (z + STRONG * z.grad).detach()
         expected = (z.clamp(0, 1) * 255).round()
-        assert (made - expected[0]).abs().max() <= 1  # a value halfway may round either way
+        assert (made - expected[0]).abs().max() <= 1  # a tie may round either way
         assert (made != expected[0]).float().mean() < 0.01
 
 
 def certain_network() -> Classifier:
-    """Whose predictions are far from uniform, so that entropy can rise."""
+    """Make a network with predictions far from uniform, so that entropy can rise."""
     model = tiny_classifier()
     with torch.no_grad():
         model.head.weight.mul_(30)
@@ -61,7 +61,7 @@ def test_the_entropy_term_makes_the_network_unsure():
         x, z, _ = perturbed(method.ascent, method.pool)
         entropies[eta] = mean_entropy(model, z)
     assert entropies[0.0] < entropies[1.0] < entropies[10.0] < entropies[30.0]
-    # The loss alone is raised by wrong answers that the network is sure of.
+    # The loss alone is raised by confident wrong predictions.
     assert entropies[0.0] < 0.9 * mean_entropy(model, x)
     assert entropies[30.0] > 1.2 * mean_entropy(model, x)
 
@@ -75,7 +75,7 @@ def test_without_the_entropy_it_is_ada():
     assert ours.records == theirs.records
 
 
-def test_training_is_by_cross_entropy_unless_entropy_is_asked_for():
+def test_training_uses_cross_entropy_unless_eta_min_is_set():
     domain, model = tiny_domain(), tiny_classifier()
     batch, logits = Batch(domain.images, domain.labels), model(domain.images)
     ce, uncertainty = F.cross_entropy(logits, domain.labels), plain_entropy(logits).mean()

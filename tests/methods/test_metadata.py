@@ -1,4 +1,4 @@
-"""What the rest of the package does for a method, it does by its metadata: shown by a new one."""
+"""The package treats methods by their metadata, shown with a new method."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -23,11 +23,11 @@ from tests.report.made import peer
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Sees what is not there."""
+    """A method for tests."""
 
-    every: int = option(4, "epochs between two mirages", at_least=1, announced=True)
-    critic: str = option("soft", "who doubts it")
-    beta: float = option(0.5, "weight of doubt", announced=True, part_of="critic")
+    every: int = option(4, "epochs of a period", at_least=1, announced=True)
+    critic: str = option("soft", "kind of critic")
+    beta: float = option(0.5, "weight of the critic", announced=True, part_of="critic")
 
     period_option = "every"
 
@@ -38,7 +38,7 @@ class Settings(MethodSettings):
 
 @pytest.fixture
 def mirage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register a method that no file of the package has heard of."""
+    """Register a method that is unknown to the package."""
     monkeypatch.setitem(METHODS, "mirage", __name__)
 
 
@@ -49,26 +49,26 @@ def test_its_period_decides_evaluation_schedule_and_fluctuation(mirage):
     assert schedule(config).endswith("9 epochs, every 3")
     assert with_epochs(config, 60, {"mirage.every"}).method_settings.period == 3
     assert with_epochs(config, 10).method_settings.period == 2
-    found = peer(method="mirage", mirage={"every": 3})
-    assert (found.k, found.period) == (3, 3)
+    facts = peer(method="mirage", mirage={"every": 3})
+    assert (facts.k, facts.period) == (3, 3)
     assert settings_of("erm").period_option is None and settings_of("erm")().period == 1
 
 
-def test_names_and_settings_of_stored_runs_are_read_with_care(mirage):
+def test_settings_of_stored_runs_ignore_unknown_names_and_options(mirage):
     assert stored_settings("of-a-plugin", {}) is None
-    assert stored_settings("mirage", {"every": 0}) is None  # refused today
-    found = stored_settings("mirage", {"every": 2, "of another version": 1})
-    assert found is not None and found.period == 2
+    assert stored_settings("mirage", {"every": 0}) is None  # invalid value
+    settings = stored_settings("mirage", {"every": 2, "unknown": 1})
+    assert settings is not None and settings.period == 2
 
 
-def test_every_data_set_is_of_digits_or_of_photos_but_for_ones_own():
+def test_every_data_set_but_own_data_has_digits_or_photos():
     def places(where: Reconstruction) -> set[str]:
         return {name for name in BENCHMARKS if reconstructed_on(where, name)}
 
-    found = {where: places(where) for where in get_args(Reconstruction)}
-    assert found["no"] == found["on digits"] & found["on photos"] == set()
-    assert found["on digits"] | found["on photos"] == {*BENCHMARKS} - {OWN_DATA}
-    assert found["everywhere"] == {*BENCHMARKS}
+    data_sets = {where: places(where) for where in get_args(Reconstruction)}
+    assert data_sets["no"] == data_sets["on digits"] & data_sets["on photos"] == set()
+    assert data_sets["on digits"] | data_sets["on photos"] == {*BENCHMARKS} - {OWN_DATA}
+    assert data_sets["everywhere"] == {*BENCHMARKS}
 
 
 def test_a_recipe_is_a_reconstruction_if_it_or_its_objective_is(mirage, monkeypatch):
@@ -95,7 +95,7 @@ def test_every_method_without_published_code_or_values_is_marked():
         assert {name for name in known if is_reconstruction(name, data)} == names, data
 
 
-def test_a_network_from_elsewhere_makes_an_oracle():
+def test_a_network_trained_elsewhere_makes_an_oracle():
     assert not any(settings_of(name)().is_oracle for name in method_names())
     assert settings_of("miro")(oracle="runs/large").is_oracle
     assert settings_of("teacher")(model="runs/large").is_oracle

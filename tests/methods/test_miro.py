@@ -34,19 +34,19 @@ def batches(count: int = 3) -> list[Batch]:
     return [Batch(SOURCE.images[r], SOURCE.labels[r], seed=s) for s, r in enumerate(rows)]
 
 
-def train(method, given: list[Batch], phase: PhaseSettings | None = None) -> TrainState:
+def train(method, data: list[Batch], phase: PhaseSettings | None = None) -> TrainState:
     phase = phase or PhaseSettings(lr=0.01)
     state = TrainState("train", method, make_optimizers(method, phase))
     guard = Guard(state)
     method.train()
     set_learning_rate(method, state.optimizers, phase.lr)
-    for step, batch in enumerate(given):
+    for step, batch in enumerate(data):
         train_step(state, batch, torch.arange(8), guard=guard, seed=0, key=("train", 0, step))
     return state
 
 
 def moved(method: MIRO) -> MIRO:
-    """A method whose network has left the oracle, and whose variances differ."""
+    """Make a method whose network differs from the oracle, with unequal variances."""
     with torch.no_grad():
         for number, parameter in enumerate(method.model.parameters()):
             parameter.add_(0.05 * math.cos(number))
@@ -104,7 +104,7 @@ def test_the_loss_is_its_equation_written_out(views, batch_norm):
 
 
 def stages(encoder, x: Tensor) -> list[Tensor]:
-    """The tiny network by hand: its map, and its features."""
+    """Compute the map and the features of the tiny network by hand."""
     map_ = encoder.norm(encoder.conv(x))
     return [map_, torch.relu(encoder.fc(encoder.drop(torch.relu(map_).mean((2, 3)))))]
 
@@ -178,26 +178,26 @@ def test_training_equals_a_plain_loop():
 
     oracle = copy.deepcopy(model)
     b = [torch.full(s, math.log(math.exp(0.1 - 1e-5) - 1)) for s in ((1, 4, 1, 1), (1, 8))]
-    learnt = [*model.parameters(), *(each.requires_grad_() for each in b)]
-    rates = [0.05] * (len(learnt) - 2) + [0.5] * 2
-    velocity = [torch.zeros_like(p) for p in learnt]
+    parameters = [*model.parameters(), *(each.requires_grad_() for each in b)]
+    rates = [0.05] * (len(parameters) - 2) + [0.5] * 2
+    velocity = [torch.zeros_like(p) for p in parameters]
     for batch in batches(6):
         layers, targets = (stages(m.encoder, batch.images / 255) for m in (model, oracle))
         loss = F.cross_entropy(model.head(layers[-1]), batch.labels)
         for f, target, each in zip(layers, targets, b, strict=True):
             v = F.softplus(each) + 1e-5
             loss = loss + 0.5 * ((f - target.detach()) ** 2 / v + v.log()).mean() / 2
-        gradients = torch.autograd.grad(loss, learnt)
+        gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
-            for i, (p, g) in enumerate(zip(learnt, gradients, strict=True)):
+            for i, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
                 velocity[i] = 0.5 * velocity[i] + g
                 p -= rates[i] * velocity[i]
     trained = [*method.model.parameters(), *(v.b for v in method.variances)]
-    for ours, theirs in zip(trained, learnt, strict=True):
+    for ours, theirs in zip(trained, parameters, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_restored_state_has_the_oracle_it_started_with_and_goes_on_equal():
+def test_a_restored_state_has_its_oracle_and_continues_equal():
     first = MIRO(tiny_classifier(), Settings(lam=0.5), size=SIZE)
     state = train(first, batches(3))
     tensors = {name: value.clone() for name, value in state.tensors().items()}
@@ -208,7 +208,7 @@ def test_a_restored_state_has_the_oracle_it_started_with_and_goes_on_equal():
     assert same(again.tensors(), state.tensors())
 
 
-def test_named_layers_are_compared_in_place_of_the_stages():
+def test_named_layers_replace_the_stages():
     method = moved(MIRO(tiny_classifier(), Settings(layers=("conv",)), size=SIZE))
     batch = batches()[0]
     x = batch.images / 255
@@ -220,7 +220,7 @@ def test_named_layers_are_compared_in_place_of_the_stages():
         MIRO(tiny_classifier(), Settings(layers=("cnov",)), size=SIZE)
 
 
-def test_an_oracle_of_another_shape_is_refused():
+def test_an_oracle_of_another_shape_is_rejected():
     other = tiny_classifier()
     other.encoder.conv = torch.nn.Conv2d(3, 4, 5)
     with pytest.raises(ConfigError, match="layers of the oracle"):

@@ -1,4 +1,4 @@
-"""MixStyle: its loss written out, where it acts, and that a deployed network does not have it."""
+"""MixStyle: its loss, its places in the network, and deployed networks without it."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_loss_and_gradient_are_those_of_the_equations():
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
-def test_it_stands_behind_as_many_stages_as_are_asked_for_or_behind_named_modules():
+def test_styles_are_mixed_after_the_first_stages_or_named_modules():
     model = digits()
     for options, places in (
         ({}, ("before conv2", "after conv2")),
@@ -120,7 +120,7 @@ def fit(out: Path, method: str, **options):
 
 
 def test_with_probability_zero_a_run_is_that_of_erm(tmp_path):
-    """The same pre-training, steps and evaluations to the last bit; with p = 1 others."""
+    """Pre-training, steps and evaluations are bitwise equal, unlike with p = 1."""
     erm = fit(tmp_path / "erm", "erm")
     none = fit(tmp_path / "none", "mixstyle", mixstyle={"p": 0.0})
     always = fit(tmp_path / "always", "mixstyle", mixstyle={"p": 1.0})
@@ -136,12 +136,12 @@ def test_with_probability_zero_a_run_is_that_of_erm(tmp_path):
 
 @pytest.mark.parametrize("rule", ["clean", "trained"])
 def test_both_rules_of_batch_statistics_and_averages_go_with_it(rule, tmp_path):
-    found = fit(
+    run = fit(
         tmp_path / "run", "mixstyle", batch_statistics=rule, average={"kind": ["ema"]},
         mixstyle={"p": 1.0},
     )  # fmt: skip
-    assert set(found.accuracy) == {"model", "ema"}
-    loaded, _ = load_stored(found.path / "model", tiny_classifier(batch_norm=True))
+    assert set(run.accuracy) == {"model", "ema"}
+    loaded, _ = load_stored(run.path / "model", tiny_classifier(batch_norm=True))
     images = tiny_domain().images
     with torch.no_grad():
-        assert torch.equal(loaded(images), found.model.classifier(images))
+        assert torch.equal(loaded(images), run.model.classifier(images))

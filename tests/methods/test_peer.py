@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from peerdg.augment.policy import Policy
 from peerdg.averages.snapshots import Snapshots
-from peerdg.errors import PeerdgWarning
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.methods.base import Batch
 from peerdg.methods.clean import CleanImages
@@ -149,7 +149,7 @@ def test_cached_and_recomputed_task_features_give_bitwise_equal_training(views, 
 
 
 def test_cached_and_recomputed_features_give_bitwise_equal_training_of_the_digits_cnn():
-    """Not only of a tiny network: kernels may choose another order of sums for another batch."""
+    """Also for a larger network: kernels may sum in another order for other batch sizes."""
     images = torch.randint(0, 256, (48, 3, 32, 32), dtype=torch.uint8)
     labels = torch.arange(48) % 10
     trained = []
@@ -303,9 +303,9 @@ def test_views_decide_which_image_goes_to_which_model(views):
 
 
 def test_info_nce_tells_the_proxys_augmented_image_from_the_task_models_clean_ones():
-    """Written out: of each row, the softmax of cosines over the temperature at its own image."""
+    """Compare with the softmax of cosines over the temperature, row by row."""
     peer = make(regularizer="info-nce", tau=0.3)
-    with torch.no_grad():  # else both models are equal
+    with torch.no_grad():  # make the two models differ
         for p in peer.proxy.parameters():
             p.add_(torch.randn_like(p) / 4)
     batch = Batch(SOURCE.images[:6], SOURCE.labels[:6], seed=1)
@@ -326,7 +326,7 @@ def test_without_augmentation_both_views_are_the_clean_image():
     assert torch.equal(terms["ce_clean"], terms["ce_augmented"])
 
 
-def test_views_are_normalised_separately_with_batch_normalisation_unless_joined():
+def test_batch_normalization_treats_views_separately_unless_joined():
     images = SOURCE.images[:16]
     batch = Batch(images, SOURCE.labels[:16], seed=1)
     apart = make(batch_norm=True, clean=CLEAN, regularizer="none")
@@ -337,7 +337,7 @@ def test_views_are_normalised_separately_with_batch_normalisation_unless_joined(
     assert not torch.allclose(joint.loss(batch)["ce_clean"], separate)
 
 
-def test_batch_normalised_training_recalibrates_the_task_model():
+def test_batch_normalized_training_recalibrates_the_task_model():
     peer = train(make(batch_norm=True, clean=CLEAN, k=1), epochs=3)
     task = copy.deepcopy(peer.task)
     update_bn([CLEAN], task)  # all images are one chunk
@@ -352,9 +352,59 @@ def test_a_task_model_counts_as_recalibrated_only_if_it_is(bn):
     train(peer, epochs=1)
     assert ("task" in peer.needs_clean_statistics) == (bn != "recalibrate")
     before = copy.deepcopy(peer.task.state_dict())
-    recompute_statistics(peer.task, CleanImages(CLEAN))  # once more changes nothing, where it is
+    recompute_statistics(peer.task, CleanImages(CLEAN))  # no effect if already recalibrated
     equal = [torch.equal(value, before[name]) for name, value in peer.task.state_dict().items()]
     assert all(equal) == (bn == "recalibrate")
+
+
+def test_calling_peer_is_its_loss():
+    peer, images, labels = make(), SOURCE.images[:8], SOURCE.labels[:8]
+    torch.manual_seed(1)
+    expected = peer.loss(images, labels)
+    torch.manual_seed(1)
+    found = peer(images, labels)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("clean", [None, CLEAN])
+def test_a_network_that_is_not_wrapped_is_refused_with_the_call_that_wraps_it(clean):
+    network = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten())
+    with pytest.raises(ConfigError, match=r"Classifier\.from_module\(network, classes="):
+        PEER(network, clean=clean)
+    with pytest.raises(ConfigError, match="from_module"):
+        AugmentedERM(network)
+
+
+def test_options_given_to_peer_are_answered_with_its_settings():
+    with pytest.raises(ConfigError, match="'k'"):
+        Settings(kk=2)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        SOURCE.labels[:8].int(),
+        F.one_hot(SOURCE.labels[:8]),
+        F.one_hot(SOURCE.labels[:8]).float(),
+        SOURCE.labels[:7],
+    ],
+)
+def test_labels_of_another_type_or_shape_are_refused(labels):
+    for method in (make(), AugmentedERM(tiny_classifier())):
+        with pytest.raises(DataError, match=r"long.*argmax"):
+            method.loss(SOURCE.images[:8], labels)
+
+
+def test_a_label_without_a_class_is_refused():
+    with pytest.raises(IndexError, match="6"):  # by torch, which need not wait for a device
+        make().loss(SOURCE.images[:2], torch.tensor([0, 6]))
+
+
+def test_a_batch_of_one_image_needs_a_loss_without_regularizer():
+    with pytest.raises(DataError, match="drop_last"):
+        make().loss(SOURCE.images[:1], SOURCE.labels[:1])
+    assert make(regularizer="none").loss(SOURCE.images[:1], SOURCE.labels[:1]).total.isfinite()
 
 
 def test_the_state_dict_carries_the_average_and_its_count():
@@ -374,7 +424,7 @@ def test_deployed_warns_once_when_training_ended_before_the_first_snapshot():
 
 
 @pytest.mark.parametrize("case", ["before training", "evaluated loss", "trained", "include_init"])
-def test_deployed_is_silent_where_nothing_is_wrong(case):
+def test_deployed_does_not_warn_otherwise(case):
     peer = make(k=2, include_init=case == "include_init")
     if case == "evaluated loss":
         with torch.no_grad():
@@ -385,7 +435,7 @@ def test_deployed_is_silent_where_nothing_is_wrong(case):
 
 
 def test_the_proxy_is_reset_only_where_the_average_was_updated():
-    """With another period of the snapshots the policy is re-drawn without a reset."""
+    """Snapshots with another period: the policy is re-drawn without a reset."""
     torch.manual_seed(7)
     model = tiny_classifier()
     average = Snapshots(model, k=2)
@@ -413,9 +463,9 @@ def test_features_are_renewed_whenever_the_average_changes(average: int | None):
 
     def look() -> None:
         peer.start_epoch(len(seen) + 1)
-        found = features_of(peer, ROWS)
-        torch.testing.assert_close(found, peer.task.features(SOURCE.images))
-        seen.append(found)
+        features = features_of(peer, ROWS)
+        torch.testing.assert_close(features, peer.task.features(SOURCE.images))
+        seen.append(features)
 
     train(peer, epochs=4, after_epoch=look)
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))

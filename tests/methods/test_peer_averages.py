@@ -1,4 +1,4 @@
-"""The recipes that put another average in the place of PEER's mean of snapshots."""
+"""Recipes that replace PEER's mean of snapshots by another average."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def weights(model) -> torch.Tensor:
 
 
 def trajectory(peer, epochs: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Weights of the proxy after each step, and of the task model with them."""
+    """Return weights of proxy and task model after each step."""
     optimizer = torch.optim.SGD([p for p in peer.parameters() if p.requires_grad], lr=0.1)
     proxies, tasks = [], []
     for epoch in range(epochs):
@@ -66,7 +66,7 @@ def test_without_averaging_the_task_model_is_the_latest_snapshot():
     peer = make("peer-no-average")
     start = weights(peer.proxy)
     proxies, tasks = trajectory(peer, 6)
-    steps = 4  # of an epoch; a snapshot after every second
+    steps = 4  # per epoch, with a snapshot after every second epoch
     for step, task in enumerate(tasks):
         period = step // (2 * steps)
         assert torch.equal(task, proxies[period * 2 * steps - 1] if period else start)
@@ -80,7 +80,7 @@ def test_each_regularizes_by_its_own_task_model(recipe: str):
     peer.start_epoch(3)
     batch = SOURCE.batch(torch.arange(8), seed=1, key=("train", 3, 0))
     x_bar = peer.augment(batch.images, batch.generator())
-    peer.eval()  # R's batch normalisation has state; the regularizer is compared without it
+    peer.eval()  # keeps the running statistics of R
     expected = barlow_twins(
         peer.projection(peer.task.features(batch.images)),
         peer.projection(peer.proxy.features(x_bar)),

@@ -37,7 +37,7 @@ def test_rows_count_through_the_source_and_then_each_addition():
         assert torch.equal(grown.clean(torch.tensor([single]))[0][0], whole[single])
 
 
-def test_parts_of_other_sizes_are_seen_at_one_size():
+def test_images_of_other_sizes_are_resized_to_one_size():
     added = images(4, side=9)
     grown = pool(added, size=8)
     got, _ = grown.clean(torch.tensor([11, 2, 13]))
@@ -46,7 +46,7 @@ def test_parts_of_other_sizes_are_seen_at_one_size():
     assert torch.equal(got[2], resize(added.images[3:4], 8)[0])
 
 
-def test_a_view_is_asked_for_each_image_once():
+def test_the_view_is_applied_to_each_image_once():
     seen: list[int] = []
 
     def view(part: Tensor) -> Tensor:
@@ -70,16 +70,16 @@ def test_the_oldest_additions_are_dropped_and_the_source_stays():
     assert len(ring) == 10
 
 
-def test_more_than_there_is_cannot_be_dropped():
+def test_dropping_more_than_all_additions_is_rejected():
     ring = pool(images(2))
     for drop in (2, -1):
-        with pytest.raises(DataError, match="dropped"):
+        with pytest.raises(DataError, match="drop"):
             ring.change(drop=drop)
     assert len(ring.additions) == 1
 
 
 @pytest.mark.parametrize("label", [-1, 3])
-def test_a_label_that_the_source_lacks_is_refused(label: int):
+def test_a_label_unknown_to_the_source_is_rejected(label: int):
     bad = PoolImages(images(2).images, torch.tensor([0, label]))
     grown = pool()
     with pytest.raises(DataError, match="labels from"):
@@ -97,7 +97,7 @@ def test_a_label_that_the_source_lacks_is_refused(label: int):
         (torch.zeros(0, 3, 4, 4, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)),
     ],
 )
-def test_only_labelled_8_bit_images_enter_the_pool(pixels: Tensor, labels: Tensor):
+def test_only_labeled_8_bit_images_enter_the_pool(pixels: Tensor, labels: Tensor):
     with pytest.raises(DataError, match="uint8"):
         PoolImages(pixels, labels)
 
@@ -116,7 +116,7 @@ def test_the_digest_is_of_pixels_labels_and_shape():
     assert len({one.digest, *(other.digest for other in others)}) == 4
 
 
-def test_labelled_clean_images_come_with_their_own_labels():
+def test_labeled_clean_images_come_with_their_own_labels():
     domain = tiny_domain(n=300)
     clean = CleanImages(domain.images, 8, labels=domain.labels)
     known = {
@@ -124,7 +124,7 @@ def test_labelled_clean_images_come_with_their_own_labels():
         for i, y in zip(domain.images, domain.labels, strict=True)
     }
     seen = 0
-    for chunk, labels in clean.labelled():
+    for chunk, labels in clean.labeled():
         for image, label in zip(chunk, labels, strict=True):
             assert known[image[None].contiguous().numpy().tobytes()] == int(label)
             seen += 1

@@ -21,7 +21,7 @@ ALWAYS = RandConv(identity=0)
 
 
 class Recording(RandConv):
-    """Keeps what was convolved, and what came out of it."""
+    """Record inputs and outputs of the convolutions."""
 
     def __init__(self, **options: float) -> None:
         super().__init__(**options)
@@ -34,7 +34,7 @@ class Recording(RandConv):
 
 
 def decided_classifier(*, batch_norm: bool = False) -> Classifier:
-    """A network whose predictions differ from view to view."""
+    """Make a network whose predictions differ from view to view."""
     model = tiny_classifier(batch_norm=batch_norm)
     with torch.no_grad():
         model.encoder.fc.weight *= 20
@@ -69,7 +69,7 @@ def test_three_views_are_independent_convolutions_of_the_image():
     for i in range(3):
         for j in range(i):
             assert not torch.allclose(views[i], views[j])
-    # Kernels drawn apart: over many batches the outputs of two views are not correlated.
+    # Independent kernels: over many batches the outputs of two views are uncorrelated.
     pairs = []
     for seed in range(200):
         augment.calls.clear()
@@ -97,15 +97,15 @@ def test_a_batch_that_stays_is_like_the_clean_image(views):
 
 
 def test_views_of_both_types_go_through_the_network_on_one_scale():
-    model, found = decided_classifier(), []
+    model, counts = decided_classifier(), []
     for seed in range(8):
         batch = Batch(X, Y, seed=seed)
         views = RandConv().augment_batches([X] * 3, [batch.generator()] * 3)
-        found.append(len({view.dtype for view in views}))
+        counts.append(len({view.dtype for view in views}))
         expected = divergence([model(view) for view in views]).detach()
         terms = RandConvConsistency(model).loss(batch)
         torch.testing.assert_close(terms["divergence"], expected, atol=1e-6, rtol=1e-3)
-    assert 2 in found
+    assert 2 in counts
 
 
 def test_the_weight_follows_the_variant_unless_it_is_given():
@@ -116,7 +116,7 @@ def test_the_weight_follows_the_variant_unless_it_is_given():
     assert RandConvConsistency(model, augment=Policy()).lam == 5
 
 
-def test_batch_normalisation_sees_one_convolution_at_a_time():
+def test_batch_normalization_treats_each_view_separately():
     model = tiny_classifier(batch_norm=True)
     sizes = []
     model.encoder.norm.register_forward_hook(lambda _, inputs, out: sizes.append(len(inputs[0])))
@@ -124,14 +124,14 @@ def test_batch_normalisation_sees_one_convolution_at_a_time():
     assert sizes == [len(X)] * 3
 
 
-def test_a_run_takes_random_convolutions_unless_another_augmentation_is_asked_for():
+def test_a_run_takes_random_convolutions_unless_another_augmentation_is_set():
     config = resolve({"method": "randconv"})
     assert (config.augment.kind, config.augment.variant) == ("randconv", "img")
     assert config.augment.operations is None
     assert resolve({"method": "randconv", "augment": {"kind": "augmix"}}).augment.kind == "augmix"
 
 
-def test_nested_views_of_another_augmentation_are_refused():
-    with pytest.raises(ConfigError, match="are there for RandConv only"):
+def test_nested_views_of_another_augmentation_are_rejected():
+    with pytest.raises(ConfigError, match="randconv only"):
         RandConvConsistency(tiny_classifier(), Settings(views="nested"), augment=Policy())
     RandConvConsistency(tiny_classifier(), augment=Policy()).loss(BATCH)

@@ -1,4 +1,4 @@
-"""A recipe stands for an objective with options, and for nothing else."""
+"""Recipes expand to a method with options."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_another_average_is_no_longer_the_recipe():
 
 @pytest.mark.parametrize("window", [{"last": 1}, {"start": 2}])
 def test_a_mean_of_some_snapshots_is_no_longer_that_of_all(window: dict[str, int]):
-    """P-ENS is the mean of all snapshots; of the last alone it is RandAugment."""
+    """P-ENS is the mean of all snapshots."""
     config = named("p-ens", {"average": window})
     assert (config.recipe, config.average.kind) == (None, ("snapshots",))
     assert named("p-ens", {"average": {"k": 2}}).recipe == "p-ens"

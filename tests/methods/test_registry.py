@@ -27,4 +27,4 @@ def test_names_are_known_without_importing_torch():
         "import sys; from peerdg.methods.registry import method_names; "
         "method_names(); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0

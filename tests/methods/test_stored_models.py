@@ -1,4 +1,4 @@
-"""Models of methods that change the network: stored, loaded without the method, and exported."""
+"""Methods that change the network: their models load and export without the method."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (24, 3, 32, 32), dtype=np.uin
 
 @pytest.fixture(scope="module", params=OPTIONS)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a named network and images of 32 pixels, as a user would have it."""
+    """Train on a named network and images of 32 pixels."""
     domain = Domain("one", ("a", "b", "c"), torch.from_numpy(IMAGES), torch.arange(24) % 3)
     out = tmp_path_factory.mktemp("stored") / request.param
     peerdg.fit(
@@ -51,12 +51,13 @@ def test_the_stored_model_is_the_one_that_was_evaluated(trained: Path):
     assert right == own["correct"]
 
 
+@pytest.mark.slow
 def test_onnx_answers_like_torch(trained: Path, tmp_path: Path):
     onnxruntime = pytest.importorskip("onnxruntime")
     file = tmp_path / "model.onnx"
     assert run(["export", str(trained), "--format", "onnx", "-o", str(file)], debug=False) == 0
-    found = onnxruntime.InferenceSession(file).run(None, {"images": IMAGES})[0]
-    np.testing.assert_allclose(found, logits(trained), rtol=1e-3, atol=1e-4)
+    outputs = onnxruntime.InferenceSession(file).run(None, {"images": IMAGES})[0]
+    np.testing.assert_allclose(outputs, logits(trained), rtol=1e-3, atol=1e-4)
 
 
 def test_the_model_folder_is_used_without_the_method(trained: Path):

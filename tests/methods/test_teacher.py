@@ -1,4 +1,4 @@
-"""T+RA: the loss against its equation, teachers of any width, and a teacher that never changes."""
+"""T+RA: the loss against its equation, and frozen teachers of any width."""
 
 import copy
 
@@ -30,7 +30,7 @@ def clean() -> CleanImages:
 
 
 def wide(dim: int = 13, *, dropout: float = 0.0) -> Classifier:
-    """A network of another width, for other classes."""
+    """Make a network with another width and other classes."""
     with torch.random.fork_rng():
         torch.manual_seed(11)
         encoder = TinyEncoder(dim=dim, dropout=dropout, batch_norm=True)
@@ -106,7 +106,7 @@ def test_the_teacher_is_never_changed(teacher):
     assert not any(part.training for part in method.teacher.modules())
 
 
-def test_the_fitted_adapter_lets_the_teachers_features_tell_the_classes_apart():
+def test_the_fitted_adapter_keeps_the_features_that_separate_classes():
     """A linear head on A·H_T(x) does nearly as well as one on H_T(x), and better than at random."""
     method = started(wide(), adapter_epochs=60, adapter_lr=0.02)
     assert method.fitted and not method.adapter.weight.requires_grad
@@ -119,7 +119,7 @@ def test_the_fitted_adapter_lets_the_teachers_features_tell_the_classes_apart():
         solution = torch.linalg.lstsq(inputs, targets, driver="gelsd").solution
         return float((inputs @ solution - targets).square().mean())
 
-    # A has eight rows for thirteen features: what it keeps must be what the classes need.
+    # A maps thirteen features to eight, so it must keep those that classes need.
     small = method.adapter.weight[:3] @ features.T
     assert fit((method.adapter.weight @ features.T).T) <= fit((random @ features.T).T) + 1e-6
     assert fit(small.T) < 0.22  # of a variance of 2/9 with no features at all
@@ -137,7 +137,7 @@ def test_the_adapter_is_fitted_once_and_kept_with_the_state():
     assert torch.equal(other.adapter.weight, fitted)
 
 
-def test_a_fit_that_is_interrupted_leaves_everything_as_it_was():
+def test_an_interrupted_fit_changes_nothing():
     method = make(wide())
     before = copy.deepcopy(method.state_dict())
 
@@ -161,7 +161,7 @@ def test_a_trained_adapter_learns_with_the_student():
     method.loss(BATCH)["loss"].backward()
     assert method.adapter.weight.grad.abs().max() > 0
     assert set(method.adapter.parameters()) <= set(method.optimizers()["main"].groups[0].parameters)
-    with pytest.raises(ConfigError, match="learns nothing"):
+    with pytest.raises(ConfigError, match="no gradient"):
         Settings(adapter="trained", head_grad_target=False)
 
 
@@ -189,7 +189,7 @@ def test_features_of_clean_images_are_looked_up_and_are_the_same():
 
 
 def test_with_a_mean_of_snapshots_it_is_peer_with_a_teacher():
-    """The average of the student is deployed, and the teacher goes on to guide."""
+    """The average of the student is deployed, and the teacher still guides."""
     config = resolve(
         {"method": "teacher", "teacher": {"k": 1}, "train": {"batch_size": 8, "epochs": 2},
          "average": {"kind": ["snapshots"]}}
@@ -199,7 +199,7 @@ def test_with_a_mean_of_snapshots_it_is_peer_with_a_teacher():
     assert method.deployed is not method.teacher
 
 
-def test_without_its_regularizer_no_teacher_is_asked():
+def test_without_its_regularizer_the_teacher_is_not_evaluated():
     method = started(wide(), regularizer="none")
     method.teacher.encoder.conv.weight.data.fill_(float("nan"))
     assert method.loss(BATCH)["loss"].isfinite()

@@ -1,4 +1,4 @@
-"""Views of 8 bits and of floating point, side by side."""
+"""Augmented views as uint8 and as floating point."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ AUGMENTS: dict[str, Augment] = {
 
 
 class Unchanged(Augment):
-    """x̄ = x, as uint8 or as floating point."""
+    """Augmentation x̄ = x, as uint8 or as floating point."""
 
     def __init__(self, *, as_float: bool) -> None:
         self.as_float = as_float
@@ -98,7 +98,7 @@ def test_a_view_is_neither_rounded_nor_clipped():
 
 def test_clean_images_are_still_rounded_and_checked():
     assert torch.equal(Batch(X / 255, SOURCE.labels).images, X)
-    with pytest.raises(DataError, match="they must lie in"):
+    with pytest.raises(DataError, match="must lie in"):
         Batch(X / 100, SOURCE.labels)
 
 
@@ -123,5 +123,5 @@ def test_several_views_of_a_batch_are_drawn_one_after_the_other(kind: str):
     expected = [augment(X, generator) for _ in range(3)]
     views = augmented_views(BATCH, augment, 3)
     assert all(torch.equal(a, b) for a, b in zip(views, expected, strict=True))
-    if kind != "l2d-generator":  # the same for a whole period
+    if kind != "l2d-generator":  # it is fixed for a period
         assert not any(torch.allclose(views[i], views[j]) for i in range(3) for j in range(i))

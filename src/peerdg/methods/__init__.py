@@ -1,4 +1,4 @@
-"""One method, one file: what to minimise, what to do between epochs, what to deploy.
+"""Training methods, one per file: the loss, the work between epochs, the deployed network.
 
 Shared: `base` (the interface), `views`, `clean`, `alignment`, `pool`, `registry`, `recipes`.
 """

@@ -1,6 +1,6 @@
 """PEER's regularizer: align projected features of two views, of one network or of two.
 
-PEER, its variant with a fixed teacher and Barlow Twins share what is here.
+Shared by PEER, its variant with a fixed teacher, and Barlow Twins.
 """
 
 from collections.abc import Iterator
@@ -35,25 +35,25 @@ regularizer_option = partial(option, part_of="regularizer")
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentSettings(MethodSettings):
-    """The regularizer, its weight and its projection head R, with the PEER paper's values."""
+    """Options of the regularizer and its projection head R, with the PEER paper's values."""
 
     k: int = option(10, "re-draw the policy every k epochs", at_least=1, announced=True)
     w: float = regularizer_option(2.0, "weight of the regularizer", at_least=0, announced=True)
     lam: float = regularizer_option(0.005, "weight of Barlow Twins' redundancy term", at_least=0)
     regularizer: Literal["barlow-twins", "info-nce", "none"] = option(
         "barlow-twins",
-        "how projected features are compared; none: cross-entropy alone",
+        "loss between projected features (none: cross-entropy alone)",
         formerly="regulariser",
     )
-    tau: float = regularizer_option(0.1, "temperature of InfoNCE; the paper has 1", above=0)
+    tau: float = regularizer_option(0.1, "temperature of InfoNCE (paper: 1)", above=0)
     head: Literal["trained", "frozen", "none"] = regularizer_option("trained", "projection head R")
-    head_layers: int = regularizer_option(2, "layers of R; paper: 2 on Digits, else 3", at_least=1)
-    head_dim: int = regularizer_option(128, "outputs of R; 128 on Digits, else 1024", at_least=1)
+    head_layers: int = regularizer_option(2, "layers of R (paper: 2 on Digits, else 3)", at_least=1)
+    head_dim: int = regularizer_option(128, "outputs of R (128 on Digits, else 1024)", at_least=1)
     head_hidden: int | None = regularizer_option(
-        None, "hidden width of R; default max(dim, 512)", at_least=1
+        None, "hidden width of R (default: max(dim, 512))", at_least=1
     )
     head_norm: Literal["bn", "ln", "none"] = regularizer_option("bn", "normalization inside R")
-    joint_views: bool = option(False, "batch normalization of both views together")
+    joint_views: bool = option(False, "apply batch normalization to both views together")
 
     period_option = "k"
 
@@ -64,19 +64,20 @@ class AlignmentSettings(MethodSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenGuideSettings(AlignmentSettings):
-    """The same, where the features of a frozen network are those to compare with."""
+    """Options of the regularizer with features of a frozen network as targets."""
 
-    head_grad_target: bool = regularizer_option(True, "R also learns from the frozen network")
+    head_grad_target: bool = regularizer_option(
+        True, "R also gets gradients from the frozen network's features"
+    )
     views: Literal["clean_aug", "aug_clean", "both_same"] = option(
         "clean_aug",
-        "views compared: that of the frozen network, then of the trained one; both_same sums both "
-        "views, each the same in both networks",
+        "view of the frozen network, then of the trained one (both_same: sum over both views)",
     )
     cache_features: bool = option(True, "compute the frozen network's clean features only once")
 
 
 def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module:
-    """Build R, trained or frozen. It is the identity if there is none."""
+    """Build R, trained or frozen. Without a head it is the identity."""
     if settings.head == "none":
         return nn.Identity()
     head = projection_head(
@@ -103,14 +104,14 @@ def alignment_loss(
 
 
 class CachedFeatures(nn.Module):
-    """Features of a frozen network for clean images, computed once while it stays the same.
+    """Cached features of a frozen network for clean images.
 
     Args:
-        settings: Which views are compared, and whether features may be kept.
-        network: The frozen network.
-        clean: All clean images. Features are kept only for `CleanImages`, which have row indices.
-        cache: Whether batches give their `index`, so that `refresh` computes the features of all
-            clean images. None waits for the first such batch. False keeps nothing.
+        settings: Options `views` and `cache_features`.
+        network: Frozen network.
+        clean: All clean images. Only features of `CleanImages`, which have row indices, are cached.
+        cache: Whether batches have an `index`, so that `refresh` computes the features of all
+            clean images. None waits for the first such batch. False disables the cache.
     """
 
     def __init__(
@@ -121,10 +122,10 @@ class CachedFeatures(nn.Module):
         cache: bool | None = None,
     ) -> None:
         super().__init__()
-        self._network = (network,)  # in a tuple: its weights belong to the state of the owner
+        self._network = (network,)  # a tuple, so that its weights are not in this state_dict
         is_used = settings.views != "aug_clean" and settings.regularizer != OFF
-        keeps = is_used and settings.cache_features and cache is not False
-        self.clean = clean if isinstance(clean, CleanImages) and keeps else None
+        caches = is_used and settings.cache_features and cache is not False
+        self.clean = clean if isinstance(clean, CleanImages) and caches else None
         self.views = settings.views
         self.has_rows = bool(cache)
         self.version: int | None = None
@@ -132,7 +133,7 @@ class CachedFeatures(nn.Module):
         self.register_load_state_dict_post_hook(CachedFeatures._forget)  # type: ignore[no-untyped-call]
 
     def refresh(self, version: int) -> None:
-        """Recompute the features of a new version of the network. Call it before each epoch."""
+        """Recompute the features if the network has a new version. Call it before each epoch."""
         if self.clean is None or version == self.version:
             return
         self.version, self.table = version, None
@@ -152,14 +153,14 @@ class CachedFeatures(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """Compute H(x)."""
-        # In float32 under autocast too: a table is computed between epochs, where there is none.
+        # Always in float32: the table is computed between epochs, outside autocast.
         with torch.autocast(images.device.type, enabled=False):
             return self._network[0].features(images)
 
     def pairs(self, batch: Batch, out: TwoViewOutput) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield features of the frozen network, and those of the trained one to compare with.
+        """Yield pairs of features: of the frozen network, and of the trained network.
 
-        `"clean_aug"`, as published, is one pair: features of x, and of x̄.
+        The published `"clean_aug"` yields one pair: H_f(x) and H_p(x̄).
         """
         if self.views != "aug_clean":
             yield self.features(batch), out.h_bar if self.views == "clean_aug" else out.h
@@ -169,23 +170,23 @@ class CachedFeatures(nn.Module):
     def _compute(self, clean: CleanImages) -> Float[Tensor, "images dim"]:
         rows, parts = zip(*((rows, self(images)) for rows, images in clean.chunks()), strict=True)
         features = torch.cat(parts)
-        table = torch.empty_like(features)  # in the order of the rows, not of the chunks
+        table = torch.empty_like(features)  # ordered by row, not by chunk
         table[torch.cat(rows)] = features
         return table
 
     def _forget(self, _: Any) -> None:
-        self.version, self.table = None, None  # the loaded weights have other features
+        self.version, self.table = None, None  # stale after loading other weights
 
 
 class RegularizerScale(nn.Module):
-    """Scale PEER's regularizer, and measure how its gradient compares with cross-entropy's.
+    """Scale PEER's regularizer, and compare its gradient with that of the cross-entropy.
 
-    Barlow Twins is a sum over R's outputs, so the weight that balances it with cross-entropy
+    Barlow Twins is a sum over R's outputs, so the weight that balances it with the cross-entropy
     depends on their number and on the batch.
 
     Args:
         settings: Options of PEER. `scale` is `"sum"` as published, `"mean"` over R's outputs, or
-            `"gradient"`: the gradient at the encoder becomes as large as cross-entropy's.
+            `"gradient"`: equal gradient norms of regularizer and cross-entropy at the encoder.
         feature_dim: Dimension of the encoder's features.
         probe: Labeled images to measure gradients on, at the start of each period.
     """
@@ -199,13 +200,13 @@ class RegularizerScale(nn.Module):
         super().__init__()
         if settings.scale == "gradient" and probe is None:
             raise ConfigError(
-                "scale='gradient' balances gradients on a fixed batch, and none was given.",
+                "scale='gradient' needs a fixed batch to balance gradients on.",
                 hint="Pass probe=Batch(images, labels) with some clean training images.",
             )
         self.settings, self.probe = settings, probe
         self.outputs = feature_dim if settings.head == "none" else settings.head_dim
-        # In the state: a run that is resumed within a period continues with its values.
-        self.register_buffer("norms", torch.zeros(2))  # of cross-entropy, of the regularizer
+        # Buffers, so that a run resumed within a period continues with the same values.
+        self.register_buffer("norms", torch.zeros(2))  # cross-entropy, regularizer
         self.register_buffer("epoch", torch.tensor(-1))
 
     def forward(self, regularizer: Tensor) -> Tensor:
@@ -217,19 +218,19 @@ class RegularizerScale(nn.Module):
         return regularizer
 
     def measure(self, method: Method, epoch: int) -> dict[str, Any]:
-        """At the start of a period, measure the norms. Nothing else of the method changes."""
+        """Measure the norms at the start of a period, without side effects on the method."""
         probe, settings = self.probe, self.settings
         if probe is None or settings.regularizer == OFF or epoch % settings.k:
             return {}
         if int(self.epoch) != epoch:
             encoder = method.trained.encoder
             before = {name: buffer.clone() for name, buffer in method.named_buffers()}
-            # A pass for each: a compiled network's graph can be used only once.
+            # One pass per norm: the graph of a compiled network can be used only once.
             parts = method.loss(probe).parts
             ce_norm = gradient_norm(parts["ce_clean"] + parts["ce_augmented"], encoder)
             norm = gradient_norm(method.loss(probe).parts["regularizer"], encoder)
             for name, buffer in method.named_buffers():
-                buffer.copy_(before[name])  # batch statistics, for example
+                buffer.copy_(before[name])  # e.g. batch statistics
             self.norms.copy_(torch.stack((ce_norm, norm)))
             self.epoch.fill_(epoch)
         weighted = float(settings.w * self(self.norms[1]))
@@ -237,15 +238,15 @@ class RegularizerScale(nn.Module):
 
 
 def probe_batch(context: RunContext, images: int) -> Batch:
-    """Take at most `images` clean images of a run, spread over the classes as all are."""
-    chunk, labels = next(iter(context.clean.labelled()))
-    # Rows are sorted within a chunk, perhaps by class: take them evenly from all of it.
+    """Take at most `images` clean images of a run with its distribution of classes."""
+    chunk, labels = next(iter(context.clean.labeled()))
+    # Rows within a chunk may be sorted by class, so take them at even distances.
     rows = torch.linspace(0, len(chunk) - 1, min(images, len(chunk))).round().long()
     return Batch(chunk[rows], labels[rows], seed=seed_for(context.seed, "probe"))
 
 
 def gradient_norm(term: Tensor, encoder: nn.Module) -> Float[Tensor, ""]:
-    """Compute ‖∂term/∂θ‖₂ over all trained parameters θ of the encoder; uses up the graph."""
+    """Compute ‖∂term/∂θ‖₂ over all trained parameters θ of the encoder. Frees the graph."""
     parameters = [p for p in encoder.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(term, parameters, allow_unused=True)
     squares = [gradient.float().square().sum() for gradient in gradients if gradient is not None]
@@ -260,7 +261,7 @@ def guiding_average(
     rule: SnapshotRule | None = None,
     deployed_bn: BatchNormRule | None = None,
 ) -> Average:
-    """Make PEER's average from its settings: by default all snapshots, every k epochs."""
+    """Make PEER's average from its settings. By default it is the mean of all snapshots."""
     settings.check_average("snapshots")
     rule = rule or SnapshotRule(settings.k)
     return Snapshots(
@@ -276,13 +277,13 @@ def guiding_average(
 
 
 def peer_of_run(model: Classifier, settings: "PeerSettings", context: RunContext) -> dict[str, Any]:
-    """Collect the arguments of PEER from a run."""
+    """Return the arguments of PEER for a run."""
     kind = context.average.kind[0] if context.average.kind else settings.own_average
     rule = context.average.snapshots_of(kind, k=context.period, epochs=context.epochs)
     if rule is None:
         average = context.make_average(kind, model)
-    else:  # with the method's own batch statistics and start
-        # F guides the proxy with clean statistics, whatever those it is evaluated with.
+    else:
+        # With `bn="recalibrate"` the guiding F always has clean statistics. The deployed F may not.
         deployed_bn = settings.bn if settings.bn != "recalibrate" else "average"
         is_clean = context.batch_statistics == "clean"
         average = guiding_average(
@@ -293,6 +294,6 @@ def peer_of_run(model: Classifier, settings: "PeerSettings", context: RunContext
         "augment": context.augment,
         "average": average,
         "clean": context.clean,
-        "cache": settings.k * context.passes > 1,  # else an image is seen once per period at most
+        "cache": settings.k * context.passes > 1,  # else each feature is used at most once
         "probe": probe_batch(context, images) if images else None,
     }

@@ -1,4 +1,4 @@
-"""AugMix: predictions for an image and two mixtures of augmented copies should agree."""
+"""AugMix: consistent predictions for an image and two mixtures of augmented copies."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from peerdg.models.classifier import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Predictions for an image and two mixtures of augmented copies of it agree."""
+    """Consistent predictions for an image and two mixtures of augmented copies."""
 
     lam: float = weight_option(12.0, "weight of the divergence")
 
@@ -23,8 +23,8 @@ class AugMixConsistency(AugmentedMethod):
 
     Hendrycks et al., "AugMix: A simple data processing method to improve robustness and
     uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781, as in the released code. G is
-    `peerdg.augment.augmix.AugMix`; another augmentation may stand in its place. All three views go
-    through the network in one pass, so batch normalisation sees them as one batch.
+    `peerdg.augment.augmix.AugMix` or another augmentation. All three views go through the network
+    in one pass, so batch normalization treats them as one batch.
     """
 
     settings: Settings
@@ -36,7 +36,7 @@ class AugMixConsistency(AugmentedMethod):
         super().__init__(model, settings or Settings(), augment=augment or AugMix())
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        return batches  # the loss makes two views of each
+        return batches  # nothing to precompute: the loss makes two views itself
 
     def loss(self, batch: Batch) -> Loss:
         views = [batch.images, *augmented_views(batch, self.augment, 2)]

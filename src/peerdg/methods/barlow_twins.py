@@ -1,4 +1,4 @@
-"""Barlow Twins on two views of one network, beside cross-entropy: PEER without a second model."""
+"""Cross-entropy and Barlow Twins on two views of one network: PEER without a second model."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,19 @@ from peerdg.models.classifier import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AlignmentSettings):
-    """A network learns augmented images and agrees with itself on both views: PEER without F."""
+    """Barlow Twins between two views of one network: PEER without its task model."""
 
 
 class BarlowTwins(AugmentedMethod):
-    """Train P = C∘H to answer both views, with features that agree on them.
+    """Train P = C∘H on both views, with aligned features.
 
-    With x̄ = G(x), minimise over P and the projection head R
+    With x̄ = G(x), minimize over P and the projection head R
 
         L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H(x)), R(H(x̄)))
 
     where gradients flow through both views, as in Zbontar et al., "Barlow Twins", ICML 2021,
     https://arxiv.org/abs/2103.03230. It is Eq. (3) of PEER, https://arxiv.org/abs/2505.12745, with
-    the proxy in the place of the task model, and shows what the task model adds.
+    the proxy instead of the task model. PEER minus this method is the effect of the task model.
     """
 
     settings: Settings

@@ -1,7 +1,7 @@
 """The interface of a training method, for `train/loop.py` or a custom loop."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
@@ -13,101 +13,117 @@ from torch import Tensor, nn
 from peerdg.augment.protocol import Augment
 from peerdg.averages.average_options import AverageSettings, make_average
 from peerdg.averages.base import Average, ValidationLoss
-from peerdg.errors import ConfigError, PeerdgWarning
+from peerdg.errors import ConfigError, DataError, PeerdgWarning
 from peerdg.methods.clean import CleanImages, as_bytes, as_view
 from peerdg.methods.pool import PoolImages, TrainingPool
 from peerdg.methods.recipes import Reconstruction
-from peerdg.models.classifier import Classifier
-from peerdg.options import option, validate
+from peerdg.models.classifier import Classifier, require_classifier
+from peerdg.options import did_you_mean, option, validate
 
 StatisticsRule = Literal["clean", "trained"]
-"""Batch statistics of evaluated networks: of the clean training images, or what training left."""
+"""Batch statistics of evaluated networks: recomputed on clean images, or those of training."""
 
 Terms = dict[str, Tensor]
-"""`"loss"` and the named parts of it."""
+"""`"loss"` and its named terms."""
 
 OFF = "none"
-"""The value of an option that switches its component off, see `part_of` of `option`."""
+"""Option value that switches a component off, see `part_of` of `option`."""
 
 weight_option = partial(option, at_least=0, announced=True)
-"""Make the option of a loss term's weight. It is announced, since results depend on it."""
+"""Make the option for the weight of a loss term. Announced, because results depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
-    """Base of every method's `Settings`: its options, and facts about the method."""
+    """Base of every method's `Settings`: options, and facts about the method."""
 
-    # The option that sets the period. None if the method does the same in every epoch.
+    # Name of the option that sets the period. None if all epochs are alike.
     period_option: ClassVar[str | None] = None
-    # The kind of average that is part of the method, unless `--average` names another.
+    # Kind of average that is part of the method, unless `--average` names another.
     own_average: ClassVar[str | None] = None
-    # The kind of augmentation, if the method uses any, unless `--augment` names another.
+    # Kind of augmentation, if the method uses any, unless `--augment` names another.
     own_augment: ClassVar[str] = "randaugment"
     # Options that have an effect only if the method's own average is one of snapshots.
     snapshot_options: ClassVar[tuple[str, ...]] = ()
-    # Images that batches are drawn from. With "source", the method itself takes images that it
-    # added from the pool (`TrainingPool.view`).
+    # Images that batches are drawn from. With "source", the method itself reads the images that it
+    # added to the pool (`TrainingPool.view`).
     batches_from: ClassVar[Literal["pool", "source"]] = "pool"
     # Whether the method adds images to the training pool.
     grows_pool: ClassVar[bool] = False
-    # Where there is neither released code nor published values. Tables mark such rows.
+    # Data sets without released code or published values for the method. Tables mark such rows.
     reconstruction: ClassVar[Reconstruction] = "no"
-    # What is deployed where no average is, for the card of the model.
+    # Description of the deployed network for the model card, if there is no average.
     deploys: ClassVar[str] = "the trained network"
+
+    def __new__(cls, **values: object) -> Self:
+        """Refuse an unknown option, and suggest a known one."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ConfigError(f"Unknown option '{name}'.", hint=did_you_mean(name, known))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         validate(self)
 
     @property
     def is_oracle(self) -> bool:
-        """Whether it is given a network trained elsewhere, so that tables mark its rows."""
+        """Whether the method uses a network trained elsewhere. Tables mark such rows."""
         return False
 
     @property
     def augments(self) -> bool:
-        """Whether it trains on the run's augmented images: its option `augment`, if it has one."""
+        """Whether the method trains on augmented images: its option `augment`, if it has one."""
         return bool(getattr(self, "augment", True))
 
     @property
     def is_baseline(self) -> bool:
-        """Whether its loss is cross-entropy alone, so that reports compare others with it."""
+        """Whether the loss is cross-entropy alone. Reports compare other methods with it."""
         return False
 
     @property
     def period(self) -> int:
-        """Epochs after which the work between epochs repeats: a re-draw, a snapshot."""
+        """Number of epochs between two policy draws or snapshots."""
         return 1 if self.period_option is None else int(getattr(self, self.period_option))
 
     @property
     def adapts_before(self) -> Literal["pretrain", "train"] | None:
-        """The phase before which `Method.adapt` changes the network. None if it never does."""
+        """Phase before which `Method.adapt` changes the network. None if it never does."""
         return None
 
     def check_images(self, side: int) -> None:
-        """Refuse options that do not fit images of this side with a `ConfigError`."""
+        """Raise a `ConfigError` if an option does not fit images of this side."""
+
+    def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
+        """Say why a run did not do the method's own work, by the records of its main phase.
+
+        Tables mark such a row as inert and give the reason, e.g. "perturbation 0.1 gray levels".
+        None if the method worked, or if the records do not tell.
+        """
+        return None
 
     @property
     def trains_on_pool(self) -> bool:
-        """Whether batches are drawn from a pool that grows by images that the method makes."""
+        """Whether batches are drawn from a pool that includes images made by the method."""
         return self.batches_from == "pool" and self.grows_pool
 
     @property
     def averages_start(self) -> bool:
-        """Whether snapshots are taken at the start of a period, so that the first is the start."""
+        """Whether snapshots are taken at the start of a period, so the initial weights count."""
         return bool(getattr(self, "include_init", False))
 
     def check_average(self, kind: str, *, last: int | None = None) -> None:
-        """Refuse `snapshot_options` that do not fit the kind and window of the method's average."""
+        """Reject `snapshot_options` that do not fit the kind and window of the method's average."""
         defaults = {f.name: f.default for f in fields(self)}
-        given = [n for n in self.snapshot_options if getattr(self, n) != defaults[n]]
-        if given and kind not in ("snapshots", "swa"):
+        changed = [n for n in self.snapshot_options if getattr(self, n) != defaults[n]]
+        if changed and kind not in ("snapshots", "swa"):
             raise ConfigError(
-                f"The option '{given[0]}' is about snapshots, but the average is '{kind}'.",
-                hint=f"Leave {given[0]} or that average out.",
+                f"The option '{changed[0]}' is about snapshots, but the average is '{kind}'.",
+                hint=f"Leave out {changed[0]} or that average.",
             )
-        if "average" in given and last not in (None, 1):
+        if "average" in changed and last not in (None, 1):
             raise ConfigError(f"average.last is {last}, but the option 'average' is off.")
-        if self.averages_start and "reset_proxy" in given:
+        if self.averages_start and "reset_proxy" in changed:
             raise ConfigError("The options include_init and reset_proxy exclude each other.")
 
 
@@ -116,15 +132,13 @@ class Batch:
     """A batch of training images with optional metadata.
 
     Args:
-        images: Clean images, uint8 or floating point in [0, 1]; kept as uint8, to which the latter
-            are rounded.
-        labels: Their classes.
-        index: Their rows in the training set, if the clean images are the same at every visit;
-            allows a method to remember what it computed for them.
-        seed: From which everything random about this batch derives; None leaves it to torch's
-            global generator.
-        augmented: What the augmentation makes of the images, if `Method.prepare` did that already:
-            uint8, or floating point where 1.0 is white and values may leave [0, 1].
+        images: Clean images, uint8 or floating point in [0, 1]. Stored as uint8, with rounding.
+        labels: Class indices of the images.
+        index: Rows of the images in the training set, if the clean images are the same in every
+            epoch. Lets a method cache results per image.
+        seed: Seed of all randomness of this batch. None uses torch's global generator.
+        augmented: Augmented images, if `Method.prepare` has made them: uint8, or floating point
+            where 1.0 is white and values may leave [0, 1].
     """
 
     images: UInt8[Tensor, "batch 3 h w"] | Float[Tensor, "batch 3 h w"]
@@ -139,21 +153,27 @@ class Batch:
             object.__setattr__(self, "augmented", as_view(self.augmented))
 
     def generator(self) -> torch.Generator | None:
-        """A fresh generator for this batch, or None for the global one."""
+        """Return a fresh generator for this batch, or None for the global one."""
         return None if self.seed is None else torch.Generator().manual_seed(self.seed)
 
 
 def as_batch(batch: Batch | Tensor, labels: Tensor | None = None) -> Batch:
-    """Make a `Batch` of images and labels; a `Batch` stays as it is."""
+    """Make a `Batch` of images and labels. A `Batch` is returned unchanged."""
     if isinstance(batch, Batch):
         return batch
     if labels is None:
-        raise TypeError("Give a Batch, or images and labels.")
+        raise TypeError("Labels are missing. Pass a Batch, or images and labels.")
+    # Types and shapes only: looking at values would wait for the device.
+    if labels.dtype != torch.int64 or labels.shape != (len(batch),):
+        raise DataError(
+            f"{len(batch)} images have {labels.dtype} labels of shape {list(labels.shape)}.",
+            hint="Give one int64 number per image: labels.long(), or labels.argmax(1) of one-hot.",
+        )
     return Batch(batch, labels)
 
 
 class Loss(Terms):
-    """A loss: `["loss"]` or `total`. Its named terms are detached here, but not in `parts`."""
+    """A loss (`total`, `["loss"]`) with detached named terms. `parts` has them with gradients."""
 
     def __init__(self, total: Tensor, **parts: Tensor) -> None:
         super().__init__(loss=total, **{name: part.detach() for name, part in parts.items()})
@@ -162,7 +182,7 @@ class Loss(Terms):
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters whose learning rate is that of their optimizer times `lr_scale`."""
+    """Parameters whose learning rate is `lr_scale` times that of their optimizer."""
 
     parameters: list[nn.Parameter]
     lr_scale: float = 1.0
@@ -170,7 +190,7 @@ class ParamGroup:
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """What one optimizer trains, and how.
+    """Parameters and options of one optimizer.
 
     Without a `kind` it is the optimizer of the training phase with its learning rate and schedule,
     and the other options are ignored.
@@ -199,12 +219,12 @@ gradients. `terms` are the named parts of the loss, for the record of a failure.
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What `end_epoch` returns to the loop."""
+    """Result of `end_epoch` for the training loop."""
 
-    records: dict[str, Any] = field(default_factory=dict)  # as plain values
-    reset_optimizers: tuple[str, ...] = ()  # names of those whose state is cleared
+    records: dict[str, Any] = field(default_factory=dict)  # plain values for the run's records
+    reset_optimizers: tuple[str, ...] = ()  # names of the optimizers whose state is cleared
     new_images: PoolImages | None = None  # for the training pool, from the next epoch on
-    drop_oldest: int = 0  # how many of the earlier additions leave the pool, the oldest first
+    drop_oldest: int = 0  # number of earlier additions to remove from the pool, oldest first
 
 
 @dataclass(frozen=True)
@@ -215,15 +235,15 @@ class RunContext:
     augment: Augment  # G
     average: AverageSettings
     clean: CleanImages  # all images of the source, with row indices and labels
-    pool: TrainingPool  # those of the source, and those that a method added
+    pool: TrainingPool  # images of the source and images added by the method
     batch_statistics: StatisticsRule
-    passes: float  # how often an epoch sees each clean image, on average; 0 if views are random
+    passes: float  # mean visits of each clean image per epoch, or 0 if views are random
     period: int  # the method's k: epochs between two snapshots, unless `average.k` is set
-    epochs: int  # of the main phase
-    steps: int  # of an epoch
-    image_size: int  # side of the images that the network sees
-    validation_loss: ValidationLoss | None  # of a network on the source's validation images
-    load_model: Callable[[str], Classifier]  # from a run or model folder, e.g. a teacher
+    epochs: int  # epochs of the main phase
+    steps: int  # steps per epoch
+    image_size: int  # side of the network's input images
+    validation_loss: ValidationLoss | None  # loss of a network on the source's validation images
+    load_model: Callable[[str], Classifier]  # loads a run or model folder, e.g. a teacher
 
     def make_average(self, kind: str, model: Classifier) -> Average:
         """Make an average of one of the kinds of `--average`."""
@@ -241,24 +261,24 @@ class RunContext:
 class Method(nn.Module):
     """Base class of training methods.
 
-    Most methods define a `loss` and leave `step` and `optimizers` as they are: then one optimizer
-    trains all parameters that require a gradient. A method with several optimizers or several
-    updates per batch defines both.
+    Most methods define only a `loss`. One optimizer then trains all parameters that require a
+    gradient. A method with several optimizers, or several updates per batch, overrides `step` and
+    `optimizers`.
 
-    Averages may follow the trained network without any influence on it (`attach_averages`). The
-    first of them is deployed instead of the network itself.
+    `attach_averages` adds weight averages of the trained network. They do not influence training,
+    and the first of them is deployed instead of the network itself.
 
     Args:
         model: The network to train. None if the method has other names for its `networks`.
         settings: The method's `Settings`.
     """
 
-    # How many entries of `--average` the method consumes itself. The rest are attached.
+    # Number of entries of `--average` that the method uses itself. The rest are attached.
     averages_used: ClassVar[int] = 0
-    # The key of `networks` to deploy even if averages are attached. None deploys the first attached
+    # Key of `networks` to deploy even if averages are attached. None deploys the first attached
     # average, or else the trained network.
     own_deployed: ClassVar[str | None] = None
-    # What else to try where the loss diverges, after "Lower the learning rate".
+    # Advice for a diverging loss, appended to "Lower the learning rate".
     divergence_hint: ClassVar[str] = ""
 
     model: Classifier
@@ -268,60 +288,65 @@ class Method(nn.Module):
         self.attached = nn.ModuleDict()
         self._warned = False
         if model is not None:
+            require_classifier(model)
             self.model = model
         self.settings = settings
 
     @classmethod
     def build(cls, model: Classifier, settings: Any, context: RunContext) -> Self:
-        """Build the method around `model` from its `Settings` and what it needs of the run."""
+        """Build the method around `model` from its `Settings` and the run's context."""
         return cls(model, settings)
 
     @classmethod
     def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
         """Change the network before the phase that `settings.adapts_before` names.
 
-        The result is a copy, as `Classifier.with_layers` makes it, so that a stored model loads
-        without the method. `size` is the side of the images that it will see.
+        Returns a copy made by `Classifier.with_layers`, so that a stored model loads without the
+        method. `size` is the side of the input images.
         """
         return model
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
         """Precompute weight-independent work, such as augmentation, for several batches at once.
 
-        Only to save time: the loss of a batch does not depend on it, nor on the other batches. A
-        custom loop need not call it.
+        This only saves time: it must not change the loss of any batch. A custom loop need not call
+        it.
         """
         return batches
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """What each named optimizer trains; by default `"main"` trains everything."""
+        """Return the plan of each optimizer by name. By default `"main"` trains everything."""
         return {"main": OptimizerPlan.of(self)}
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Learn from a batch; return the loss and its named terms."""
+        """Train on one batch. Return the loss and its named terms."""
         terms = self.loss(batch)
         update("main", terms["loss"], terms)
         return terms
 
+    def forward(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
+        """Compute the loss of a `Batch`, or of images and their labels."""
+        return self.loss(as_batch(batch, labels))
+
     def loss(self, batch: Batch) -> Loss:
         """Compute the loss to minimize, and its named terms."""
-        raise TypeError(f"{type(self).__name__} has neither a loss nor a step of its own.")
+        raise TypeError(f"{type(self).__name__} defines neither `loss` nor `step`.")
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Prepare for epoch `epoch`, counted from 0; returns what to record, as plain values.
+        """Prepare for epoch `epoch`, counted from 0. Return plain values to record.
 
-        It must be a function of the state and the epoch number: a resumed run calls it again for
-        the epoch it continues.
+        The effect may depend only on the state and the epoch number, because a resumed run calls
+        it again for the epoch it continues.
         """
         return {}
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """Conclude epoch `epoch`."""
+        """Finish epoch `epoch`."""
         return EpochResult()
 
     @property
     def networks(self) -> dict[str, Classifier]:
-        """The method's networks to evaluate, by name; the trained one comes first."""
+        """The method's networks to evaluate, by name. The trained one comes first."""
         return {"model": self.model}
 
     @property
@@ -330,23 +355,23 @@ class Method(nn.Module):
 
     @property
     def averages(self) -> dict[str, Average]:
-        """All averages of the trained network, by their key in `evaluated_networks`."""
+        """All averages of the trained network, by key in `evaluated_networks`."""
         return {name: cast(Average, module) for name, module in self.attached.items()}
 
     @property
     def evaluated_networks(self) -> dict[str, Classifier]:
-        """The networks to evaluate during training, by name; the trained one comes first."""
+        """Networks and averages to evaluate, by name. The trained network comes first."""
         averages = {name: average.deployed for name, average in self.averages.items()}
         return {**self.networks, **averages}
 
     @property
     def frozen_statistics(self) -> bool:
-        """Whether batch statistics were fixed in training, so that evaluation keeps them."""
+        """Whether batch statistics are fixed in training. Evaluation then keeps them."""
         return False
 
     @property
     def needs_clean_statistics(self) -> dict[str, Classifier]:
-        """The networks to recompute batch statistics of, to evaluate with those of clean images."""
+        """Networks whose batch statistics must be recomputed on clean images for evaluation."""
         if self.frozen_statistics:
             return {}
         done = {name for name, average in self.averages.items() if average.has_clean_statistics}
@@ -354,14 +379,14 @@ class Method(nn.Module):
 
     @property
     def deployed_name(self) -> str:
-        """The key of the deployed network in `evaluated_networks`."""
+        """Key of the deployed network in `evaluated_networks`."""
         return self.own_deployed or next(iter(self.averages), None) or next(iter(self.networks))
 
     @property
     def deployed(self) -> Classifier:
-        """The network to deploy; warns once if it is an average of nothing yet."""
+        """Network to deploy. Warns once if it is an average that is still empty."""
         average = self.averages.get(self.deployed_name)
-        if average and average.count == 0 and not self._warned and self._has_learnt(average):
+        if average and average.count == 0 and not self._warned and self._differs_from(average):
             self._warned = True
             warnings.warn(
                 f"'{self.deployed_name}' is still the initial network: nothing was averaged yet. "
@@ -373,41 +398,40 @@ class Method(nn.Module):
         return self.evaluated_networks[self.deployed_name]
 
     def epochs_seen(self, epoch: int) -> int:
-        """How many epochs the deployed network has learnt from, when `epoch` are complete."""
+        """Return how many of `epoch` completed epochs the deployed network was trained on."""
         average = self.averages.get(self.deployed_name)
         return epoch if average is None else average.epochs_seen(epoch)
 
     def attach_averages(self, averages: dict[str, Average]) -> None:
-        """Let averages follow the trained network, under these names.
+        """Attach averages of the trained network under these names.
 
-        In your own loop, call `update_averages` after each optimizer step, and
+        In a custom loop, call `update_averages` after each optimizer step, and
         `finish_epoch_averages` at the end of each epoch, before `end_epoch`. Snapshots with
-        `include_init` must see the network before each epoch: only a method's own average does.
+        `include_init` need the network before each epoch, which only a method's own average gets.
         """
         for name, average in averages.items():
             if name in self.evaluated_networks:
-                raise ConfigError(f"The method already has a network with the name '{name}'.")
+                raise ConfigError(f"The method already has a network named '{name}'.")
             if average.needs_epoch_start:
-                raise ConfigError(f"'{name}' must be made without include_init.")
+                raise ConfigError(f"The average '{name}' must be made without include_init.")
         self.attached.update(averages)
 
     def update_averages(self) -> None:
-        """Let every average follow an optimizer step; in your own loop, call it after each."""
+        """Update all averages. In a custom loop, call it after each optimizer step."""
         for average in self.averages.values():
             average.after_step(self.trained)
 
     def finish_epoch_averages(self, epoch: int) -> dict[str, Any]:
-        """Let the attached averages follow the end of an epoch; return what to record.
+        """Update the attached averages at the end of an epoch. Return values to record.
 
-        In your own loop, call it before `end_epoch`, which may change the trained network.
+        In a custom loop, call it before `end_epoch`, which may change the trained network.
         """
         records: dict[str, Any] = {}
         for name in self.attached:
             for value in self.averages[name].after_epoch(self.trained, epoch).values():
-                records[name] = value  # there is at most one; it gets the name of the average
+                records[name] = value  # an average records at most one value
         return records
 
-    def _has_learnt(self, average: Average) -> bool:
-        """Whether the trained network has other weights than the average."""
+    def _differs_from(self, average: Average) -> bool:
         pairs = zip(self.trained.parameters(), average.model.parameters(), strict=True)
         return any(not torch.equal(ours, theirs) for ours, theirs in pairs)

@@ -1,4 +1,4 @@
-"""All clean training images in a fixed shuffled order: for batch statistics and task features."""
+"""Clean training images in a fixed shuffled order, for batch statistics and task features."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,23 +16,23 @@ from peerdg.models.classifier import images_per_pass
 from peerdg.rng import generator_for
 
 _ACCEPTED = (
-    "Give one tensor [N, 3, H, W], a DataLoader or a list of batches; a batch is a tensor "
-    "[B, 3, H, W] or begins with one."
+    "Pass one tensor [N, 3, H, W], a DataLoader or a list of batches. A batch is a tensor "
+    "[B, 3, H, W], or a tuple or list that starts with one."
 )
 
 
 def as_bytes(images: Tensor) -> UInt8[Tensor, "*shape"]:
-    """Keep uint8 images as they are, and round floating-point images in [0, 1] to 8 bits.
+    """Convert images to uint8, rounding floating-point images in [0, 1].
 
     Raises:
-        DataError: If the values are of another type or leave [0, 1].
+        DataError: If the images have another type or values outside [0, 1].
     """
     if _is_uint8(images):
         return images
     low, high = (float(v) for v in images.aminmax()) if images.numel() else (0.0, 0.0)
-    if not 0 <= low <= high <= 1:  # NaN fails it too
+    if not 0 <= low <= high <= 1:  # also rejects NaN
         raise DataError(
-            f"Floating-point images run from {low:.3g} to {high:.3g}; they must lie in [0, 1].",
+            f"Floating-point images must lie in [0, 1], not between {low:.3g} and {high:.3g}.",
             hint="Leave normalization to the classifier: Classifier.from_module(network, "
             "classes=..., mean=..., std=...).",
         )
@@ -40,10 +40,10 @@ def as_bytes(images: Tensor) -> UInt8[Tensor, "*shape"]:
 
 
 def as_view(images: Tensor) -> Tensor:
-    """Keep what an augmentation made: uint8, or floating point where 1.0 is white.
+    """Check augmented images: uint8, or floating point where 1.0 is white.
 
-    Floating-point values may leave [0, 1] and are not rounded. They are laid out as a classifier
-    lays out uint8 images, which its convolutions are fastest with.
+    Floating-point values may leave [0, 1] and are not rounded. They get the memory format that a
+    classifier gives to uint8 images, because its convolutions are fastest with it.
     """
     if _is_uint8(images):
         return images
@@ -53,18 +53,18 @@ def as_view(images: Tensor) -> Tensor:
 def _is_uint8(images: Tensor) -> bool:
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise DataError(
-            f"Images of type {images.dtype} were given.",
-            hint="Give uint8 images, or floating-point images in [0, 1].",
+            f"Images have the type {images.dtype}.",
+            hint="Pass uint8 images, or floating-point images in [0, 1].",
         )
     return images.dtype == torch.uint8
 
 
 class CleanImages:
-    """Chunks of all clean images, resized when they are asked for; can be iterated again.
+    """Re-iterable chunks of all clean images, resized on access.
 
     Images are usually stored class by class. Batch statistics of chunks in that order lose the
-    variance between classes, so the chunks follow a fixed permutation. All have nearly the same
-    size and none has a single image, whose batch statistics do not exist.
+    variance between classes, so the chunks follow a fixed permutation. Their sizes are nearly equal
+    and at least two, because the batch statistics of a single image do not exist.
 
     In a layer, the mean of the variances within chunks of n images is below the variance over all
     images by at most 1/n of it. With n = 32, it was 1 percent lower than with n = 63 in the last
@@ -73,8 +73,8 @@ class CleanImages:
 
     Args:
         images: All training images, stored in any order.
-        size: Side to which they are squashed; None leaves them as they are.
-        labels: Their classes, for those who ask for `labelled` chunks.
+        size: Side to which images are resized. None keeps their size.
+        labels: Class indices of the images, needed for `labeled`.
     """
 
     def __init__(
@@ -91,25 +91,25 @@ class CleanImages:
         self.size = size
         self.labels = labels
         side = size or max(images.shape[-2:])
-        # Not fewer for larger images: statistics of a few images are worse. Training holds as many.
+        # Chunks do not shrink above 256 pixels: statistics of few images are worse.
         largest = images_per_pass(min(side, 256))
         chunks = min(-(-count // largest), count // 2)
         order = torch.randperm(count, generator=generator_for(0, "clean"), device="cpu")
-        # Sorted within a chunk, where the order does not matter: mapped files are read forwards.
+        # Rows are sorted within a chunk so that memory-mapped files are read in order.
         self.rows = tuple(
             rows.sort().values.to(images.device) for rows in order.tensor_split(chunks)
         )
 
     def chunks(self) -> Iterator[tuple[Int64[Tensor, " chunk"], UInt8[Tensor, "chunk 3 h w"]]]:
-        """The rows of each chunk in `images`, and the images at these rows."""
+        """Yield the row indices and the images of each chunk."""
         for rows in iterate(self.rows):
             images = self.images[rows]
             yield rows, images if self.size is None else resize(images, self.size)
 
-    def labelled(self) -> Iterator[tuple[UInt8[Tensor, "chunk 3 h w"], Int64[Tensor, " chunk"]]]:
-        """The images of each chunk and their classes."""
+    def labeled(self) -> Iterator[tuple[UInt8[Tensor, "chunk 3 h w"], Int64[Tensor, " chunk"]]]:
+        """Yield the images and labels of each chunk."""
         if self.labels is None:
-            raise DataError("The clean images were given without labels.")
+            raise DataError("The clean images have no labels.")
         return ((images, self.labels[rows]) for rows, images in self.chunks())
 
     def __iter__(self) -> Iterator[UInt8[Tensor, "chunk 3 h w"]]:
@@ -117,10 +117,10 @@ class CleanImages:
 
 
 class CleanBatches:
-    """A user's own batches of clean images, for batch statistics only.
+    """A user's batches of clean images, for batch statistics only.
 
-    Which rows of the training set a batch holds is not known, so nothing computed for them can be
-    looked up by row. Batches of one image are left out: their statistics do not exist.
+    The rows of a batch in the training set are unknown, so features cannot be cached by row.
+    Batches of one image are skipped, because their batch statistics do not exist.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -131,33 +131,32 @@ class CleanBatches:
 
 
 Clean = Tensor | Iterable[Any] | CleanImages | CleanBatches
-"""What a user may give as clean training images; see `as_clean`."""
+"""Accepted forms of clean training images, see `as_clean`."""
 
 
 def as_clean(clean: Clean | None) -> CleanImages | CleanBatches | None:
-    """What a user gives as clean training images, in the form that methods use.
+    """Convert clean training images to the form that methods use.
 
-    One tensor is shuffled and cut into chunks whose rows are known. So are all images of a list of
-    batches, but which rows of the training set they are is not known. A loader is used as it is;
-    one of its batches is drawn here, to see that it can be used. It has to shuffle: a warning is
-    given if it does not.
+    A tensor, or the images of a list of batches, is shuffled and split into chunks. Rows of the
+    training set are known for a tensor only. A loader is used as it is, after a check of its first
+    batch, and must shuffle. Otherwise a warning is issued.
     """
     if clean is None or isinstance(clean, CleanImages | CleanBatches):
         return clean
     if isinstance(clean, list | tuple):
         batches = [_images_of(batch) for batch in clean]
         if len({images.shape[2:] for images in batches}) != 1:
-            raise DataError("The batches of clean images must have images of one size.")
+            raise DataError("The list of clean batches must hold images, all of one size.")
         return CleanBatches(CleanImages(torch.cat(batches)))
     if isinstance(clean, DataLoader):
         with torch.random.fork_rng(devices=[]):
             _images_of(next(iter(clean), None))
-        # With a batch sampler of the user's own, the loader's `sampler` is there but not used.
+        # A loader with a custom batch sampler has a `sampler` too, but does not use it.
         sampler = getattr(clean.batch_sampler or clean, "sampler", None)
         if isinstance(sampler, SequentialSampler) and len(clean) > 1:
             warnings.warn(
-                "The loader of clean images does not shuffle, and batch statistics of one class at "
-                "a time are wrong. Give it shuffle=True, or pass all images as one tensor.",
+                "The loader of clean images does not shuffle, so batch statistics may be those of "
+                "one class at a time. Use shuffle=True, or pass all images as one tensor.",
                 PeerdgWarning,
                 stacklevel=3,
             )
@@ -168,6 +167,6 @@ def as_clean(clean: Clean | None) -> CleanImages | CleanBatches | None:
 def _images_of(batch: Any) -> UInt8[Tensor, "batch 3 h w"]:
     images = batch[0] if isinstance(batch, list | tuple) and batch else batch
     if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] != 3:
-        given = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise ConfigError(f"Clean images were given as {given}.", hint=_ACCEPTED)
+        kind = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ConfigError(f"Clean images cannot be of type or shape {kind}.", hint=_ACCEPTED)
     return as_bytes(images)

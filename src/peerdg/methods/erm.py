@@ -1,4 +1,4 @@
-"""Empirical risk minimisation: the source as it is."""
+"""Empirical risk minimization on the clean source images."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from peerdg.methods.base import Batch, Loss, Method, MethodSettings, as_batch
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Cross-entropy on clean images; the baseline of every comparison."""
+    """Cross-entropy on clean images, the baseline of every comparison."""
 
     augments = False
     is_baseline = True
 
 
 class ERM(Method):
-    """L = CE(F(x), y) for a network F, nothing between epochs."""
+    """L = CE(F(x), y) for a network F."""
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute the cross-entropy on the clean images of a `Batch`, or on images and labels."""

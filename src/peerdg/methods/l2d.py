@@ -1,4 +1,4 @@
-"""L2D: learning to diversify (ICCV 2021): a style module and the network learn in turn."""
+"""L2D, learning to diversify (ICCV 2021): alternate updates of a network and a style module."""
 
 from dataclasses import dataclass
 from typing import Literal, Self, cast
@@ -31,7 +31,7 @@ from peerdg.stages import stage
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """A module learns to restyle images while the network learns from what it makes of them."""
+    """Train a network and a module that restyles its images in turn."""
 
     alpha1: float = weight_option(1.0, "weight of the supervised contrastive loss")
     alpha2: float = weight_option(1.0, "weight of the likelihood of restyled images")
@@ -39,16 +39,16 @@ class Settings(MethodSettings):
     tau: float = option(0.07, "temperature of the contrastive loss", above=0)
     mix: float = option(0.6, "share of the restyled image in the mix", at_least=0, at_most=1)
     style_lr: float = option(
-        0.005, "learning rate of the style module; the released code's flag defaults to 10", above=0
+        0.005, "learning rate of the style module (default of the released flag: 10)", above=0
     )
     kernels: tuple[int, ...] = option(
-        (5, 9, 13, 17), "kernels of the style module's spatial branches, e.g. 3,5", at_least=1
+        (5, 9, 13, 17), "kernel sizes of the style module's spatial branches, e.g. 3,5", at_least=1
     )
     shift_std: float = option(0.1, "standard deviation of the initial shifts", at_least=0)
     dim: int = option(512, "width of the Gaussian bottleneck", at_least=1, at_most=2**16)
     noise: float = option(0.2, "scale of the bottleneck's noise", at_least=0, at_most=100)
     bottleneck: Literal["pretrain", "train"] = option(
-        "pretrain", "first phase with the bottleneck; train: pre-train as other methods do"
+        "pretrain", "first phase with the bottleneck (train: pre-train without it)"
     )
 
     reconstruction = "on digits"
@@ -59,45 +59,44 @@ class Settings(MethodSettings):
         return self.bottleneck
 
     def check_images(self, side: int) -> None:
-        """Every kernel must leave a map of more than one pixel, which is normalised."""
+        """Reject kernels that leave only one pixel, which cannot be normalized."""
         if self.kernels and max(self.kernels) >= side:
             raise ConfigError(
                 f"A kernel of {max(self.kernels)} pixels is too large for images of {side} pixels.",
-                hint="Use smaller ones; --l2d.kernels 3,5 suits images of 32 pixels.",
+                hint="Use smaller kernels, e.g. --l2d.kernels 3,5 for images of 32 pixels.",
             )
 
 
 class L2D(Method):
-    """Restyle images so that they tell little about the originals; learn what they still share.
+    """Restyle images to lower their mutual information with the originals, and train on both.
 
     Wang et al., "Learning to diversify for single domain generalization", ICCV 2021,
     https://arxiv.org/abs/2108.11726, as in the released code. The network embeds an image as a
-    Gaussian with mean μ and variance σ², of which z is a sample; T is the style-complement module
-    and x̂ = m·norm(sigmoid(T(x))) + (1 - m)·x for normalised x. Each step has two stages:
+    Gaussian with mean μ and variance σ², and z is a sample of it. T is the style-complement module
+    and x̂ = m·norm(sigmoid(T(x))) + (1 - m)·x for normalized x. Each step has two stages:
 
-    1. The network minimises, with fresh convolutions in T and over both views,
+    1. The network minimizes, with fresh convolutions in T and over both views,
 
            CE({x̂, x}) + α₂ · NLL(z_x̂ | μ_x, σ²_x) + α₁ · SupCon({z_x̂, z_x}, y)
 
-    2. T minimises, through the updated network and with fixed convolutions,
+    2. T minimizes, through the updated network and with fixed convolutions,
 
            classMMD(z_x̂, z_x) + β · CLUB(z_x̂; μ_x, σ²_x)
 
-    The first raises the likelihood of the restyled embedding, a lower bound of the mutual
-    information of both views; CLUB is an upper bound of it, which T lowers, while the MMD keeps
-    each class where it is. Both views go through the network as one batch, in the second stage
-    too, so that batch normalisation sees both.
+    The likelihood is a lower bound of the mutual information of both views, which the network
+    raises. CLUB is an upper bound, which T lowers, while the MMD keeps each class in place. Both
+    views go through the network as one batch in both stages, so batch normalization uses both.
 
-    What is open is a field of `Settings`: `bottleneck` (the released code has no pre-training on
-    the source, so it does not say whether that has the bottleneck: by default it has), `style_lr`
-    (0.005 in the released script, 10 in the default of its flag), and the kernels and shifts of T
-    for small images. The random weights of T's branches are divided by a sum that is kept away
-    from zero (`StyleComplement.forward`); classes with one image in the batch are left out of the
-    MMD (`class_mmd`).
+    `Settings` has an option for each open detail: `bottleneck` (the released code has no
+    pre-training on the source, and here it includes the bottleneck by default), `style_lr` (0.005
+    in the released script, 10 as the default of its flag), and the kernels and shifts of T for
+    small images. The random weights of T's branches are divided by a sum that is kept away from
+    zero (`StyleComplement.forward`). The MMD skips classes with one image in the batch
+    (`class_mmd`).
 
     Args:
-        model: The network with its bottleneck, see `adapt`.
-        size: Side of the images; T's styles are maps of this size.
+        model: Network with its bottleneck, see `adapt`.
+        size: Side of the images. T's styles are maps of this size.
     """
 
     settings: Settings
@@ -109,7 +108,7 @@ class L2D(Method):
         if model.neck is None:
             raise ConfigError(
                 "L2D needs a Gaussian bottleneck between encoder and head.",
-                hint="Give it the network L2D.adapt(model, settings, size).",
+                hint="Pass the network L2D.adapt(model, settings, size).",
             )
         self.style = StyleComplement(
             size, kernels=self.settings.kernels, shift_std=self.settings.shift_std
@@ -121,7 +120,7 @@ class L2D(Method):
 
     @classmethod
     def adapt(cls, model: Classifier, settings: Settings, size: int) -> Classifier:
-        """Put the Gaussian bottleneck between encoder and head."""
+        """Insert the Gaussian bottleneck between encoder and head."""
         layer = {
             "kind": "gaussian-bottleneck",
             "place": "features",
@@ -132,14 +131,14 @@ class L2D(Method):
         return model.with_layers([layer])
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """The phase's for the network; plain SGD for the styles of T."""
+        """Return the phase's optimizer for the network, and plain SGD for the styles of T."""
         return {
             "main": OptimizerPlan.of(self.model),
             "style": OptimizerPlan.of(self.style, kind="sgd", lr=self.settings.style_lr),
         }
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Update the network, then T by what the updated network makes of its images."""
+        """Update the network, then T through the updated network."""
         generator = batch.generator()
         terms = self.network_loss(batch, generator)
         update("main", terms["loss"], terms)
@@ -148,9 +147,9 @@ class L2D(Method):
         return {**terms, **style_terms}
 
     def network_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
-        """Stage 1: `"loss"`, which the network minimises, and its named terms."""
+        """Compute the loss of the network (stage 1) and its named terms."""
         x, y = self.model.prepare(batch.images), batch.labels
-        with torch.no_grad():  # T learns in the second stage only
+        with torch.no_grad():  # T is trained in the second stage only
             x_hat = self._mixed(self.style(x, generator), x)
         z_hat, z, mu, log_variance = self._embed(x_hat, x)
         z, both = torch.cat((z_hat, z)), y.repeat(2)  # (2 batch, dim)
@@ -161,7 +160,7 @@ class L2D(Method):
         return Loss(loss, ce=ce, likelihood=nll, contrast=contrast)
 
     def style_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Terms:
-        """Stage 2: `"style_loss"`, which T minimises, and its named terms."""
+        """Compute the loss of T (stage 2), `"style_loss"`, and its named terms."""
         x, y = self.model.prepare(batch.images), batch.labels
         x_hat = self._mixed(self.style.styled(x, generator), x)
         z_hat, z, mu, log_variance = self._embed(x_hat, x)
@@ -175,13 +174,13 @@ class L2D(Method):
         }
 
     def _mixed(self, styled: Tensor, x: Tensor) -> Tensor:
-        """x̂ = m·norm(sigmoid(T(x))) + (1 - m)·x."""
+        """Compute x̂ = m·norm(sigmoid(T(x))) + (1 - m)·x."""
         mix = self.settings.mix
         return mix * self.model.prepare(styled.sigmoid()) + (1 - mix) * x
 
     @stage("forward")
     def _embed(self, x_hat: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """z_x̂, z_x, μ_x and log σ²_x, from one batch of both views."""
+        """Compute z_x̂, z_x, μ_x and log σ²_x from one batch of both views."""
         bottleneck = cast(GaussianBottleneck, self.model.neck)
         mu, log_variance = bottleneck.gaussian(self.model.encoder(torch.cat((x_hat, x))))
         z_hat, z = bottleneck.sample(mu, log_variance).chunk(2)

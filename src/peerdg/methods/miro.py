@@ -27,28 +27,28 @@ from peerdg.models.stages import FeatureMap, find_stages, named_maps, recorded
 from peerdg.options import option
 from peerdg.stages import stage
 
-SMALLEST_VARIANCE = 1e-5
+MIN_VARIANCE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Features stay informative about those of the network that training begins with."""
+    """Keep features informative about those of the initial network."""
 
     lam: float = weight_option(0.1, "weight of the regularizer")
     views: Literal["clean", "both"] = option(
-        "clean", "train on clean images, as the paper; both: on augmented images too"
+        "clean", "train on clean images (paper), or on clean and augmented images (both)"
     )
     k: int = option(10, "with both views: re-draw the policy every k epochs", at_least=1)
     layers: tuple[str, ...] | None = option(
-        None, "modules whose outputs are compared; default: stem and every stage"
+        None, "modules whose outputs are compared (default: stem and every stage)"
     )
     oracle: str | None = option(
         None,
-        "run or model folder of the frozen network; default: what the main phase starts from",
+        "run or model folder of the frozen network (default: copy of the pre-trained network)",
         names_model=True,
     )
-    rate: float = option(10.0, "learning rate of the variances, times the network's", above=0)
-    variance: float = option(0.1, "where each variance starts", above=1e-5)
+    rate: float = option(10.0, "learning rate of the variances relative to the network", above=0)
+    variance: float = option(0.1, "initial variance", above=1e-5)
 
     period_option = "k"
 
@@ -62,37 +62,37 @@ class Settings(MethodSettings):
 
 
 class MIRO(AugmentedMethod):
-    """Train F to keep, in each of its stages, what a frozen oracle F⁰ knows about an image.
+    """Train F with features that stay informative about those of a frozen oracle F⁰.
 
     Cha et al., "Domain generalization by mutual-information regularization with pre-trained
-    models", ECCV 2022, https://arxiv.org/abs/2203.10789. Minimise over F and the variances v
+    models", ECCV 2022, https://arxiv.org/abs/2203.10789. Minimize over F and the variances v
 
         L = CE(F(x), y) + λ Σ_l ½ mean[ (f_l - f⁰_l)² / v_l + log v_l ]
 
     where f_l and f⁰_l are the outputs of stage l of F and F⁰ for the same image. The sum is, up to
     constants, the negative log-likelihood of f⁰ under a Gaussian around f, and so a variational
     bound of their mutual information: the mean encoder is the identity, the variance encoder one
-    v per channel that does not depend on the image. The variances learn at ten times F's rate.
+    v per channel that does not depend on the image. The variances have ten times F's learning rate.
 
-    What the paper leaves open for a single source is a field of `Settings`:
+    `Settings` has an option for each detail that the paper leaves open for a single source:
 
-    - `views`: F learns clean images only; `"both"` adds the cross-entropy and the regularizer of
-      x̄ = G(x) to those of x, which with λ = 0 is the RandAugment baseline.
-    - `layers`: stem and every stage, as `models.stages.find_stages` finds them in any
-      network; its docstring lists them for each backbone. If layers with parameters follow the
-      last map, fully connected ones, the features H(x) are compared too, unless dropout makes them
-      random (AlexNet, CaffeNet): F⁰ has none, and F would differ from it where it is the same.
-    - `oracle`: F as the main phase starts, that is after pre-training on the source. The paper's
-      oracle has seen other data only: use `--pretrain.epochs 0` with published weights.
+    - `views`: F is trained on clean images only. `"both"` adds the cross-entropy and the
+      regularizer of x̄ = G(x), which with λ = 0 is the RandAugment baseline.
+    - `layers`: stem and every stage, found in any network by `models.stages.find_stages`, whose
+      docstring lists them for each backbone. If fully connected layers follow the last map, the
+      features H(x) are compared too, except with dropout (AlexNet, CaffeNet): F⁰ runs without it,
+      so F would differ from F⁰ even with equal weights.
+    - `oracle`: F at the start of the main phase, after pre-training on the source. The paper's
+      oracle was trained on other data only: use `--pretrain.epochs 0` with published weights.
 
-    F⁰ runs in eval mode. The batch normalisation of F is trained as for every other method; the
+    F⁰ runs in eval mode. The batch normalization of F is trained as in every other method. The
     released code freezes it.
 
     Args:
-        model: F; a frozen copy of it becomes the oracle.
-        size: Side of the images; the network is shown one to find its stages.
-        augment: G; only for `views="both"`.
-        oracle: F⁰, in place of the copy; the outputs of its layers must have the same shapes.
+        model: Network F. A frozen copy of it becomes the oracle.
+        size: Side of the images, for a pass that finds the stages.
+        augment: Augmentation G, only for `views="both"`.
+        oracle: Network F⁰ to use instead of the copy. Its layers must have the same output shapes.
     """
 
     settings: Settings
@@ -112,8 +112,8 @@ class MIRO(AugmentedMethod):
         maps = self._maps_of(model, size)
         if oracle is not None and maps != self._maps_of(oracle, size):
             raise ConfigError(
-                "The layers of the oracle are not those of the network.",
-                hint="Give a model with the same --backbone, trained at the same image size.",
+                "The layers of the oracle differ from those of the network.",
+                hint="Use a model with the same --backbone, trained at the same image size.",
             )
         self.layers = [each.name for each in maps]
         self.variances = nn.ModuleList(Variance(each, self.settings.variance) for each in maps)
@@ -124,38 +124,38 @@ class MIRO(AugmentedMethod):
         return cls(model, settings, size=context.image_size, augment=context.augment, oracle=oracle)
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """F at the phase's rate, the variances at a multiple of it."""
+        """Train F at the phase's learning rate, and the variances at a multiple of it."""
         (network,) = OptimizerPlan.of(self.model).groups
         variances = ParamGroup(list(self.variances.parameters()), lr_scale=self.settings.rate)
         return {"main": OptimizerPlan([network, variances])}
 
     def loss(self, batch: Batch) -> Loss:
-        """Cross-entropy and weighted regularizer, summed over the trained views."""
+        """Compute cross-entropy and weighted regularizer, summed over the views."""
         x, y = batch.images, batch.labels
         views = [x, augmented_view(batch, self.augment)] if self.settings.augments else [x]
         with recorded(self.model, self.layers) as maps:
             _, logits = each_view(self.model, views, joint=False)
         ce = [F.cross_entropy(each, y) for each in logits]
         regularizer = self._regularizer(maps, views)
-        if self.settings.lam == 0:  # a gradient of zeros could change the last bits of the others
+        if self.settings.lam == 0:  # adding zero gradients could change the last bits of others
             regularizer = regularizer.detach()
         terms = dict(zip(("ce_clean", "ce_augmented"), ce, strict=False))
         loss = torch.stack(ce).sum() + self.settings.lam * regularizer
         return Loss(loss, **terms, regularizer=regularizer)
 
     def train(self, mode: bool = True) -> Self:
-        """The oracle stays in eval mode: its features must not depend on the batch."""
+        """Keep the oracle in eval mode: its features must not depend on the batch."""
         super().train(mode)
         self.oracle.eval()
         return self
 
     @stage("regularizer")
     def _regularizer(self, maps: dict[str, list[Tensor]], views: list[Tensor]) -> Tensor:
-        """Sum over layers and views of the Gaussian term."""
+        """Sum the Gaussian term over layers and views."""
         with torch.no_grad(), recorded(self.oracle, self.layers) as targets:
             self.oracle.features(joined(views))
         terms = [
-            # One pass or two have the same images; the mean over both views is half their sum.
+            # `gaussian_term` is a mean over the views, and the loss is their sum.
             len(views) * gaussian_term(torch.cat(maps[name]), targets[name][0], variance())
             for name, variance in zip(self.layers, self.variances, strict=True)
         ]
@@ -167,18 +167,18 @@ class MIRO(AugmentedMethod):
 
 
 class Variance(nn.Module):
-    """v = softplus(b) + 1e-5 with one learnt b per channel, the same for every image."""
+    """Variance v = softplus(b) + 1e-5 with one learned b per channel, the same for every image."""
 
     def __init__(self, of: FeatureMap, initial: float) -> None:
         super().__init__()
-        b = math.log(math.expm1(initial - SMALLEST_VARIANCE))  # the inverse of softplus
+        b = math.log(math.expm1(initial - MIN_VARIANCE))  # inverse of softplus
         self.b = nn.Parameter(torch.full(of.broadcast_shape, b))
 
     def forward(self) -> Tensor:
-        return F.softplus(self.b) + SMALLEST_VARIANCE
+        return F.softplus(self.b) + MIN_VARIANCE
 
 
 @in_full_precision
 def gaussian_term(f: Tensor, target: Tensor, variance: Tensor) -> Tensor:
-    """½ mean[ (f - f⁰)² / v + log v ]: the negative log-likelihood of f⁰, less a constant."""
+    """Compute ½ mean[ (f - f⁰)² / v + log v ], the Gaussian NLL of f⁰ up to a constant."""
     return ((f - target).square() / variance + variance.log()).mean() / 2

@@ -21,13 +21,13 @@ class Settings(MethodSettings):
         0.5, "probability that a training pass mixes styles", at_least=0, at_most=1, announced=True
     )
     alpha: float = option(
-        0.1, "of the Beta distribution of the shares", above=0, at_most=100, announced=True
+        0.1, "parameter of the Beta distribution of shares", above=0, at_most=100, announced=True
     )
     stages: int = option(
-        2, "styles are mixed behind this many of the first stages; 1 to 3 in the paper", at_least=1
+        2, "number of first stages after which styles are mixed (paper: 1 to 3)", at_least=1
     )
     layers: tuple[str, ...] | None = option(
-        None, "modules behind which styles are mixed, in place of the stages"
+        None, "modules after which styles are mixed, instead of the stages"
     )
 
     augments = False
@@ -37,15 +37,15 @@ class MixStyle(ERM):
     """L = CE(F(x), y), where layers inside F mix the styles of the images of a batch.
 
     Zhou et al., "Domain generalization with MixStyle", ICLR 2021,
-    https://arxiv.org/abs/2104.02008; `peerdg.models.layers.StyleMixing` has the equations.
+    https://arxiv.org/abs/2104.02008. `peerdg.models.layers.StyleMixing` has the equations.
     With probability p, independently at each place and in each pass, the mean and standard
-    deviation of each channel become a mixture of an image's own and those of another image of the
-    batch. The layers have no weights and are called in the steps of the training only, so they are
-    not part of the network: it is evaluated and stored without them.
+    deviation of each channel are mixed with those of another image of the batch. The layers have
+    no weights and are active in training steps only. The network is evaluated and stored without
+    them.
 
-    With one source there are no domain labels to choose the other image by: it is random, as in the
-    paper's variant without them. Places are `Settings.stages`, the paper's ends of the first
-    residual stages, see `models.stages.stage_places`. `Settings.layers` names others.
+    One source has no domain labels, so the other image is random, as in the paper's variant without
+    domain labels. Styles are mixed after the first `Settings.stages` stages (in the paper, residual
+    stages), see `models.stages.stage_places`, or after the modules in `Settings.layers`.
     """
 
     def __init__(self, model: Classifier, settings: Settings | None = None, *, size: int) -> None:

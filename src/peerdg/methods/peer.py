@@ -7,29 +7,30 @@ from torch import Tensor
 
 from peerdg.augment.protocol import Augment
 from peerdg.averages.base import Average
+from peerdg.errors import DataError
 from peerdg.losses.barlow_twins import barlow_twins
 from peerdg.losses.contrastive import info_nce
 from peerdg.methods import alignment
 from peerdg.methods.base import Batch, EpochResult, Loss, RunContext, as_batch
 from peerdg.methods.clean import Clean, as_clean
 from peerdg.methods.views import AugmentedMethod, forward_both
-from peerdg.models.classifier import Classifier
+from peerdg.models.classifier import Classifier, require_classifier
 from peerdg.options import option
 from peerdg.stages import stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(alignment.FrozenGuideSettings):
-    """A proxy learns augmented images, guided by the average of its own snapshots."""
+    """Augmented training of a proxy, guided by the average of its snapshots."""
 
     scale: Literal["sum", "mean", "gradient"] = alignment.regularizer_option(
-        "sum", "as published, mean over R's outputs, or as large a gradient as cross-entropy's"
+        "sum", "sum (published) or mean over R's outputs, or the gradient norm of cross-entropy"
     )
-    gradient_images: int = option(0, "images on which gradients are measured; 0: no", at_least=0)
-    augment: bool = option(True, "train on augmented images; off: both views are clean")
-    average: bool = option(True, "task model is the mean of snapshots; off: the latest one")
-    include_init: bool = option(False, "Algorithm 1 to the letter: average the start, not the end")
-    reset_proxy: bool = option(False, "after each update continue from the task model")
+    gradient_images: int = option(0, "images to measure gradients on (0: none)", at_least=0)
+    augment: bool = option(True, "train on augmented images (off: both views are clean)")
+    average: bool = option(True, "task model is the mean of snapshots (off: the latest one)")
+    include_init: bool = option(False, "literal Algorithm 1: average the initial, not last weights")
+    reset_proxy: bool = option(False, "copy the task model into the proxy after each update")
     bn: Literal["recalibrate", "average", "copy", "frozen"] = option(
         "recalibrate", "batch statistics of the task model after an update"
     )
@@ -39,7 +40,7 @@ class Settings(alignment.FrozenGuideSettings):
 
 
 class PEER(AugmentedMethod):
-    """A proxy P learns from augmented images, guided by F, the frozen mean of its own snapshots.
+    """Train a proxy P on augmented images, guided by F, the frozen mean of its snapshots.
 
     Cho, Hwang and Lee, "PEER pressure: model-to-model regularization for single source domain
     generalization", CVPR 2025, https://arxiv.org/abs/2505.12745. P = C_p∘H_p and F = C_f∘H_f are an
@@ -49,12 +50,12 @@ class PEER(AugmentedMethod):
         L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H_f(x)), R(H_p(x̄)))                       (Eq. 3)
 
     and every k epochs re-draw the policy of G, add P's weights to the snapshots Θ and set
-    θ_f = mean(Θ). F is deployed. `Settings` has a switch for what the paper leaves open.
+    θ_f = mean(Θ). F is deployed. `Settings` has options for details that the paper leaves open.
 
     Args:
-        model: The pre-trained network. It becomes the proxy, a copy of it the task model.
-        augment: G.
-        average: Average of the proxy, in place of the snapshots that the settings describe.
+        model: Pre-trained network. It becomes the proxy, and a copy of it the task model.
+        augment: Augmentation G.
+        average: Average of the proxy to use instead of the snapshots from the settings.
         clean: All clean training images, see `as_clean`. Batch normalization needs them.
         cache: Whether H_f(x) is computed once per period, see `alignment.CachedFeatures`.
         probe: Images to measure gradients on, see `alignment.RegularizerScale`.
@@ -76,6 +77,7 @@ class PEER(AugmentedMethod):
         cache: bool | None = None,
         probe: Batch | None = None,
     ) -> None:
+        require_classifier(model)
         settings = settings or Settings()
         super().__init__(settings=settings, augment=augment)
         self.proxy = model
@@ -87,15 +89,17 @@ class PEER(AugmentedMethod):
         self.scale = alignment.RegularizerScale(settings, model.feature_dim, probe)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Re-draw the policy every k epochs; with `include_init`, take a snapshot before."""
+        """Re-draw the policy every k epochs. With `include_init`, take a snapshot first."""
         self.average.before_epoch(self.proxy, epoch)
         self.task_features.refresh(self.average.version)
-        policy = super().start_epoch(epoch)  # re-drawn at each period of k epochs
+        policy = super().start_epoch(epoch)
         return policy | self.scale.measure(self, epoch)
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute Eq. (3) for a `Batch`, or for images and their labels."""
         batch, settings, R = as_batch(batch, labels), self.settings, self.projection
+        if len(batch.images) < 2 and settings.regularizer != "none":
+            raise DataError("PEER needs batches of at least 2 images.", hint="Use drop_last=True.")
         augment = self.augment if settings.augment else None
         out = forward_both(self.proxy, batch, augment, joint=settings.joint_views)
         ce, ce_bar = out.ce, out.ce_bar
@@ -103,7 +107,7 @@ class PEER(AugmentedMethod):
             return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
         with stage("regularizer"):
             regularizer = ce.new_zeros(())
-            # As published there is one pair, H_f(x) and H_p(x̄). `views` may ask for others.
+            # One pair as published, H_f(x) and H_p(x̄), or others with `views`.
             for h_f, h_p in self.task_features.pairs(batch, out):
                 z_f, z_p = R(h_f), R(h_p)
                 if not settings.head_grad_target:
@@ -117,7 +121,7 @@ class PEER(AugmentedMethod):
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ), see `Snapshots`."""
-        records = self.average.after_epoch(self.proxy, epoch)  # of a snapshot, if one was taken
+        records = self.average.after_epoch(self.proxy, epoch)  # empty without a snapshot
         if not (records and self.settings.reset_proxy):
             return EpochResult(records)
         self.proxy.load_state_dict(self.task.state_dict())
@@ -125,7 +129,7 @@ class PEER(AugmentedMethod):
 
     @property
     def task(self) -> Classifier:
-        """F, which guides the proxy."""
+        """Task model F, which guides the proxy."""
         return self.average.model
 
     @property
@@ -134,7 +138,7 @@ class PEER(AugmentedMethod):
 
     @property
     def averages(self) -> dict[str, Average]:
-        """The average behind the task model, then the attached ones."""
+        """Average of the task model, then the attached averages."""
         return {"task": self.average, **super().averages}
 
     @classmethod

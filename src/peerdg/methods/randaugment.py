@@ -1,4 +1,4 @@
-"""RandAugment baseline: the source and its augmented copy, the network evaluated as it is."""
+"""RandAugment baseline: cross-entropy on clean and augmented images."""
 
 from dataclasses import dataclass
 
@@ -25,12 +25,12 @@ class AugmentedERM(AugmentedMethod):
     """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), G re-drawn every k epochs.
 
     The same loss and schedule as PEER's proxy without the regularizer. The paper does not say
-    whether its row re-draws the policy; give `Policy.named("fixed")` for the other reading.
+    whether its row re-draws the policy. Use `Policy.named("fixed")` for a fixed policy.
 
     Args:
-        model: F.
-        settings: k.
-        augment: G.
+        model: Network F.
+        settings: Option k.
+        augment: Augmentation G.
     """
 
     def __init__(
@@ -39,5 +39,5 @@ class AugmentedERM(AugmentedMethod):
         super().__init__(model, settings or Settings(), augment=augment)
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
-        """Sum the cross-entropies of both views of a `Batch`, or of images with labels."""
+        """Compute the loss of a `Batch`, or of images and labels."""
         return forward_both(self.model, as_batch(batch, labels), self.augment).loss()

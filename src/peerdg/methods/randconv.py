@@ -1,4 +1,4 @@
-"""RandConv: predictions for three random convolutions of an image should agree."""
+"""RandConv: consistent predictions for three random convolutions of an image."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,19 +15,19 @@ from peerdg.models.classifier import Classifier
 from peerdg.options import option
 
 VIEWS = 3
-LAM = {"img": 5.0, "mix": 10.0}  # of the released code, by variant
+LAM = {"img": 5.0, "mix": 10.0}  # released code, by variant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Predictions for random convolutions of an image agree."""
+    """Consistent predictions for random convolutions of an image."""
 
     lam: float | None = weight_option(
-        None, "weight of the divergence; default 5, or 10 with --augment.variant mix"
+        None, "weight of the divergence (default: 5, or 10 with --augment.variant mix)"
     )
     views: Literal["independent", "nested"] = option(
         "independent",
-        "three views of the image, as the paper; nested: the released loop's views of a view",
+        "three views of the image (paper), or views of the first view (nested: released code)",
     )
 
     own_augment = "randconv"
@@ -37,13 +37,12 @@ class RandConvConsistency(AugmentedMethod):
     """L = CE(F(x₁), y) + λ · JSD(F(x₁), F(x₂), F(x₃)) with views x_i = G_i(x).
 
     Xu et al., "Robust and generalizable visual representation learning via random convolutions",
-    ICLR 2021, https://arxiv.org/abs/2007.13003. G is `peerdg.augment.randconv.RandConv`, drawn anew
-    for each view; another augmentation may stand in its place.
+    ICLR 2021, https://arxiv.org/abs/2007.13003. G is `peerdg.augment.randconv.RandConv`, drawn for
+    each view, or another augmentation.
 
     The paper describes three independent views of x, the default. In the released loop the second
-    and third view are convolutions of the first one, which is convolved already:
-    `views="nested"`. As there, the views go through the network one by one, so that batch
-    normalisation sees one convolution at a time.
+    and third view are convolutions of the first view (`views="nested"`). As there, the views go
+    through the network one by one, so that batch normalization treats each as its own batch.
     """
 
     settings: Settings
@@ -56,12 +55,12 @@ class RandConvConsistency(AugmentedMethod):
         variant = self.augment.variant if isinstance(self.augment, RandConv) else "img"
         self.lam = LAM[variant] if self.settings.lam is None else self.settings.lam
         if self.settings.views == "nested" and not isinstance(self.augment, RandConv):
-            raise ConfigError(  # others take uint8 images only
-                "Views of views (--randconv.views nested) are there for RandConv only."
+            raise ConfigError(  # other augmentations accept only uint8 images
+                "--randconv.views nested works with --augment.kind randconv only."
             )
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        return batches  # the loss makes three views of each
+        return batches  # nothing to precompute: the loss makes three views itself
 
     def loss(self, batch: Batch) -> Loss:
         _, logits = each_view(self.model, self._views(batch), joint=False)
@@ -72,5 +71,5 @@ class RandConvConsistency(AugmentedMethod):
             return augmented_views(batch, self.augment, VIEWS)
         generator = batch.generator()
         first = self.augment(batch.images, generator)
-        again = [self.augment(first, generator) for _ in range(VIEWS - 1)]
-        return [as_view(view) for view in (first, *again)]
+        nested = [self.augment(first, generator) for _ in range(VIEWS - 1)]
+        return [as_view(view) for view in (first, *nested)]

@@ -1,8 +1,8 @@
-"""Named methods of the literature that are made of objectives of ours, as data. Free of torch.
+"""Named methods of the literature as combinations of methods and options. Does not import torch.
 
-A `Recipe` is an objective with some options: `peerdg train --method NAME` expands it; the run's
-config holds what it expanded to, and its name. A `Combination` is several runs that `peerdg
-combine` makes into one model.
+A `Recipe` is a method with some options. `peerdg train --method NAME` expands it, and the run's
+config stores the expanded options and the name. A `Combination` is several runs that `peerdg
+combine` merges into one model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from peerdg.models.names import Outputs, Rule
 from peerdg.options import dotted, merge
 
 Reconstruction = Literal["no", "on digits", "on photos", "everywhere"]
-"""Where a method is built without released code or values to compare with."""
+"""Data sets on which a method has neither released code nor published values."""
 
 _RECONSTRUCTED_ON: dict[Reconstruction, frozenset[str]] = {
     "no": frozenset(),
@@ -23,46 +23,45 @@ _RECONSTRUCTED_ON: dict[Reconstruction, frozenset[str]] = {
 
 
 def reconstructed_on(where: Reconstruction, data: str) -> bool:
-    """Tell whether a method that is a reconstruction `where` is one on the data set `data`.
+    """Return whether a method marked as a reconstruction `where` is one on the data set `data`.
 
-    No method has published values for a user's own images: there, only a method that is a
-    reconstruction everywhere counts as one.
+    On a user's own images, only methods marked `"everywhere"` count as reconstructions.
     """
     return where == "everywhere" or data in _RECONSTRUCTED_ON[where]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An objective and the options that make it a method of the literature."""
+    """A method and the options that make it a method of the literature."""
 
-    summary: str  # one line for people
-    method: str  # the objective
-    average: str | None = None  # of the network it trains; None leaves that to the objective
+    summary: str  # one line for help texts
+    method: str  # name of the method that it expands to
+    average: str | None = None  # kind of weight average, or None for the method's own
     # As in a config file, e.g. {"augment": {"kind": "randconv"}}.
     options: Mapping[str, Any] = field(default_factory=dict)
-    # Further options that must stay what they are by default, None for unset. With other values it
-    # is something else. Nothing has to be typed for them.
+    # Options that must keep these default values (None: unset). Otherwise a run no longer counts as
+    # the recipe. They are not part of the expansion.
     unchanged: Mapping[str, Any] = field(default_factory=dict)
-    # Where there is neither released code nor published values for it.
+    # Data sets without released code or published values for it.
     reconstruction: Reconstruction = "no"
 
     @property
     def tables(self) -> dict[str, Any]:
-        """What it expands to, as in a config file."""
+        """Expanded options, as in a config file."""
         average = {} if self.average is None else {"average": {"kind": [self.average]}}
         return merge({"method": self.method}, average, self.options)
 
     @property
     def flags(self) -> str:
-        """What it is short for on the command line."""
+        """Equivalent command-line flags."""
         average = [] if self.average is None else [f"--average {self.average}"]
         rest = [_flag(name, value) for name, value in dotted(self.options).items()]
         return " ".join([f"--method {self.method}", *average, *rest])
 
     def describes(self, tables: Mapping[str, Any]) -> bool:
-        """Whether a run with these options is still what the recipe stands for."""
-        given, needed = dotted(tables), dotted(merge(self.tables, self.unchanged))
-        return all(given.get(name) == value for name, value in needed.items())
+        """Return whether a run with these options still counts as this recipe."""
+        options, needed = dotted(tables), dotted(merge(self.tables, self.unchanged))
+        return all(options.get(name) == value for name, value in needed.items())
 
 
 ALL_SNAPSHOTS = {"average": {"start": 0, "last": None}}
@@ -83,7 +82,7 @@ RECIPES = {
         average="swad",
     ),
     "oracle-erm": Recipe(
-        "ERM on source and targets: an oracle, e.g. to guide a student; never a fair baseline",
+        "ERM on source and targets: an oracle, e.g. to guide a student, not a fair baseline",
         method="erm",
         options={"oracle": True},
     ),
@@ -95,15 +94,15 @@ RECIPES = {
     "peer-ema": Recipe("PEER whose task model is the proxy's EMA", "peer", "ema"),
     "peer-sma": Recipe("PEER whose task model is the proxy's mean over steps", "peer", "sma"),
     "pro-randconv": Recipe(
-        "Cross-entropy on clean images and progressive random convolutions; a reconstruction",
+        "Cross-entropy on clean images and progressive random convolutions (a reconstruction)",
         method="randaugment",
         options={"augment": {"kind": "pro-randconv"}},
         reconstruction="everywhere",
     ),
     "advst-me": Recipe(
-        "AdvST whose maximisation also raises the entropy of predictions",
+        "AdvST whose maximization also raises the entropy of predictions",
         method="advst",
-        options={"advst": {"eta": 10.0}},  # released for PACS; for Digits only as above 0
+        options={"advst": {"eta": 10.0}},  # released code: 10 for PACS, "above 0" for Digits
     ),
 }
 
@@ -112,31 +111,31 @@ RECIPES = {
 class Combination:
     """A method of the literature that trains several runs and combines them."""
 
-    summary: str  # one line for people
+    summary: str  # one line for help texts
     member: str  # the method or recipe that each run trains
     members: int
-    rule: Rule  # of `peerdg combine`
-    outputs: Outputs | None = None  # what an ensemble averages; None for a mean of weights
-    # Whether all runs have one seed, and so one initialization and pre-training, and differ in that
-    # of the main phase. Otherwise each has a seed of its own.
+    rule: Rule  # rule of `peerdg combine`
+    outputs: Outputs | None = None  # outputs that an ensemble averages
+    # Whether all runs share a seed, and so initialization and pre-training, and differ only in the
+    # seed of the main phase. Otherwise each run has its own seed.
     shares_start: bool = True
     # Learning rates of the main phase as multiples of the preset's. Runs take them in turn.
     lr_scales: tuple[float, ...] = (1.0,)
-    weight_decays: tuple[float, ...] = ()  # likewise, as they are; empty leaves the preset's
+    weight_decays: tuple[float, ...] = ()  # also in turn. Empty keeps the preset's.
 
     def options(self, number: int, *, seed: int, lr: float) -> dict[str, Any]:
-        """The options of run `number`, counted from 0, as in a config file.
+        """Return the options of run `number`, counted from 0, as in a config file.
 
-        No two seeds of the whole have a run in common. `lr` is the learning rate of the main phase
-        that the member has by itself.
+        Combinations with different seeds share no run. `lr` is the member's learning rate of the
+        main phase.
         """
-        own = seed * self.members + number
-        seeds = {"seed": seed, "train_seed": own} if self.shares_start else {"seed": own}
+        run_seed = seed * self.members + number
+        seeds = {"seed": seed, "train_seed": run_seed} if self.shares_start else {"seed": run_seed}
         train: dict[str, float] = {}
         if self.lr_scales != (1.0,):
             train["lr"] = lr * self.lr_scales[number % len(self.lr_scales)]
         if self.weight_decays:
-            turn = number // len(self.lr_scales)  # so that all pairs come before one comes again
+            turn = number // len(self.lr_scales)  # use all pairs before repeating one
             train["weight_decay"] = self.weight_decays[turn % len(self.weight_decays)]
         return {"method": self.member, **seeds, **({"train": train} if train else {})}
 
@@ -145,9 +144,9 @@ COMBINATIONS = {
     "diwa": Combination(
         "Mean of the weights of runs that share their start, by RandAugment (DiWA)",
         member="randaugment",
-        members=6,  # assumption: EoA's number; the authors train 20 or 60
+        members=6,  # assumption: EoA's number, the authors train 20 or 60
         rule="uniform",
-        # Released code: rates 1e-5, 3e-5, 5e-5, of which the last is the default; these decays.
+        # Released code: rates 1e-5, 3e-5 and 5e-5 (the default), and these weight decays.
         lr_scales=(1.0, 0.6, 0.2),
         weight_decays=(1e-4, 1e-6),
     ),
@@ -163,7 +162,7 @@ COMBINATIONS = {
 
 
 def _flag(option: str, value: Any) -> str:
-    """An option as one types it: `--augment.num-ops 2`, `--peer.no-average`, `--oracle`."""
+    """Format a command-line flag: `--augment.num-ops 2`, `--peer.no-average`, `--oracle`."""
     section, dot, name = option.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return f"--{section}{dot}{name if value else f'no-{name}'}"
@@ -171,10 +170,7 @@ def _flag(option: str, value: Any) -> str:
 
 
 def expand(layers: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """`layers` with the recipe that the last of them names replaced by what it stands for.
-
-    The method of an earlier layer is forgotten, and so is what it would have expanded to.
-    """
+    """Expand the recipe in config layers. Only the last layer with a method counts."""
     last = max((n for n, layer in enumerate(layers) if "method" in layer), default=None)
     expanded = [{k: v for k, v in layer.items() if k != "method"} for layer in layers]
     if last is not None:

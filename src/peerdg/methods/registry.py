@@ -1,8 +1,8 @@
-"""Find a method by name, built in or from a plugin: one file with its `Settings` and its `Method`.
+"""Look up methods by name, built in or from a plugin file with a `Settings` and a `Method`.
 
-Torch is imported when the options of a method are asked for. Loading a plugin executes it. That
-happens only for a file that was named on the command line or in a call of `peerdg.fit`, never
-because a run folder or a config file names one.
+Torch is imported only when the options of a method are needed. Loading a plugin executes it. That
+happens only for a file named on the command line or in a call of `peerdg.fit`, never for one named
+in a run folder or a config file.
 """
 
 import hashlib
@@ -30,36 +30,36 @@ _NAMES = (
     "randaugment randconv simde teacher"
 )
 METHODS = {name: f"peerdg.methods.{name.replace('-', '_')}" for name in _NAMES.split()}
-"""The module of each method. A plugin has its method here while it is `registered`."""
+"""Module of each method. A plugin's method is included while the plugin is `registered`."""
 
 MAX_PLUGIN_BYTES = 2**20
-_HINT = "docs/add-a-method.md shows what the file must have."
+_HINT = "See docs/add-a-method.md for the required contents."
 
 
 @dataclass(frozen=True)
 class Plugin:
     """A loaded plugin."""
 
-    name: str  # of its method: that of the file, with hyphens for underscores
+    name: str  # name of the method: the file name with hyphens instead of underscores
     path: Path
-    sha256: str  # of the executed bytes
-    module: ModuleType  # in `sys.modules` while the plugin is registered
+    sha256: str  # hash of the executed bytes
+    module: ModuleType  # in `sys.modules` while the plugin is loaded
 
     @property
     def identity(self) -> str:
-        """What a run records of it."""
+        """File name and hash, as stored in a run."""
         return f"{self.path.name} sha256:{self.sha256}"
 
     def failed_in(self, error: BaseException) -> bool:
-        """Tell whether an error comes from, or through, a line of the plugin."""
+        """Return whether the traceback of an error includes a line of the plugin."""
         return bool(_line(error, self.path))
 
 
-_plugins: dict[str, Plugin] = {}  # by the name of their method, filled by `registered` only
+_plugins: dict[str, Plugin] = {}  # by method name, filled by `registered` only
 
 
 def method_names() -> tuple[str, ...]:
-    """Every method, those of registered plugins included."""
+    """Return the names of all methods, including those of registered plugins."""
     return tuple(sorted(METHODS))
 
 
@@ -76,14 +76,14 @@ def implementation_of(name: str) -> "type[Method]":
 
 
 def summary_of(name: str) -> str:
-    """Describe a method in one line."""
+    """Return a one-line description of a method."""
     return (inspect.getdoc(settings_of(name)) or "").splitlines()[0]
 
 
 def stored_settings(name: str, values: Mapping[str, Any]) -> "MethodSettings | None":
-    """Make the settings of a stored run; options that are not known here are left out.
+    """Return the settings of a stored run without unknown options.
 
-    None if there is no such method here, or it refuses a value.
+    Returns None if the method is unknown or a value is invalid.
     """
     if name not in METHODS:
         return None
@@ -96,16 +96,16 @@ def stored_settings(name: str, values: Mapping[str, Any]) -> "MethodSettings | N
 
 
 def model_options_of(name: str) -> tuple[str, ...]:
-    """List the options of a method that name a trained network."""
+    """Return the options of a method that name a trained network."""
     known = fields(settings_of(name)) if name in METHODS else ()
     return tuple(f.name for f in known if f.metadata.get("names_model"))
 
 
 def is_reconstruction(name: str, data: str) -> bool:
-    """Tell whether no published code or paper specifies the method or recipe for this data set.
+    """Return whether a method has neither released code nor published values for this data set.
 
-    A recipe is one if it or its objective is, and a combination if its member is. Methods that are
-    not known here are none.
+    A recipe is a reconstruction if it or its method is one, and a combination if its member is.
+    Unknown methods are not.
     """
     if name in COMBINATIONS:
         return is_reconstruction(COMBINATIONS[name].member, data)
@@ -117,7 +117,7 @@ def is_reconstruction(name: str, data: str) -> bool:
 
 
 def own_augment_of(name: str) -> str | None:
-    """Return the kind of augmentation that a method or recipe stands for, if it is known here."""
+    """Return the default kind of augmentation of a method or recipe, or None if it is unknown."""
     if name in RECIPES:
         recipe = RECIPES[name]
         return recipe.options.get("augment", {}).get("kind") or own_augment_of(recipe.method)
@@ -126,11 +126,11 @@ def own_augment_of(name: str) -> str | None:
 
 @contextmanager
 def registered(plugin: Plugin) -> Iterator[None]:
-    """Inside the block, the method of a plugin is known like any other."""
+    """Register the method of a plugin for the duration of the block."""
     if plugin.name in (*METHODS, *RECIPES, *COMBINATIONS):
         raise ConfigError(
-            f"There is a method '{plugin.name}' already.",
-            hint=f"Rename {plugin.path.name}: a method is named as its file.",
+            f"A method named '{plugin.name}' already exists.",
+            hint=f"Rename {plugin.path.name}: the method is named after its file.",
         )
     _plugins[plugin.name] = plugin
     METHODS[plugin.name] = plugin.module.__name__
@@ -141,7 +141,7 @@ def registered(plugin: Plugin) -> Iterator[None]:
 
 
 def loaded_plugin() -> Plugin | None:
-    """Return the registered plugin, if there is one."""
+    """Return the registered plugin, or None."""
     return next(iter(_plugins.values()), None)
 
 
@@ -151,21 +151,21 @@ def plugin_of(name: str) -> Plugin | None:
 
 
 def file_of(identity: str) -> str:
-    """Return the file's name in what a run has recorded of a plugin."""
+    """Return the file name in the `identity` of a plugin."""
     return identity.partition(" sha256:")[0]
 
 
 @contextmanager
 def loaded(path: Path) -> Iterator[Plugin]:
-    """Execute a plugin. Its module is known to Python inside the block."""
+    """Execute a plugin, and keep its module in `sys.modules` inside the block."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*\.py", path.name):
         raise ConfigError(
-            f"A plugin is named as its method; '{path.name}' cannot be.",
-            hint="Use small letters, digits and underscores: my_method.py for --method my-method.",
+            f"'{path.name}' is not a valid name for a plugin.",
+            hint="Use lowercase letters, digits and underscores, e.g. my_method.py for my-method.",
         )
     if not path.is_file() or path.stat().st_size > MAX_PLUGIN_BYTES:
         raise ConfigError(f"There is no plugin {path} of at most {MAX_PLUGIN_BYTES:,} bytes.")
-    source = path.read_bytes()  # read once: what is executed is what is hashed
+    source = path.read_bytes()  # read once, so that the executed bytes are the hashed bytes
     module = ModuleType(f"peerdg_plugin_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and type hints look it up
@@ -186,7 +186,7 @@ def _module(name: str) -> Any:
 
 
 def _methods_in(module: ModuleType) -> "list[type[Method]]":
-    """List the methods that a module defines; those that it imports do not count."""
+    """Return the methods that a module defines, not those that it imports."""
     from peerdg.methods.base import Method
 
     return [
@@ -211,13 +211,13 @@ def _execute(source: bytes, path: Path, module: ModuleType) -> None:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Say where in the plugin an error comes from."""
+    """Describe the last line of the plugin in the traceback of an error."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     return f" line {lines[-1]}:" if lines else ""
 
 
 def _check(path: Path, module: ModuleType) -> None:
-    """Refuse a file without a frozen dataclass `Settings` and exactly one complete `Method`."""
+    """Reject a file without a frozen dataclass `Settings` and exactly one complete `Method`."""
     from peerdg.methods.base import Method, MethodSettings
 
     settings = getattr(module, "Settings", None)
@@ -228,12 +228,12 @@ def _check(path: Path, module: ModuleType) -> None:
     for f in fields(settings):
         if "help" not in f.metadata:
             raise ConfigError(
-                f"The option '{f.name}' of the plugin {path} is not made with `option`.", hint=_HINT
+                f"The option '{f.name}' of the plugin {path} does not use `option`.", hint=_HINT
             )
     try:
         settings()
     except Exception as error:
-        raise ConfigError(f"The defaults of the plugin {path} are refused: {error}") from error
+        raise ConfigError(f"The defaults of the plugin {path} are invalid: {error}") from error
     methods = _methods_in(module)
     if len(methods) != 1:
         raise ConfigError(f"The plugin {path} must define one Method, not {len(methods)}.")

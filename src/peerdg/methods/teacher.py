@@ -1,4 +1,4 @@
-"""T+RA of the PEER paper: a student guided by a frozen teacher in the place of the task model."""
+"""T+RA of the PEER paper: a student guided by a frozen teacher instead of the task model."""
 
 import copy
 from dataclasses import dataclass
@@ -28,28 +28,28 @@ ADAPTER_BATCH = 128  # images in a step of the adapter's fit
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(FrozenGuideSettings):
-    """A student learns augmented images, guided by a frozen teacher (T+RA)."""
+    """Augmented training of a student, guided by a frozen teacher (T+RA)."""
 
     model: str | None = option(
         None,
-        "the teacher: run or model folder, or a network with published weights, e.g. "
-        "regnet_y_16gf; default: what the main phase starts from",
+        "teacher: run or model folder, or a network with published weights, e.g. regnet_y_16gf "
+        "(default: copy of the pre-trained network)",
         names_model=True,
     )
     adapter: Literal["fitted", "trained"] = option(
         "fitted",
-        "map from the teacher's features to the student's width, if they differ: fitted to the "
-        "source's classes and frozen, or trained with the student",
+        "linear map from the teacher's to the student's feature width, if they differ: fitted to "
+        "the source's classes and frozen, or trained with the student",
     )
-    adapter_epochs: int = option(20, "passes over the source that fit the adapter", at_least=1)
+    adapter_epochs: int = option(20, "epochs of the adapter's fit", at_least=1)
     adapter_lr: float = option(1e-3, "learning rate of the adapter's fit", above=0, at_most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.adapter == "trained" and not self.head_grad_target:
             raise ConfigError(
-                "teacher.adapter 'trained' learns nothing with teacher.head_grad_target = false.",
-                hint="Leave one of them out.",
+                "teacher.adapter 'trained' gets no gradient with teacher.head_grad_target = false.",
+                hint="Leave out one of them.",
             )
 
     @property
@@ -58,31 +58,31 @@ class Settings(FrozenGuideSettings):
 
 
 class Teacher(AugmentedMethod):
-    """A student P learns from augmented images, guided by a frozen teacher T.
+    """Train a student P on augmented images, guided by a frozen teacher T.
 
     The comparison of Table 5 of Cho, Hwang and Lee, "PEER pressure", CVPR 2025,
-    https://arxiv.org/abs/2505.12745. With x̄ = G(x), minimise over P = C∘H and the projection
+    https://arxiv.org/abs/2505.12745. With x̄ = G(x), minimize over P = C∘H and the projection
     head R
 
         L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(A·H_T(x)), R(H(x̄)))
 
-    that is PEER's Eq. (3) with T in the place of the task model. The student is deployed.
+    which is PEER's Eq. (3) with T instead of the task model. The student is deployed.
 
-    What the paper leaves open is a field of `Settings`:
+    `Settings` has an option for each detail that the paper leaves open:
 
-    - A, where the widths of T and P differ: a matrix that is fitted before the first epoch, with a
-      linear head on top, to the classes of the clean source images, and then frozen; or trained
-      with P and R. Where they are the same there is none.
+    - `adapter`: a matrix A if the widths of T and P differ. By default it is fitted before the
+      first epoch, with a linear head on top, to the classes of the clean source images, and then
+      frozen. Otherwise it is trained with P and R.
     - `views="both_same"`: the sum over both views, each the same for teacher and student.
-    - The teacher: without one, a frozen copy of P as the main phase starts. A copy that knows the
-      source alone is a fair comparison; a network that was trained on other data is not.
+    - `model`: the teacher, by default a frozen copy of P at the start of the main phase. Such a
+      copy is a fair comparison. A network that was trained on other data is not.
 
     Args:
-        model: The student P.
-        augment: G.
-        teacher: T; its classes may be others, since only H_T is used.
-        clean: All clean training images: a `CleanImages` with labels fits A, and if a `Batch` gives
-            its `index`, the teacher's features are looked up in a table that is computed once.
+        model: Student P.
+        augment: Augmentation G.
+        teacher: Teacher T. It may have other classes, because only H_T is used.
+        clean: All clean training images. `CleanImages` with labels are needed to fit A. Features of
+            the teacher are cached for batches with an `index`.
         cache: See `CachedFeatures`.
     """
 
@@ -117,7 +117,7 @@ class Teacher(AugmentedMethod):
         if must_fit and getattr(self.clean, "labels", None) is None:
             raise ConfigError(
                 f"The teacher has {widths[0]} features, the student {widths[1]}, and there are no "
-                "labelled images to fit an adapter.",
+                "labeled images to fit an adapter.",
                 hint="Pass clean=CleanImages(images, labels=labels), or use adapter='trained'.",
             )
 
@@ -126,7 +126,7 @@ class Teacher(AugmentedMethod):
         teacher = context.load_model(settings.model) if settings.model else None
         if teacher is not None and teacher.image_size not in (None, context.image_size):
             raise ConfigError(
-                f"The teacher takes images of {teacher.image_size} pixels only.",
+                f"The teacher accepts only images of {teacher.image_size} pixels.",
                 hint=f"Use --transform.size {teacher.image_size}, or another teacher.",
             )
         return cls(
@@ -135,11 +135,11 @@ class Teacher(AugmentedMethod):
             augment=context.augment,
             teacher=teacher,
             clean=context.clean,
-            cache=context.passes * context.epochs > 1,  # else an image is seen once at most
+            cache=context.passes * context.epochs > 1,  # else each feature is used at most once
         )
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Before the first epoch, fit A if there is one."""
+        """Fit A before the first epoch, if necessary."""
         if not self.fitted:
             self._fit_adapter()
         self.teacher_features.refresh(version=0)
@@ -162,19 +162,19 @@ class Teacher(AugmentedMethod):
         return {"student": self.student}
 
     def train(self, mode: bool = True) -> Self:
-        """The teacher stays in eval mode: its features must not depend on the batch."""
+        """Keep the teacher in eval mode: its features must not depend on the batch."""
         super().train(mode)
         self.teacher.eval()
         return self
 
     def _fit_adapter(self) -> None:
-        """A <- argmin over A and C of CE(C·A·H_T(x), y) on the clean source images.
+        """Fit A and a linear head C by CE(C·A·H_T(x), y) on the clean source images. Discard C.
 
-        C is thrown away. Nothing changes before the last pass is over, since it may be interrupted.
+        The fit may be interrupted, so the method changes only after the last epoch.
         """
         clean = self.clean
         assert isinstance(clean, CleanImages)  # noqa: S101  (the constructor ensures it)
-        pairs = [(self.teacher_features(x), y) for x, y in clean.labelled()]
+        pairs = [(self.teacher_features(x), y) for x, y in clean.labeled()]
         features, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         classes = len(self.student.classes)
         adapter = copy.deepcopy(self.adapter).requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Methods with augmented views: the views of a batch, and several views through one network."""
+"""Helpers of methods with augmented views: making views, and passing them through a network."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from peerdg.stages import stage
 
 
 class AugmentedMethod(Method):
-    """A method that learns from images x and x̄ = G(x), with G re-drawn at each `Settings.period`.
+    """Train on images x and x̄ = G(x), with G re-drawn every `Settings.period` epochs.
 
     G is `augment`, by default the policy of PEER.
     """
@@ -38,13 +38,13 @@ class AugmentedMethod(Method):
         return cls(model, settings, augment=context.augment)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Use the policy of the epoch's period."""
+        """Draw the policy of the epoch's period."""
         if not self.settings.augments:
             return {}
         return {"policy": self.augment.redraw(epoch // self.settings.period)}
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """Augment several batches ahead of their steps, as `augmented_view` would each."""
+        """Augment several batches at once, with the same results as `augmented_view`."""
         if not self.settings.augments:
             return batches
         images, generators = [b.images for b in batches], [b.generator() for b in batches]
@@ -53,20 +53,20 @@ class AugmentedMethod(Method):
 
 
 def augmented_view(batch: Batch, augment: Augment) -> Tensor:
-    """x̄ = G(x), unless it was made ahead."""
+    """Return x̄ = G(x), precomputed by `AugmentedMethod.prepare` if possible."""
     if batch.augmented is not None:
         return batch.augmented
     return as_view(augment(batch.images, batch.generator()))
 
 
 def augmented_views(batch: Batch, augment: Augment, count: int) -> list[Tensor]:
-    """Several independent views of each image: draws that follow each other in one generator."""
+    """Make `count` independent views of each image, drawn one after another from one generator."""
     views = augment.augment_batches([batch.images] * count, [batch.generator()] * count)
     return [as_view(view) for view in views]
 
 
 class TwoViewOutput(NamedTuple):
-    """What a network F = C∘H makes of a batch and of its augmented view."""
+    """Features and losses of a network F = C∘H for a batch and its augmented view."""
 
     x_bar: Tensor
     h: Tensor  # H(x)
@@ -86,10 +86,7 @@ class TwoViewOutput(NamedTuple):
 def forward_both(
     model: Classifier, batch: Batch, augment: Augment | None, *, joint: bool = False
 ) -> TwoViewOutput:
-    """Pass both views of a batch through the network; `joint` as in `each_view`.
-
-    Without an augmentation x̄ = x, which then counts twice.
-    """
+    """Pass x and x̄ through the network, see `each_view`. Without an augmentation x̄ = x."""
     x, y = batch.images, batch.labels
     x_bar = x if augment is None else augmented_view(batch, augment)
     (h, h_bar), (logits, logits_bar) = each_view(model, (x, x_bar), joint=joint)
@@ -102,10 +99,10 @@ def forward_both(
 def each_view(
     model: Classifier, views: Sequence[Tensor], *, joint: bool
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Features and logits of each of several views of a batch.
+    """Compute features and logits of several views of a batch.
 
-    One concatenated pass where that is the same function, that is without batch normalisation;
-    with it, the views are normalised separately unless `joint` asks to mix them.
+    Without batch normalization, or with `joint`, the views go through the network in one pass.
+    Otherwise each view is normalized separately.
     """
     if joint or not has_batch_statistics(model):
         features = model.features(joined(views))  # (views batch, dim)
@@ -115,9 +112,9 @@ def each_view(
 
 
 def joined(views: Sequence[Tensor]) -> Tensor:
-    """All views as one batch, on one scale: that of floating point unless all are uint8.
+    """Concatenate views on one scale: floating point, 1.0 is white, unless all have one type.
 
-    `torch.cat` alone would turn the 255 of a uint8 view into 255.0 beside a view in [0, 1].
+    `torch.cat` alone would mix 255.0 of a uint8 view with values in [0, 1].
     """
     if len({view.dtype for view in views}) == 1:
         return torch.cat(list(views))
@@ -125,10 +122,7 @@ def joined(views: Sequence[Tensor]) -> Tensor:
 
 
 def consistency_loss(logits: Sequence[Tensor], labels: Tensor, *, lam: float, ce: str) -> Loss:
-    """Compute CE(F(x₁), y) + λ · JSD(F(x₁), ..., F(x_V)): the first view learns, all agree.
-
-    The cross-entropy is recorded under the name `ce`.
-    """
+    """Compute CE(F(x₁), y) + λ · JSD(F(x₁), ..., F(x_V)). `ce` names the first term."""
     cross_entropy = F.cross_entropy(logits[0], labels)
     divergence = jensen_shannon(*logits)
     return Loss(cross_entropy + lam * divergence, **{ce: cross_entropy}, divergence=divergence)
