@@ -50,7 +50,7 @@ class Rounds:
         )
 
     def ratio(self, name: str, floor: str) -> Timing:
-        """One contender over another: the ratios within each round, summarised."""
+        """One contender over another: the ratios within each round, summarized."""
         pairs = zip(self.seconds[name], self.seconds[floor], strict=True)
         return summary([a / b for a, b in pairs])
 
@@ -72,7 +72,7 @@ def rounds(
 def interleave(
     contenders: Mapping[str, Callable[[], object]], *, repeats: int = 15, warm_up: int = 2
 ) -> dict[str, Timing]:
-    """`rounds`, summarised."""
+    """`rounds`, summarized."""
     return dict(rounds(contenders, repeats=repeats, warm_up=warm_up).items())
 
 

@@ -86,8 +86,8 @@ def test_a_block_standardizes_scales_shifts_and_squashes():
     _, block = ProRandConv().draw(12, 9, seeded(4))
     x = torch.randn(3, 3, 12, 9, generator=seeded(5))
     convolved = by_images(deformable_convolution(by_pixels(x), block.weight, block.taps), 12, 9)
-    normalised = F.instance_norm(convolved, eps=1e-5)
-    expected = torch.tanh(block.gamma.view(3, 1, 1) * normalised + block.beta.view(3, 1, 1))
+    normalized = F.instance_norm(convolved, eps=1e-5)
+    expected = torch.tanh(block.gamma.view(3, 1, 1) * normalized + block.beta.view(3, 1, 1))
     torch.testing.assert_close(by_images(block(by_pixels(x)), 12, 9), expected, atol=1e-5, rtol=0)
 
 

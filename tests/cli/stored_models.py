@@ -46,8 +46,8 @@ def save_photos(
         (folder / name).mkdir(parents=True)
         for number in range(per_class):
             height, width = draw.integers(20, 90), draw.integers(91, 150)
-            # Few colours each, so that a model finds them different from each other.
-            colours = Image.fromarray(draw.integers(0, 256, (2, 2, 3), dtype=np.uint8))
-            picture = colours.resize((int(width), int(height)), Image.Resampling.BICUBIC)
+            # Few colors each, so that a model finds them different from each other.
+            colors = Image.fromarray(draw.integers(0, 256, (2, 2, 3), dtype=np.uint8))
+            picture = colors.resize((int(width), int(height)), Image.Resampling.BICUBIC)
             picture.save(folder / name / f"{number}.png")
     return folder

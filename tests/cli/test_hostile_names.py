@@ -13,7 +13,7 @@ from peerdg.cli.main import run
 
 NAMES = {
     "title": "a\x1b]0;owned\x07",
-    "colour": "b\x1b[31mred",
+    "color": "b\x1b[31mred",
     "c1": "c\x9b2J",
     "return": "d\rINJECTED",
     "backspace": "e\b\b\b",

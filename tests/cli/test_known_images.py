@@ -44,7 +44,7 @@ def evaluate(run: Path, data: Path, out: Path, *options: str) -> dict:
     return result
 
 
-def test_the_training_folder_is_recognised(run: Path, photos: Path, tmp_path: Path):
+def test_the_training_folder_is_recognized(run: Path, photos: Path, tmp_path: Path):
     found = evaluate(run, photos, tmp_path)
     assert (found["n"], found["trained_on"], found["validated_on"]) == (9, 8, 1)
     (warning,) = found["warnings"]
@@ -86,7 +86,7 @@ def test_a_damaged_record_is_refused(run: Path, photos: Path, tmp_path: Path):
         assert command(["evaluate", str(tmp_path / "bad"), str(photos)], debug=False) == 7
 
 
-def test_data_in_memory_is_recognised_too(tmp_path: Path):
+def test_data_in_memory_is_recognized_too(tmp_path: Path):
     splits = tiny_splits()
     run = peerdg.fit(
         splits, out=tmp_path / "run", model=tiny_classifier(), method="erm", crafted="off",

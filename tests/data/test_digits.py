@@ -153,7 +153,7 @@ def test_all_splits_and_mnist_test_can_be_used(full_root):
 def test_values_change_the_normalization_and_not_the_images():
     info = benchmark("digits")
     assert info.normalization(DigitsSettings()) == ((0.0,) * 3, (1.0,) * 3)
-    assert info.normalization(DigitsSettings(values="centred")) == ((0.5,) * 3, (0.5,) * 3)
+    assert info.normalization(DigitsSettings(values="centered")) == ((0.5,) * 3, (0.5,) * 3)
 
 
 def test_a_file_is_read_again_only_if_it_was_replaced(root, monkeypatch):

@@ -42,7 +42,7 @@ def description(model: Classifier, backbone: str, size: int) -> dict[str, object
 def random_model(backbone: str) -> Classifier:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        own = {} if BACKBONES[backbone].normalisation else {"mean": (0.5,) * 3, "std": (0.2,) * 3}
+        own = {} if BACKBONES[backbone].normalization else {"mean": (0.5,) * 3, "std": (0.2,) * 3}
         model = build_classifier(backbone, classes=CLASSES, **own)
         norms = [part for part in model.modules() if isinstance(part, torch.nn.BatchNorm2d)]
         if norms:
@@ -122,7 +122,7 @@ def test_weights_load_into_the_library_that_the_network_comes_from(backbone: str
         ("safetensors", "squeezenet1_1", False),
     ],
 )
-def test_the_card_says_where_the_normalisation_is(
+def test_the_card_says_where_the_normalization_is(
     format: str, backbone: str, inside: bool, tmp_path: Path
 ):
     """The other tests show that images go in as the card says here."""
@@ -136,11 +136,11 @@ def test_the_card_says_where_the_normalisation_is(
     assert constants in card
     assert ("Normalization is inside the model" in card) == inside
     assert ("give it (value / 255 - mean) / std" in card) == (not inside)
-    assert about["normalisation"] == ("inside the model" if inside else "to be done before")
+    assert about["normalization"] == ("inside the model" if inside else "to be done before")
     assert about["input"].startswith("uint8") == inside
 
 
-def test_the_lines_that_load_weights_of_peerdg_name_their_normalisation(tmp_path: Path):
+def test_the_lines_that_load_weights_of_peerdg_name_their_normalization(tmp_path: Path):
     """Without it the same weights would see images of another scale, and say nothing."""
     model = random_model("digits-cnn-half")
     about = description(model, "digits-cnn-half", 32)

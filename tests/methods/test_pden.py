@@ -27,7 +27,7 @@ PHASE = PhaseSettings(optimizer="sgd", lr=0.05, momentum=0.5)
 
 
 def method_of(*, batch_norm: bool = False, **options) -> PDEN:
-    """PDEN on a tiny network that normalises its images, from a fixed start."""
+    """PDEN on a tiny network that normalizes its images, from a fixed start."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = tiny_classifier(batch_norm=batch_norm)
@@ -171,7 +171,7 @@ def test_training_equals_a_plain_loop_with_one_generator_after_the_other(gradien
             state.optimizers[name].state.clear()
         if epoch in (1, 3):
             plain.old.append(copy.deepcopy(plain.generator))
-            plain.generator.load_state_dict(method.generator.state_dict())  # as initialised
+            plain.generator.load_state_dict(method.generator.state_dict())  # as initialized
             plain.inverse.load_state_dict(method.inverse.state_dict())
             plain.new_optimizer()
     pairs = [(method.model, plain.model), (method.projection, plain.projection)]
@@ -303,7 +303,7 @@ def test_noise_and_mix_are_drawn_for_each_image():
     assert 0 <= shares.min() and shares.max() <= 1 and shares.std() > 0.05
 
 
-def test_batch_normalisation_sees_each_view_for_itself():
+def test_batch_normalization_sees_each_view_for_itself():
     method, batch = method_of(batch_norm=True), batch_of()
     seen: list[int] = []
     method.model.encoder.norm.register_forward_pre_hook(lambda _, x: seen.append(len(x[0])))

@@ -22,7 +22,7 @@ PHASE = PhaseSettings(optimizer="sgd", lr=0.05, momentum=0.5)
 
 
 def method_of(*, batch_norm: bool = False, **options) -> SimDE:
-    """SimDE on a tiny network that normalises its images, from a fixed start."""
+    """SimDE on a tiny network that normalizes its images, from a fixed start."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = tiny_classifier(batch_norm=batch_norm)
@@ -191,7 +191,7 @@ def test_the_ensemble_is_the_mean_of_both_probabilities_and_follows_them():
     assert not any("ensemble" in name for name in method.state_dict())
 
 
-def test_batch_normalisation_sees_each_view_for_itself():
+def test_batch_normalization_sees_each_view_for_itself():
     method, seen = method_of(batch_norm=True), []
     method.second.encoder.norm.register_forward_pre_hook(lambda _, x: seen.append(len(x[0])))
     method.step(batch_of(), lambda *_: None)

@@ -11,7 +11,7 @@ from torch import nn
 from peerdg._vision import models
 from peerdg.errors import ConfigError, DataError
 from peerdg.models.backbones import CaffeNet, DigitsCNN, build_classifier
-from peerdg.models.names import BACKBONES, IMAGENET, check_backbone, has_normalisation
+from peerdg.models.names import BACKBONES, IMAGENET, check_backbone, has_normalization
 from peerdg.models.stored import load_stored, save_model
 from tests.conftest import import_timm
 from tests.models.files import build, photos
@@ -31,7 +31,7 @@ def some(names, slow=LARGE) -> list:
     return [pytest.param(n, marks=[pytest.mark.slow] if n in slow else []) for n in names]
 
 
-def normalised(images: torch.Tensor) -> torch.Tensor:
+def normalized(images: torch.Tensor) -> torch.Tensor:
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in IMAGENET)
     return (images / 255 - mean) / std
 
@@ -74,7 +74,7 @@ def test_features_are_what_torchvisions_last_layer_sees(name):
     assert missing == []
     assert unused == [f"{last}.weight", f"{last}.bias"]
     with torch.inference_mode():
-        network(normalised(images))
+        network(normalized(images))
         features = model.features(images)
         assert model(images).shape == (2, 3)
     assert features.shape == (2, dim)
@@ -88,14 +88,14 @@ def test_squeezenets_features_are_the_mean_of_its_last_map():
     model = build_classifier("squeezenet1_1", classes=("a", "b")).eval()
     model.encoder.load_state_dict(network.state_dict(), strict=False)
     images = photos(3, 64)
-    expected = network.features(normalised(images)).mean((2, 3))
+    expected = network.features(normalized(images)).mean((2, 3))
     torch.testing.assert_close(model.features(images), expected, rtol=1e-4, atol=1e-5)
     # Where torchvision's ReLU after its last convolution does nothing, the logits are the same.
     convolution = network.classifier[1]
     nn.init.constant_(convolution.bias, 100.0)
     model.head = nn.Linear(512, 1000)
     model.head.load_state_dict({"weight": convolution.weight.flatten(1), "bias": convolution.bias})
-    torch.testing.assert_close(model(images), network(normalised(images)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(images), network(normalized(images)), rtol=1e-4, atol=1e-4)
 
 
 def test_caffenet_has_the_published_layers():
@@ -116,7 +116,7 @@ def test_caffenet_sees_images_in_caffes_range():
     model.encoder.features.conv1.register_forward_hook(lambda _, x, __: seen.append(x[0]))
     images = photos(1, 227)
     assert model(images).shape == (1, 2)
-    torch.testing.assert_close(seen[0], normalised(images) * 57.6, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(seen[0], normalized(images) * 57.6, rtol=1e-4, atol=1e-3)
     mean = torch.tensor(IMAGENET[0]).view(3, 1, 1)
     caffe = (images / 255 - mean) * 255  # Caffe's inputs: bytes minus their mean
     assert (seen[0] - caffe).abs().max() < 4  # one scale for three standard deviations
@@ -137,11 +137,11 @@ def test_a_transformer_takes_its_own_size_only():
 
 @pytest.mark.parametrize("name", [name for name in BACKBONES if name not in LARGE])
 def test_normalization_is_the_backbones_by_default(name):
-    usual = BACKBONES[name].normalisation or ((0.0,) * 3, (1.0,) * 3)
+    usual = BACKBONES[name].normalization or ((0.0,) * 3, (1.0,) * 3)
     model = build(name, classes=2)
     assert model.mean.flatten().tolist() == pytest.approx(usual[0])
     assert model.std.flatten().tolist() == pytest.approx(usual[1])
-    assert has_normalisation(name) == (usual == IMAGENET)
+    assert has_normalization(name) == (usual == IMAGENET)
 
 
 @pytest.mark.parametrize("name", ["digits-cnn-half", "squeezenet1_1", "resnet18"])

@@ -7,7 +7,7 @@ import pytest
 
 from peerdg.cli.main import run
 from peerdg.errors import ConfigError
-from peerdg.models.weights import initialise
+from peerdg.models.weights import initialize
 from tests.conftest import import_timm
 from tests.models.files import build
 
@@ -29,7 +29,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_missing_weights_are_refused_with_the_expected_path(offline):
     model = build("resnet18", classes=2)
     with pytest.raises(ConfigError) as error:
-        initialise(model, "resnet18", "imagenet")
+        initialize(model, "resnet18", "imagenet")
     assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in error.value.message
     assert str(offline / "resnet18-f37072fd.pth") in error.value.hint
     assert "--weights none" in error.value.hint
@@ -46,7 +46,7 @@ def test_missing_weights_of_timm_are_refused(monkeypatch):
 
     monkeypatch.setattr(hub, "hf_hub_download", fail)
     with pytest.raises(ConfigError, match=r"huggingface[.]co/timm/convnext_atto") as error:
-        initialise(build("timm:convnext_atto", classes=2), "timm:convnext_atto", "imagenet")
+        initialize(build("timm:convnext_atto", classes=2), "timm:convnext_atto", "imagenet")
     assert "--weights none" in error.value.hint
 
 

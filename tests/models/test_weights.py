@@ -14,7 +14,7 @@ from peerdg._vision import models
 from peerdg.errors import ConfigError, DamagedError, DataError, PeerdgWarning
 from peerdg.models.names import BACKBONES
 from peerdg.models.stored import save_model
-from peerdg.models.weights import _foreign_places, download, imagenet_file, initialise
+from peerdg.models.weights import _foreign_places, download, imagenet_file, initialize
 from peerdg.run.config import resolve
 from peerdg.run.prepare import build_model
 from tests.conftest import import_timm
@@ -50,7 +50,7 @@ def resnet() -> dict[str, torch.Tensor]:
 def test_a_whole_network_of_torchvision_loads_but_for_its_last_layer(tmp_path, squeezenet, suffix):
     model = build(SMALL, classes=3)
     head = model.head.weight.clone()
-    report = initialise(model, SMALL, written(tmp_path / f"a.{suffix}", squeezenet))
+    report = initialize(model, SMALL, written(tmp_path / f"a.{suffix}", squeezenet))
     features = {k: v for k, v in squeezenet.items() if k.startswith("features.")}
     assert same(model.encoder, features)
     assert torch.equal(model.head.weight, head)
@@ -95,7 +95,7 @@ def test_a_part_of_a_network_loads_and_the_rest_is_named(tmp_path, squeezenet):
     part = {k: v for k, v in features.items() if not k.startswith(last)}
     model = build(SMALL, classes=2)
     before = model.encoder.features[12].squeeze.weight.clone()
-    report = initialise(model, SMALL, written(tmp_path / "part.pth", part))
+    report = initialize(model, SMALL, written(tmp_path / "part.pth", part))
     assert same(model.encoder, part)
     assert torch.equal(model.encoder.features[12].squeeze.weight, before)
     assert report.loaded == 44
@@ -107,7 +107,7 @@ def test_files_of_data_parallel_training_and_under_state_dict_load(tmp_path, res
     old = {k: v for k, v in resnet.items() if not k.endswith("num_batches_tracked")}
     deeper = {"state_dict": {f"module.{k}": v for k, v in old.items()}, "epoch": 3}
     model = build("resnet18", classes=2)
-    report = initialise(model, "resnet18", written(tmp_path / "a.pth", deeper))
+    report = initialize(model, "resnet18", written(tmp_path / "a.pth", deeper))
     assert (report.loaded, report.fresh) == (100, ())
 
 
@@ -115,7 +115,7 @@ def test_caffenets_published_names_load(tmp_path):
     model = build("caffenet", classes=2)
     stored = {k: torch.rand_like(v) for k, v in model.encoder.state_dict().items()}
     stored |= {"classifier.fc8.weight": torch.zeros(1000, 4096)}
-    report = initialise(model, "caffenet", written(tmp_path / "caffe.pth", stored))
+    report = initialize(model, "caffenet", written(tmp_path / "caffe.pth", stored))
     assert (report.loaded, report.unused) == (14, ())
     del stored["classifier.fc8.weight"]
     assert same(model.encoder, stored)
@@ -127,7 +127,7 @@ def test_a_model_saved_by_peerdg_loads_with_its_head_for_as_many_classes(tmp_pat
     save_model(tmp_path / "model", saved, backbone="digits-cnn-half", image_size=32)
     model = build("digits-cnn-half", classes=classes)
     path = tmp_path / "model" / "model.safetensors"
-    report = initialise(model, "digits-cnn-half", str(path))
+    report = initialize(model, "digits-cnn-half", str(path))
     assert (report.loaded, report.head) == (8, head)
     assert same(model.encoder, saved.encoder.state_dict())
     assert torch.equal(model.head.weight, saved.head.weight) == head
@@ -138,7 +138,7 @@ def test_a_model_of_timm_loads(tmp_path):
     stored = timm.create_model("convnext_atto", pretrained=False).state_dict()
     model = build("timm:convnext_atto", classes=2)
     path = written(tmp_path / "a.safetensors", stored)
-    report = initialise(model, "timm:convnext_atto", path)
+    report = initialize(model, "timm:convnext_atto", path)
     assert report.loaded == report.total
     assert report.unused == ()
     assert same(model.encoder, {k: v for k, v in stored.items() if not k.startswith("head.fc.")})
@@ -150,7 +150,7 @@ def test_weights_of_another_network_are_refused_and_nothing_changes(tmp_path, sq
     before = {k: v.clone() for k, v in model.state_dict().items()}
     path = written(tmp_path / "a.pth", squeezenet)
     with pytest.raises(ConfigError, match=f"does not fit {backbone}") as error:
-        initialise(model, backbone, path)
+        initialize(model, backbone, path)
     assert "--weights none" in str(error.value)
     assert same(model, before)
 
@@ -158,25 +158,25 @@ def test_weights_of_another_network_are_refused_and_nothing_changes(tmp_path, sq
 def test_a_wrong_shape_is_refused_and_named(tmp_path, resnet):
     wrong = {**resnet, "layer1.0.conv1.weight": torch.zeros(64, 64, 1, 1)}
     with pytest.raises(ConfigError, match=r"'layer1.0.conv1.weight' has the shape"):
-        initialise(build("resnet18", classes=2), "resnet18", written(tmp_path / "a.pth", wrong))
+        initialize(build("resnet18", classes=2), "resnet18", written(tmp_path / "a.pth", wrong))
 
 
 def test_hardly_any_weights_are_refused(tmp_path, resnet):
     few = {k: v for k, v in resnet.items() if k.startswith("conv1.")}
     with pytest.raises(ConfigError, match="only 1 of its"):
-        initialise(build("resnet18", classes=2), "resnet18", written(tmp_path / "a.pth", few))
+        initialize(build("resnet18", classes=2), "resnet18", written(tmp_path / "a.pth", few))
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path, squeezenet):
     model = build(SMALL, classes=2)
     with pytest.raises(DataError, match="file not found"):
-        initialise(model, SMALL, str(tmp_path / "absent.pth"))
+        initialize(model, SMALL, str(tmp_path / "absent.pth"))
     (tmp_path / "torn.safetensors").write_bytes(b"\x08\0\0\0")
     with pytest.raises(DamagedError):
-        initialise(model, SMALL, str(tmp_path / "torn.safetensors"))
+        initialize(model, SMALL, str(tmp_path / "torn.safetensors"))
     spoilt = {**squeezenet, "features.0.bias": torch.full((64,), float("nan"))}
     with pytest.raises(DamagedError, match=r"features.0.bias'"):
-        initialise(model, SMALL, written(tmp_path / "nan.pth", spoilt))
+        initialize(model, SMALL, written(tmp_path / "nan.pth", spoilt))
 
 
 def test_a_run_reports_loaded_weights_and_warns_of_unused_ones(tmp_path, squeezenet):
@@ -234,4 +234,4 @@ def test_a_file_in_torchs_cache_is_used_if_its_hash_matches(tmp_path, squeezenet
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setattr("peerdg.models.weights._hash_in", lambda _: digest[:8])
     assert imagenet_file(SMALL) == path
-    assert initialise(build(SMALL, classes=2), SMALL, "imagenet").loaded == 50
+    assert initialize(build(SMALL, classes=2), SMALL, "imagenet").loaded == 50

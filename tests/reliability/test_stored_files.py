@@ -18,7 +18,7 @@ from peerdg.files import sha256
 from peerdg.model import load_model
 from peerdg.models.backbones import build_classifier
 from peerdg.models.stored import checksum, load_stored, save_model
-from peerdg.models.weights import initialise, load_weights
+from peerdg.models.weights import initialize, load_weights
 from tests.cli.stored_models import save_photos, save_small_model
 from tests.conftest import import_timm, tiny_classifier
 from tests.reliability.photo_run import interrupt, photo_run
@@ -149,7 +149,7 @@ def test_weights_that_are_no_plain_tensors_are_refused(tmp_path: Path, old_forma
         content = {"encoder.fc.weight": make(), "fc.bias": torch.zeros(4)}
         torch.save(content, path, _use_new_zipfile_serialization=not old_format)
         with pytest.raises((ConfigError, DamagedError)):  # a shape, or a kind, that does not fit
-            initialise(tiny_classifier(), "digits-cnn-half", str(path))
+            initialize(tiny_classifier(), "digits-cnn-half", str(path))
             pytest.fail(name)
 
 

@@ -1,6 +1,6 @@
 """A tiny training in a process of its own: python -m tests.reliability.tiny_run OUT [JSON].
 
-Batch normalisation, dropout, momentum and both phases are in it, a checkpoint after every step.
+Batch normalization, dropout, momentum and both phases are in it, a checkpoint after every step.
 It resumes what is in OUT, says `training` before the first step, and ends like the command line.
 """
 

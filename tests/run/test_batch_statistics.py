@@ -1,4 +1,4 @@
-"""One rule for the statistics of batch-normalised networks, whichever method trained them."""
+"""One rule for the statistics of batch-normalized networks, whichever method trained them."""
 
 import json
 import signal
@@ -164,7 +164,7 @@ def test_the_proxy_is_evaluated_by_the_same_rule_as_the_task_model(runs):
         assert by_model["proxy"] == pytest.approx(by_model["task"], rel=1e-5)
 
 
-def test_networks_without_batch_normalisation_have_no_rule(tmp_path):
+def test_networks_without_batch_normalization_have_no_rule(tmp_path):
     run = fit(tmp_path / "run", "erm", batch_norm=False)
     assert not any("batch_statistics" in record for record in records(run, "evaluation"))
     assert "batch_statistics" not in (run.path / "model/model.json").read_text()

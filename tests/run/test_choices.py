@@ -13,10 +13,10 @@ from tests.conftest import tiny_splits
 
 
 def folder(root: Path, *, side: int = 40, each: int = 6) -> Path:
-    for label, colour in {"cat": "red", "dog": "blue", "owl": "green"}.items():
+    for label, color in {"cat": "red", "dog": "blue", "owl": "green"}.items():
         (root / label).mkdir(parents=True)
         for number in range(each):
-            image = Image.new("RGB", (side, side), colour)
+            image = Image.new("RGB", (side, side), color)
             image.putpixel((number, 0), (255, 255, 255))
             image.save(root / label / f"{number}.png")
     return root

@@ -44,7 +44,7 @@ def fit(out: Path, *, batch_norm: bool = True, **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that share their start, with and without batch normalisation, and one that does not."""
+    """Runs that share their start, with and without batch normalization, and one that does not."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("runs")
         patch.setenv("PEERDG_CACHE", str(folder / "cache"))

@@ -114,7 +114,7 @@ class Benchmark:
 
     def normalization(self, settings: Any) -> tuple[_Channels, _Channels]:
         """Return the mean and scale that the model applies to values in 0..1."""
-        if getattr(settings, "values", "unit") == "centred":
+        if getattr(settings, "values", "unit") == "centered":
             return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
         return self.normalize
 
@@ -183,7 +183,7 @@ class DigitsSettings:
     first: int = option(0, "index of the first MNIST training image", at_least=0, at_most=59_999)
     train: int = option(10_000, "MNIST training images used", at_least=1, at_most=60_000)
     resize: Literal["lanczos", "bilinear"] = option("lanczos", "filter for 28 or 16 -> 32 pixels")
-    values: Literal["unit", "centred"] = option("unit", "model input: [0, 1], or (x - 0.5) / 0.5")
+    values: Literal["unit", "centered"] = option("unit", "model input: [0, 1], or (x - 0.5) / 0.5")
     svhn: Literal["test", "all"] = option("test", "SVHN images: test split, or train and test")
     usps: Literal["test", "all"] = option("test", "USPS images: test split, or train and test")
     validation: Literal["holdout", "mnist-test"] = option(

@@ -137,7 +137,7 @@ def _about(
         "stored_size": description["stored_size"],
         "mean": model.mean.flatten().tolist(),
         "std": model.std.flatten().tolist(),
-        "normalisation": "inside the model" if inside else "to be done before",
+        "normalization": "inside the model" if inside else "to be done before",
         "input": f"uint8 {shape}" if inside else f"float {shape}, (value / 255 - mean) / std",
         "output": "logits [batch, classes]",
         "weights_sha256": description.get("weights_sha256", "unknown"),

@@ -110,7 +110,7 @@ def described(encoder: Any) -> Backbone:
         title=f"{TIMM}{settings.get('architecture', type(encoder).__name__)}",
         image_size=settings["input_size"][-1],
         fixed_size=bool(settings.get("fixed_input_size")),
-        normalisation=(tuple(settings["mean"]), tuple(settings["std"])),
+        normalization=(tuple(settings["mean"]), tuple(settings["std"])),
         last_layer=(last,) if isinstance(last, str) else tuple(last),
         imagenet=None,
     )
@@ -158,7 +158,7 @@ def build_classifier(
         check_backbone(backbone)
         encoder, feature_dim = _build_encoder(backbone)
         info = BACKBONES[backbone]
-    default_mean, default_std = info.normalisation or ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    default_mean, default_std = info.normalization or ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     model = Classifier(
         encoder,
         nn.Linear(feature_dim, len(classes)),

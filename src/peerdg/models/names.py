@@ -32,7 +32,7 @@ class Backbone:
     title: str
     image_size: int = 224  # side of the images it was designed for
     fixed_size: bool = False  # whether it accepts only this size
-    normalisation: tuple[Channels, Channels] | None = IMAGENET  # None uses the dataset's
+    normalization: tuple[Channels, Channels] | None = IMAGENET  # None uses the dataset's
     last_layer: tuple[str, ...] = ("fc",)  # names in weight files, never loaded
     imagenet: str | None = _V1  # torchvision's name of `--weights imagenet`
 
@@ -41,14 +41,14 @@ BACKBONES: dict[str, Backbone] = {
     "digits-cnn": Backbone(
         title="two convolutions, two linear layers; the network of the Digits papers",
         image_size=32,
-        normalisation=None,
+        normalization=None,
         last_layer=("fc3",),
         imagenet=None,
     ),
     "digits-cnn-half": Backbone(
         title="the same with half the width, a quarter of the arithmetic",
         image_size=32,
-        normalisation=None,
+        normalization=None,
         last_layer=("fc3",),
         imagenet=None,
     ),
@@ -97,9 +97,9 @@ def check_backbone(name: str, weights: str = "none") -> None:
         )
 
 
-def has_normalisation(name: str) -> bool:
+def has_normalization(name: str) -> bool:
     """Return whether the backbone's weights expect a specific mean and scale."""
-    return name.startswith(TIMM) or BACKBONES[name].normalisation is not None
+    return name.startswith(TIMM) or BACKBONES[name].normalization is not None
 
 
 def is_weights_file(weights: str) -> bool:

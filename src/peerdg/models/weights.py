@@ -121,7 +121,7 @@ def _hub_file(name: str) -> Path:
         ) from error
 
 
-def initialise(model: Classifier, backbone: str, weights: str) -> LoadReport:
+def initialize(model: Classifier, backbone: str, weights: str) -> LoadReport:
     """Load the initial weights of a fresh classifier with the named backbone in place.
 
     `weights` is `"none"`, `"imagenet"` for the published weights, or a `.safetensors`, `.pth` or

@@ -28,9 +28,9 @@ from peerdg.methods.erm import ERM
 from peerdg.methods.registry import implementation_of, model_options_of
 from peerdg.models.backbones import build_classifier
 from peerdg.models.classifier import Classifier, as_classifier, in_eval_mode, network_fingerprint
-from peerdg.models.names import BACKBONES, TIMM, check_backbone, has_normalisation, is_weights_file
+from peerdg.models.names import BACKBONES, TIMM, check_backbone, has_normalization, is_weights_file
 from peerdg.models.stored import how_far, load_stored, require_model
-from peerdg.models.weights import initialise, weights_file
+from peerdg.models.weights import initialize, weights_file
 from peerdg.rng import seeded
 from peerdg.run.config import RunConfig
 from peerdg.run.hardware import find_device
@@ -206,10 +206,10 @@ def build_model(
     """Build the configured network with its initial weights. `note` receives a report of them."""
     check_backbone(config.backbone, config.weights)
     mean, std = None, None  # Pretrained weights expect the normalization of their backbone.
-    if not has_normalisation(config.backbone):
+    if not has_normalization(config.backbone):
         mean, std = benchmark(config.benchmark).normalization(config.data)
     model = build_classifier(config.backbone, classes=classes, mean=mean, std=std)
-    report = initialise(model, config.backbone, config.weights)
+    report = initialize(model, config.backbone, config.weights)
     if report.unused:  # perhaps weights of a larger variant of the network
         warnings.warn(str(report), PeerdgWarning, stacklevel=2)
     elif note is not None:
@@ -325,7 +325,7 @@ def load_input_model(value: str) -> Classifier:
     """
     if _is_published(value):
         network = build_classifier(value, classes=("0", "1"))
-        initialise(network, value, PUBLISHED)
+        initialize(network, value, PUBLISHED)
         return network.eval()
     network, description = load_stored(Path(value))
     if far := how_far(description):

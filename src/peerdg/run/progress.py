@@ -137,7 +137,7 @@ class ConsoleProgress(ProgressDisplay):
             return
         self._bar.update(self._task, completed=self._done())
         if self._is_live or seconds >= LINE_SECONDS:
-            self._show(" ".join(f"{name} {float(value):.3f}" for name, value in terms.items()))
+            self._show(f"loss {float(terms['loss']):.3f}")  # Other terms are unweighted.
 
     @override
     def work(self, label: str, share: float) -> None:

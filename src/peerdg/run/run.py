@@ -112,6 +112,7 @@ def _train_run(
         config, splits=splits, model=model, note=progress.note, reading=progress.reading
     )
     if folder.new_config is not None and budget is None and isinstance(progress, ConsoleProgress):
+        progress.note("Measuring how long a step takes.")
         with contextlib.suppress(RuntimeError, TypeError, NumericalError):  # it cannot be copied
             progress.note(estimate(config, inputs))
     elif folder.new_config is not None and budget is not None:
