@@ -271,28 +271,25 @@ class OwnDataSettings:
     For in-memory data, only the held-out fraction and class names apply.
     """
 
-    domain: str | None = option(None, "domain to train on, if the folder or list has several")
+    domain: str | None = option(None, "domain to train on, if there are several")
     layout: Literal["auto", "classes", "domains"] = option(
-        "auto", "meaning of the first level of folders, if it is ambiguous"
+        "auto", "meaning of the first level of folders"
     )
     validation_fraction: float = option(
-        0.1, "share of the images of each class held out for validation", at_least=0, at_most=0.9
+        0.1, "share of each class held out for validation", at_least=0, at_most=0.9
     )
-    validation_folder: str | None = option(
-        None, "folder or list of validation images, instead of held-out ones"
-    )
+    validation_folder: str | None = option(None, "folder or list of validation images")
     split_seed: int = option(0, "seed for drawing the validation images", at_least=0)
     size: int | None = option(
         None,
-        "side of the square images (default: unchanged if all share one square size of at most "
-        "256, else 256)",
+        "side of the square images (default: unchanged if all are equal, up to 256)",
         at_least=8,
         at_most=1024,
     )
     skip_bad_images: bool = option(False, "skip and record images that cannot be decoded")
     megapixels: float = option(50.0, "maximum image size in megapixels", above=0, at_most=178)
     class_map: tuple[str, ...] | None = option(
-        None, "target classes with other names, e.g. Dog=dog (short: --map)"
+        None, "target classes with other names, e.g. Dog=dog"
     )
 
 

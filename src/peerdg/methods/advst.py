@@ -48,7 +48,7 @@ class Settings(MethodSettings):
         "AlexNet, otherwise 1)",
         at_least=1,
     )
-    head_dim: int = option(128, "width of the projection", at_least=1)
+    head_dim: int = option(128, "width of the projection", at_least=1, at_most=65536)
     length: int = option(3, "maximum number of operations in a chain", at_least=1, at_most=4)
     cutout: Literal["scaled", "absolute"] = option(
         "scaled", "side of holes: a fifth of the image, or 16 pixels (released code)"

@@ -39,18 +39,20 @@ class AlignmentSettings(MethodSettings):
 
     k: int = option(10, "re-draw the policy every k epochs", at_least=1, announced=True)
     w: float = regularizer_option(2.0, "weight of the regularizer", at_least=0, announced=True)
-    lam: float = regularizer_option(0.005, "weight of Barlow Twins' redundancy term", at_least=0)
+    lam: float = regularizer_option(0.005, "weight of the redundancy term", at_least=0)
     regularizer: Literal["barlow-twins", "info-nce", "none"] = option(
         "barlow-twins",
-        "loss between projected features (none: cross-entropy alone)",
+        "loss between projected features",
         formerly="regulariser",
     )
     tau: float = regularizer_option(0.1, "temperature of InfoNCE (paper: 1)", above=0)
     head: Literal["trained", "frozen", "none"] = regularizer_option("trained", "projection head R")
     head_layers: int = regularizer_option(2, "layers of R (paper: 2 on Digits, else 3)", at_least=1)
-    head_dim: int = regularizer_option(128, "outputs of R (128 on Digits, else 1024)", at_least=1)
+    head_dim: int = regularizer_option(
+        128, "outputs of R (128 on Digits, else 1024)", at_least=1, at_most=65536
+    )
     head_hidden: int | None = regularizer_option(
-        None, "hidden width of R (default: max(dim, 512))", at_least=1
+        None, "hidden width of R (default: max(dim, 512))", at_least=1, at_most=65536
     )
     head_norm: Literal["bn", "ln", "none"] = regularizer_option("bn", "normalization inside R")
     joint_views: bool = option(False, "apply batch normalization to both views together")
@@ -67,13 +69,13 @@ class FrozenGuideSettings(AlignmentSettings):
     """Options of the regularizer with features of a frozen network as targets."""
 
     head_grad_target: bool = regularizer_option(
-        True, "R also gets gradients from the frozen network's features"
+        True, "train R by the frozen network's features, too"
     )
     views: Literal["clean_aug", "aug_clean", "both_same"] = option(
         "clean_aug",
-        "view of the frozen network, then of the trained one (both_same: sum over both views)",
+        "views of the frozen and the trained network",
     )
-    cache_features: bool = option(True, "compute the frozen network's clean features only once")
+    cache_features: bool = option(True, "compute the frozen network's features once")
 
 
 def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module:

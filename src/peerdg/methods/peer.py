@@ -24,12 +24,12 @@ class Settings(alignment.FrozenGuideSettings):
     """Augmented training of a proxy, guided by the average of its snapshots."""
 
     scale: Literal["sum", "mean", "gradient"] = alignment.regularizer_option(
-        "sum", "sum (published) or mean over R's outputs, or the gradient norm of cross-entropy"
+        "sum", "sum (published), mean over outputs, or equal gradients"
     )
     gradient_images: int = option(0, "images to measure gradients on (0: none)", at_least=0)
     augment: bool = option(True, "train on augmented images (off: both views are clean)")
     average: bool = option(True, "task model is the mean of snapshots (off: the latest one)")
-    include_init: bool = option(False, "literal Algorithm 1: average the initial, not last weights")
+    include_init: bool = option(False, "average the initial weights, as Algorithm 1 says")
     reset_proxy: bool = option(False, "copy the task model into the proxy after each update")
     bn: Literal["recalibrate", "average", "copy", "frozen"] = option(
         "recalibrate", "batch statistics of the task model after an update"

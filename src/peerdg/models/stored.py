@@ -134,8 +134,9 @@ def require_model(path: Path) -> dict[str, Any]:
     """Read the description of the model in a run folder or model folder."""
     file = model_folder(path) / DESCRIPTION
     if not file.exists():
+        missing = f"{path} has no {DESCRIPTION}" if path.exists() else f"There is no folder {path}"
         raise DataError(
-            f"There is no model in {path}: {DESCRIPTION if path.exists() else 'it'} is missing.",
+            f"{missing}, so there is no model to load.",
             hint=nearest_path(path)
             or "Give a run folder or a model folder. A run has a model after an evaluation.",
         )

@@ -50,8 +50,8 @@ class RunConfig:
     recipe: str | None = None  # name that stands for `method` and `average`, if the user gave it
     plugin: str | None = None  # file that defines `method`, and its SHA-256
     backbone: str = option("digits-cnn", "network")
-    weights: str = option("none", "initial weights: none, imagenet, or a .safetensors or .pth file")
-    budget: str = option("standard", "preset: quick, standard or paper; own images: quick")
+    weights: str = option("none", "none, imagenet, or a .safetensors or .pth file")
+    budget: str = option("standard", "quick, standard or paper (own images: quick)")
     seed: int = option(0, "seed of all randomness", at_least=0)
     train_seed: int | None = option(
         None, "another seed for the main phase, for different runs with the same start", at_least=0
