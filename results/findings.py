@@ -34,7 +34,7 @@ FIGURE = RESULTS.parent / "docs/findings.png"
 README, README_FIGURE = RESULTS.parent / "README.md", RESULTS.parent / "docs/readme.png"
 BEGIN, END = "<!-- python results/findings.py: begin -->\n", "<!-- end -->\n"
 
-STUDIES = ("mini", "digits", "photos")
+STUDIES = {"mini": "small digits", "digits": "real digits", "photos": "photos"}
 PARTS = {  # what is added: the rows that are compared
     "augmentation": ("randaugment", "erm"),
     "averaging (P-ENS)": ("p-ens", "randaugment"),
@@ -124,7 +124,8 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
         axes[0], [_row_name(study, studies.get(study, {}), PARTS[part]) for part, study in lines]
     )
     drawn.suptitle(
-        "What each part is worth, by study; blue is better, orange worse, gray unclear\n"
+        "What each part adds, by study. Blue: better. Orange: worse. Gray: fewer than five seeds, or "
+        "the interval includes 0.\n"
         + LEGEND,
         x=0.01, ha="left", fontsize=9.5,
     )  # fmt: skip
@@ -133,7 +134,7 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
 
 def _row_name(study: str, answers: Answers, pair: tuple[str, str]) -> str:
     """Name a study, and how many seeds a difference is of if others of the study have more."""
-    return study + _fewer(answers.get(pair, {}).get(ACCURACY), answers)
+    return STUDIES.get(study, "") + _fewer(answers.get(pair, {}).get(ACCURACY), answers)
 
 
 def _fewer(found: Difference | None, answers: Answers) -> str:
@@ -152,7 +153,7 @@ def demo_runs() -> dict[str, list[RunResult]]:
 
 def demo_table(groups: Mapping[str, list[RunResult]]) -> str:
     """Tabulate accuracy on unseen domains and steadiness of each method of the demo."""
-    lines = ["| method | accuracy | difference to ERM | steadiness |", "|---|--:|--:|--:|"]
+    lines = ["| method | accuracy | vs. ERM | steadiness |", "|---|--:|--:|--:|"]
     erm = {run.seed: run.score(run.deployed) for run in groups["erm"]}
     for method, runs in groups.items():
         scores = [run.score(run.deployed) for run in runs]
