@@ -3,14 +3,13 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
-from peerdg.losses import in_full_precision
 from peerdg.losses.entropy import entropy
 from peerdg.methods.base import (
     Batch,
@@ -32,7 +31,7 @@ from peerdg.stages import stage
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Two classifiers trained on images of generators that they guide. A reconstruction."""
+    """Train two classifiers on images from generators that they guide. A reconstruction."""
 
     beta: float = weight_option(0.5, "weight of the entropy in the generators' loss")
     w_contrast: float = weight_option(
@@ -49,13 +48,18 @@ class Settings(MethodSettings):
     augments = False
 
     def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
-        """Report generators that fade their images, or make images without uncertainty."""
-        last = epochs[-1] if epochs else {}
-        if last.get("image_contrast", 1.0) < 0.5:
-            return f"images with {last['image_contrast']:.2f} of the contrast of the source"
-        if last.get("entropy_share", 1.0) < 0.25:
-            return f"entropy {last['entropy_share']:.2f} of its optimum"
-        return None
+        """Report generators that fade their images, or whose images leave no uncertainty."""
+        known = [epoch for epoch in epochs if "entropy_share" in epoch]
+        if not known:
+            return None
+        mean = {n: fmean(e[n] for e in known) for n in ("image_contrast", "entropy_share")}
+        if mean["image_contrast"] < 0.5:
+            return f"images with {mean['image_contrast']:.2f} of the contrast of the source"
+        return (
+            f"entropy {share:.2f} of its optimum"
+            if (share := mean["entropy_share"]) < 0.25
+            else None
+        )
 
 
 class SimDE(Method):
@@ -69,11 +73,10 @@ class SimDE(Method):
         CE(F_j(G_i(x, n)), y) - β · H(F_j(G_i(x, n)))
         + w_contrast · mean[max(0, 1 - s(G_i(x, n)) / s(x))²]
 
-    with the entropy H of the predictions and the standard deviation s of the values in an image.
-    The last term is ours and not in the abstract. Without it, generators solve their objective by
-    fading images to gray. Guidance is switched: F₂ guides G₁ and F₁ guides G₂, so that the
-    generators expand the source from different views. With fixed generators, both classifiers
-    minimize
+    where H is the entropy of the predictions and s the standard deviation of an image's pixels. The
+    last term is our addition. Without it, generators minimize their loss by fading images to gray.
+    Guidance is switched: F₂ guides G₁ and F₁ guides G₂, so that the generators expand the source
+    from different views. With fixed generators, both classifiers minimize
 
         CE(F(x), y) + CE(F(G₁(x, n₁)), y) + CE(F(G₂(x, n₂)), y)
 
@@ -82,7 +85,7 @@ class SimDE(Method):
 
     Assumptions:
 
-    - The generator is that of Li et al., see `ImageGenerator`. Noise is drawn for each image.
+    - The generators follow Li et al., see `ImageGenerator`. Noise is drawn for each image.
     - Both gradients are computed before either update.
     - F₁ is the pre-trained network. F₂ is a copy of it with a new head, because two equal
       classifiers would stay equal.
@@ -104,7 +107,7 @@ class SimDE(Method):
         self.best_entropy = best_entropy(self.settings.beta, len(model.classes))
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """Return the phase's optimizer for both classifiers, and Adam for both generators."""
+        """Train both classifiers with the phase's optimizer, and both generators with Adam."""
         lr = self.settings.generator_lr
         return {
             "main": OptimizerPlan.of(*self.classifiers),
@@ -118,12 +121,12 @@ class SimDE(Method):
         return {"switched": self.switched}
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
-        """Update generators and classifiers, with both gradients from before the updates."""
+        """Update generators and classifiers. Both losses are computed before either update."""
         x, y = batch.images.float() / 255, batch.labels
         made = self.generate(x, batch.generator())
         terms = self.classifier_loss(x, made, y)
-        # The graph of the classifiers' loss does not include the generators, so these may be
-        # updated first.
+        # The graph of the classifiers' loss does not include the generators, so they may be updated
+        # first.
         own = self.generator_loss(x, made, y)
         update("generators", own["generator_loss"], own)
         update("main", terms["loss"], terms)
@@ -135,7 +138,7 @@ class SimDE(Method):
         return [each.generate(x, generator) for each in self.generators]
 
     def classifier_loss(self, x: Tensor, made: list[Tensor], y: Tensor) -> Loss:
-        """Compute the sum of the losses of both classifiers, and each of them."""
+        """Compute the summed loss of both classifiers, with each loss as a named term."""
         views = [x, *(images.detach() for images in made)]
         losses = []
         for model in self.classifiers:
@@ -145,11 +148,12 @@ class SimDE(Method):
         return Loss(first + second, ce_first=first, ce_second=second)
 
     def generator_loss(self, x: Tensor, made: list[Tensor], y: Tensor) -> Terms:
-        """Compute the sum of the generators' losses, `"generator_loss"`, and its named terms."""
+        """Compute the generators' summed loss as `"generator_loss"`, and its named terms."""
         logits = [guide(images) for guide, images in zip(self.guides, made, strict=True)]
         ce = torch.stack([F.cross_entropy(each, y) for each in logits]).sum()
         uncertainty = torch.stack([entropy(each) for each in logits]).sum()
-        shares = torch.stack([contrast(images) / contrast(x).clamp(min=1e-3) for images in made])
+        s = [images.flatten(1).float().std(1) for images in (x, *made)]  # contrast of each image
+        shares = torch.stack(s[1:]) / s[0].clamp(min=1e-3)  # (generators, batch)
         faded = (1 - shares).clamp(min=0).square().mean(1).sum()
         loss = ce - self.settings.beta * uncertainty + self.settings.w_contrast * faded
         return {
@@ -172,12 +176,12 @@ class SimDE(Method):
 
     @property
     def guides(self) -> tuple[Classifier, Classifier]:
-        """The guides of G₁ and G₂."""
+        """Classifiers that guide G₁ and G₂."""
         return (self.second, self.first) if self.switched else self.classifiers
 
     @property
     def deployed_name(self) -> str:
-        """The ensemble, or the first attached average, which averages F₁."""
+        """Key of the ensemble, or of the first attached average, which averages F₁."""
         return next(iter(self.averages), "ensemble")
 
     @property
@@ -186,15 +190,9 @@ class SimDE(Method):
         return {"first": self.first, "second": self.second, "ensemble": mean}
 
 
-@in_full_precision
-def contrast(images: Float[Tensor, "n 3 h w"]) -> Float[Tensor, " n"]:
-    """Compute s(x), the standard deviation of the values in each image."""
-    return images.flatten(1).std(1)
-
-
 def best_entropy(beta: float, classes: int) -> float:
-    """Compute the entropy that minimizes CE - β·H of one image, if the other classes are equal."""
-    p = torch.linspace(1 / classes, 1, 10_000, dtype=torch.float64)[:-1]  # of the true class
+    """Compute the entropy H at the minimum of CE - β·H, if all wrong classes are equally likely."""
+    p = torch.linspace(1 / classes, 1, 10_000, dtype=torch.float64)[:-1]  # for the true class
     rest = (1 - p) / (classes - 1)
     h = -p * p.log() - (1 - p) * rest.log()
     return float(h[(-p.log() - beta * h).argmin()])
