@@ -1,1 +1,1 @@
-"""One TOML file per benchmark; each value is annotated with its origin: paper, code or assumed."""
+"""One TOML file per benchmark. A comment on each value names its origin, e.g. the paper."""
