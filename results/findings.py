@@ -124,8 +124,8 @@ def figure(studies: Mapping[str, Answers], path: Path) -> None:
         axes[0], [_row_name(study, studies.get(study, {}), PARTS[part]) for part, study in lines]
     )
     drawn.suptitle(
-        "What each part adds, by study. Blue: better. Orange: worse. Gray: fewer than five seeds, or "
-        "the interval includes 0.\n"
+        "What each part adds, by study. Blue: better. Orange: worse. "
+        "Gray: fewer than five seeds, or the interval includes 0.\n"
         + LEGEND,
         x=0.01, ha="left", fontsize=9.5,
     )  # fmt: skip
