@@ -309,7 +309,7 @@ def test_batch_statistics_follow_the_images_unless_they_are_frozen(frozen: bool)
 def test_holes_as_large_as_the_image_are_refused():
     Settings(cutout="absolute").check_images(17)
     Settings().check_images(12)
-    with pytest.raises(ConfigError, match="cover all"):
+    with pytest.raises(ConfigError, match="too large"):
         Settings(cutout="absolute").check_images(16)
 
 

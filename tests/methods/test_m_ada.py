@@ -182,7 +182,7 @@ def test_frozen_and_unused_weights_stay_where_they_are():
 def test_a_compiled_network_is_refused():
     model = tiny_classifier()
     model.encoder.compile(backend="eager")
-    with pytest.raises(ConfigError, match="twice"):
+    with pytest.raises(ConfigError, match="second derivatives"):
         MADA(model, Settings(), pool=tiny_pool())
 
 

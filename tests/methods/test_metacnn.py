@@ -205,7 +205,7 @@ def test_unused_atoms_are_seeded_anew_at_the_end_of_an_epoch():
 def test_a_dictionary_that_is_not_finite_is_an_error():
     method = method_of()
     method.layer.atoms[0, 0] = torch.nan
-    with pytest.raises(NumericalError, match="dictionary is not finite"):
+    with pytest.raises(NumericalError, match="dictionary diverged"):
         method.end_epoch(0)
 
 
@@ -225,7 +225,7 @@ def test_it_stands_behind_the_chosen_stage_or_module():
 def test_options_that_do_not_go_together_and_a_plain_network_are_refused():
     with pytest.raises(ConfigError, match="addressed is 8"):
         Settings(atoms=4)
-    with pytest.raises(ConfigError, match="needs one layer of meta-features"):
+    with pytest.raises(ConfigError, match="exactly one meta-feature layer"):
         MetaCNN(tiny_classifier())
 
 

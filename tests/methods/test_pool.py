@@ -82,7 +82,7 @@ def test_dropping_more_than_all_additions_is_rejected():
 def test_a_label_unknown_to_the_source_is_rejected(label: int):
     bad = PoolImages(images(2).images, torch.tensor([0, label]))
     grown = pool()
-    with pytest.raises(DataError, match="labels from"):
+    with pytest.raises(DataError, match="added labels"):
         grown.change(bad)
     assert len(grown) == 10
 

@@ -132,6 +132,6 @@ def test_a_run_takes_random_convolutions_unless_another_augmentation_is_set():
 
 
 def test_nested_views_of_another_augmentation_are_rejected():
-    with pytest.raises(ConfigError, match="randconv only"):
+    with pytest.raises(ConfigError, match="works only with"):
         RandConvConsistency(tiny_classifier(), Settings(views="nested"), augment=Policy())
     RandConvConsistency(tiny_classifier(), augment=Policy()).loss(BATCH)

@@ -173,7 +173,7 @@ def test_a_diverged_fit_is_a_numerical_error():
 
 
 def test_an_adapter_cannot_be_fitted_without_labels():
-    with pytest.raises(ConfigError, match="13 features, the student 8"):
+    with pytest.raises(ConfigError, match="13 to the student's 8"):
         make(wide(), images=SOURCE.images)
     make(wide(), images=SOURCE.images, adapter="trained")
     make(tiny_classifier(seed=1), images=SOURCE.images)

@@ -92,7 +92,7 @@ def test_a_view_is_neither_rounded_nor_clipped():
     view = torch.tensor([-0.5, 0.12345, 1.75]).view(1, 3, 1, 1).expand(24, 3, 12, 12)
     batch = Batch(X, SOURCE.labels, augmented=view)
     assert torch.equal(augmented_view(batch, Unchanged(as_float=False)), view)
-    with pytest.raises(DataError, match=r"type torch\.int64"):
+    with pytest.raises(DataError, match=r"got torch\.int64"):
         Batch(X, SOURCE.labels, augmented=X.long())
 
 

@@ -122,7 +122,7 @@ def test_custom_networks_load_into_one_member_or_the_ensemble(tmp_path: Path):
             torch.testing.assert_close(load_stored(folder, network)[0](images), whole(images))
     with pytest.raises(DamagedError, match="mismatch"):
         load_stored(folder, ensemble(others))
-    with pytest.raises(DamagedError, match="it averages probabilities"):
+    with pytest.raises(DamagedError, match="averages probabilities"):
         load_stored(folder, ensemble(others[:2], outputs="logits"))
     with pytest.raises(DamagedError, match="damaged"):
         load_stored(stored(tmp_path / "one", others[0]), ensemble(others[:2]))

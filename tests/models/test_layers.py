@@ -139,7 +139,7 @@ def test_the_copy_of_a_compiled_encoder_is_compiled_with_its_layers(shifting, mo
 def test_the_same_layer_is_not_added_twice_and_another_one_is_refused():
     model = tiny_classifier().with_layers([META, NECK])
     assert model.with_layers([META, NECK]) is model
-    with pytest.raises(ConfigError, match="other added layers"):
+    with pytest.raises(ConfigError, match="different added layers"):
         model.with_layers([{**NECK, "outputs": 6}])
 
 

@@ -57,5 +57,5 @@ def test_a_missing_data_set_is_reported_before_missing_weights(offline, tmp_path
     out = tmp_path / "run"
     assert run([*command, "--weights", "imagenet", "--out", str(out)], debug=False) == 5
     printed = " ".join(capsys.readouterr().err.split())
-    assert "no folder of pacs's domain 'photo'" in printed
+    assert "no folder for the pacs domain 'photo'" in printed
     assert "resnet18-f37072fd.pth" not in printed

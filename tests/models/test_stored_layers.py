@@ -70,7 +70,7 @@ def test_a_custom_network_gets_the_stored_layer(tmp_path: Path):
     for target in (network(), plain, plain.with_layers([neck])):
         assert torch.equal(load_stored(tmp_path / "m", target)[0](images), model(images))
     assert plain.added == ()
-    with pytest.raises(ConfigError, match="other added layers"):
+    with pytest.raises(ConfigError, match="different added layers"):
         load_stored(tmp_path / "m", plain.with_layers([{**neck, "outputs": 4}]))
 
 

@@ -1,4 +1,4 @@
-"""Training methods, one per file: the loss, the work between epochs, the deployed network.
+"""Training methods, one per file. Each defines its loss and the network to deploy.
 
-Shared: `base` (the interface), `views`, `clean`, `alignment`, `pool`, `registry`, `recipes`.
+Shared code: `base` (the interface), `views`, `clean`, `alignment`, `ascent`, `pool`, `recipes`.
 """

@@ -15,14 +15,14 @@ from peerdg.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AscentSettings):
-    """Train also on adversarial images made by gradient ascent."""
+    """Also train on adversarial images made by gradient ascent."""
 
     clip: Literal["end", "steps"] = option(
-        "end", "clip pixels to [0, 1] when an image is stored, or after every step"
+        "end", "when to clip pixels to [0, 1]: at the end, or after every step"
     )
     perturb: Literal["sample", "pool", "source"] = option(
         "sample",
-        "images to perturb: a sample of the pool as large as the source, the pool, or the source",
+        "images to perturb: a pool sample as large as the source, the whole pool, or the source",
     )
 
 
@@ -30,35 +30,33 @@ class ADA(PoolMethod):
     """Train F on the source and on adversarial images of fictitious domains.
 
     Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
-    https://arxiv.org/abs/1805.12018. F minimizes cross-entropy. Every T_min steps, k times in all,
-    a new image is made from each image x with label y by gradient ascent from z = x on
+    https://arxiv.org/abs/1805.12018. F minimizes cross-entropy. Every T_min steps, k times in
+    total, each image x with label y is turned into a new image by gradient ascent from z = x on
 
         CE(F(z), y) - γ · mean[(H(z) - H(x))²]
 
     where H are the features before the last layer. The loss rises while the features stay close.
-    Each z joins the training images with the label of its x.
+    Each z joins the training images with the label of its x. The ascent uses F in eval mode.
 
-    T_min is `every` epochs here. With `--train.steps-per-epoch 100` it is the released 100
-    iterations. `Settings` has an option for each difference between the paper and later code:
+    Here T_min is `every` epochs. Set `--train.steps-per-epoch 100` for the 100 iterations of the
+    released code. `Settings` has an option for each difference between the paper and later code:
 
-    - `rate`: the released code ascends the mean over a batch of 32 with step 1.0, so that each
-      image moves by 1/32 of the gradient of its objective. Here every image ascends its own
-      objective, and the result does not depend on the batch size.
-    - `perturb`: the released code draws as many images as the source has from the pool of all
-      images so far (`"sample"`). Re-implementations perturb the whole pool, which doubles it
-      (`"pool"`). `"source"` perturbs the images of the source.
-    - `clip`: the released code does not clip. The pool holds 8-bit images, so z is clipped to
-      [0, 1] and rounded when it is stored (`"end"`). Re-implementations clip (`"steps"`).
+    - `rate`: the released code ascends on the mean objective of a batch of 32 with step size 1.0,
+      so each image moves by 1/32 of its gradient. Here each image ascends on its own objective,
+      and the result does not depend on the batch size.
+    - `perturb`: the released code samples as many images as the source has from all images so far
+      (`"sample"`). Re-implementations perturb the whole pool, which doubles it (`"pool"`).
+      `"source"` perturbs the source images only.
+    - `clip`: the released code does not clip. The pool stores 8-bit images, so z is clipped to
+      [0, 1] and rounded at the end (`"end"`). Re-implementations clip after each step (`"steps"`).
     - `k`: 6 in the released code, 3 in M-ADA, ME-ADA and AdvST.
-
-    Images are made in eval mode.
     """
 
     settings: Settings
-    divergence_hint = ", or the step of the ascent (--ada.rate)"
+    divergence_hint = ", or the step size of the ascent (--ada.rate)"
 
     def loss(self, batch: Batch) -> Loss:
-        """Compute the cross-entropy on images of the pool."""
+        """Compute the cross-entropy on a batch from the pool."""
         loss = F.cross_entropy(self.model(batch.images), batch.labels)
         return Loss(loss, ce=loss)
 
@@ -70,15 +68,15 @@ class ADA(PoolMethod):
 
     @property
     def ascent(self) -> Ascent:
-        """Gradient ascent against the current weights of F."""
+        """Gradient ascent with the current weights of F."""
         return Ascent(self.model, self.settings, self.make_extra_objective)
 
     def make_extra_objective(self, x: Float[Tensor, "n 3 h w"]) -> ExtraObjective | None:
-        """Return an extra term of the ascent for images that start from x. ADA has none."""
+        """Return an extra ascent objective for images that start from x. ADA has none."""
         return None
 
     def _rows(self) -> Int64[Tensor, " n"]:
-        """Choose the images of the pool to perturb."""
+        """Choose which pool images to perturb."""
         everything, source = len(self.pool), len(self.pool.images)
         if self.settings.perturb == "sample":
             rows = torch.randperm(everything)[:source].sort().values

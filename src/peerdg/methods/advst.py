@@ -22,21 +22,21 @@ from peerdg.models.classifier import Classifier, has_batch_statistics, in_eval_m
 from peerdg.models.layers import projection_head
 from peerdg.options import option
 
-HOLE = 16  # side of the released holes of cutout, in pixels
-MIN_STEPS = 3  # mean length of a search, below which a run is called inert
-WIDE = 4096  # number of features of AlexNet and CaffeNet, which have fully connected layers
+HOLE = 16  # side of a cutout hole in the released code, in pixels
+MIN_STEPS = 3  # a run is inert if its searches have fewer steps on average
+WIDE = 4096  # features of AlexNet and CaffeNet, which end in fully connected layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Train also on domains made by image operations with adversarial parameters."""
+    """Also train on domains made by image operations with adversarial parameters."""
 
     k: int = option(5, "number of newest domains to train on", at_least=1, announced=True)
-    every: int = option(1, "epochs between two domains", at_least=1)
-    steps: int = option(20, "maximum number of steps of the maximization", at_least=1)
-    rate: float = option(0.2, "learning rate of RMSprop in the maximization", above=0)
-    tolerance: float = option(0.1, "change of the objective that ends the maximization", at_least=0)
-    batch_size: int = option(256, "images that share one chain of operations", at_least=1)
+    every: int = option(1, "epochs between new domains", at_least=1)
+    steps: int = option(20, "maximum number of maximization steps", at_least=1)
+    rate: float = option(0.2, "RMSprop learning rate of the maximization", above=0)
+    tolerance: float = option(0.1, "stop once the objective changes by at most this", at_least=0)
+    batch_size: int = option(256, "number of images that share a chain of operations", at_least=1)
     lam: float = weight_option(100.0, "weight of the feature distance penalty")
     eta: float = option(0.0, "weight of the entropy in the maximization (AdvST-ME: 10)", at_least=0)
     eta_min: float = weight_option(10.0, "weight of the entropy in training")
@@ -44,19 +44,19 @@ class Settings(MethodSettings):
     tau: float = option(0.07, "temperature of the contrastive loss", above=0)
     head_layers: int | None = option(
         None,
-        "layers of the projection for the contrastive loss (default: 2 for 4096 features as in "
+        "projection layers for the contrastive loss (default: 2 with 4096 features, as in "
         "AlexNet, otherwise 1)",
         at_least=1,
     )
     head_dim: int = option(128, "width of the projection", at_least=1, at_most=65536)
     length: int = option(3, "maximum number of operations in a chain", at_least=1, at_most=4)
     cutout: Literal["scaled", "absolute"] = option(
-        "scaled", "side of holes: a fifth of the image, or 16 pixels (released code)"
+        "scaled", "side of cutout holes: a fifth of the image, or 16 pixels (released code)"
     )
     contrast: Literal["factor", "mean"] = option(
-        "factor", "multiply pixels (released code), or their distance from the mean gray (PIL)"
+        "factor", "scale pixels (released code), or their distance from the mean gray (PIL)"
     )
-    frozen_statistics: bool = option(True, "train with the batch statistics of pre-training")
+    frozen_statistics: bool = option(True, "keep the batch statistics from pre-training")
 
     period_option = "every"
     grows_pool = True
@@ -66,7 +66,7 @@ class Settings(MethodSettings):
         """Reject holes that cover the whole image."""
         if self.cutout == "absolute" and side <= HOLE:
             raise ConfigError(
-                f"Cutout holes of {HOLE} pixels cover all of an image of {side} pixels.",
+                f"Cutout holes of {HOLE} pixels are too large for images of {side} pixels.",
                 hint="Use --advst.cutout scaled.",
             )
 
@@ -83,34 +83,34 @@ class Settings(MethodSettings):
 
 
 class AdvST(PoolMethod):
-    """Train F on the source and on domains made by operations with adversarial parameters.
+    """Train F on the source and on domains made by image operations with adversarial parameters.
 
     Zheng et al., "AdvST: revisiting data augmentations for single domain generalization", AAAI
-    2024, https://arxiv.org/abs/2312.12720, as in the released code. F = C∘H. A chain A_ω has one to
-    three of twelve differentiable operations (`peerdg.augment.semantic`), with parameters ω for
-    each image. At the end of an epoch a chain is drawn for each mini-batch of the source. From
-    random ω and with F in eval mode, RMSprop ascends on
+    2024, https://arxiv.org/abs/2312.12720, as in the released code. F = C∘H. A chain A_ω applies
+    one to three of twelve differentiable operations (`peerdg.augment.semantic`), with parameters ω
+    for each image. After each epoch, a chain is drawn for each mini-batch of the source. Starting
+    from random ω, with F in eval mode, RMSprop maximizes
 
         CE(F(A_ω(x)), y) - λ · mean[(H(A_ω(x)) - H(x))²] + η · Entropy(F(A_ω(x)))
 
     until a step changes it by at most `tolerance`. All A_ω(x) form one new domain. F and a
-    projection R are trained on the source and the k newest domains, shuffled, and minimize
+    projection R are trained on shuffled images of the source and the k newest domains to minimize
 
         CE(F(x), y) + β · SupCon(R(H(x)), y) - η_min · Entropy(F(x))
 
     AdvST-ME has η > 0. Differences from the released code:
 
-    - Its ring of domains overwrites the source after a while. Here the source stays.
-    - Its digits are not shuffled, so each batch has one domain. Here all batches are mixed.
-    - Its cutout has holes of 16 pixels. Here they are a fifth of the image's side (`cutout`).
-    - Its digits may leave [0, 1]. Here images are clipped after each operation, as in its code for
-      photos.
-    - It draws the bits of posterize and the holes of cutout in every step, and the holes for a
-      whole batch. Here they are drawn once for each image, so that the ascent raises the
-      objective of the image that is stored.
-    - It compares the first objective with 0. Here the first comparison is after the second step.
+    - Its ring buffer of domains eventually overwrites the source. Here the source is kept.
+    - It does not shuffle digits, so each batch has one domain. Here all batches are mixed.
+    - Its cutout holes are 16 pixels wide. Here they are a fifth of the image's side (`cutout`).
+    - Its digit images may leave [0, 1]. Here images are clipped after each operation, as in its
+      code for photos.
+    - It draws posterize bits and cutout holes again in every step, and uses the same holes for a
+      whole batch. Here they are drawn once for each image, so the stored image is the one whose
+      objective was maximized.
+    - It compares the first objective with 0. Here the first comparison follows the second step.
     - Its contrastive loss divides by the number of all anchors. Here it divides by the number of
-      anchors that have a positive. A batch without two images of one class has no contrastive loss.
+      anchors that have a positive. If no two images of a batch share a class, the loss is 0.
     """
 
     settings: Settings
@@ -132,7 +132,7 @@ class AdvST(PoolMethod):
         self.chains = Chains(transformations, settings.length)
 
     def loss(self, batch: Batch) -> Loss:
-        """Compute the loss of the minimization, with the entropy as a reward."""
+        """Compute the training loss, which rewards high entropy."""
         h = self.model.features(batch.images)
         logits = self.model.head(h)
         ce = F.cross_entropy(logits, batch.labels)
@@ -144,10 +144,10 @@ class AdvST(PoolMethod):
         return Loss(loss, ce=ce, contrast=contrast, entropy=undecided)
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """Make a domain from the source every `every` epochs. Drop the oldest if there are k."""
+        """Make a new domain every `every` epochs. Drop the oldest if there are more than k."""
         if not self.settings.makes_images(epoch):
             return EpochResult()
-        # Shuffle, because images may be stored by class. A chain must not belong to one class.
+        # Shuffle, because images may be stored by class. Each chain should see all classes.
         rows = torch.randperm(len(self.pool.images)).to(self.pool.images.device)
         made, labels, ascents = [], [], []
         with in_eval_mode(self.model):
@@ -184,7 +184,7 @@ class AdvST(PoolMethod):
     def ascend(
         self, chain: Chain, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> "AscentRecord":
-        """Run all steps of the maximization. Changes the parameters of `chain`."""
+        """Maximize the objective. Changes the parameters of `chain` in place."""
         learnable = [parameters.requires_grad_() for parameters in chain.learnable]
         if not learnable:
             return AscentRecord(0, 0.0)
@@ -225,7 +225,7 @@ class AdvST(PoolMethod):
         return ce - self.settings.lam * distance + self.settings.eta * entropy(logits)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode. With `frozen_statistics`, batch normalization stays in eval mode."""
+        """Set the mode. With `frozen_statistics`, keep batch normalization in eval mode."""
         super().train(mode)
         if self.settings.frozen_statistics:
             for part in self.model.modules():
@@ -235,19 +235,19 @@ class AdvST(PoolMethod):
 
     @property
     def frozen_statistics(self) -> bool:
-        """Whether the weights were trained with frozen batch statistics and need them."""
+        """Whether training keeps batch statistics frozen. Evaluation then needs the same ones."""
         return self.settings.frozen_statistics and has_batch_statistics(self.model)
 
     def _diverged(self) -> NumericalError:
         return NumericalError(
-            "The maximization that makes new images has values that are not finite.",
+            "The maximization that makes new images diverged: some values are not finite.",
             hint="Lower its rate (--advst.rate), or the learning rate (--train.lr).",
             details={"rate": self.settings.rate, "lam": self.settings.lam},
         )
 
 
 class AscentRecord(NamedTuple):
-    """Length and success of the maximization of one mini-batch."""
+    """Number of steps and gain of the maximization for one mini-batch."""
 
     steps: int
     rise: float  # change of the objective from the first step to the last

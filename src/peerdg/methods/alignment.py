@@ -1,4 +1,4 @@
-"""PEER's regularizer: align projected features of two views, of one network or of two.
+"""PEER's regularizer: align projected features of two views, from one network or two.
 
 Shared by PEER, its variant with a fixed teacher, and Barlow Twins.
 """
@@ -35,15 +35,13 @@ regularizer_option = partial(option, part_of="regularizer")
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentSettings(MethodSettings):
-    """Options of the regularizer and its projection head R, with the PEER paper's values."""
+    """Options of the regularizer and its projection head R. Most defaults are the PEER paper's."""
 
     k: int = option(10, "re-draw the policy every k epochs", at_least=1, announced=True)
     w: float = regularizer_option(2.0, "weight of the regularizer", at_least=0, announced=True)
     lam: float = regularizer_option(0.005, "weight of the redundancy term", at_least=0)
     regularizer: Literal["barlow-twins", "info-nce", "none"] = option(
-        "barlow-twins",
-        "loss between projected features",
-        formerly="regulariser",
+        "barlow-twins", "loss between projected features", formerly="regulariser"
     )
     tau: float = regularizer_option(0.1, "temperature of InfoNCE (paper: 1)", above=0)
     head: Literal["trained", "frozen", "none"] = regularizer_option("trained", "projection head R")
@@ -66,20 +64,19 @@ class AlignmentSettings(MethodSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenGuideSettings(AlignmentSettings):
-    """Options of the regularizer with features of a frozen network as targets."""
+    """Options of the regularizer if its targets are features of a frozen network."""
 
     head_grad_target: bool = regularizer_option(
-        True, "train R by the frozen network's features, too"
+        True, "also train R on the frozen network's features"
     )
     views: Literal["clean_aug", "aug_clean", "both_same"] = option(
-        "clean_aug",
-        "views of the frozen and the trained network",
+        "clean_aug", "views for the frozen and the trained network"
     )
-    cache_features: bool = option(True, "compute the frozen network's features once")
+    cache_features: bool = option(True, "cache the frozen network's features")
 
 
 def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module:
-    """Build R, trained or frozen. Without a head it is the identity."""
+    """Build the projection head R. With `head="none"` it is the identity."""
     if settings.head == "none":
         return nn.Identity()
     head = projection_head(
@@ -96,7 +93,7 @@ def build_projection(settings: AlignmentSettings, feature_dim: int) -> nn.Module
 def alignment_loss(
     settings: AlignmentSettings, projection: nn.Module, target: Tensor, features: Tensor
 ) -> Tensor:
-    """Compute BT(R(target), R(features)), or InfoNCE of both, with the projection R."""
+    """Compute BT(R(target), R(features)) with the projection R, or InfoNCE instead of BT."""
     z_target, z = projection(target), projection(features)
     if isinstance(settings, FrozenGuideSettings) and not settings.head_grad_target:
         z_target = z_target.detach()
@@ -106,14 +103,14 @@ def alignment_loss(
 
 
 class CachedFeatures(nn.Module):
-    """Cached features of a frozen network for clean images.
+    """Compute and cache a frozen network's features of clean images.
 
     Args:
         settings: Options `views` and `cache_features`.
         network: Frozen network.
         clean: All clean images. Only features of `CleanImages`, which have row indices, are cached.
-        cache: Whether batches have an `index`, so that `refresh` computes the features of all
-            clean images. None waits for the first such batch. False disables the cache.
+        cache: True if batches have an `index`. `refresh` then computes all features in advance.
+            None waits for the first batch with an index. False disables the cache.
     """
 
     def __init__(
@@ -124,7 +121,7 @@ class CachedFeatures(nn.Module):
         cache: bool | None = None,
     ) -> None:
         super().__init__()
-        self._network = (network,)  # a tuple, so that its weights are not in this state_dict
+        self._network = (network,)  # the tuple keeps its weights out of this state_dict
         is_used = settings.views != "aug_clean" and settings.regularizer != OFF
         caches = is_used and settings.cache_features and cache is not False
         self.clean = clean if isinstance(clean, CleanImages) and caches else None
@@ -135,7 +132,7 @@ class CachedFeatures(nn.Module):
         self.register_load_state_dict_post_hook(CachedFeatures._forget)  # type: ignore[no-untyped-call]
 
     def refresh(self, version: int) -> None:
-        """Recompute the features if the network has a new version. Call it before each epoch."""
+        """Recompute the features if `version` has changed. Call this before each epoch."""
         if self.clean is None or version == self.version:
             return
         self.version, self.table = version, None
@@ -160,9 +157,9 @@ class CachedFeatures(nn.Module):
             return self._network[0].features(images)
 
     def pairs(self, batch: Batch, out: TwoViewOutput) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield pairs of features: of the frozen network, and of the trained network.
+        """Yield pairs of features, one from the frozen and one from the trained network.
 
-        The published `"clean_aug"` yields one pair: H_f(x) and H_p(x̄).
+        The published setting `"clean_aug"` yields a single pair, H_f(x) and H_p(x̄).
         """
         if self.views != "aug_clean":
             yield self.features(batch), out.h_bar if self.views == "clean_aug" else out.h
@@ -181,14 +178,14 @@ class CachedFeatures(nn.Module):
 
 
 class RegularizerScale(nn.Module):
-    """Scale PEER's regularizer, and compare its gradient with that of the cross-entropy.
+    """Scale PEER's regularizer, and compare its gradient with the cross-entropy gradient.
 
-    Barlow Twins is a sum over R's outputs, so the weight that balances it with the cross-entropy
-    depends on their number and on the batch.
+    Barlow Twins sums over R's outputs, so the weight that balances it with the cross-entropy
+    depends on the number of outputs and on the batch.
 
     Args:
-        settings: Options of PEER. `scale` is `"sum"` as published, `"mean"` over R's outputs, or
-            `"gradient"`: equal gradient norms of regularizer and cross-entropy at the encoder.
+        settings: PEER's options. `scale` is `"sum"` (published), `"mean"` over R's outputs, or
+            `"gradient"`, which equalizes both gradient norms at the encoder.
         feature_dim: Dimension of the encoder's features.
         probe: Labeled images to measure gradients on, at the start of each period.
     """
@@ -202,7 +199,7 @@ class RegularizerScale(nn.Module):
         super().__init__()
         if settings.scale == "gradient" and probe is None:
             raise ConfigError(
-                "scale='gradient' needs a fixed batch to balance gradients on.",
+                "scale='gradient' needs a fixed batch to measure gradients on.",
                 hint="Pass probe=Batch(images, labels) with some clean training images.",
             )
         self.settings, self.probe = settings, probe
@@ -212,7 +209,7 @@ class RegularizerScale(nn.Module):
         self.register_buffer("epoch", torch.tensor(-1))
 
     def forward(self, regularizer: Tensor) -> Tensor:
-        """Scale a regularizer, or the norm of its gradient."""
+        """Scale the regularizer, or the norm of its gradient."""
         if self.settings.scale == "mean":
             return regularizer / self.outputs
         if self.settings.scale == "gradient":
@@ -220,7 +217,7 @@ class RegularizerScale(nn.Module):
         return regularizer
 
     def measure(self, method: Method, epoch: int) -> dict[str, Any]:
-        """Measure the norms at the start of a period, without side effects on the method."""
+        """Measure both gradient norms at the start of a period. Leaves the method unchanged."""
         probe, settings = self.probe, self.settings
         if probe is None or settings.regularizer == OFF or epoch % settings.k:
             return {}
@@ -232,7 +229,7 @@ class RegularizerScale(nn.Module):
             ce_norm = gradient_norm(parts["ce_clean"] + parts["ce_augmented"], encoder)
             norm = gradient_norm(method.loss(probe).parts["regularizer"], encoder)
             for name, buffer in method.named_buffers():
-                buffer.copy_(before[name])  # e.g. batch statistics
+                buffer.copy_(before[name])  # restore batch statistics
             self.norms.copy_(torch.stack((ce_norm, norm)))
             self.epoch.fill_(epoch)
         weighted = float(settings.w * self(self.norms[1]))
@@ -240,9 +237,9 @@ class RegularizerScale(nn.Module):
 
 
 def probe_batch(context: RunContext, images: int) -> Batch:
-    """Take at most `images` clean images of a run with its distribution of classes."""
+    """Take up to `images` clean images of a run, with a similar class distribution."""
     chunk, labels = next(iter(context.clean.labeled()))
-    # Rows within a chunk may be sorted by class, so take them at even distances.
+    # Rows within a chunk may be sorted by class, so take evenly spaced ones.
     rows = torch.linspace(0, len(chunk) - 1, min(images, len(chunk))).round().long()
     return Batch(chunk[rows], labels[rows], seed=seed_for(context.seed, "probe"))
 
@@ -263,7 +260,7 @@ def guiding_average(
     rule: SnapshotRule | None = None,
     deployed_bn: BatchNormRule | None = None,
 ) -> Average:
-    """Make PEER's average from its settings. By default it is the mean of all snapshots."""
+    """Build the average that guides PEER, by default the mean of all snapshots."""
     settings.check_average("snapshots")
     rule = rule or SnapshotRule(settings.k)
     return Snapshots(
@@ -279,13 +276,13 @@ def guiding_average(
 
 
 def peer_of_run(model: Classifier, settings: "PeerSettings", context: RunContext) -> dict[str, Any]:
-    """Return the arguments of PEER for a run."""
+    """Return PEER's constructor arguments for a run."""
     kind = context.average.kind[0] if context.average.kind else settings.own_average
     rule = context.average.snapshots_of(kind, k=context.period, epochs=context.epochs)
     if rule is None:
         average = context.make_average(kind, model)
     else:
-        # With `bn="recalibrate"` the guiding F always has clean statistics. The deployed F may not.
+        # `bn="recalibrate"` always gives the guiding F clean statistics, but not the deployed F.
         deployed_bn = settings.bn if settings.bn != "recalibrate" else "average"
         is_clean = context.batch_statistics == "clean"
         average = guiding_average(
@@ -296,6 +293,6 @@ def peer_of_run(model: Classifier, settings: "PeerSettings", context: RunContext
         "augment": context.augment,
         "average": average,
         "clean": context.clean,
-        "cache": settings.k * context.passes > 1,  # else each feature is used at most once
+        "cache": settings.k * context.passes > 1,  # otherwise each feature is used at most once
         "probe": probe_batch(context, images) if images else None,
     }

@@ -1,4 +1,4 @@
-"""Adversarial images by gradient ascent, and the base of methods that add images to the pool."""
+"""Gradient ascent on images, and the base class of methods that add images to the pool."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from peerdg.models.classifier import Classifier, images_per_pass, in_eval_mode
 from peerdg.options import option
 
 ExtraObjective = Callable[[Float[Tensor, "n 3 h w"], Float[Tensor, "n classes"]], Float[Tensor, ""]]
-"""Additional objective of the ascent for images z and their logits, summed over images."""
+"""Extra ascent objective for images z and their logits, summed over images."""
 
 
 class PoolMethod(Method):
-    """Train one network F, and make images for its training pool in `end_epoch`.
+    """Base class of methods that add images to the training pool in `end_epoch`.
 
     Args:
         model: Network F.
         settings: The method's `Settings`.
-        pool: Training images. The caller applies the result of `end_epoch` to it
-            (`TrainingPool.change`).
+        pool: Training images. The caller of `end_epoch` applies its result to the pool with
+            `TrainingPool.change`.
     """
 
     def __init__(self, model: Classifier, settings: Any, *, pool: TrainingPool) -> None:
@@ -44,14 +44,12 @@ class PoolMethod(Method):
 class AscentSettings(MethodSettings):
     """Schedule and options of the gradient ascent."""
 
-    k: int = weight_option(3, "number of times images are made (Volpi et al.: 6)")
-    every: int = option(1, "epochs between two such times", at_least=1)
-    steps: int = option(15, "steps of gradient ascent per image", at_least=1)
+    k: int = weight_option(3, "how many times to make images (Volpi et al.: 6)")
+    every: int = option(1, "epochs between rounds of new images", at_least=1)
+    steps: int = option(15, "gradient ascent steps per image", at_least=1)
     rate: float = option(1 / 32, "step size per image, with pixels in [0, 1]", above=0)
     gamma: float = weight_option(1.0, "weight of the feature distance penalty")
-    clip: Literal["off", "end", "steps"] = option(
-        "end", "clip pixels to [0, 1] never, when an image is stored, or after every step"
-    )
+    clip: Literal["off", "end", "steps"] = "end"
 
     period_option = "every"
     grows_pool = True
@@ -62,7 +60,7 @@ class AscentSettings(MethodSettings):
         return (epoch + 1) % self.every == 0 and (epoch + 1) // self.every <= self.k
 
     def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
-        """Images that moved by less than one gray level, the step of 8-bit images."""
+        """Report perturbations of less than one gray level, the resolution of 8-bit images."""
         moved = max((e["perturbation"] for e in epochs if "perturbation" in e), default=None)
         if moved is None or moved >= 1:
             return None
@@ -71,19 +69,19 @@ class AscentSettings(MethodSettings):
 
 @dataclass(frozen=True, eq=False)
 class Ascent:
-    """Perturb images to raise the network's loss while their features stay close.
+    """Perturb images to raise the network's loss while keeping their features close.
 
-    Gradient ascent from z = x, independently for each image, on
+    Runs gradient ascent from z = x, independently for each image, on
 
         CE(F(z), y) - γ · mean[(H(z) - H(x))²] + extra(z)
 
     Volpi et al., "Generalizing to unseen domains via adversarial data augmentation", NeurIPS 2018,
-    https://arxiv.org/abs/1805.12018. Without the extra objective this is the ascent of ADA.
+    https://arxiv.org/abs/1805.12018. Without the extra objective this is ADA's ascent.
 
     Args:
         model: Network F, with the features H before its last layer.
-        settings: Number and size of the steps, γ, and when pixels are clipped.
-        make_extra_objective: Returns the extra objective of images that start from x.
+        settings: Number and size of the steps, γ, and when to clip pixels.
+        make_extra_objective: Returns the extra objective for images that start from x.
     """
 
     model: Classifier
@@ -91,10 +89,9 @@ class Ascent:
     make_extra_objective: Callable[[Float[Tensor, "n 3 h w"]], ExtraObjective | None]
 
     def make(self, pool: TrainingPool, rows: Int64[Tensor, " n"]) -> EpochResult:
-        """Perturb images of the pool in eval mode. Their labels stay the same.
+        """Perturb pool images, with the network in eval mode. Labels stay the same.
 
-        The new images have the labels of the old ones. Recorded are the size of the pool with them,
-        and the mean change of a pixel in gray levels.
+        Records the new size of the pool, and the mean change of a pixel in gray levels.
         """
         side = pool.size or max(pool.images.shape[-2:])
         images, labels, change = [], [], 0.0
@@ -110,13 +107,13 @@ class Ascent:
         return EpochResult(records, new_images=new_images)
 
     def perturb(self, images: Tensor, labels: Int64[Tensor, " n"]) -> Tensor:
-        """Return the images after the ascent as uint8, or as float16 if they are not clipped."""
+        """Return the perturbed images as uint8, or as float16 if they are not clipped."""
         z = self.ascend(unit(images), labels)
         if self.settings.clip == "off":
             z = z.half()
         if not torch.isfinite(z).all():
             raise NumericalError(
-                "The gradient ascent that makes new images is not finite.",
+                "The gradient ascent that makes new images diverged: pixels are not finite.",
                 hint="Lower the method's option 'rate' or the learning rate (--train.lr).",
                 details={"rate": self.settings.rate, "gamma": self.settings.gamma},
             )
@@ -127,7 +124,7 @@ class Ascent:
     def ascend(
         self, x: Float[Tensor, "n 3 h w"], labels: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n 3 h w"]:
-        """Run all steps of the ascent from images with 1.0 for white."""
+        """Run all ascent steps on floating-point images, where 1.0 is white."""
         extra = self.make_extra_objective(x)
         with torch.no_grad():
             features = self.model.features(x)
@@ -137,7 +134,7 @@ class Ascent:
             with torch.enable_grad():
                 h = self.model.features(z)
                 logits = self.model.head(h)
-                # Sum instead of mean: the gradient of an image must not depend on the batch size.
+                # Sum instead of mean: an image's gradient must not depend on the batch size.
                 ce = F.cross_entropy(logits, labels, reduction="sum")
                 distance = (h - features).square().mean(dim=1).sum()
                 objective = ce - self.settings.gamma * distance

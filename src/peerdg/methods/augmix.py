@@ -1,4 +1,4 @@
-"""AugMix: consistent predictions for an image and two mixtures of augmented copies."""
+"""AugMix: consistent predictions for an image and two mixtures of its augmented copies."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from peerdg.models.classifier import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Consistent predictions for an image and two mixtures of augmented copies."""
+    """Train for consistent predictions on an image and two mixtures of its augmented copies."""
 
-    lam: float = weight_option(12.0, "weight of the divergence")
+    lam: float = weight_option(12.0, "weight of the Jensen-Shannon divergence")
 
     own_augment = "augmix"
 

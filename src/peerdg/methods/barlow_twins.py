@@ -1,4 +1,4 @@
-"""Cross-entropy and Barlow Twins on two views of one network: PEER without a second model."""
+"""Cross-entropy and Barlow Twins on two views with one network: PEER without a second model."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,19 @@ from peerdg.models.classifier import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AlignmentSettings):
-    """Barlow Twins between two views of one network: PEER without its task model."""
+    """Align two views with Barlow Twins in one network: PEER without its task model."""
 
 
 class BarlowTwins(AugmentedMethod):
-    """Train P = C∘H on both views, with aligned features.
+    """Train P = C∘H on clean and augmented views, and align their features.
 
     With x̄ = G(x), minimize over P and the projection head R
 
         L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H(x)), R(H(x̄)))
 
     where gradients flow through both views, as in Zbontar et al., "Barlow Twins", ICML 2021,
-    https://arxiv.org/abs/2103.03230. It is Eq. (3) of PEER, https://arxiv.org/abs/2505.12745, with
-    the proxy instead of the task model. PEER minus this method is the effect of the task model.
+    https://arxiv.org/abs/2103.03230. This is Eq. (3) of PEER, https://arxiv.org/abs/2505.12745,
+    with the proxy instead of the task model. The gap to PEER is the effect of the task model.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""The interface of a training method, for `train/loop.py` or a custom loop."""
+"""The interface between training methods and `train/loop.py` or a custom loop."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,42 +21,42 @@ from peerdg.models.classifier import Classifier, require_classifier
 from peerdg.options import did_you_mean, option, validate
 
 StatisticsRule = Literal["clean", "trained"]
-"""Batch statistics of evaluated networks: recomputed on clean images, or those of training."""
+"""Batch statistics for evaluation: recomputed on clean images, or kept from training."""
 
 Terms = dict[str, Tensor]
 """`"loss"` and its named terms."""
 
 OFF = "none"
-"""Option value that switches a component off, see `part_of` of `option`."""
+"""Option value that turns a component off. See `part_of` in `peerdg.options.option`."""
 
 weight_option = partial(option, at_least=0, announced=True)
-"""Make the option for the weight of a loss term. Announced, because results depend on it."""
+"""Make an option for the weight of a loss term. Announced, because results depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
-    """Base of every method's `Settings`: options, and facts about the method."""
+    """Base class of each method's `Settings`: its options, and facts about the method."""
 
     # Name of the option that sets the period. None if all epochs are alike.
     period_option: ClassVar[str | None] = None
-    # Kind of average that is part of the method, unless `--average` names another.
+    # Kind of average that is part of the method. `--average` overrides it.
     own_average: ClassVar[str | None] = None
-    # Kind of augmentation, if the method uses any, unless `--augment` names another.
+    # Kind of augmentation, if the method uses one. `--augment.kind` overrides it.
     own_augment: ClassVar[str] = "randaugment"
-    # Options that have an effect only if the method's own average is one of snapshots.
+    # Options that have an effect only if the method averages snapshots.
     snapshot_options: ClassVar[tuple[str, ...]] = ()
-    # Images that batches are drawn from. With "source", the method itself reads the images that it
-    # added to the pool (`TrainingPool.view`).
+    # Where batches are drawn from. With "source", the method itself reads the images that it added
+    # to the pool (`TrainingPool.view`).
     batches_from: ClassVar[Literal["pool", "source"]] = "pool"
     # Whether the method adds images to the training pool.
     grows_pool: ClassVar[bool] = False
-    # Data sets without released code or published values for the method. Tables mark such rows.
+    # Data sets for which the method has no released code or published values. Tables mark these.
     reconstruction: ClassVar[Reconstruction] = "no"
     # Description of the deployed network for the model card, if there is no average.
     deploys: ClassVar[str] = "the trained network"
 
     def __new__(cls, **values: object) -> Self:
-        """Refuse an unknown option, and suggest a known one."""
+        """Reject unknown options, and suggest a known one."""
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
@@ -73,7 +73,7 @@ class MethodSettings:
 
     @property
     def augments(self) -> bool:
-        """Whether the method trains on augmented images: its option `augment`, if it has one."""
+        """Whether the method trains on augmented images. Follows its option `augment`, if any."""
         return bool(getattr(self, "augment", True))
 
     @property
@@ -83,7 +83,7 @@ class MethodSettings:
 
     @property
     def period(self) -> int:
-        """Number of epochs between two policy draws or snapshots."""
+        """Number of epochs between policy draws or snapshots."""
         return 1 if self.period_option is None else int(getattr(self, self.period_option))
 
     @property
@@ -92,13 +92,13 @@ class MethodSettings:
         return None
 
     def check_images(self, side: int) -> None:
-        """Raise a `ConfigError` if an option does not fit images of this side."""
+        """Raise a `ConfigError` if an option does not work for images of `side` pixels."""
 
     def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
-        """Say why a run did not do the method's own work, by the records of its main phase.
+        """Return why the method had no effect in a run, given the records of its main phase.
 
         Tables mark such a row as inert and give the reason, e.g. "perturbation 0.1 gray levels".
-        None if the method worked, or if the records do not tell.
+        Returns None if the method worked, or if the records cannot tell.
         """
         return None
 
@@ -109,7 +109,7 @@ class MethodSettings:
 
     @property
     def averages_start(self) -> bool:
-        """Whether snapshots are taken at the start of a period, so the initial weights count."""
+        """Whether snapshots are taken at the start of a period, initial weights included."""
         return bool(getattr(self, "include_init", False))
 
     def check_average(self, kind: str, *, last: int | None = None) -> None:
@@ -118,13 +118,13 @@ class MethodSettings:
         changed = [n for n in self.snapshot_options if getattr(self, n) != defaults[n]]
         if changed and kind not in ("snapshots", "swa"):
             raise ConfigError(
-                f"The option '{changed[0]}' is about snapshots, but the average is '{kind}'.",
-                hint=f"Leave out {changed[0]} or that average.",
+                f"The option '{changed[0]}' applies to snapshots, but the average is '{kind}'.",
+                hint=f"Leave out either {changed[0]} or the average '{kind}'.",
             )
         if "average" in changed and last not in (None, 1):
-            raise ConfigError(f"average.last is {last}, but the option 'average' is off.")
+            raise ConfigError(f"average.last is {last}, but the option 'average' disables it.")
         if self.averages_start and "reset_proxy" in changed:
-            raise ConfigError("The options include_init and reset_proxy exclude each other.")
+            raise ConfigError("The options include_init and reset_proxy cannot be used together.")
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,13 @@ class Batch:
     """A batch of training images with optional metadata.
 
     Args:
-        images: Clean images, uint8 or floating point in [0, 1]. Stored as uint8, with rounding.
+        images: Clean images, uint8 or floating point in [0, 1]. The latter are rounded to uint8.
         labels: Class indices of the images.
         index: Rows of the images in the training set, if the clean images are the same in every
             epoch. Lets a method cache results per image.
-        seed: Seed of all randomness of this batch. None uses torch's global generator.
-        augmented: Augmented images, if `Method.prepare` has made them: uint8, or floating point
-            where 1.0 is white and values may leave [0, 1].
+        seed: Seed for all randomness in this batch. None uses torch's global generator.
+        augmented: Augmented images, if `Method.prepare` has made them. Either uint8, or floating
+            point where 1.0 is white and values may leave [0, 1].
     """
 
     images: UInt8[Tensor, "batch 3 h w"] | Float[Tensor, "batch 3 h w"]
@@ -158,22 +158,23 @@ class Batch:
 
 
 def as_batch(batch: Batch | Tensor, labels: Tensor | None = None) -> Batch:
-    """Make a `Batch` of images and labels. A `Batch` is returned unchanged."""
+    """Combine images and labels into a `Batch`. A `Batch` is returned unchanged."""
     if isinstance(batch, Batch):
         return batch
     if labels is None:
         raise TypeError("Labels are missing. Pass a Batch, or images and labels.")
-    # Types and shapes only: looking at values would wait for the device.
+    # Check types and shapes only. Reading values would wait for the device.
     if labels.dtype != torch.int64 or labels.shape != (len(batch),):
         raise DataError(
-            f"{len(batch)} images have {labels.dtype} labels of shape {list(labels.shape)}.",
-            hint="Give one int64 number per image: labels.long(), or labels.argmax(1) of one-hot.",
+            f"Expected int64 labels of shape [{len(batch)}], got {labels.dtype} of shape "
+            f"{list(labels.shape)}.",
+            hint="Pass class indices: labels.long(), or labels.argmax(1) for one-hot labels.",
         )
     return Batch(batch, labels)
 
 
 class Loss(Terms):
-    """A loss (`total`, `["loss"]`) with detached named terms. `parts` has them with gradients."""
+    """A loss (`total` or `["loss"]`) and its detached terms. `parts` keeps their gradients."""
 
     def __init__(self, total: Tensor, **parts: Tensor) -> None:
         super().__init__(loss=total, **{name: part.detach() for name, part in parts.items()})
@@ -182,7 +183,7 @@ class Loss(Terms):
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters whose learning rate is `lr_scale` times that of their optimizer."""
+    """Parameters trained with `lr_scale` times the learning rate of their optimizer."""
 
     parameters: list[nn.Parameter]
     lr_scale: float = 1.0
@@ -192,8 +193,8 @@ class ParamGroup:
 class OptimizerPlan:
     """Parameters and options of one optimizer.
 
-    Without a `kind` it is the optimizer of the training phase with its learning rate and schedule,
-    and the other options are ignored.
+    Without a `kind`, the training phase determines optimizer, learning rate and schedule, and the
+    other options are ignored.
     """
 
     groups: list[ParamGroup]
@@ -204,7 +205,7 @@ class OptimizerPlan:
 
     @classmethod
     def of(cls, *modules: nn.Module, **options: Any) -> Self:
-        """Train all parameters of `modules` that require a gradient, as one group."""
+        """Plan one group with all parameters of `modules` that require a gradient."""
         parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
         return cls([ParamGroup(parameters)], **options)
 
@@ -212,32 +213,32 @@ class OptimizerPlan:
 OptimizerStep = Callable[..., None]
 """`update(name, loss, terms)`: backward, finite check, optimizer step and zero_grad.
 
-It trains the optimizer `name` of `Method.optimizers` by one step. Only its own parameters receive
-gradients. `terms` are the named parts of the loss, for the record of a failure.
+`name` is a key of `Method.optimizers`. Only the parameters of that optimizer receive gradients.
+`terms` are the named parts of the loss, recorded if the check fails.
 """
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """Result of `end_epoch` for the training loop."""
+    """Result of `Method.end_epoch`, for the training loop."""
 
     records: dict[str, Any] = field(default_factory=dict)  # plain values for the run's records
-    reset_optimizers: tuple[str, ...] = ()  # names of the optimizers whose state is cleared
-    new_images: PoolImages | None = None  # for the training pool, from the next epoch on
-    drop_oldest: int = 0  # number of earlier additions to remove from the pool, oldest first
+    reset_optimizers: tuple[str, ...] = ()  # names of optimizers whose state to clear
+    new_images: PoolImages | None = None  # added to the training pool from the next epoch on
+    drop_oldest: int = 0  # number of oldest additions to remove from the pool
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Data and options of a run from which `Method.build` makes the method."""
+    """Data and options of a run, passed to `Method.build`."""
 
     seed: int
     augment: Augment  # G
     average: AverageSettings
-    clean: CleanImages  # all images of the source, with row indices and labels
-    pool: TrainingPool  # images of the source and images added by the method
+    clean: CleanImages  # all source images, with row indices and labels
+    pool: TrainingPool  # source images, and images added by the method
     batch_statistics: StatisticsRule
-    passes: float  # mean visits of each clean image per epoch, or 0 if views are random
+    passes: float  # mean number of uses of each clean image per epoch, or 0 if views are random
     period: int  # the method's k: epochs between two snapshots, unless `average.k` is set
     epochs: int  # epochs of the main phase
     steps: int  # steps per epoch
@@ -246,7 +247,7 @@ class RunContext:
     load_model: Callable[[str], Classifier]  # loads a run or model folder, e.g. a teacher
 
     def make_average(self, kind: str, model: Classifier) -> Average:
-        """Make an average of one of the kinds of `--average`."""
+        """Make an average of a kind that `--average` accepts."""
         return make_average(
             kind,
             model,
@@ -269,7 +270,7 @@ class Method(nn.Module):
     and the first of them is deployed instead of the network itself.
 
     Args:
-        model: The network to train. None if the method has other names for its `networks`.
+        model: The network to train. None if the method stores its `networks` itself.
         settings: The method's `Settings`.
     """
 
@@ -299,23 +300,22 @@ class Method(nn.Module):
 
     @classmethod
     def adapt(cls, model: Classifier, settings: Any, size: int) -> Classifier:
-        """Change the network before the phase that `settings.adapts_before` names.
+        """Change the network before the phase named by `settings.adapts_before`.
 
-        Returns a copy made by `Classifier.with_layers`, so that a stored model loads without the
-        method. `size` is the side of the input images.
+        Returns a copy made by `Classifier.with_layers`, so that a stored model can be loaded
+        without the method. `size` is the side of the input images.
         """
         return model
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:
-        """Precompute weight-independent work, such as augmentation, for several batches at once.
+        """Augment several batches at once, or do other work that does not need the weights.
 
-        This only saves time: it must not change the loss of any batch. A custom loop need not call
-        it.
+        This only saves time and must not change any loss. A custom loop need not call it.
         """
         return batches
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """Return the plan of each optimizer by name. By default `"main"` trains everything."""
+        """Return a plan for each optimizer, by name. By default `"main"` trains everything."""
         return {"main": OptimizerPlan.of(self)}
 
     def step(self, batch: Batch, update: OptimizerStep) -> Terms:
@@ -333,20 +333,20 @@ class Method(nn.Module):
         raise TypeError(f"{type(self).__name__} defines neither `loss` nor `step`.")
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Prepare for epoch `epoch`, counted from 0. Return plain values to record.
+        """Called before each epoch, counted from 0. Returns plain values to record.
 
         The effect may depend only on the state and the epoch number, because a resumed run calls
-        it again for the epoch it continues.
+        this again for the epoch it continues.
         """
         return {}
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """Finish epoch `epoch`."""
+        """Called after each epoch, counted from 0."""
         return EpochResult()
 
     @property
     def networks(self) -> dict[str, Classifier]:
-        """The method's networks to evaluate, by name. The trained one comes first."""
+        """The method's networks to evaluate, by name. The trained network comes first."""
         return {"model": self.model}
 
     @property
@@ -366,7 +366,7 @@ class Method(nn.Module):
 
     @property
     def frozen_statistics(self) -> bool:
-        """Whether batch statistics are fixed in training. Evaluation then keeps them."""
+        """Whether training keeps batch statistics fixed. Evaluation then uses them unchanged."""
         return False
 
     @property
@@ -398,7 +398,7 @@ class Method(nn.Module):
         return self.evaluated_networks[self.deployed_name]
 
     def epochs_seen(self, epoch: int) -> int:
-        """Return how many of `epoch` completed epochs the deployed network was trained on."""
+        """Return how many of the first `epoch` epochs the deployed network was trained on."""
         average = self.averages.get(self.deployed_name)
         return epoch if average is None else average.epochs_seen(epoch)
 
@@ -407,24 +407,24 @@ class Method(nn.Module):
 
         In a custom loop, call `update_averages` after each optimizer step, and
         `finish_epoch_averages` at the end of each epoch, before `end_epoch`. Snapshots with
-        `include_init` need the network before each epoch, which only a method's own average gets.
+        `include_init` need the network before each epoch, so only a method's own average has them.
         """
         for name, average in averages.items():
             if name in self.evaluated_networks:
                 raise ConfigError(f"The method already has a network named '{name}'.")
             if average.needs_epoch_start:
-                raise ConfigError(f"The average '{name}' must be made without include_init.")
+                raise ConfigError(f"The average '{name}' cannot be attached with include_init.")
         self.attached.update(averages)
 
     def update_averages(self) -> None:
-        """Update all averages. In a custom loop, call it after each optimizer step."""
+        """Update all averages. In a custom loop, call this after each optimizer step."""
         for average in self.averages.values():
             average.after_step(self.trained)
 
     def finish_epoch_averages(self, epoch: int) -> dict[str, Any]:
         """Update the attached averages at the end of an epoch. Return values to record.
 
-        In a custom loop, call it before `end_epoch`, which may change the trained network.
+        In a custom loop, call this before `end_epoch`, which may change the trained network.
         """
         records: dict[str, Any] = {}
         for name in self.attached:

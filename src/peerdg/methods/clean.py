@@ -40,10 +40,10 @@ def as_bytes(images: Tensor) -> UInt8[Tensor, "*shape"]:
 
 
 def as_view(images: Tensor) -> Tensor:
-    """Check augmented images: uint8, or floating point where 1.0 is white.
+    """Check that augmented images are uint8, or floating point where 1.0 is white.
 
-    Floating-point values may leave [0, 1] and are not rounded. They get the memory format that a
-    classifier gives to uint8 images, because its convolutions are fastest with it.
+    Floating-point values may leave [0, 1] and are not rounded. They are converted to channels-last,
+    the memory format in which a classifier's convolutions are fastest.
     """
     if _is_uint8(images):
         return images
@@ -53,27 +53,27 @@ def as_view(images: Tensor) -> Tensor:
 def _is_uint8(images: Tensor) -> bool:
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise DataError(
-            f"Images have the type {images.dtype}.",
-            hint="Pass uint8 images, or floating-point images in [0, 1].",
+            f"Expected uint8 or floating-point images, got {images.dtype}.",
+            hint="Pass pixels from 0 to 255 as uint8, or from 0 to 1 as floating point.",
         )
     return images.dtype == torch.uint8
 
 
 class CleanImages:
-    """Re-iterable chunks of all clean images, resized on access.
+    """Chunks of all clean images, resized on access. Can be iterated more than once.
 
-    Images are usually stored class by class. Batch statistics of chunks in that order lose the
-    variance between classes, so the chunks follow a fixed permutation. Their sizes are nearly equal
-    and at least two, because the batch statistics of a single image do not exist.
+    Images are usually stored class by class. Chunks in that order would hide the variance between
+    classes from batch statistics, so the images are shuffled with a fixed permutation. Chunks have
+    nearly equal sizes of at least two, because a single image has no batch statistics.
 
-    In a layer, the mean of the variances within chunks of n images is below the variance over all
-    images by at most 1/n of it. With n = 32, it was 1 percent lower than with n = 63 in the last
-    layer of a ResNet-18 for 504 photos. So chunks are no larger than those of other passes without
+    Averaging the variances within chunks of n images underestimates a layer's total variance by at
+    most a fraction 1/n. With n = 32, it was 1 percent lower than with n = 63 in the last layer of a
+    ResNet-18 on 504 photos. So chunks are as small as the batches of other passes without
     gradients, which need less memory than training.
 
     Args:
         images: All training images, stored in any order.
-        size: Side to which images are resized. None keeps their size.
+        size: Side to resize images to. None keeps their size.
         labels: Class indices of the images, needed for `labeled`.
     """
 
@@ -86,12 +86,12 @@ class CleanImages:
     ) -> None:
         count = len(images)
         if count < 2:
-            raise DataError(f"Batch statistics need at least two clean images, not {count}.")
+            raise DataError(f"Batch statistics need at least two clean images, got {count}.")
         self.images = images
         self.size = size
         self.labels = labels
         side = size or max(images.shape[-2:])
-        # Chunks do not shrink above 256 pixels: statistics of few images are worse.
+        # Do not shrink chunks above 256 pixels, because few images give poor statistics.
         largest = images_per_pass(min(side, 256))
         chunks = min(-(-count // largest), count // 2)
         order = torch.randperm(count, generator=generator_for(0, "clean"), device="cpu")
@@ -119,8 +119,8 @@ class CleanImages:
 class CleanBatches:
     """A user's batches of clean images, for batch statistics only.
 
-    The rows of a batch in the training set are unknown, so features cannot be cached by row.
-    Batches of one image are skipped, because their batch statistics do not exist.
+    The row indices of the images are unknown, so their features cannot be cached. Batches of one
+    image are skipped, because they have no batch statistics.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
@@ -137,16 +137,16 @@ Clean = Tensor | Iterable[Any] | CleanImages | CleanBatches
 def as_clean(clean: Clean | None) -> CleanImages | CleanBatches | None:
     """Convert clean training images to the form that methods use.
 
-    A tensor, or the images of a list of batches, is shuffled and split into chunks. Rows of the
-    training set are known for a tensor only. A loader is used as it is, after a check of its first
-    batch, and must shuffle. Otherwise a warning is issued.
+    A tensor or a list of batches is shuffled and split into chunks. Row indices are known for a
+    tensor only. A loader is used as it is, after a check of its first batch. A warning is issued if
+    it does not shuffle.
     """
     if clean is None or isinstance(clean, CleanImages | CleanBatches):
         return clean
     if isinstance(clean, list | tuple):
         batches = [_images_of(batch) for batch in clean]
         if len({images.shape[2:] for images in batches}) != 1:
-            raise DataError("The list of clean batches must hold images, all of one size.")
+            raise DataError("The list of clean batches must contain images of one size.")
         return CleanBatches(CleanImages(torch.cat(batches)))
     if isinstance(clean, DataLoader):
         with torch.random.fork_rng(devices=[]):
@@ -155,8 +155,8 @@ def as_clean(clean: Clean | None) -> CleanImages | CleanBatches | None:
         sampler = getattr(clean.batch_sampler or clean, "sampler", None)
         if isinstance(sampler, SequentialSampler) and len(clean) > 1:
             warnings.warn(
-                "The loader of clean images does not shuffle, so batch statistics may be those of "
-                "one class at a time. Use shuffle=True, or pass all images as one tensor.",
+                "The loader of clean images does not shuffle, so a batch may contain images of "
+                "one class only. Use shuffle=True, or pass all images as one tensor.",
                 PeerdgWarning,
                 stacklevel=3,
             )
@@ -168,5 +168,5 @@ def _images_of(batch: Any) -> UInt8[Tensor, "batch 3 h w"]:
     images = batch[0] if isinstance(batch, list | tuple) and batch else batch
     if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] != 3:
         kind = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise ConfigError(f"Clean images cannot be of type or shape {kind}.", hint=_ACCEPTED)
+        raise ConfigError(f"Clean images have the wrong type or shape: {kind}.", hint=_ACCEPTED)
     return as_bytes(images)

@@ -17,7 +17,7 @@ class Settings(MethodSettings):
 
 
 class ERM(Method):
-    """L = CE(F(x), y) for a network F."""
+    """Minimize L = CE(F(x), y) for a network F."""
 
     def loss(self, batch: Batch | Tensor, labels: Tensor | None = None) -> Loss:
         """Compute the cross-entropy on the clean images of a `Batch`, or on images and labels."""

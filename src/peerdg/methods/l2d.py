@@ -1,4 +1,4 @@
-"""L2D, learning to diversify (ICCV 2021): alternate updates of a network and a style module."""
+"""L2D, learning to diversify (ICCV 2021): alternate between a network and a style module."""
 
 from dataclasses import dataclass
 from typing import Literal, Self, cast
@@ -31,13 +31,13 @@ from peerdg.stages import stage
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Train a network and a module that restyles its images in turn."""
+    """Alternate between training a network and a module that restyles its images."""
 
     alpha1: float = weight_option(1.0, "weight of the supervised contrastive loss")
     alpha2: float = weight_option(1.0, "weight of the likelihood of restyled images")
-    beta: float = option(0.1, "weight of the mutual information for the style module", at_least=0)
+    beta: float = option(0.1, "weight of the mutual information in the style loss", at_least=0)
     tau: float = option(0.07, "temperature of the contrastive loss", above=0)
-    mix: float = option(0.6, "share of the restyled image in the mix", at_least=0, at_most=1)
+    mix: float = option(0.6, "fraction of the restyled image in the mix", at_least=0, at_most=1)
     style_lr: float = option(
         0.005, "learning rate of the style module (default of the released flag: 10)", above=0
     )
@@ -72,7 +72,7 @@ class L2D(Method):
 
     Wang et al., "Learning to diversify for single domain generalization", ICCV 2021,
     https://arxiv.org/abs/2108.11726, as in the released code. The network embeds an image as a
-    Gaussian with mean μ and variance σ², and z is a sample of it. T is the style-complement module
+    Gaussian with mean μ and variance σ², and z is sampled from it. T is the style-complement module
     and x̂ = m·norm(sigmoid(T(x))) + (1 - m)·x for normalized x. Each step has two stages:
 
     1. The network minimizes, with fresh convolutions in T and over both views,
@@ -83,16 +83,16 @@ class L2D(Method):
 
            classMMD(z_x̂, z_x) + β · CLUB(z_x̂; μ_x, σ²_x)
 
-    The likelihood is a lower bound of the mutual information of both views, which the network
-    raises. CLUB is an upper bound, which T lowers, while the MMD keeps each class in place. Both
-    views go through the network as one batch in both stages, so batch normalization uses both.
+    The likelihood term is a lower bound on the mutual information between both views, which the
+    network raises. CLUB is an upper bound, which T lowers, while the MMD keeps each class in place.
+    In both stages the two views form one batch, so batch normalization uses both.
 
-    `Settings` has an option for each open detail: `bottleneck` (the released code has no
-    pre-training on the source, and here it includes the bottleneck by default), `style_lr` (0.005
-    in the released script, 10 as the default of its flag), and the kernels and shifts of T for
-    small images. The random weights of T's branches are divided by a sum that is kept away from
-    zero (`StyleComplement.forward`). The MMD skips classes with one image in the batch
-    (`class_mmd`).
+    `Settings` has an option for each open detail: `bottleneck` (the released code does not
+    pre-train on the source, while here pre-training includes the bottleneck by default), `style_lr`
+    (0.005 in the released script, 10 as the default of its flag), and the kernels and shifts of T
+    for small images. The random weights of T's branches are divided by their sum, which is kept
+    away from zero (`StyleComplement.forward`). The MMD skips classes with only one image in the
+    batch (`class_mmd`).
 
     Args:
         model: Network with its bottleneck, see `adapt`.
@@ -108,7 +108,7 @@ class L2D(Method):
         if model.neck is None:
             raise ConfigError(
                 "L2D needs a Gaussian bottleneck between encoder and head.",
-                hint="Pass the network L2D.adapt(model, settings, size).",
+                hint="Pass L2D.adapt(model, settings, size) as the network.",
             )
         self.style = StyleComplement(
             size, kernels=self.settings.kernels, shift_std=self.settings.shift_std
@@ -131,7 +131,7 @@ class L2D(Method):
         return model.with_layers([layer])
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """Return the phase's optimizer for the network, and plain SGD for the styles of T."""
+        """Train the network with the phase's optimizer, and the styles of T with plain SGD."""
         return {
             "main": OptimizerPlan.of(self.model),
             "style": OptimizerPlan.of(self.style, kind="sgd", lr=self.settings.style_lr),
@@ -147,7 +147,7 @@ class L2D(Method):
         return {**terms, **style_terms}
 
     def network_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Loss:
-        """Compute the loss of the network (stage 1) and its named terms."""
+        """Compute the network's loss (stage 1) and its named terms."""
         x, y = self.model.prepare(batch.images), batch.labels
         with torch.no_grad():  # T is trained in the second stage only
             x_hat = self._mixed(self.style(x, generator), x)
@@ -160,7 +160,7 @@ class L2D(Method):
         return Loss(loss, ce=ce, likelihood=nll, contrast=contrast)
 
     def style_loss(self, batch: Batch, generator: torch.Generator | None = None) -> Terms:
-        """Compute the loss of T (stage 2), `"style_loss"`, and its named terms."""
+        """Compute T's loss (stage 2) as `"style_loss"`, and its named terms."""
         x, y = self.model.prepare(batch.images), batch.labels
         x_hat = self._mixed(self.style.styled(x, generator), x)
         z_hat, z, mu, log_variance = self._embed(x_hat, x)
@@ -180,7 +180,7 @@ class L2D(Method):
 
     @stage("forward")
     def _embed(self, x_hat: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute z_x̂, z_x, μ_x and log σ²_x from one batch of both views."""
+        """Compute z_x̂, z_x, μ_x and log σ²_x, with both views in one batch."""
         bottleneck = cast(GaussianBottleneck, self.model.neck)
         mu, log_variance = bottleneck.gaussian(self.model.encoder(torch.cat((x_hat, x))))
         z_hat, z = bottleneck.sample(mu, log_variance).chunk(2)

@@ -25,28 +25,28 @@ from peerdg.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AscentSettings):
-    """ADA with far images and meta-learning; on photos a reconstruction."""
+    """ADA with images far from the source, and meta-learning. A reconstruction on photos."""
 
-    steps: int = option(25, "steps of gradient ascent per image", at_least=1)
+    steps: int = option(25, "gradient ascent steps per image", at_least=1)
     clip: Literal["off", "end", "steps"] = option(
-        "off", "clip pixels to [0, 1] never, when an image is stored, or after every step"
+        "off", "when to clip pixels to [0, 1]: never, at the end, or after every step"
     )
     beta: float = weight_option(2000.0, "weight of the distance between reconstructions")
-    meta_rate: float = option(1e-4, "size of the inner step on the source", at_least=0)
+    meta_rate: float = option(1e-4, "step size of the inner update on the source", at_least=0)
     domain_size: Literal["share", "source"] = option(
         "share", "size of the n-th domain: 1/n of the source, or as large as the source"
     )
     autoencoder: Literal["mlp", "conv"] = option(
-        "mlp", "auto-encoder: fully connected as released, or convolutions for photos"
+        "mlp", "auto-encoder: fully connected (released code), or convolutional for photos"
     )
     thumbnail: int = option(32, "largest side of the auto-encoder's input", at_least=4, at_most=256)
-    wae_epochs: int = option(20, "epochs of each auto-encoder", at_least=1)
+    wae_epochs: int = option(20, "training epochs of each auto-encoder", at_least=1)
     wae_lr: float = option(1e-3, "learning rate of auto-encoder and critic", above=0)
     wae_batch: int = option(32, "batch size of the auto-encoder", at_least=1)
     wae_weight: float = option(100.0, "weight of the critic's term", at_least=0)
     wae_shift: Literal["sample", "code"] = option(
-        "sample", "log-density added to the critic's logit of a code: that of the Gaussian sample "
-        "as released, or of the code itself",
+        "sample", "log-density added to the critic's logit for a code: of the Gaussian sample "
+        "(released code), or of the code itself",
     )  # fmt: skip
 
     batches_from = "source"
@@ -57,11 +57,11 @@ class Settings(AscentSettings):
         return min(side, self.thumbnail)
 
     def check_images(self, side: int) -> None:
-        """Refuse a side that two convolutions of stride 2 do not divide."""
+        """Reject a side that two stride-2 convolutions cannot halve evenly."""
         seen = self.autoencoder_side(side)
         if self.autoencoder == "conv" and seen % 4:
             raise ConfigError(
-                f"The auto-encoder's input has {seen} pixels, which is not a multiple of 4.",
+                f"The side of the auto-encoder's input must be a multiple of 4, got {seen}.",
                 hint=f"Use --m-ada.thumbnail {seen - seen % 4}, or --m-ada.autoencoder mlp.",
             )
 
@@ -70,37 +70,37 @@ class MADA(PoolMethod):
     """Make domains far from the source, and meta-learn to generalize from the source to them.
 
     Qiao et al., "Learning to learn single domain generalization", CVPR 2020,
-    https://arxiv.org/abs/2003.13216, as in the released code, which is for digits. After every
-    T_min steps, k times in all, a domain is made by gradient ascent from z = x on
+    https://arxiv.org/abs/2003.13216, as in the released code, which is for digits. Every T_min
+    steps, k times in total, a domain is made by gradient ascent from z = x on
 
         CE(F(z), y) - γ · mean[(H(z) - H(x))²] + β · mean[(V(z) - V(x))²]
 
-    where V is a Wasserstein auto-encoder trained on the newest domain (first: the source). So z
-    keeps its features but leaves the distribution that V was trained on. A share of 1/(n + 1) of
+    where V is a Wasserstein auto-encoder trained on the newest domain (initially the source). So z
+    keeps its features but leaves the distribution that V was trained on. A fraction 1/(n + 1) of
     the images x comes from the source, the rest from the n domains so far. F with weights θ
     minimizes
 
         (L_s(θ) + L_a(θ')) / 2    with    θ' = θ - α ∇L_s(θ)
 
-    with the gradient through the inner step (second order). L_s is the cross-entropy of a batch of
-    the source, L_a that of a batch from all new domains. Before the first domain, F minimizes L_s.
+    with gradients through the inner step (second order). L_s is the cross-entropy on a source
+    batch, L_a on a batch from all new domains. Before the first domain exists, F minimizes L_s.
 
     The released code trains an auto-encoder right after a domain is made. Here it is trained right
     before it is used. The result is the same, because it depends only on the images of the domain.
     `Settings` has an option for each open question:
 
-    - `rate`: step per image, as in ADA. 1/32 is the released 1.0 on the mean of 32 images.
-    - `domain_size`: the released code makes 1/n as many images as the source has for domain n.
+    - `rate`: step size per image, as in ADA. The released 1.0 on the mean of 32 images is 1/32.
+    - `domain_size`: in the released code, domain n has 1/n as many images as the source.
     - `clip`: the released code does not clip. Unclipped domains are stored as float16.
-    - `wae_shift`: the released critic adds the log-density of the prior's sample to the logit of a
-      code. Tolstikhin et al. add that of the code.
-    - `autoencoder`, `thumbnail`: photos have no released code and no published values. A
-      convolutional auto-encoder of 32 x 32 thumbnails is our reconstruction.
+    - `wae_shift`: the released critic adds the log-density of a prior sample to the logit of a
+      code. Tolstikhin et al. add the log-density of the code itself.
+    - `autoencoder`, `thumbnail`: there is no released code or published value for photos. Our
+      reconstruction uses a convolutional auto-encoder on 32 x 32 thumbnails.
 
-    The pool has the source and the new domains. Batches are drawn from the source.
+    The pool contains the source and the new domains. Batches are drawn from the source only.
 
     Raises:
-        ConfigError: If the network is compiled, since that cannot be differentiated twice.
+        ConfigError: If the network is compiled. Compiled networks cannot be differentiated twice.
     """
 
     settings: Settings
@@ -109,7 +109,7 @@ class MADA(PoolMethod):
     def __init__(self, model: Classifier, settings: Settings, *, pool: TrainingPool) -> None:
         if any(module._compiled_call_impl is not None for module in model.modules()):
             raise ConfigError(
-                "M-ADA differentiates its network twice, which a compiled network does not allow.",
+                "M-ADA cannot train a compiled network, because it needs second derivatives.",
                 hint="Leave --compile out.",
             )
         super().__init__(model, settings, pool=pool)
@@ -142,7 +142,7 @@ class MADA(PoolMethod):
         return result
 
     def _rows(self) -> Int64[Tensor, " n"]:
-        """Choose the images x of the next domain: a share of the source, the rest of domains."""
+        """Choose the images x for the next domain, from the source and earlier domains."""
         source, before = len(self.pool.images), len(self.pool.additions)
         share = max(1, source // (before + 1))
         count = source if self.settings.domain_size == "source" else share
@@ -155,7 +155,7 @@ class MADA(PoolMethod):
     def _drawn_from_domains(
         self, count: int, generator: torch.Generator | None
     ) -> Int64[Tensor, " n"]:
-        """Draw `count` different rows of the new domains."""
+        """Draw `count` distinct rows from the new domains."""
         first = len(self.pool.images)
         return first + torch.randperm(len(self.pool) - first, generator=generator)[:count]
 
@@ -182,7 +182,7 @@ def meta_losses(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Compute L_s(θ), and L_a(θ') after the differentiable step θ' = θ - step_size · ∇L_s(θ).
 
-    `source` holds images and labels of L_s, `made` those of L_a.
+    `source` contains images and labels for L_s, and `made` for L_a.
     """
     theta = {name: p for name, p in model.named_parameters() if p.requires_grad}
     # Only this attention kernel has a second derivative.
@@ -201,12 +201,9 @@ def meta_losses(
 
 
 def train_autoencoder(
-    model: WassersteinAutoEncoder,
-    pool: TrainingPool,
-    rows: Int64[Tensor, " n"],
-    settings: Settings,
+    model: WassersteinAutoEncoder, pool: TrainingPool, rows: Int64[Tensor, " n"], settings: Settings
 ) -> float:
-    """Train `model` on images of the pool against a new critic.
+    """Train `model` on pool images against a new critic.
 
     Each step updates the critic, then the auto-encoder, as in Algorithm 1 of Tolstikhin et al.
     Returns the mean loss per image over the last epoch.
@@ -226,7 +223,7 @@ def train_autoencoder(
         mean = float(total) / len(rows)
         if not math.isfinite(mean):
             raise NumericalError(
-                "The loss of the auto-encoder is not finite.",
+                "The auto-encoder's loss is not finite.",
                 hint="Lower its learning rate (--m-ada.wae-lr).",
                 details={"wae_epoch": epoch, "wae_lr": settings.wae_lr},
             )
@@ -240,18 +237,18 @@ def _step(
     optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
     settings: Settings,
 ) -> Float[Tensor, ""]:
-    """Update the critic, then the auto-encoder, and return the loss of the auto-encoder."""
+    """Update the critic, then the auto-encoder, and return the auto-encoder's loss."""
     critic_optimizer, optimizer = optimizers
     with torch.enable_grad():
         logits, codes = model(images)
-        samples = torch.randn(codes.shape).to(codes)  # samples of the prior, drawn on the CPU
+        samples = torch.randn(codes.shape).to(codes)  # prior samples, drawn on the CPU
         prior_shift = log_unit_gaussian(samples)
         shift = prior_shift if settings.wae_shift == "sample" else log_unit_gaussian(codes)
         of_samples, of_codes = critic(samples) + prior_shift, critic(codes.detach())
         loss = critic_loss(of_samples, of_codes + shift.detach(), weight=settings.wae_weight)
         _minimize(loss, critic_optimizer)
         judged = critic(codes) + shift
-        # Pixels of unclipped images leave [0, 1], where cross-entropy has no minimum.
+        # Unclipped pixels may leave [0, 1], where the cross-entropy has no minimum.
         loss = autoencoder_loss(logits, images.clamp(0, 1), judged, weight=settings.wae_weight)
         _minimize(loss, optimizer)
     return loss.detach()

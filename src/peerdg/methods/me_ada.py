@@ -21,7 +21,7 @@ class Settings(ADASettings):
 
     perturb: Literal["sample", "pool", "source"] = option(
         "pool",
-        "images to perturb: a sample of the pool as large as the source, the pool (doubles it "
+        "images to perturb: a pool sample as large as the source, the whole pool (doubles it "
         "each time), or the source",
     )
     eta: float = weight_option(10.0, "weight of the entropy in the ascent")
@@ -34,20 +34,20 @@ class MEADA(ADA):
     """ADA whose adversarial images also raise the entropy of the prediction.
 
     Zhao et al., "Maximum-entropy adversarial data augmentation for improved generalization and
-    robustness", NeurIPS 2020, https://arxiv.org/abs/2010.08001. As in ADA, k times in all, a new
-    image is made from each image x with label y by gradient ascent from z = x, here on
+    robustness", NeurIPS 2020, https://arxiv.org/abs/2010.08001. As in ADA, k times in total, each
+    image x with label y is turned into a new image by gradient ascent from z = x, here on
 
         CE(F(z), y) - γ · mean[(H(z) - H(x))²] + η · H(softmax F(z))
 
-    with the entropy H of the prediction. F minimizes cross-entropy on all images.
+    where the last H is the entropy. F minimizes cross-entropy on all images.
 
     Defaults follow the released code of ME-ADA: it perturbs all images so far, which doubles the
-    pool each time, and clips them when they are stored. AdvST's re-implementation also has the
+    pool each time, and clips them when they are stored. AdvST's re-implementation also uses the
     entropy in training, `CE - η_min · entropy` (`eta_min`).
     """
 
     settings: Settings
-    divergence_hint = ", or the step of the ascent (--me-ada.rate)"
+    divergence_hint = ", or the step size of the ascent (--me-ada.rate)"
 
     def loss(self, batch: Batch) -> Loss:
         """Compute CE - η_min · entropy."""

@@ -27,8 +27,8 @@ from peerdg.options import option
 from peerdg.rng import seeded
 from peerdg.stages import stage
 
-FIRST_CHUNKS = 8  # chunks of clean images for the initial dictionary
-MIN_DROPPED = 0.05  # share of the features' energy below which the layer is nearly an identity
+FIRST_CHUNKS = 8  # number of chunks of clean images for the initial dictionary
+MIN_DROPPED = 0.05  # fraction of feature energy below which the layer is inert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,15 @@ class Settings(MethodSettings):
         8, "number of atoms per feature", at_least=1, at_most=256, announced=True
     )
     threshold: float = option(
-        -1.0, "smallest cosine of an addressed atom (-1: no limit)", at_least=-1, at_most=1
+        -1.0, "minimum cosine of an addressed atom (-1: no limit)", at_least=-1, at_most=1
     )
     ridge: float = option(1e-2, "ridge penalty of the composition", above=0, at_most=1e6)
     gradient: Literal["closed-form", "straight-through"] = option(
-        "closed-form", "gradient through the composition, or straight through"
+        "closed-form", "gradient through the composition, or straight-through"
     )
     decay: float = option(0.99, "decay of earlier batches in the dictionary", at_least=0, at_most=1)
-    stage: int = option(1, "stage of the network after which the layer is inserted", at_least=1)
-    layer: str | None = option(None, "module after which the layer is inserted, instead of a stage")
+    stage: int = option(1, "insert the layer after this stage of the network", at_least=1)
+    layer: str | None = option(None, "insert the layer after this module instead of a stage")
 
     period_option = "k"
     reconstruction = "everywhere"
@@ -76,15 +76,15 @@ class MetaCNN(AugmentedMethod):
     A reconstruction of Wan et al., "Meta convolutional neural networks for single domain
     generalization", CVPR 2022, from its abstract. There is no public code, and this is not a
     faithful reproduction. After an early stage of F, a layer replaces the feature at each pixel of
-    the map by its ridge regression on the most similar atoms. The rest of the feature is dropped.
+    the map with its ridge regression on the most similar atoms. The rest of the feature is dropped.
     `peerdg.models.meta_features.MetaFeatures` has the equations. Each step
 
     1. minimizes CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x) over the weights of F,
     2. updates the dictionary from the codes of both views (`OnlineDictionary`).
 
-    At the end of an epoch, atoms that no feature addressed are replaced by features that the
-    dictionary composes badly. The dictionary starts from features of the pre-trained network on
-    clean images.
+    At the end of an epoch, atoms that no feature addressed are replaced with features that the
+    dictionary reconstructs poorly. The dictionary is initialized with features of clean images in
+    the pre-trained network.
 
     `Settings` has an option for each detail that the abstract leaves open: the addressing of atoms
     (`addressed`, `threshold`), the gradient (`gradient`), and the place of the layer (`stage`,
@@ -111,8 +111,8 @@ class MetaCNN(AugmentedMethod):
         """Build MetaCNN, and learn its initial dictionary from clean images."""
         method = super().build(model, settings, context)
         chunks = (images for _, images in zip(range(FIRST_CHUNKS), context.clean, strict=False))
-        # Use a fixed seed. Runs whose weights will be averaged share their start, and need the
-        # same atoms in the same order.
+        # The seed is fixed, because runs whose weights will be averaged need the same atoms in the
+        # same order.
         with seeded(0, "dictionary"):
             for number, images in enumerate(chunks):
                 method.start_from(images, afresh=number == 0)
@@ -144,8 +144,8 @@ class MetaCNN(AugmentedMethod):
         found = [part for part in self.model.modules() if isinstance(part, MetaFeatures)]
         if len(found) != 1:
             raise ConfigError(
-                "MetaCNN needs one layer of meta-features in the network.",
-                hint="Pass the network MetaCNN.adapt(model, settings, size).",
+                "MetaCNN needs a network with exactly one meta-feature layer.",
+                hint="Pass MetaCNN.adapt(model, settings, size) as the network.",
             )
         return found[0]
 
@@ -155,7 +155,7 @@ class MetaCNN(AugmentedMethod):
 
         Args:
             images: Clean images.
-            afresh: Whether to replace the atoms by features of these images first.
+            afresh: Whether to replace the atoms with features of these images first.
         """
         layer = self.layer
         with in_eval_mode(self.model):
@@ -180,10 +180,10 @@ class MetaCNN(AugmentedMethod):
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """Replace atoms that were not addressed in this epoch."""
-        # A check in each step would wait for the device. The next loss would be NaN anyway.
+        # Checking every step would wait for the device. The next loss would be NaN anyway.
         if not torch.isfinite(self.layer.atoms).all():
             raise NumericalError(
-                "The dictionary is not finite: it has diverged.",
+                "The dictionary diverged: its atoms are not finite.",
                 hint="Lower the learning rate, or raise the ridge (--metacnn.ridge).",
             )
         return EpochResult({"reseeded": self.dictionary.reseed(self.layer.atoms)})
@@ -194,7 +194,7 @@ class MetaCNN(AugmentedMethod):
 
 
 def _features(model: Classifier, layer: MetaFeatures, images: Tensor) -> Tensor:
-    """Return the inputs of the layer at all pixels, as rows."""
+    """Return the features that enter the layer, one row per pixel."""
     given: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
     try:

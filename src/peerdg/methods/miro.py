@@ -32,7 +32,7 @@ MIN_VARIANCE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Keep features informative about those of the initial network."""
+    """Keep features informative about the features of the initial network."""
 
     lam: float = weight_option(0.1, "weight of the regularizer")
     views: Literal["clean", "both"] = option(
@@ -62,35 +62,35 @@ class Settings(MethodSettings):
 
 
 class MIRO(AugmentedMethod):
-    """Train F with features that stay informative about those of a frozen oracle F⁰.
+    """Train F so that its features stay informative about the features of a frozen oracle F⁰.
 
     Cha et al., "Domain generalization by mutual-information regularization with pre-trained
     models", ECCV 2022, https://arxiv.org/abs/2203.10789. Minimize over F and the variances v
 
         L = CE(F(x), y) + λ Σ_l ½ mean[ (f_l - f⁰_l)² / v_l + log v_l ]
 
-    where f_l and f⁰_l are the outputs of stage l of F and F⁰ for the same image. The sum is, up to
-    constants, the negative log-likelihood of f⁰ under a Gaussian around f, and so a variational
-    bound of their mutual information: the mean encoder is the identity, the variance encoder one
-    v per channel that does not depend on the image. The variances have ten times F's learning rate.
+    where f_l and f⁰_l are the outputs of stage l of F and F⁰ for the same image. Up to
+    constants, the sum is the negative log-likelihood of f⁰ under a Gaussian centered at f, and thus
+    a variational bound on their mutual information. The mean encoder is the identity. The variance
+    encoder is one v per channel, the same for all images, with ten times F's learning rate.
 
     `Settings` has an option for each detail that the paper leaves open for a single source:
 
-    - `views`: F is trained on clean images only. `"both"` adds the cross-entropy and the
-      regularizer of x̄ = G(x), which with λ = 0 is the RandAugment baseline.
-    - `layers`: stem and every stage, found in any network by `models.stages.find_stages`, whose
-      docstring lists them for each backbone. If fully connected layers follow the last map, the
-      features H(x) are compared too, except with dropout (AlexNet, CaffeNet): F⁰ runs without it,
-      so F would differ from F⁰ even with equal weights.
-    - `oracle`: F at the start of the main phase, after pre-training on the source. The paper's
-      oracle was trained on other data only: use `--pretrain.epochs 0` with published weights.
+    - `views`: by default, F is trained on clean images only. `"both"` adds the cross-entropy and
+      the regularizer on x̄ = G(x). With λ = 0 this is the RandAugment baseline.
+    - `layers`: by default, the stem and every stage, see `models.stages.find_stages`. If fully
+      connected layers follow the last map, H(x) is compared too, except with dropout (AlexNet,
+      CaffeNet). F⁰ has no dropout, so F would differ from F⁰ even with equal weights.
+    - `oracle`: by default, F at the start of the main phase, after pre-training on the source. The
+      paper's oracle never saw the source. For that, use `--pretrain.epochs 0` and published
+      weights.
 
-    F⁰ runs in eval mode. The batch normalization of F is trained as in every other method. The
+    F⁰ runs in eval mode. Batch normalization in F is trained as in every other method, while the
     released code freezes it.
 
     Args:
         model: Network F. A frozen copy of it becomes the oracle.
-        size: Side of the images, for a pass that finds the stages.
+        size: Side of the images, for the forward pass that finds the stages.
         augment: Augmentation G, only for `views="both"`.
         oracle: Network F⁰ to use instead of the copy. Its layers must have the same output shapes.
     """
@@ -112,7 +112,7 @@ class MIRO(AugmentedMethod):
         maps = self._maps_of(model, size)
         if oracle is not None and maps != self._maps_of(oracle, size):
             raise ConfigError(
-                "The layers of the oracle differ from those of the network.",
+                "The layers of the oracle do not match the network.",
                 hint="Use a model with the same --backbone, trained at the same image size.",
             )
         self.layers = [each.name for each in maps]
@@ -130,14 +130,14 @@ class MIRO(AugmentedMethod):
         return {"main": OptimizerPlan([network, variances])}
 
     def loss(self, batch: Batch) -> Loss:
-        """Compute cross-entropy and weighted regularizer, summed over the views."""
+        """Compute the cross-entropy and the weighted regularizer, summed over the views."""
         x, y = batch.images, batch.labels
         views = [x, augmented_view(batch, self.augment)] if self.settings.augments else [x]
         with recorded(self.model, self.layers) as maps:
             _, logits = each_view(self.model, views, joint=False)
         ce = [F.cross_entropy(each, y) for each in logits]
         regularizer = self._regularizer(maps, views)
-        if self.settings.lam == 0:  # adding zero gradients could change the last bits of others
+        if self.settings.lam == 0:  # adding zero gradients could still change the last bits
             regularizer = regularizer.detach()
         terms = dict(zip(("ce_clean", "ce_augmented"), ce, strict=False))
         loss = torch.stack(ce).sum() + self.settings.lam * regularizer

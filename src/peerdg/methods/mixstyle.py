@@ -21,31 +21,31 @@ class Settings(MethodSettings):
         0.5, "probability that a training pass mixes styles", at_least=0, at_most=1, announced=True
     )
     alpha: float = option(
-        0.1, "parameter of the Beta distribution of shares", above=0, at_most=100, announced=True
+        0.1, "Beta distribution parameter of mixing weights", above=0, at_most=100, announced=True
     )
     stages: int = option(
-        2, "number of first stages after which styles are mixed (paper: 1 to 3)", at_least=1
+        2, "mix styles after each of the first N stages (paper: 1 to 3)", at_least=1
     )
     layers: tuple[str, ...] | None = option(
-        None, "modules after which styles are mixed, instead of the stages"
+        None, "mix styles after these modules instead of the first stages"
     )
 
     augments = False
 
 
 class MixStyle(ERM):
-    """L = CE(F(x), y), where layers inside F mix the styles of the images of a batch.
+    """L = CE(F(x), y), where layers inside F mix styles between the images of a batch.
 
     Zhou et al., "Domain generalization with MixStyle", ICLR 2021,
     https://arxiv.org/abs/2104.02008. `peerdg.models.layers.StyleMixing` has the equations.
     With probability p, independently at each place and in each pass, the mean and standard
-    deviation of each channel are mixed with those of another image of the batch. The layers have
-    no weights and are active in training steps only. The network is evaluated and stored without
-    them.
+    deviation of each channel are mixed with another image's. The layers have no weights and are
+    active in training steps only. The network is evaluated and stored without them.
 
-    One source has no domain labels, so the other image is random, as in the paper's variant without
-    domain labels. Styles are mixed after the first `Settings.stages` stages (in the paper, residual
-    stages), see `models.stages.stage_places`, or after the modules in `Settings.layers`.
+    A single source has no domain labels, so the other image is chosen at random, as in the paper's
+    variant without domain labels. Styles are mixed after the first `Settings.stages` stages (in the
+    paper, residual stages), see `models.stages.stage_places`, or after the modules in
+    `Settings.layers`.
     """
 
     def __init__(self, model: Classifier, settings: Settings | None = None, *, size: int) -> None:

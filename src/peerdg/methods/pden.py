@@ -37,12 +37,12 @@ from peerdg.stages import stage
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Train also on domains that are added one by one, each made by a new generator."""
+    """Also train on domains that are added one by one, each made by a new generator."""
 
     domains: int = option(20, "number of domains, one generator each", at_least=1, at_most=1000)
     k: int = option(30, "epochs per domain", at_least=1)
     generator_epochs: int | None = option(
-        None, "epochs at the start of a domain that train its generator (default: half)", at_least=1
+        None, "first epochs of each domain that train its generator (default: half)", at_least=1
     )
     generator: Literal["cnn", "affine", "translation"] = option(
         "cnn", "kind of generator: convolutions, or a spatial transformer (affine, translation)"
@@ -51,16 +51,16 @@ class Settings(MethodSettings):
     width: int = option(16, "channels of G's first convolution", at_least=1, at_most=1024)
     w_cls: float = weight_option(1.0, "weight of the cross-entropy in the generator's loss")
     w_div: float = weight_option(2.0, "weight of the diversity of generated images")
-    delta: float = option(0.5, "upper limit of the rewarded diversity", at_least=0)
+    delta: float = option(0.5, "maximum diversity that is rewarded", at_least=0)
     cap: Literal["image", "pixel"] = option(
-        "image", "delta limits the mean difference of two images (released code), or of each pixel"
+        "image", "delta limits the mean difference per image (released code), or each pixel's"
     )
     w_cyc: float = weight_option(20.0, "weight of the cycle loss")
     w_info: float = weight_option(0.1, "weight of the adversarial contrast")
     tau: float = option(0.07, "temperature of both contrastive losses", above=0)
     dim: int = option(128, "width of the projection", at_least=1, at_most=2**16)
     gradients: Literal["together", "in-turn"] = option(
-        "together", "both gradients before either update, or G's through the updated network"
+        "together", "compute both gradients before either update, or G's after the network's update"
     )
 
     period_option = "k"
@@ -69,13 +69,13 @@ class Settings(MethodSettings):
 
     @property
     def learning_epochs(self) -> int:
-        """Epochs of a domain that train its generator, by default half of them as released."""
+        """Epochs per domain that train its generator. Half by default, as in the released code."""
         return (self.k + 1) // 2 if self.generator_epochs is None else self.generator_epochs
 
     def inert(self, epochs: Sequence[Mapping[str, Any]]) -> str | None:
-        """Report inverse networks that answer all images with nearly one color.
+        """Report inverse networks that return nearly the same color for all images.
 
-        Uses the last share of the cycle loss of each domain, averaged over domains.
+        Averages the last `cycle_share` of each domain over domains.
         """
         last = {e["domain"]: e["cycle_share"] for e in epochs if "cycle_share" in e}
         if not last or (share := fmean(last.values())) <= 0.5:
@@ -84,13 +84,13 @@ class Settings(MethodSettings):
 
 
 class PDEN(Method):
-    """Expand the source by domains that a sequence of trained generators makes.
+    """Expand the source with domains made by a sequence of trained generators.
 
     Li et al., "Progressive domain expansion network for single domain generalization", CVPR 2021,
     https://arxiv.org/abs/2103.16050, as in the released code. Each domain has k epochs and a new
     generator G, which is trained in the first half of them. z is the normalized projection of the
     network's features. Each batch has the views x_t = G(x, n₁) and x_t' = G(x, n₂). From the second
-    domain on it also has x₂ = G_old(x) of an earlier generator chosen at random, and
+    domain on, it also has x₂ = G_old(x) from a randomly chosen earlier generator, and
     x₃ = r·x + (1 - r)·x₂ with r ~ U(0, 1). Noise and r are drawn for each image.
 
     With fixed generators, the network minimizes
@@ -103,22 +103,22 @@ class PDEN(Method):
         w_cls·CE(x_t) - w_div·mean min(|x_t - x_t'|, δ)
         + w_cyc·MSE(G⁻¹(x_t), x) + w_info·AdvCon(z_t, z)
 
-    Generated images keep their class and can be mapped back to x. They differ from each other, and
-    in the embedding from one of the other views, chosen at random. AdvCon is -log(1 - p⁺), see
-    `adversarial_contrast`. A spatial transformer (`generator`) compares maps of coordinates instead
-    of images in the second term and has no third term.
+    Generated images thus keep their class and can be mapped back to x. They differ from each other
+    and, in the embedding, from a randomly chosen other view. AdvCon is -log(1 - p⁺), see
+    `adversarial_contrast`. With a spatial transformer (`generator`), the second term compares
+    affine maps instead of images, and there is no third term.
 
     `Settings` has an option for each open detail:
 
-    - `gradients`: the released code takes the generator's gradient through weights that were
-      already updated, an error in current torch. Here both gradients are computed before either
-      update, or the generator's by a new pass through the updated network.
+    - `gradients`: the released code backpropagates through weights that were already updated,
+      which is an error in current torch. Here both gradients are computed before either update,
+      or the generator's with a new pass through the updated network.
     - `cap`: δ limits the mean difference of two images as in the released code, or the difference
       of each pixel.
 
-    Generators take and make images in [0, 1], which the network normalizes. Finished generators are
-    frozen. Their list has its full length from the start, so that checkpoints have one shape. One
-    pair of G and G⁻¹ is trained. The pair and its optimizer are reset for each domain.
+    Generators take and return images in [0, 1], which the network normalizes. Finished generators
+    are frozen. Their list has its full length from the start, so all checkpoints have the same
+    shape. G, G⁻¹ and their optimizer are reset for each domain.
     """
 
     settings: Settings
@@ -134,12 +134,12 @@ class PDEN(Method):
             make_generator(self.settings).requires_grad_(False)
             for _ in range(self.settings.domains - 1)
         )
-        # `start_epoch` sets both from the number of the epoch.
+        # `start_epoch` sets both for each epoch.
         self.domain = 0  # counted from 0
         self.generator_learns = True
 
     def optimizers(self) -> dict[str, OptimizerPlan]:
-        """Return the phase's optimizer for network and projection, and Adam for G and G⁻¹."""
+        """Train network and projection with the phase's optimizer, and G and G⁻¹ with Adam."""
         lr = self.settings.generator_lr
         return {
             "main": OptimizerPlan.of(self.model, self.projection),
@@ -154,7 +154,7 @@ class PDEN(Method):
         return {"domain": self.domain + 1, "generator_learns": self.generator_learns}
 
     def end_epoch(self, epoch: int) -> EpochResult:
-        """Freeze the generator at the end of its domain, and reset G and G⁻¹ for the next."""
+        """Freeze the generator at the end of its domain, and reset G and G⁻¹ for the next one."""
         domain, later = divmod(epoch + 1, self.settings.k)
         if later or domain >= self.settings.domains:
             return EpochResult()
@@ -179,7 +179,7 @@ class PDEN(Method):
 
     @stage("generator")
     def views(self, batch: Batch, generator: torch.Generator | None = None) -> "Views":
-        """Make all views of a batch, with an earlier and with the current generator."""
+        """Make all views of a batch, with an earlier and the current generator."""
         x = batch.images.float() / 255
         source = [x]
         if self.domain:
@@ -199,7 +199,7 @@ class PDEN(Method):
         return Views(source, self.generator.render(x, code), code, other, contrasted)
 
     def network_loss(self, views: "Views", y: Tensor) -> tuple[Loss, list[Tensor]]:
-        """Compute the network's loss with its terms, and z of all views except x_t, detached."""
+        """Compute the network's loss, and the detached z of all views except x_t."""
         every = [*views.source, views.x_t.detach()]
         features, logits = each_view(self.model, every, joint=False)
         ce = [F.cross_entropy(each, y) for each in logits]
@@ -213,7 +213,7 @@ class PDEN(Method):
         return terms, [each.detach() for each in z[:-1]]
 
     def generator_loss(self, views: "Views", z: list[Tensor], y: Tensor) -> Terms:
-        """Compute the loss of G and G⁻¹, `"generator_loss"`, and its named terms."""
+        """Compute the loss of G and G⁻¹ as `"generator_loss"`, and its named terms."""
         settings, x = self.settings, views.source[0]
         features = self.model.features(views.x_t)
         ce = F.cross_entropy(self.model.head(features), y)
@@ -222,11 +222,11 @@ class PDEN(Method):
         diversity = capped_difference(
             views.code, views.other, delta=settings.delta, cap=settings.cap
         )
-        cycle = x.new_zeros(())  # a map of coordinates has no inverse network
+        cycle = x.new_zeros(())  # a spatial transformer has no inverse network
         share: Terms = {}
         if isinstance(self.inverse, InverseGenerator):
             cycle = F.mse_loss(self.inverse(views.x_t), x)
-            # An inverse that answers every image with the mean color has a share of 1.
+            # Equals 1 if the inverse returns the mean color for every image.
             share = {"cycle_share": cycle / x.var().clamp(min=1e-6)}
         loss = settings.w_cls * ce - settings.w_div * diversity
         loss = loss + settings.w_cyc * cycle + settings.w_info * information
@@ -248,18 +248,18 @@ class PDEN(Method):
 
 
 class Views(NamedTuple):
-    """Views of a batch."""
+    """Views of a batch, made by `PDEN.views`."""
 
     source: list[Tensor]  # x, and from the second domain on x₂ and x₃
-    x_t: Tensor  # images of the current generator
-    code: Tensor  # code of x_t (`DomainGenerator.code`), for `ImageGenerator` x_t itself
-    other: Tensor  # code of x_t', with other noise
+    x_t: Tensor  # images from the current generator
+    code: Tensor  # code of x_t, see `DomainGenerator` (x_t itself for `ImageGenerator`)
+    other: Tensor  # code of x_t', with different noise
     contrasted: int  # index in `source` of the view from which x_t must differ in the embedding
 
 
 @in_full_precision
 def capped_difference(a: Tensor, b: Tensor, *, delta: float, cap: str) -> Tensor:
-    """Compute the mean of |a - b|, limited to δ for each image or for each pixel (`cap`)."""
+    """Compute the mean of |a - b|, capped at δ per image or per pixel (`cap`)."""
     difference = (a - b).abs().flatten(1)  # (batch, values)
     if cap == "image":
         difference = difference.mean(1)

@@ -21,7 +21,7 @@ from peerdg.stages import stage
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(alignment.FrozenGuideSettings):
-    """Augmented training of a proxy, guided by the average of its snapshots."""
+    """Train a proxy on augmented images, guided by the average of its snapshots."""
 
     scale: Literal["sum", "mean", "gradient"] = alignment.regularizer_option(
         "sum", "sum (published), mean over outputs, or equal gradients"
@@ -29,7 +29,7 @@ class Settings(alignment.FrozenGuideSettings):
     gradient_images: int = option(0, "images to measure gradients on (0: none)", at_least=0)
     augment: bool = option(True, "train on augmented images (off: both views are clean)")
     average: bool = option(True, "task model is the mean of snapshots (off: the latest one)")
-    include_init: bool = option(False, "average the initial weights, as Algorithm 1 says")
+    include_init: bool = option(False, "average the initial weights too, as in Algorithm 1")
     reset_proxy: bool = option(False, "copy the task model into the proxy after each update")
     bn: Literal["recalibrate", "average", "copy", "frozen"] = option(
         "recalibrate", "batch statistics of the task model after an update"
@@ -43,21 +43,21 @@ class PEER(AugmentedMethod):
     """Train a proxy P on augmented images, guided by F, the frozen mean of its snapshots.
 
     Cho, Hwang and Lee, "PEER pressure: model-to-model regularization for single source domain
-    generalization", CVPR 2025, https://arxiv.org/abs/2505.12745. P = C_p∘H_p and F = C_f∘H_f are an
-    encoder H and a linear head C each, G is the augmentation, BT is Barlow Twins. In every step,
-    with x̄ = G(x), minimize over P and the projection head R
+    generalization", CVPR 2025, https://arxiv.org/abs/2505.12745. P = C_p∘H_p and F = C_f∘H_f each
+    have an encoder H and a linear head C. G is the augmentation, and BT is Barlow Twins. In each
+    step, with x̄ = G(x), minimize over P and the projection head R
 
         L = CE(P(x), y) + CE(P(x̄), y) + w · BT(R(H_f(x)), R(H_p(x̄)))                       (Eq. 3)
 
-    and every k epochs re-draw the policy of G, add P's weights to the snapshots Θ and set
+    Every k epochs, re-draw the policy of G, add P's weights to the snapshots Θ and set
     θ_f = mean(Θ). F is deployed. `Settings` has options for details that the paper leaves open.
 
     Args:
-        model: Pre-trained network. It becomes the proxy, and a copy of it the task model.
+        model: Pre-trained network. It becomes the proxy, and a copy becomes the task model.
         augment: Augmentation G.
-        average: Average of the proxy to use instead of the snapshots from the settings.
-        clean: All clean training images, see `as_clean`. Batch normalization needs them.
-        cache: Whether H_f(x) is computed once per period, see `alignment.CachedFeatures`.
+        average: Average of the proxy, by default made from the settings.
+        clean: All clean training images, see `as_clean`. Needed for batch normalization.
+        cache: Whether to compute H_f(x) once per period, see `alignment.CachedFeatures`.
         probe: Images to measure gradients on, see `alignment.RegularizerScale`.
     """
 
@@ -107,7 +107,7 @@ class PEER(AugmentedMethod):
             return Loss(ce + ce_bar, ce_clean=ce, ce_augmented=ce_bar)
         with stage("regularizer"):
             regularizer = ce.new_zeros(())
-            # One pair as published, H_f(x) and H_p(x̄), or others with `views`.
+            # As published, one pair: H_f(x) and H_p(x̄). The option `views` selects others.
             for h_f, h_p in self.task_features.pairs(batch, out):
                 z_f, z_p = R(h_f), R(h_p)
                 if not settings.head_grad_target:
@@ -121,7 +121,7 @@ class PEER(AugmentedMethod):
 
     def end_epoch(self, epoch: int) -> EpochResult:
         """After every k-th epoch: Θ <- Θ ∪ {θ_p}, θ_f <- mean(Θ), see `Snapshots`."""
-        records = self.average.after_epoch(self.proxy, epoch)  # empty without a snapshot
+        records = self.average.after_epoch(self.proxy, epoch)  # empty unless a snapshot was taken
         if not (records and self.settings.reset_proxy):
             return EpochResult(records)
         self.proxy.load_state_dict(self.task.state_dict())
@@ -138,7 +138,7 @@ class PEER(AugmentedMethod):
 
     @property
     def averages(self) -> dict[str, Average]:
-        """Average of the task model, then the attached averages."""
+        """The average behind the task model, then the attached averages."""
         return {"task": self.average, **super().averages}
 
     @classmethod

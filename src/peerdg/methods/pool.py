@@ -1,4 +1,4 @@
-"""The training pool: images of the source, then images made by the method."""
+"""The training pool: source images, followed by images that the method makes."""
 
 import hashlib
 from collections.abc import Callable
@@ -18,8 +18,7 @@ from peerdg.errors import DataError
 class PoolImages:
     """Labeled images that a method adds to the training pool in one epoch.
 
-    Images whose pixels may leave [0, 1] are float16, with 1.0 for white. They have the size that
-    the network is trained with, and get no random view.
+    Float16 images may leave [0, 1]. They have the training size and get no random view.
     """
 
     images: UInt8[Tensor, "n 3 h w"] | Float16[Tensor, "n 3 h w"]
@@ -57,13 +56,13 @@ class PoolImages:
 
 
 class TrainingPool:
-    """All training images of a run: rows of the source first, then of each addition.
+    """All training images of a run: first the source, then each addition.
 
     Args:
-        images: Images of the source. They are never dropped.
-        labels: Class indices of the source's images.
+        images: Source images. They are never dropped.
+        labels: Class indices of the source images.
         size: Side to which `clean` resizes images. None keeps their size.
-        random_view: Random crop or flip for training. None trains on the images of `clean`.
+        random_view: Random crop or flip for training. None trains on the images from `clean`.
     """
 
     def __init__(
@@ -94,16 +93,16 @@ class TrainingPool:
         for addition in additions:
             low, high = (int(value) for value in addition.labels.aminmax())
             if low < 0 or high > int(self.labels.max()):
-                raise DataError(f"The source has no images with labels from {low} to {high}.")
+                raise DataError(f"The source has no classes for the added labels {low} to {high}.")
         self.additions = tuple(addition.to(self.images.device) for addition in additions)
 
     def gather(
         self, rows: Int64[Tensor, " b"], view: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Int64[Tensor, " b"]]:
-        """Return images and labels at `rows`, with `view` bringing the images to one size.
+        """Return images and labels at `rows`. `view` crops or resizes the images.
 
         `view` is called once for each part of the pool that contains any of the rows, in order,
-        except for float16 parts. With rows of these, all images are returned as float32.
+        except for float16 parts. If any row is in such a part, all images are float32.
         """
         if not self.additions:
             return view(self.images[rows]), self.labels[rows]
@@ -130,7 +129,7 @@ class TrainingPool:
     def view(
         self, rows: Int64[Tensor, " b"], generator: torch.Generator | None
     ) -> tuple[Tensor, Int64[Tensor, " b"]]:
-        """Return images and labels at `rows`, as training uses them, e.g. with random crops."""
+        """Return images and labels at `rows` for training, e.g. with random crops."""
         if self.random_view is None:
             return self.clean(rows)
         return self.gather(rows, partial(self.random_view, generator=generator))

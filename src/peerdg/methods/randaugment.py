@@ -22,14 +22,14 @@ class Settings(MethodSettings):
 
 
 class AugmentedERM(AugmentedMethod):
-    """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), G re-drawn every k epochs.
+    """L = CE(F(x), y) + CE(F(x̄), y) with x̄ = G(x), where G is re-drawn every k epochs.
 
-    The same loss and schedule as PEER's proxy without the regularizer. The paper does not say
-    whether its row re-draws the policy. Use `Policy.named("fixed")` for a fixed policy.
+    Same loss and schedule as PEER's proxy, without the regularizer. The PEER paper does not say
+    whether its baseline re-draws the policy. Use `Policy.named("fixed")` for a fixed policy.
 
     Args:
         model: Network F.
-        settings: Option k.
+        settings: Period k.
         augment: Augmentation G.
     """
 

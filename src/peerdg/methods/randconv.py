@@ -15,12 +15,12 @@ from peerdg.models.classifier import Classifier
 from peerdg.options import option
 
 VIEWS = 3
-LAM = {"img": 5.0, "mix": 10.0}  # released code, by variant
+LAM = {"img": 5.0, "mix": 10.0}  # values of the released code, by variant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MethodSettings):
-    """Consistent predictions for random convolutions of an image."""
+    """Train for consistent predictions on random convolutions of an image."""
 
     lam: float | None = weight_option(
         None, "weight of the divergence (default: 5, or 10 with --augment.variant mix)"
@@ -40,9 +40,9 @@ class RandConvConsistency(AugmentedMethod):
     ICLR 2021, https://arxiv.org/abs/2007.13003. G is `peerdg.augment.randconv.RandConv`, drawn for
     each view, or another augmentation.
 
-    The paper describes three independent views of x, the default. In the released loop the second
-    and third view are convolutions of the first view (`views="nested"`). As there, the views go
-    through the network one by one, so that batch normalization treats each as its own batch.
+    By default, the three views of x are independent, as in the paper. In the released code, the
+    second and third views are convolutions of the first (`views="nested"`). As in that code, views
+    go through the network one by one, so batch normalization treats each as its own batch.
     """
 
     settings: Settings
@@ -56,7 +56,7 @@ class RandConvConsistency(AugmentedMethod):
         self.lam = LAM[variant] if self.settings.lam is None else self.settings.lam
         if self.settings.views == "nested" and not isinstance(self.augment, RandConv):
             raise ConfigError(  # other augmentations accept only uint8 images
-                "--randconv.views nested works with --augment.kind randconv only."
+                "--randconv.views nested works only with --augment.kind randconv."
             )
 
     def prepare(self, batches: list[Batch]) -> list[Batch]:

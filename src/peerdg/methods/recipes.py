@@ -1,8 +1,8 @@
-"""Named methods of the literature as combinations of methods and options. Does not import torch.
+"""Methods from the literature, defined as methods with options. Does not import torch.
 
 A `Recipe` is a method with some options. `peerdg train --method NAME` expands it, and the run's
-config stores the expanded options and the name. A `Combination` is several runs that `peerdg
-combine` merges into one model.
+config stores the expanded options and the name. A `Combination` trains several runs, which
+`peerdg combine` merges into one model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def reconstructed_on(where: Reconstruction, data: str) -> bool:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method and the options that make it a method of the literature."""
+    """A method from the literature, defined as one of our methods with options."""
 
     summary: str  # one line for help texts
     method: str  # name of the method that it expands to
@@ -42,7 +42,7 @@ class Recipe:
     # Options that must keep these default values (None: unset). Otherwise a run no longer counts as
     # the recipe. They are not part of the expansion.
     unchanged: Mapping[str, Any] = field(default_factory=dict)
-    # Data sets without released code or published values for it.
+    # Data sets for which it has no released code or published values.
     reconstruction: Reconstruction = "no"
 
     @property
@@ -109,24 +109,24 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Combination:
-    """A method of the literature that trains several runs and combines them."""
+    """A method from the literature that trains several runs and combines them."""
 
     summary: str  # one line for help texts
     member: str  # the method or recipe that each run trains
     members: int
     rule: Rule  # rule of `peerdg combine`
     outputs: Outputs | None = None  # outputs that an ensemble averages
-    # Whether all runs share a seed, and so initialization and pre-training, and differ only in the
-    # seed of the main phase. Otherwise each run has its own seed.
+    # Whether all runs share a seed, and thus initialization and pre-training. They then differ only
+    # in the seed of the main phase. Otherwise each run has its own seed.
     shares_start: bool = True
-    # Learning rates of the main phase as multiples of the preset's. Runs take them in turn.
+    # Learning rates of the main phase as multiples of the preset's. Runs cycle through them.
     lr_scales: tuple[float, ...] = (1.0,)
-    weight_decays: tuple[float, ...] = ()  # also in turn. Empty keeps the preset's.
+    weight_decays: tuple[float, ...] = ()  # runs cycle through these, too. Empty keeps the preset's
 
     def options(self, number: int, *, seed: int, lr: float) -> dict[str, Any]:
         """Return the options of run `number`, counted from 0, as in a config file.
 
-        Combinations with different seeds share no run. `lr` is the member's learning rate of the
+        Combinations with different seeds share no runs. `lr` is the member's learning rate in the
         main phase.
         """
         run_seed = seed * self.members + number
@@ -142,16 +142,16 @@ class Combination:
 
 COMBINATIONS = {
     "diwa": Combination(
-        "Mean of the weights of runs that share their start, by RandAugment (DiWA)",
+        "Weight average of RandAugment runs that share their start (DiWA)",
         member="randaugment",
-        members=6,  # assumption: EoA's number, the authors train 20 or 60
+        members=6,  # assumption: same as EoA. The authors train 20 or 60
         rule="uniform",
         # Released code: rates 1e-5, 3e-5 and 5e-5 (the default), and these weight decays.
         lr_scales=(1.0, 0.6, 0.2),
         weight_decays=(1e-4, 1e-6),
     ),
     "eoa": Combination(
-        "Mean of the outputs of runs, each deployed as its mean over steps (EoA)",
+        "Ensemble of runs, each averaged over its steps (EoA)",
         member="sma",
         members=6,  # paper
         rule="ensemble",

@@ -1,4 +1,4 @@
-"""Look up methods by name, built in or from a plugin file with a `Settings` and a `Method`.
+"""Look up methods by name. They are built in, or come from a plugin file.
 
 Torch is imported only when the options of a method are needed. Loading a plugin executes it. That
 happens only for a file named on the command line or in a call of `peerdg.fit`, never for one named
@@ -51,7 +51,7 @@ class Plugin:
         return f"{self.path.name} sha256:{self.sha256}"
 
     def failed_in(self, error: BaseException) -> bool:
-        """Return whether the traceback of an error includes a line of the plugin."""
+        """Return whether the traceback of an error includes the plugin."""
         return bool(_line(error, self.path))
 
 
@@ -59,12 +59,12 @@ _plugins: dict[str, Plugin] = {}  # by method name, filled by `registered` only
 
 
 def method_names() -> tuple[str, ...]:
-    """Return the names of all methods, including those of registered plugins."""
+    """Return the names of all methods, including registered plugins."""
     return tuple(sorted(METHODS))
 
 
 def settings_of(name: str) -> "type[MethodSettings]":
-    """Return the dataclass of a method's options."""
+    """Return the options dataclass of a method."""
     kind: type[MethodSettings] = _module(name).Settings
     return kind
 
@@ -146,7 +146,7 @@ def loaded_plugin() -> Plugin | None:
 
 
 def plugin_of(name: str) -> Plugin | None:
-    """Return the plugin whose method has this name. None for methods of the package."""
+    """Return the plugin whose method has this name. None for built-in methods."""
     return _plugins.get(name)
 
 
@@ -164,11 +164,11 @@ def loaded(path: Path) -> Iterator[Plugin]:
             hint="Use lowercase letters, digits and underscores, e.g. my_method.py for my-method.",
         )
     if not path.is_file() or path.stat().st_size > MAX_PLUGIN_BYTES:
-        raise ConfigError(f"There is no plugin {path} of at most {MAX_PLUGIN_BYTES:,} bytes.")
+        raise ConfigError(f"There is no plugin {path} with at most {MAX_PLUGIN_BYTES:,} bytes.")
     source = path.read_bytes()  # read once, so that the executed bytes are the hashed bytes
     module = ModuleType(f"peerdg_plugin_{path.stem}")
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses and type hints look it up
+    sys.modules[module.__name__] = module  # dataclasses and type hints need it
     try:
         _execute(source, path, module)
         _check(path, module)
@@ -186,7 +186,7 @@ def _module(name: str) -> Any:
 
 
 def _methods_in(module: ModuleType) -> "list[type[Method]]":
-    """Return the methods that a module defines, not those that it imports."""
+    """Return the methods defined in a module, without imported ones."""
     from peerdg.methods.base import Method
 
     return [
@@ -228,7 +228,7 @@ def _check(path: Path, module: ModuleType) -> None:
     for f in fields(settings):
         if "help" not in f.metadata:
             raise ConfigError(
-                f"The option '{f.name}' of the plugin {path} does not use `option`.", hint=_HINT
+                f"The option '{f.name}' of the plugin {path} is not made with `option`.", hint=_HINT
             )
     try:
         settings()
@@ -236,6 +236,6 @@ def _check(path: Path, module: ModuleType) -> None:
         raise ConfigError(f"The defaults of the plugin {path} are invalid: {error}") from error
     methods = _methods_in(module)
     if len(methods) != 1:
-        raise ConfigError(f"The plugin {path} must define one Method, not {len(methods)}.")
+        raise ConfigError(f"The plugin {path} must define exactly one Method, not {len(methods)}.")
     if methods[0].loss is Method.loss and methods[0].step is Method.step:
         raise ConfigError(f"{methods[0].__name__} of the plugin {path} has no loss.", hint=_HINT)

@@ -1,4 +1,4 @@
-"""T+RA of the PEER paper: a student guided by a frozen teacher instead of the task model."""
+"""T+RA from the PEER paper: a student guided by a frozen teacher instead of the task model."""
 
 import copy
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from peerdg.methods.views import AugmentedMethod, forward_both
 from peerdg.models.classifier import Classifier
 from peerdg.options import option
 
-ADAPTER_BATCH = 128  # images in a step of the adapter's fit
+ADAPTER_BATCH = 128  # batch size for fitting the adapter
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(FrozenGuideSettings):
-    """Augmented training of a student, guided by a frozen teacher (T+RA)."""
+    """Train a student on augmented images, guided by a frozen teacher (T+RA)."""
 
     model: str | None = option(
         None,
@@ -41,14 +41,14 @@ class Settings(FrozenGuideSettings):
         "linear map from the teacher's to the student's feature width, if they differ: fitted to "
         "the source's classes and frozen, or trained with the student",
     )
-    adapter_epochs: int = option(20, "epochs of the adapter's fit", at_least=1)
-    adapter_lr: float = option(1e-3, "learning rate of the adapter's fit", above=0, at_most=1)
+    adapter_epochs: int = option(20, "epochs for fitting the adapter", at_least=1)
+    adapter_lr: float = option(1e-3, "learning rate for fitting the adapter", above=0, at_most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.adapter == "trained" and not self.head_grad_target:
             raise ConfigError(
-                "teacher.adapter 'trained' gets no gradient with teacher.head_grad_target = false.",
+                "teacher.adapter 'trained' gets no gradient if teacher.head_grad_target is false.",
                 hint="Leave out one of them.",
             )
 
@@ -60,7 +60,7 @@ class Settings(FrozenGuideSettings):
 class Teacher(AugmentedMethod):
     """Train a student P on augmented images, guided by a frozen teacher T.
 
-    The comparison of Table 5 of Cho, Hwang and Lee, "PEER pressure", CVPR 2025,
+    This is the comparison in Table 5 of Cho, Hwang and Lee, "PEER pressure", CVPR 2025,
     https://arxiv.org/abs/2505.12745. With x̄ = G(x), minimize over P = C∘H and the projection
     head R
 
@@ -70,19 +70,19 @@ class Teacher(AugmentedMethod):
 
     `Settings` has an option for each detail that the paper leaves open:
 
-    - `adapter`: a matrix A if the widths of T and P differ. By default it is fitted before the
-      first epoch, with a linear head on top, to the classes of the clean source images, and then
-      frozen. Otherwise it is trained with P and R.
-    - `views="both_same"`: the sum over both views, each the same for teacher and student.
+    - `adapter`: a matrix A, used if T and P have different widths. By default, A and a linear head
+      on top are fitted to the classes of the clean source images before the first epoch, and then
+      A is frozen. Otherwise it is trained with P and R.
+    - `views="both_same"`: sum over both views, with the same view for teacher and student.
     - `model`: the teacher, by default a frozen copy of P at the start of the main phase. Such a
-      copy is a fair comparison. A network that was trained on other data is not.
+      copy makes a fair comparison. A network trained on other data does not.
 
     Args:
         model: Student P.
         augment: Augmentation G.
-        teacher: Teacher T. It may have other classes, because only H_T is used.
-        clean: All clean training images. `CleanImages` with labels are needed to fit A. Features of
-            the teacher are cached for batches with an `index`.
+        teacher: Teacher T. It may have different classes, because only H_T is used.
+        clean: All clean training images. `CleanImages` with labels are needed to fit A. The
+            teacher's features are cached for batches with an `index`.
         cache: See `CachedFeatures`.
     """
 
@@ -116,8 +116,8 @@ class Teacher(AugmentedMethod):
         self.register_buffer("fitted", torch.tensor(not must_fit))
         if must_fit and getattr(self.clean, "labels", None) is None:
             raise ConfigError(
-                f"The teacher has {widths[0]} features, the student {widths[1]}, and there are no "
-                "labeled images to fit an adapter.",
+                f"Fitting an adapter from the teacher's {widths[0]} to the student's {widths[1]} "
+                "features needs labeled images.",
                 hint="Pass clean=CleanImages(images, labels=labels), or use adapter='trained'.",
             )
 
@@ -135,7 +135,7 @@ class Teacher(AugmentedMethod):
             augment=context.augment,
             teacher=teacher,
             clean=context.clean,
-            cache=context.passes * context.epochs > 1,  # else each feature is used at most once
+            cache=context.passes * context.epochs > 1,  # otherwise no feature is used twice
         )
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
@@ -168,9 +168,9 @@ class Teacher(AugmentedMethod):
         return self
 
     def _fit_adapter(self) -> None:
-        """Fit A and a linear head C by CE(C·A·H_T(x), y) on the clean source images. Discard C.
+        """Fit A and a linear head C with CE(C·A·H_T(x), y) on clean source images. Discard C.
 
-        The fit may be interrupted, so the method changes only after the last epoch.
+        The fit may be interrupted, so its result is stored only after the last epoch.
         """
         clean = self.clean
         assert isinstance(clean, CleanImages)  # noqa: S101  (the constructor ensures it)
@@ -188,7 +188,7 @@ class Teacher(AugmentedMethod):
                     optimizer.step()
         if not all(parameter.isfinite().all() for parameter in adapter.parameters()):
             raise NumericalError(
-                "The fit of the adapter between teacher and student diverged.",
+                "Fitting the adapter between teacher and student diverged.",
                 hint="Lower its learning rate (--teacher.adapter-lr).",
             )
         self.adapter.load_state_dict(adapter.state_dict())

@@ -1,4 +1,4 @@
-"""Helpers of methods with augmented views: making views, and passing them through a network."""
+"""Helpers for methods with augmented views: make views, and pass them through a network."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from peerdg.stages import stage
 class AugmentedMethod(Method):
     """Train on images x and x̄ = G(x), with G re-drawn every `Settings.period` epochs.
 
-    G is `augment`, by default the policy of PEER.
+    G is `augment`, by default PEER's policy.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class AugmentedMethod(Method):
         return cls(model, settings, augment=context.augment)
 
     def start_epoch(self, epoch: int) -> dict[str, Any]:
-        """Draw the policy of the epoch's period."""
+        """Draw the policy for the period that contains this epoch."""
         if not self.settings.augments:
             return {}
         return {"policy": self.augment.redraw(epoch // self.settings.period)}
@@ -105,16 +105,16 @@ def each_view(
     Otherwise each view is normalized separately.
     """
     if joint or not has_batch_statistics(model):
-        features = model.features(joined(views))  # (views batch, dim)
+        features = model.features(joined(views))  # (views * batch, dim)
         return features.chunk(len(views)), model.head(features).chunk(len(views))
     each = tuple(model.features(view) for view in views)
     return each, tuple(model.head(features) for features in each)
 
 
 def joined(views: Sequence[Tensor]) -> Tensor:
-    """Concatenate views on one scale: floating point, 1.0 is white, unless all have one type.
+    """Concatenate views. Mixed types are first converted to floating point, where 1.0 is white.
 
-    `torch.cat` alone would mix 255.0 of a uint8 view with values in [0, 1].
+    `torch.cat` alone would mix values up to 255 of uint8 views with values in [0, 1].
     """
     if len({view.dtype for view in views}) == 1:
         return torch.cat(list(views))

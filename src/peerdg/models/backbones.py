@@ -19,9 +19,9 @@ from peerdg.options import nearest
 class DigitsCNN(nn.Module):
     """Two 5x5 convolutions and two fully connected layers: 3x32x32 -> 1024 features.
 
-    Pooling comes before ReLU. Both are monotone, so function and gradient equal those of the usual
-    order, with a quarter of the activations. All layers scale with `width`, the channels of the
-    first convolution (64 in the papers).
+    Pooling comes before ReLU. Both are monotone, so outputs and gradients are the same as in the
+    usual order, with a quarter of the activations. All layers scale with `width`, the channels of
+    the first convolution (64 in the papers).
     """
 
     def __init__(self, width: int = 64) -> None:
@@ -117,9 +117,9 @@ def described(encoder: Any) -> Backbone:
 
 
 def import_timm(name: str) -> Any:
-    """Import the optional timm. Raises if timm has no model of this name."""
+    """Import the optional dependency timm. Raises if it has no model of this name."""
     check_backbone(name)
-    importlib.import_module("peerdg._vision")  # timm imports torchvision
+    importlib.import_module("peerdg._vision")  # must come first: timm imports torchvision
     timm = importlib.import_module("timm")
     model = name.removeprefix(TIMM)
     if not timm.is_model(model):
@@ -136,14 +136,14 @@ def build_classifier(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Classifier:
-    """Build a freshly initialized classifier with a backbone.
+    """Build a randomly initialized classifier with the given backbone.
 
     Args:
-        backbone: A name of `models.names.BACKBONES`, e.g. `"digits-cnn"`, or `"timm:NAME"`.
+        backbone: A name in `models.names.BACKBONES`, e.g. `"digits-cnn"`, or `"timm:NAME"`.
         classes: Class names in label order.
         mean: Per-channel mean to subtract, on the scale 0..1. Defaults to the mean that the
             published weights of the backbone expect.
-        std: Per-channel scale to divide by, with the same default.
+        std: Per-channel scale to divide by. Defaults to the scale that they expect.
 
     Raises:
         ConfigError: If the backbone is unknown or timm is not installed.
@@ -172,17 +172,17 @@ def build_classifier(
 
 
 def _build_encoder(backbone: str) -> tuple[nn.Module, int]:
-    """Build the encoder H and return it with the width of its features.
+    """Build the encoder H. Return it with its feature width.
 
-    torchvision's networks keep their layer names and dropout, and lose their last layer, so that
-    published weights fit.
+    torchvision's networks lose their last layer but keep layer names and dropout, so published
+    weights fit.
     """
     if backbone.startswith("digits-cnn"):
         digits = DigitsCNN(32 if backbone == "digits-cnn-half" else 64)
         return digits, digits.feature_dim
     if backbone == "caffenet":
         return CaffeNet(), CaffeNet.feature_dim
-    # Imported late because it takes a second and the Digits networks do not need it.
+    # Imported here because it takes a second, and the Digits networks do not need it.
     from peerdg._vision import models
 
     encoder: Any = models.get_model(backbone)
@@ -190,8 +190,8 @@ def _build_encoder(backbone: str) -> tuple[nn.Module, int]:
         encoder.set_submodule("classifier.6", nn.Identity())
         return encoder, 4096
     if backbone == "squeezenet1_1":
-        # The original classifies each pixel of the last map by a 1 x 1 convolution and averages
-        # the results. A linear layer on the averaged map is equal except for the ReLU in between.
+        # The original classifies each pixel of the last map with a 1 x 1 convolution and averages
+        # the results. A linear layer on the averaged map is the same, except for the missing ReLU.
         encoder.classifier = nn.Sequential(nn.Dropout(), nn.AdaptiveAvgPool2d(1))
         return encoder, 512
     if backbone == "vit_b_16":  # class token after the last layer norm

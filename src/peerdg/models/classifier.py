@@ -29,7 +29,7 @@ class Classifier(nn.Module):
     Args:
         encoder: H, maps normalized images `[B, 3, H, W]` to features `[B, D]`.
         head: C, maps features `[B, D]` to logits `[B, classes]`.
-        classes: Class names in the order of the logits, or their number: 3 names them 0, 1, 2.
+        classes: Class names in the order of the logits, or their number (3 for 0, 1, 2).
         mean: Per-channel mean to subtract, on the scale 0..1.
         std: Per-channel scale to divide by.
         image_size: Required side of the images in pixels. None accepts any size.
@@ -83,22 +83,22 @@ class Classifier(nn.Module):
     ) -> "Classifier":
         """Build a classifier from a copy of any network that ends with a linear layer.
 
-        The last layer becomes the head, the rest the encoder. Nothing may follow the layer, not
-        even a softmax. A forward pass of a few random images checks this.
+        The last layer becomes the head, the rest becomes the encoder. Nothing may follow the layer,
+        not even a softmax. This is checked with a forward pass of a few random images.
 
         Pre-trained weights expect images normalized as in their training. A warning is issued if
-        `mean` and `std` are missing and a batch-normalization layer has other statistics than a new
-        one. Pass `mean=(0.0, 0.0, 0.0)` if the network expects images in [0, 1].
+        `mean` and `std` are missing and a batch-normalization layer seems to be trained. Pass
+        `mean=(0.0, 0.0, 0.0)` if the network expects images in [0, 1].
 
         Args:
-            module: Network from images `[B, 3, H, W]` to logits.
+            module: Network that maps images `[B, 3, H, W]` to logits.
             classes: Class names in the order of the logits, or their number.
             mean: Per-channel mean to subtract, on the scale 0..1. Defaults to 0.
             std: Per-channel scale to divide by. Defaults to 1.
             image_size: Side of the network's images, if it is not one of the usual sizes.
 
         Raises:
-            ConfigError: If the network's output is not that of a linear layer.
+            ConfigError: If the network does not end with a linear layer.
         """
         if mean is None and std is None and _has_trained_statistics(module):
             warnings.warn(
@@ -120,15 +120,15 @@ class Classifier(nn.Module):
         return model
 
     def network_state_dict(self, last_layer: str = "") -> dict[str, Tensor]:
-        """Return the weights under the names of the network that `from_module` copied.
+        """Return the weights with the names of the network that `from_module` copied.
 
-        `network.load_state_dict(model.network_state_dict())` gives that network these weights.
-        `last_layer` is the name of its last layer, if the classifier was made another way.
+        `network.load_state_dict(model.network_state_dict())` loads them into that network. Pass the
+        name of its last layer if the classifier was not made by `from_module`.
         """
         last_layer = last_layer or self.last_layer
         if self.added or not last_layer:
             raise ConfigError(
-                "This classifier is not a copy of one network, so its weights fit no other.",
+                "This classifier is not a copy of one network, so it cannot be converted back.",
                 hint="Use state_dict(), or make it with Classifier.from_module(network, ...).",
             )
         places = {"encoder": "", "head": f"{last_layer}."}
@@ -160,8 +160,8 @@ class Classifier(nn.Module):
             return self
         if self.added:
             raise ConfigError(
-                "This network already has other added layers.",
-                hint="Start from the network without them.",
+                "This network already has different added layers.",
+                hint="Start from the network without added layers.",
             )
         adapted = copy.deepcopy(self)
         adapted.added = layers
@@ -178,7 +178,7 @@ class Classifier(nn.Module):
         return adapted.to(self.head.weight).train(self.training)
 
     def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
-        """Return H(x) of uint8 or [0, 1] images."""
+        """Return H(x) for images in uint8 or [0, 1]."""
         features: Tensor = self.encoder(self.prepare(images))
         return features if self.neck is None else self.neck(features)
 
@@ -202,7 +202,7 @@ class Classifier(nn.Module):
 
 
 def require_classifier(network: object) -> None:
-    """Refuse a network that is not wrapped yet, and say how to wrap it."""
+    """Raise if a network is not a `Classifier`, with a hint on how to wrap it."""
     if not isinstance(network, Classifier):
         raise ConfigError(
             f"The network is a {type(network).__name__}, not a peerdg.Classifier.",
@@ -218,12 +218,12 @@ def as_classifier(
     std: Sequence[float] | None,
     image_size: int,
 ) -> Classifier:
-    """Convert a user's network by `Classifier.from_module`, unless it is a `Classifier`."""
+    """Wrap a user's network with `Classifier.from_module`, unless it is a `Classifier`."""
     if isinstance(network, Classifier):
         return network
     if not isinstance(network, nn.Module):
         raise ConfigError(
-            f"The model is a {type(network).__name__}, not a network.",
+            f"Expected a network, got a {type(network).__name__}.",
             hint="Pass a torch.nn.Module, or name a network with backbone='resnet18'.",
         )
     return Classifier.from_module(
@@ -232,7 +232,7 @@ def as_classifier(
 
 
 def _has_trained_statistics(module: nn.Module) -> bool:
-    """Return whether the statistics of a batch-normalization layer differ from a new layer's."""
+    """Return whether a batch-normalization layer no longer has its initial statistics."""
     buffers = dict(module.named_buffers())
     means = (value for name, value in buffers.items() if name.endswith("running_mean"))
     variances = (value for name, value in buffers.items() if name.endswith("running_var"))
@@ -257,7 +257,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def images_per_pass(side: int) -> int:
-    """Return the batch size of a pass without gradients, for images of this side.
+    """Return the batch size for passes without gradients on images of this side.
 
     With larger batches the activations no longer fit into a CPU's cache and each image takes
     longer. Above 256 x 256 pixels the batch shrinks to bound the memory.
@@ -272,10 +272,10 @@ _BUILD = "Build peerdg.Classifier(encoder, head, classes=...) from its two parts
 def find_last_layer(network: nn.Module, image_size: int | None) -> str:
     """Return the name of the linear layer whose output is the network's output.
 
-    Does not change the network. Without an image size the usual ones are tried.
+    Does not change the network. Tries the usual image sizes if none is given.
 
     Raises:
-        ConfigError: If another module follows the layer, there is none, or the network fails.
+        ConfigError: If there is no such layer, another module follows it, or the network fails.
     """
     name = type(network).__name__
     layers: dict[nn.Module, str] = {
@@ -300,7 +300,7 @@ def find_last_layer(network: nn.Module, image_size: int | None) -> str:
         if torch.equal(logits, output):
             return key
     raise ConfigError(
-        f"The output of {name} is not that of a linear layer: something follows "
+        f"The output of {name} does not come from a linear layer: something follows "
         f"'{next(reversed(outputs), 'it')}', such as a softmax.",
         hint=f"Remove it, because the loss expects logits. Or: {_BUILD}",
     )
@@ -308,7 +308,7 @@ def find_last_layer(network: nn.Module, image_size: int | None) -> str:
 
 @torch.no_grad()
 def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
-    """Return the output for random images of the first size that the network accepts."""
+    """Run the network on random images of the first size that it accepts."""
     like = next(network.parameters())
     random = torch.Generator().manual_seed(0)
     for size in sizes:
@@ -328,10 +328,10 @@ def _run(network: nn.Module, sizes: tuple[int, ...]) -> object:
 def network_fingerprint(network: nn.Module) -> tuple[str, str]:
     """Return hashes of the network's structure and of its values.
 
-    The first covers the `repr` and each parameter's and buffer's name, type, `requires_grad` and
-    shape. The second covers all values.
+    The first covers the `repr`, and the name, type, `requires_grad` and shape of each parameter and
+    buffer. The second covers all values.
     """
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(network))  # drop addresses of functions
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(network))  # drop memory addresses
     structure = hashlib.sha256(text.encode())
     values = hashlib.sha256()
     for name, tensor in chain(network.named_parameters(), network.named_buffers()):

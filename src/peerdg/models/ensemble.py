@@ -16,8 +16,8 @@ from peerdg.models.names import Outputs
 def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities") -> Classifier:
     """Build one classifier whose output is the mean of its members' outputs.
 
-    F(x) = log (1/M) Σ_m softmax(F_m(x)), whose softmax is the mean of the probabilities, or with
-    `outputs="logits"` F(x) = (1/M) Σ_m F_m(x), as in the released code of Arpit et al., "Ensemble
+    By default F(x) = log (1/M) Σ_m softmax(F_m(x)), whose softmax is the mean probability. With
+    `outputs="logits"`, F(x) = (1/M) Σ_m F_m(x), as in the released code of Arpit et al., "Ensemble
     of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832.
 
     Its features are the concatenated features of all members, and its head contains copies of
@@ -25,8 +25,8 @@ def ensemble(members: Sequence[Classifier], *, outputs: Outputs = "probabilities
     are shared with the members.
 
     Raises:
-        ConfigError: With fewer than two members, or if they differ in classes, normalization or
-            image size.
+        ConfigError: If there are fewer than two members, or if their classes, normalization or
+            image sizes differ.
     """
     if len(members) < 2:
         raise ConfigError(f"An ensemble needs at least two members, got {len(members)}.")
@@ -57,7 +57,7 @@ def _inputs(model: Classifier) -> tuple[object, ...]:
 
 
 class SideBySide(nn.ModuleList):
-    """Concatenate the features of several encoders, each with the added layers `added`."""
+    """Concatenate the features of several encoders, all with the same added layers."""
 
     def __init__(self, encoders: Sequence[nn.Module], added: tuple[Layer, ...] = ()) -> None:
         super().__init__(encoders)
@@ -70,7 +70,7 @@ class SideBySide(nn.ModuleList):
 class MeanHead(nn.Linear):
     """Apply each head to its part of the features and average the results.
 
-    Returns the mean of the logits, or the logarithm of the mean of the probabilities.
+    Returns the mean logits, or the logarithm of the mean probabilities.
     """
 
     def __init__(self, heads: Sequence[nn.Linear], *, outputs: Outputs) -> None:

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from peerdg.models.classifier import images_per_pass
 
 NOISE_DIM = 10
-SMALL = 64  # largest side of images that are processed without checkpointing
-THUMBNAIL = 32  # side of the images that an affine generator's network reads
+SMALL = 64  # largest image side that is processed without checkpointing
+THUMBNAIL = 32  # side of the input of an affine generator's network
 
 Images = Float[Tensor, "batch 3 h w"]
 Noise = Float[Tensor, "batch noise"]
@@ -24,7 +24,7 @@ Code = Float[Tensor, "batch ..."]
 
 
 class DomainGenerator(nn.Module, abc.ABC):
-    """A generator G(x, n) of image variants, with noise n ~ N(0, I) for each image.
+    """Generate variants G(x, n) of images, with noise n ~ N(0, I) for each image.
 
     Takes and returns unnormalized images in [0, 1]. An image and its noise determine a code. Codes
     can be compared and mixed, and `render` turns a code into an image.
@@ -62,13 +62,13 @@ def draw_noise(x: Images, generator: torch.Generator | None = None) -> Noise:
 
 
 class ImageGenerator(DomainGenerator):
-    """Generate images by convolutions with noise-dependent normalization. The code is the image.
+    """Generate images with convolutions and noise-dependent normalization. The code is the image.
 
-    Two 3 x 3 convolutions (3 to w and 2w channels), adaptive instance normalization, two more (4w
-    and 3 channels) and a sigmoid, with ReLU between: the generator of Li et al., "Progressive
-    domain expansion network for single domain generalization", CVPR 2021,
-    https://arxiv.org/abs/2103.16050, as in the released code. w is `width`. Takes images of any
-    size and keeps it.
+    The generator of Li et al., "Progressive domain expansion network for single domain
+    generalization", CVPR 2021, https://arxiv.org/abs/2103.16050, as in the released code: two 3 x 3
+    convolutions (w and 2w channels), adaptive instance normalization, two more convolutions (4w and
+    3 channels) and a sigmoid, with ReLU in between. w is `width`. Images may have any size
+    and keep it.
     """
 
     def __init__(self, width: int = 16) -> None:
@@ -88,7 +88,7 @@ class ImageGenerator(DomainGenerator):
 
 
 class InverseGenerator(nn.Sequential):
-    """Reconstruct x from G(x, n) without n, by the layers of G without its normalization.
+    """Reconstruct x from G(x, n) without n, with the layers of G except its normalization.
 
     Li et al., CVPR 2021, see `ImageGenerator`.
     """
@@ -101,11 +101,11 @@ class InverseGenerator(nn.Sequential):
 
 
 class AffineGenerator(DomainGenerator):
-    """Warp each image by an affine map. The code is the map, [batch, 2, 3].
+    """Warp each image with an affine map. The code is the map, [batch, 2, 3].
 
-    The spatial transformer in the released code of Li et al., CVPR 2021: the noise becomes a fourth
-    channel of the image, and a small network predicts the map from both, initially the identity.
-    The released code reads images of 32 x 32 pixels. Here other sizes are first resized to that.
+    The spatial transformer from the released code of Li et al., CVPR 2021. The noise becomes a
+    fourth image channel, and a small network predicts the map, which is initially the identity. The
+    released code takes images of 32 x 32 pixels. Here other sizes are first resized to 32 x 32.
     Pixels from outside the image are black. `moves="translation"` allows shifts only.
     """
 
@@ -158,10 +158,10 @@ class AdaptiveInstanceNorm(nn.Module):
 
 
 def in_parts(network: Callable[..., Tensor], x: Images, *others: Tensor) -> Tensor:
-    """Apply an image-wise network in parts with activation checkpointing to save memory.
+    """Apply a network to parts of a batch, with activation checkpointing to save memory.
 
-    A generator needs about 30 MB for the gradient of one photo of 224 x 224 pixels. Above 64 x 64,
-    images pass in parts whose activations are recomputed in the backward pass.
+    A generator needs about 30 MB for the gradient of one photo of 224 x 224 pixels. Images above
+    64 x 64 are processed in parts, whose activations are recomputed in the backward pass.
     """
     side = max(x.shape[-2:])
     if side <= SMALL:
@@ -187,21 +187,21 @@ def _same(inputs: int, outputs: int) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, padding=1)
 
 
-DROPOUT = 0.2  # in the color branch
+DROPOUT = 0.2  # dropout probability in the color branch
 NOISE = 0.01
 _Convolution = tuple[Tensor, Tensor]  # weight and bias
-_MIN_SUM = 0.1  # smallest sum that normalizes the random branch weights
+_MIN_SUM = 0.1  # minimum magnitude of the sum that random branch weights are divided by
 
 
 class StyleComplement(nn.Module):
     """Compute T(x), the mean of a color branch and spatial branches with learned per-pixel styles.
 
     Wang et al., "Learning to diversify", ICCV 2021, https://arxiv.org/abs/2108.11726, and the
-    released code. After noise of a learned strength, the color branch is tanh(dropout(1×1 conv)),
-    and a branch with kernel κ is a valid convolution, instance normalization, a learned scale and
-    shift for each of the remaining pixels, a transposed convolution and tanh. Only the noise
-    strength, the scales and the shifts are learned. Convolutions and their biases are random. The
-    pass that trains the styles (`styled`) has no dropout.
+    released code. First, noise of a learned strength is added. The color branch computes
+    tanh(dropout(1×1 conv)). A branch with kernel κ applies a valid convolution, instance
+    normalization, a learned scale and shift per remaining pixel, a transposed convolution and tanh.
+    Only the noise strength, the scales and the shifts are learned. Convolutions and their biases
+    are random. The pass that trains the styles (`styled`) has no dropout.
 
     Args:
         size: Side of the images, fixed by the shapes of the scales and shifts.
@@ -226,8 +226,8 @@ class StyleComplement(nn.Module):
     def forward(self, x: Images, generator: torch.Generator | None = None) -> Images:
         """Restyle with fresh convolutions and random branch weights.
 
-        The weights are drawn from N(0, 1) and divided by their sum. A sum near zero would give
-        exploding images, so it is bounded away from zero, unlike in the released code.
+        The weights are drawn from N(0, 1) and divided by their sum. A sum near zero would make
+        the images explode, so it is kept away from zero, unlike in the released code.
         """
         convolutions = [
             (weight.to(x), bias.to(x))
@@ -258,7 +258,7 @@ class StyleComplement(nn.Module):
         *,
         mask: Tensor | float = 1.0,
     ) -> Tensor:
-        """Compute all branches. `mask` is the dropout of the color branch."""
+        """Compute all branches. `mask` is the dropout mask of the color branch."""
         x = x + NOISE * self.noise * torch.randn(x.shape, generator=generator).to(x)
         color, *rest = convolutions
         branches = [torch.tanh(F.conv2d(x, *color) * mask)]
@@ -272,7 +272,7 @@ class StyleComplement(nn.Module):
 def _random_convolutions(
     kernels: Sequence[int], generator: torch.Generator | None
 ) -> list[_Convolution]:
-    """Draw weights (3, 3, κ, κ) and biases as torch does, one pair for color and two per κ."""
+    """Draw weights (3, 3, κ, κ) and biases like torch, one pair for color and two per κ."""
     drawn = []
     for kernel in [1, *(kernel for kernel in kernels for _ in range(2))]:
         bound = 1 / math.sqrt(3 * kernel**2)
@@ -294,7 +294,7 @@ class WassersteinAutoEncoder(nn.Module):
 
     Args:
         side: Side of the input images. Larger images are average-pooled to it.
-        kind: Fully connected, or two convolutions of stride 2 each way, for multiples of 4.
+        kind: Fully connected, or two stride-2 convolutions each way (`side` divisible by 4).
         dim: Length of a code.
         width: Hidden units of `"mlp"`. `"conv"` always has 64 channels after two convolutions.
     """
@@ -309,7 +309,7 @@ class WassersteinAutoEncoder(nn.Module):
         self.encoder, self.decoder = layers
 
     def thumbnails(self, images: Tensor) -> Float[Tensor, "n 3 side side"]:
-        """Reduce uint8 or [0, 1] images to the input size, differentiably."""
+        """Downsample images in uint8 or [0, 1] to the input size, differentiably."""
         if images.dtype == torch.uint8:
             images = images.float() / 255
         if images.shape[-2:] == (self.side, self.side):
@@ -317,7 +317,7 @@ class WassersteinAutoEncoder(nn.Module):
         return F.adaptive_avg_pool2d(images, self.side)
 
     def forward(self, x: Float[Tensor, "n 3 side side"]) -> tuple[Tensor, Tensor]:
-        """Return the logits of the pixels and the code of each image."""
+        """Return the pixel logits and the code of each image."""
         code = self.encoder(x)  # (n, dim)
         return self.decoder(code), code
 
@@ -328,7 +328,7 @@ class WassersteinAutoEncoder(nn.Module):
 
 
 class LatentCritic(nn.Sequential):
-    """Distinguish samples of the prior from codes of images: one logit, high for samples."""
+    """Distinguish prior samples from image codes with one logit, high for samples."""
 
     def __init__(self, dim: int = 20, *, width: int = 128) -> None:
         super().__init__(nn.Linear(dim, width), nn.ReLU(), nn.Linear(width, 1), nn.Flatten(0))

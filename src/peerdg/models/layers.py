@@ -13,10 +13,10 @@ from peerdg.models.meta_features import MetaFeatures
 
 Embedding = Float[Tensor, "batch out"]
 Layer = Mapping[str, Any]
-"""`kind`, `place` and the options of the kind, as plain values that a model folder stores.
+"""Plain values that describe an added layer: `kind`, `place` and the options of that kind.
 
-A place is `"features"` (between encoder and head), or `"after NAME"` or `"before NAME"` with the
-name of a module of the encoder.
+A place is `"features"` (between encoder and head), or `"after NAME"` or `"before NAME"` for a
+module of the encoder.
 """
 
 FEATURES = "features"
@@ -55,7 +55,7 @@ class GaussianBottleneck(nn.Module):
 
 
 class StyleMixing(nn.Module):
-    """Mix the styles of the images in a batch in training mode. The identity in eval mode.
+    """Mix styles between the images of a batch in training mode. Identity in eval mode.
 
     Zhou et al., "Domain generalization with MixStyle", ICLR 2021, https://arxiv.org/abs/2104.02008.
     The style of an image is the mean μ and standard deviation σ of each channel over the pixels of
@@ -64,16 +64,16 @@ class StyleMixing(nn.Module):
         γ = λ σ(x) + (1 - λ) σ(x̃)        β = λ μ(x) + (1 - λ) μ(x̃)
         MixStyle(x) = γ (x - μ(x)) / σ(x) + β
 
-    with probability p in each pass in training mode, otherwise x. Gradients do not pass through
+    is returned with probability p in each training pass, otherwise x. Gradients do not flow through
     μ and σ. There is one source domain, so the whole batch is permuted.
 
-    Random numbers come from torch's global generator on the CPU, on every device. A training loop
+    Random numbers come from torch's global CPU generator, whatever the device. A training loop
     seeds it for each step (`peerdg.rng.seeded`).
 
     Args:
-        channel: Channel dimension of a batch. μ and σ are over all others but the first.
+        channel: Channel dimension of a batch. μ and σ are taken over all others but the first.
         p: Probability that a pass mixes.
-        alpha: α. With small values most images get nearly their own or another image's style.
+        alpha: α. Small values give λ near 0 or 1 for most images.
     """
 
     def __init__(self, *, channel: int = 1, p: float = 0.5, alpha: float = 0.1) -> None:
@@ -111,11 +111,11 @@ def projection_head(
     hidden_dim: int | None = None,
     norm: Literal["bn", "ln", "none"] = "bn",
 ) -> nn.Sequential:
-    """Build the projection R, an MLP of Linear-norm-ReLU blocks and a last Linear.
+    """Build the projection R, an MLP of Linear-norm-ReLU blocks that ends with a Linear layer.
 
-    R maps features to the space in which task and proxy model are compared. The PEER paper gives
+    R maps features to the space in which task model and proxy are compared. The PEER paper gives
     the number of layers and the output dimension (Digits 2 and 128, the other benchmarks 3 and
-    1024), but not hidden width, norm and activation. The defaults follow the head of Barlow Twins
+    1024), but not hidden width, norm or activation. The defaults follow the head of Barlow Twins
     (Zbontar et al., ICML 2021) with hidden width max(out_dim, 512).
     """
     hidden_dim = hidden_dim or max(out_dim, 512)
@@ -154,9 +154,9 @@ def insert(encoder: nn.Module, place: str, layer: nn.Module) -> None:
 def inserted(
     encoder: nn.Module, layers: Iterable[tuple[str, Callable[[Tensor], Tensor]]]
 ) -> Iterator[None]:
-    """Insert layers at `"after NAME"` or `"before NAME"` of the encoder inside the block.
+    """Insert layers `"after NAME"` or `"before NAME"` into the encoder, inside the block.
 
-    The layers are hooks, which copies made after the block do not have. A compiled encoder would
+    The layers are hooks, so copies made after the block do not have them. A compiled encoder would
     ignore hooks, so it runs uncompiled inside the block.
     """
     modules = modules_of(encoder)
@@ -176,13 +176,13 @@ def inserted(
 
 
 def modules_of(encoder: nn.Module) -> dict[str, nn.Module]:
-    """Return all modules of an encoder by name, the encoder itself as `OUTPUT`."""
+    """Return all modules of an encoder by name. `OUTPUT` is the encoder itself."""
     return {name or OUTPUT: module for name, module in encoder.named_modules()}
 
 
 def eager(encoder: nn.Module) -> AbstractContextManager[object]:
     """Run a compiled encoder without compilation inside the block."""
-    if encoder._compiled_call_impl is None:  # importing the compiler takes 1.5 seconds
+    if encoder._compiled_call_impl is None:  # skip importing the compiler, which takes 1.5 s
         return nullcontext()
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 Features = Float[Tensor, "n dim"]
-_UNUSED = 1e-8  # diagonal of A below which an atom counts as unused
+_UNUSED = 1e-8  # an atom is unused if its diagonal entry in A is below this
 
 
 class CodeSums:
@@ -23,10 +23,10 @@ class CodeSums:
     Attributes:
         products: Σ ββᵀ.
         targets: Σ βfᵀ.
-        used: How many features have each atom in their code.
+        used: Number of features whose code contains each atom.
         energy: Σ ‖f‖².
         dropped: Σ ‖f - f̂‖².
-        candidates: Features drawn with a probability that grows with what is lost of them.
+        candidates: Features drawn with probability proportional to ‖f - f̂‖².
     """
 
     def __init__(self, atoms: Float[Tensor, "atoms dim"]) -> None:
@@ -63,7 +63,7 @@ class OnlineDictionary(nn.Module):
 
         u = m_j + (B_j - A_j M) / A_jj        m_j ← u / max(‖u‖, 1)
 
-    η (`decay`) < 1 forgets features of earlier states of the network. All state is in buffers.
+    η (`decay`) < 1 forgets features from earlier states of the network. All state is in buffers.
     """
 
     products: Tensor
@@ -96,7 +96,7 @@ class OnlineDictionary(nn.Module):
 
     @torch.no_grad()
     def reseed(self, atoms: Float[Tensor, "atoms dim"]) -> int:
-        """Replace atoms unused since the last call by candidates and return their number."""
+        """Replace atoms unused since the last call with candidates. Return their number."""
         unused = (self.used == 0) & (self.candidates.norm(dim=1) > 0)
         atoms[unused] = F.normalize(self.candidates[unused], dim=1)
         self.products[unused] = 0
@@ -107,9 +107,9 @@ class OnlineDictionary(nn.Module):
 
 
 def draw(f: Features, weights: Float[Tensor, " n"], count: int) -> Float[Tensor, "count dim"]:
-    """Draw features in proportion to the weights, from torch's global generator.
+    """Draw features with probability proportional to `weights`, with torch's global generator.
 
-    Draws without replacement unless there are too few. Returns zeros if all weights are zero.
+    Draws with replacement only if too few weights are positive. Returns zeros if none is.
     """
     weights = weights.double().cpu()
     positive = int((weights > 0).sum())
@@ -123,26 +123,26 @@ _NUMBERS = 2**20  # total size of the systems solved at once, chosen to fit a CP
 
 
 class MetaFeatures(nn.Module):
-    """Replace the feature f at each pixel of a map by a composition of dictionary atoms.
+    """Replace the feature f at each pixel of a map with a composition of dictionary atoms.
 
     With the dictionary M ∈ R^{K x d}, in training and in eval mode:
 
-    - Addressing: S are the s atoms with the largest cosine with f, if at or above a threshold.
+    - Addressing: S are the s atoms most similar to f, with a cosine of at least the threshold.
     - Composition: β = (M_S M_Sᵀ + ρI)⁻¹ M_S f, the closed-form ridge regression of f on S, and the
       output is f̂ = M_Sᵀ β.
 
     The dictionary is not a parameter. `OnlineDictionary` learns it from the sums of `collecting`.
-    Given S, f̂ = P f with the symmetric P = M_Sᵀ (M_S M_Sᵀ + ρI)⁻¹ M_S. The gradient of f is thus P
-    times that of f̂, or with `"straight-through"` the gradient of f̂ itself.
+    Given S, f̂ = P f with the symmetric P = M_Sᵀ (M_S M_Sᵀ + ρI)⁻¹ M_S. So the gradient for f is P
+    times the gradient for f̂. With `"straight-through"`, both gradients are equal.
 
     Args:
         channels: d, the number of channels.
         atoms: K, the size of the dictionary.
         addressed: s, the number of addressed atoms.
         ridge: ρ.
-        threshold: Smallest cosine of an addressed atom. -1 always addresses s atoms.
+        threshold: Minimum cosine of an addressed atom. -1 always addresses s atoms.
         channel: Channel dimension of a batch of maps.
-        gradient: Gradient of f, see above.
+        gradient: Gradient for f, see above.
     """
 
     atoms: Tensor
@@ -190,7 +190,7 @@ class MetaFeatures(nn.Module):
 
     @contextmanager
     def collecting(self) -> Iterator[CodeSums]:
-        """Collect the sums over all passes inside the block, for the dictionary."""
+        """Collect sums for the dictionary over all passes inside the block."""
         self._sums = CodeSums(self.atoms)
         try:
             yield self._sums
@@ -198,7 +198,7 @@ class MetaFeatures(nn.Module):
             self._sums = None
 
     def compose(self, f: Features) -> tuple[Features, list["Addressed"]]:
-        """Return f̂ of each feature, and the addressed atoms in chunks."""
+        """Return f̂ for each feature, and the addressed atoms in chunks."""
         outputs, addressed = [], []
         for part in self._chunks(f):
             chosen = self.address(part)
@@ -222,11 +222,11 @@ class MetaFeatures(nn.Module):
         return index.T.contiguous(), value.T >= self.threshold
 
     def code(self, f: Features, addressed: "Addressed") -> Float[Tensor, "n atoms"]:
-        """Return β of each feature, with zeros for all atoms that are not addressed."""
+        """Return β for each feature, with zeros for atoms that are not addressed."""
         index, used = addressed
         gram = (self.atoms @ self.atoms.T).flatten()
         pairs = index[:, None] * len(self.atoms) + index[None, :]  # (addressed, addressed, n)
-        # Zero the products of atoms below the threshold, so that their β is 0.
+        # Zero the products of atoms below the threshold, so their β is 0.
         system = gram.index_select(0, pairs.flatten()).view(pairs.shape)
         system = system * (used[:, None] & used[None, :])
         ridge = self.ridge * torch.eye(len(index), dtype=f.dtype, device=f.device)
@@ -244,11 +244,11 @@ class MetaFeatures(nn.Module):
 
 
 Addressed = tuple[Int64[Tensor, "addressed n"], Bool[Tensor, "addressed n"]]
-"""Indices of atoms for each feature, and whether they reach the threshold."""
+"""Indices of the addressed atoms of each feature, and whether they reach the threshold."""
 
 
 class _Composition(torch.autograd.Function):
-    """Compute f̂ = P f, saving only the addresses for the gradient, which is P times that of f̂."""
+    """Compute f̂ = P f. The backward pass multiplies by P, and needs only the addresses."""
 
     @staticmethod
     def forward(ctx: Any, f: Tensor, layer: MetaFeatures) -> Tensor:

@@ -12,7 +12,7 @@ from peerdg.options import did_you_mean
 
 Channels = tuple[float, float, float]
 
-MAX_SIDE = 2048  # pixels; a network would need gigabytes for one larger image
+MAX_SIDE = 2048  # pixels. A larger image would need gigabytes of memory
 MEAN_LIMITS = {"at_least": -1e3, "at_most": 1e3}  # on the scale 0..1
 STD_LIMITS = {"at_least": 1e-3, "at_most": 1e3}
 OWN = "own"  # backbone name of a user's network
@@ -22,7 +22,7 @@ Rule = Literal["uniform", "greedy", "ensemble"]
 """Rule for combining runs: average weights (uniform, greedy) or outputs (ensemble)."""
 Outputs = Literal["probabilities", "logits"]
 """Outputs that an ensemble averages."""
-_V1 = "IMAGENET1K_V1"  # initial weights in the domain generalization literature
+_V1 = "IMAGENET1K_V1"  # the usual initial weights in domain generalization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +33,20 @@ class Backbone:
     image_size: int = 224  # side of the images it was designed for
     fixed_size: bool = False  # whether it accepts only this size
     normalization: tuple[Channels, Channels] | None = IMAGENET  # None uses the dataset's
-    last_layer: tuple[str, ...] = ("fc",)  # names in weight files, never loaded
-    imagenet: str | None = _V1  # torchvision's name of `--weights imagenet`
+    last_layer: tuple[str, ...] = ("fc",)  # names in weight files. It is never loaded
+    imagenet: str | None = _V1  # torchvision's name for `--weights imagenet`
 
 
 BACKBONES: dict[str, Backbone] = {
     "digits-cnn": Backbone(
-        title="two convolutions, two linear layers; the network of the Digits papers",
+        title="two convolutions and two linear layers, as in the Digits papers",
         image_size=32,
         normalization=None,
         last_layer=("fc3",),
         imagenet=None,
     ),
     "digits-cnn-half": Backbone(
-        title="the same with half the width, a quarter of the arithmetic",
+        title="digits-cnn with half the width and a quarter of the arithmetic",
         image_size=32,
         normalization=None,
         last_layer=("fc3",),

@@ -1,4 +1,4 @@
-"""Find the stages of a network, their feature maps, and places for added layers."""
+"""Find the stages of a network, their feature maps, and where to add layers."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from peerdg.models.classifier import Classifier, in_eval_mode
 from peerdg.models.layers import OUTPUT, eager, inserted, modules_of
 from peerdg.options import did_you_mean
 
-TOKEN_GROUPS = 4  # groups of a transformer's blocks, like the four stages of a ResNet
+TOKEN_GROUPS = 4  # groups of transformer blocks, analogous to the four stages of a ResNet
 
-# The last map of each resolution, by the class of the encoder. H(x) is another stage if layers with
+# The last map of each resolution, by encoder class. H(x) is an additional stage if layers with
 # weights follow the last map, unless dropout makes it random in training.
 _STAGES = {
     "DigitsCNN": ("conv1", "conv2", OUTPUT),
@@ -59,7 +59,7 @@ class FeatureMap:
 
     @property
     def broadcast_shape(self) -> tuple[int, ...]:
-        """Shape of one value per channel that broadcasts over a batch of these maps."""
+        """Shape in which one value per channel broadcasts over a batch of these maps."""
         sides = (size if place == self.channel else 1 for place, size in enumerate(self.shape))
         return 1, *sides
 
@@ -79,16 +79,16 @@ Trace = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
 def find_stages(model: Classifier, size: int) -> list[FeatureMap]:
     """Return the output of each stage of a network for images of side `size`.
 
-    `_STAGES` lists the stages of known backbones. Those of a timm network are in its
-    `feature_info`, for a transformer the end of each quarter of the blocks. For any other network
-    they are the last map of each resolution among the encoder's children.
+    `_STAGES` lists the stages of known backbones. For a timm network, they come from its
+    `feature_info`, and a timm transformer has one for each quarter of its blocks. For any other
+    network, they are the last map of each resolution among the encoder's children.
     """
     trace = trace_forward(model, size)
     return [_feature_map(name, trace[name][1]) for name in _stages(model.encoder, trace)]
 
 
 def named_maps(model: Classifier, size: int, names: Sequence[str]) -> list[FeatureMap]:
-    """Return the outputs of the named modules, in this order.
+    """Return the outputs of the named modules, in the given order.
 
     Raises:
         ConfigError: If a module is missing or does not return one tensor per pass.
@@ -134,10 +134,10 @@ def stage_places(model: Classifier, size: int) -> Places:
 def choose_places(
     model: Classifier, size: int, *, names: Sequence[str] | None, stages: Sequence[int], option: str
 ) -> Places:
-    """Choose places for a method's layers, at maps of more than one pixel.
+    """Choose where to insert a method's layers. The maps must have more than one pixel.
 
-    Places are after the modules in `names`, or by default at the end of the stages with these
-    numbers, from 1. Missing stages are skipped. `option` is the command-line option for `names`.
+    Layers go after the modules in `names`, or by default at the end of `stages`, counted from 1.
+    Missing stages are skipped. `option` is the command-line option for `names`.
     """
     if names is None:
         available = list(stage_places(model, size).items())
@@ -170,7 +170,7 @@ def recorded(model: Classifier, names: Sequence[str]) -> Iterator[dict[str, list
 
 @torch.no_grad()
 def trace_forward(model: Classifier, size: int) -> Trace:
-    """Trace the modules that return one tensor in a pass of one black image, in call order.
+    """Trace the modules that return one tensor, in call order, for one black image.
 
     Does not change the network.
     """
@@ -210,7 +210,7 @@ def _stages(encoder: nn.Module, trace: Trace) -> list[str]:
 
 
 def _output_is_stage(names: list[str], encoder: nn.Module, trace: Trace) -> bool:
-    """Return whether layers with weights, but no dropout, follow the last stage."""
+    """Return whether layers with weights but no dropout follow the last stage."""
     modules = list(trace)
     later = modules[modules.index(names[-1]) + 1 :] if names else modules
     layers = [encoder.get_submodule(name) for name in later if name != OUTPUT]
@@ -227,7 +227,7 @@ def _layers(module: nn.Module) -> int:
 
 
 def _side(shape: tuple[int, ...]) -> int:
-    """Return the side of a square map in either layout, 0 if the shape is not a map."""
+    """Return the side of a square map in either layout, or 0 if the shape is not a map."""
     if len(shape) != 4:
         return 0
     _, a, b, c = shape

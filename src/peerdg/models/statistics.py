@@ -13,7 +13,7 @@ from peerdg.models.classifier import in_eval_mode
 
 @torch.no_grad()
 def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
-    """Recompute batch-normalization statistics as the mean over batches, weighted by their sizes.
+    """Recompute batch-normalization statistics as the mean over batches, weighted by batch size.
 
     Like `torch.optim.swa_utils.update_bn`, but a smaller last batch counts less and only the
     normalization layers are in train mode. Dropout stays off, so the result is deterministic.
@@ -38,7 +38,7 @@ def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
                 model(images.to(device))
         if not seen:
             raise DataError(
-                "There are no clean images to recompute batch statistics.",
+                "There are no clean images to recompute batch statistics with.",
                 hint="Pass an iterable that can be restarted, with batches of at least two images.",
             )
     except BaseException:
@@ -51,7 +51,7 @@ def recompute_statistics(model: nn.Module, clean: Iterable[Tensor]) -> None:
 
 @contextmanager
 def clean_statistics(models: Iterable[nn.Module], clean: Iterable[Tensor]) -> Iterator[None]:
-    """Use batch statistics of clean images inside the block and restore the old ones afterwards.
+    """Use batch statistics from clean images inside the block, then restore the old ones.
 
     Training is not affected, even if the block is interrupted. See `recompute_statistics`.
     """

@@ -1,11 +1,11 @@
 """A model on disk: weights as safetensors and a description as JSON. Never pickle.
 
-Files of `model/`:
+Files in `model/`:
 
 * `model.safetensors`: the weights
 * `model.json`: backbone, added layers, class names, normalization, image sizes, training, combined
   runs, checksums
-* `MODEL_CARD.md`: the same for people, written by `peerdg.run.model` and never read
+* `MODEL_CARD.md`: the same for human readers, written by `peerdg.run.model` and never read back
 """
 
 import copy
@@ -48,10 +48,10 @@ def describe_model(
 
     Args:
         model: Network with its class names and normalization.
-        backbone: Name of the network, or `OWN`.
+        backbone: Name of the backbone, or `OWN`.
         image_size: Side of the network's input images.
-        stored_size: Side of the squares that files are decoded to first, if different.
-        training: Data, method, settings and results of the training, for the card.
+        stored_size: Side to which image files are decoded first, if different.
+        training: Data, method, settings and results of training, for the model card.
         progress: Number of trained epochs, see `how_far`. None if training is complete.
     """
     description = {
@@ -108,12 +108,12 @@ def checksum(description: Mapping[str, Any]) -> str:
 
 
 def describes_ensemble(description: Mapping[str, Any]) -> bool:
-    """Return whether a description is that of an ensemble."""
+    """Return whether a description belongs to an ensemble."""
     return (description.get("combined") or {}).get("rule") == "ensemble"
 
 
 def how_far(description: Mapping[str, Any]) -> str | None:
-    """Return a phrase on the progress of an unfinished run. None if training is complete."""
+    """Describe the progress of an unfinished run. Returns None if training is complete."""
     progress = description.get("progress") or {"complete": True}
     if progress["complete"]:
         return None
@@ -138,22 +138,22 @@ def require_model(path: Path) -> dict[str, Any]:
         raise DataError(
             f"{missing}, so there is no model to load.",
             hint=nearest_path(path)
-            or "Give a run folder or a model folder. A run has a model after an evaluation.",
+            or "Pass a run folder or model folder. A run has a model after its first evaluation.",
         )
     return read_description(file)
 
 
 def load_stored(path: Path, model: nn.Module | None = None) -> tuple[Classifier, dict[str, Any]]:
-    """Load the classifier of a run folder or model folder, in eval mode, and its description.
+    """Load a classifier in eval mode and its description from a run folder or model folder.
 
     Args:
         path: Run folder or model folder.
-        model: Network to load the weights into, for a user's network: a `Classifier` or the module
+        model: Network to load the weights into, if it is a custom one: a `Classifier` or the module
             it was built from, with or without the layers added by a method. For an ensemble, one
             of its networks or the whole ensemble.
 
     Raises:
-        ConfigError: If the model is a user's network and `model` is missing or has other classes.
+        ConfigError: If `model` is missing for a custom network, or has different classes.
         DamagedError: If a file does not match its checksum or the weights do not fit the network.
         NumericalError: If a weight is NaN or infinite.
     """
@@ -182,7 +182,7 @@ def _network(description: dict[str, Any], model: nn.Module | None) -> Classifier
     if list(network.classes) != description["classes"]:
         raise ConfigError(
             f"The network has the classes {', '.join(network.classes)}. The weights were trained "
-            f"with {', '.join(description['classes'])}.",
+            f"with {', '.join(description['classes'])}."
         )
     return network
 
@@ -192,7 +192,7 @@ def _with_members(network: Classifier, description: dict[str, Any]) -> Classifie
     combined = description.get("combined") or {}
     if isinstance(network.head, MeanHead):  # the user passed the whole ensemble
         if network.head.outputs != combined["outputs"]:
-            raise ValueError(f"it averages {combined['outputs']}")
+            raise ValueError(f"the stored ensemble averages {combined['outputs']}")
         return network
     network = network.with_layers(description["added_layers"])
     if not describes_ensemble(description):
@@ -234,4 +234,4 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             f"Cannot write {path.parent}: {error}.",
             hint="Free some space and start again. Earlier files are intact.",
         ) from error
-    path.chmod(mode)  # safetensors creates files that no other user can read
+    path.chmod(mode)  # safetensors makes files unreadable for other users

@@ -1,8 +1,8 @@
 """Initial weights: find or download a file, reject pickles, load the tensors that match.
 
 A file may contain the whole network as stored by torchvision, timm or the CaffeNet conversions, a
-part of it (`features.*`), or a model saved by peerdg. The last layer of other libraries' files
-belongs to other classes and is never loaded.
+part of it (`features.*`), or a model saved by peerdg. The last layer in files from other libraries
+belongs to different classes and is never loaded.
 """
 
 import importlib
@@ -24,9 +24,9 @@ from peerdg.models.classifier import Classifier
 from peerdg.models.names import BACKBONES, TIMM, check_backbone
 from peerdg.terminal import visible
 
-MIN_SHARE = 0.1  # smallest share of the encoder's tensors in a file
-MAX_SHOWN = 4  # names per sentence
-# Layer names of ViT's MLP in torchvision's published weights.
+MIN_SHARE = 0.1  # minimum fraction of the encoder's tensors that a file must contain
+MAX_SHOWN = 4  # maximum number of layers named in a message
+# Outdated names of ViT's MLP layers in torchvision's published weights, and current names.
 _FORMER_NAMES = ((r"\.mlp\.linear_1\.", ".mlp.0."), (r"\.mlp\.linear_2\.", ".mlp.3."))
 _COUNTER = "num_batches_tracked"  # has no effect and is missing in older files
 _HUB_FILE = "model.safetensors"
@@ -36,11 +36,11 @@ _HUB_FILE = "model.safetensors"
 class LoadReport:
     """Source and coverage of the initial weights."""
 
-    source: str  # the file, or "none"
-    loaded: int  # number of loaded tensors of the encoder
-    total: int  # number of tensors of the encoder
-    fresh: tuple[str, ...] = ()  # tensors of the encoder with random initial values
-    unused: tuple[str, ...] = ()  # unused tensors of the file, except its last layer
+    source: str  # path of the file, or "none"
+    loaded: int  # number of loaded encoder tensors
+    total: int  # number of encoder tensors
+    fresh: tuple[str, ...] = ()  # encoder tensors with random initial values
+    unused: tuple[str, ...] = ()  # unused tensors in the file, except its last layer
     head: bool = False  # whether the head was loaded
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def weights_file(backbone: str, weights: str) -> Path | None:
 
 def imagenet_file(backbone: str) -> Path:
     """Return the file with torchvision's weights, verified by the hash in its name."""
-    from peerdg._vision import models  # imported late, see `backbones`
+    from peerdg._vision import models  # imported here, see `backbones`
 
     check_backbone(backbone, "imagenet")
     url = models.get_model_weights(backbone)[BACKBONES[backbone].imagenet].url
@@ -83,7 +83,7 @@ def imagenet_file(backbone: str) -> Path:
 
 
 def download(url: str, path: Path) -> None:
-    """Download `url` to `path`, verified and atomically."""
+    """Download `url` to `path` atomically, and verify the hash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.hub.download_url_to_file(url, str(path), _hash_in(path), progress=False)
@@ -99,7 +99,7 @@ def download(url: str, path: Path) -> None:
 
 
 def _hash_in(path: Path) -> str:
-    """Return `b8a52dc0` of `squeezenet1_1-b8a52dc0.pth`."""
+    """Return `b8a52dc0` for `squeezenet1_1-b8a52dc0.pth`."""
     return path.stem.rpartition("-")[2]
 
 
@@ -122,7 +122,7 @@ def _hub_file(name: str) -> Path:
 
 
 def initialize(model: Classifier, backbone: str, weights: str) -> LoadReport:
-    """Load the initial weights of a fresh classifier with the named backbone in place.
+    """Load initial weights into a new classifier with the named backbone.
 
     `weights` is `"none"`, `"imagenet"` for the published weights, or a `.safetensors`, `.pth` or
     `.pt` file.
@@ -143,10 +143,10 @@ def initialize(model: Classifier, backbone: str, weights: str) -> LoadReport:
     unused = tuple(name for name, place in places.items() if place not in own)
     problem = ""
     if loaded < MIN_SHARE * len(names) or loaded < len(unused):
-        problem = f"only {loaded} of its {len(places)} weights match one of {len(names)}"
+        problem = f"only {loaded} of its {len(places)} weights match the network's {len(names)}"
     for name, tensor in fitting.items():
         if tensor.shape != own[name].shape:
-            shapes = f"{list(tensor.shape)}, in the network {list(own[name].shape)}"
+            shapes = f"{list(tensor.shape)} instead of {list(own[name].shape)}"
             problem = f"'{name.removeprefix('encoder.')}' has the shape {shapes}"
     if problem:
         raise ConfigError(
@@ -172,7 +172,7 @@ def initialize(model: Classifier, backbone: str, weights: str) -> LoadReport:
 
 
 def _places(tensors: Mapping[str, Tensor], model: Classifier, backbone: str) -> dict[str, str]:
-    """Map the names of a file to those of the network."""
+    """Map tensor names in a file to names in the network."""
     if {name.partition(".")[0] for name in tensors} == {"encoder", "head"}:  # saved by peerdg
         head = tensors.get("head.weight")
         keep_head = head is not None and head.shape == model.head.weight.shape
@@ -182,7 +182,7 @@ def _places(tensors: Mapping[str, Tensor], model: Classifier, backbone: str) -> 
 
 
 def _foreign_places(tensors: Mapping[str, Tensor], last_layer: tuple[str, ...]) -> dict[str, str]:
-    """Map weight names of other libraries to names in the encoder, updating outdated ones."""
+    """Map weight names from other libraries to names in the encoder. Updates outdated names."""
     # DataParallel adds this prefix.
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     places = {}
@@ -197,22 +197,22 @@ def _foreign_places(tensors: Mapping[str, Tensor], last_layer: tuple[str, ...]) 
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a state dict from a .safetensors file, or from a .pth file with only tensors."""
+    """Read a state dict from a .safetensors file, or from a .pth file of tensors only."""
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         raise DataError(f"{path} is not a weights file.", hint="Use a .safetensors or .pth file.")
     try:
         return load_file(path) if path.suffix == ".safetensors" else _load_pth(path)
     except Exception as error:  # torch.load does not document its exceptions for hostile files
         raise DamagedError(
-            f"{path} was refused: it is damaged or contains more than tensors.",
+            f"Cannot load {path}: it is damaged or contains more than tensors.",
             hint="Use a .safetensors file, or a .pth state dict of tensors.",
         ) from error
 
 
 def _load_pth(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a .pth file without executing a pickle.
+    """Read the tensors in a .pth file without executing pickled code.
 
-    The file is memory-mapped if its format allows it, so that false sizes in the file allocate no
+    The file is memory-mapped if its format allows it, so that wrong sizes in the file allocate no
     memory. Only tensors that match the network are read.
     """
     with path.open("rb") as file:
@@ -226,7 +226,7 @@ def _load_pth(path: Path) -> dict[str, Tensor]:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    """List the layers of some tensors, at most `MAX_SHOWN`."""
+    """List the layers that tensors belong to, at most `MAX_SHOWN`."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     more = f" and {len(layers) - MAX_SHOWN} more" if len(layers) > MAX_SHOWN else ""
     return ", ".join(layers[:MAX_SHOWN]) + more
