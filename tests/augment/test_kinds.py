@@ -88,7 +88,7 @@ def test_an_option_of_another_kind_is_refused(kind: str):
             value = MADE[other][1].get(name, options[name])
             if value is None:
                 continue
-            with pytest.raises(ConfigError, match=f"augment.{name} belongs to") as caught:
+            with pytest.raises(ConfigError, match=f"augment.{name} only works with") as caught:
                 AugmentSettings(kind=kind, **{name: value})
             assert "--augment.kind" in (caught.value.hint or "")
 
@@ -96,9 +96,9 @@ def test_an_option_of_another_kind_is_refused(kind: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "randconv", "kernels": (3, 4)}, "even size 4"),
+        ({"kind": "randconv", "kernels": (3, 4)}, "must be odd, got 4"),
         ({"kind": "randconv", "kernels": ()}, "augment.kernels is empty"),
-        ({"kind": "randconv", "variant": "mix", "identity": 0.5}, "belongs to the variant"),
+        ({"kind": "randconv", "variant": "mix", "identity": 0.5}, "only works with variant"),
         ({"kind": "augmix", "severity": 11.0}, "at most 10"),
         ({"kind": "mixup"}, "must be one of"),
     ],
@@ -131,6 +131,6 @@ def test_a_preset_gives_each_kind_its_own_options_only(kind: str, budget: str):
 
 
 def test_an_option_of_randaugment_set_by_the_user_is_refused():
-    with pytest.raises(ConfigError, match=r"augment\.operations belongs to .*'randaugment'"):
+    with pytest.raises(ConfigError, match=r"augment\.operations only works .*'randaugment'"):
         resolve({"augment": {"kind": "augmix", "operations": "sdg"}})
     assert resolve({"augment": {"kind": "augmix"}}).augment.operations is None

@@ -48,5 +48,5 @@ def test_gradients_pass_gradcheck_and_are_finite_for_rows_without_a_positive():
 
 
 def test_refuses_a_batch_without_a_pair():
-    with pytest.raises(ValueError, match="two images of one class"):
+    with pytest.raises(ValueError, match="two images of the same class"):
         supcon(torch.randn(3, 2), torch.arange(3))

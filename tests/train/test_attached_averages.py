@@ -73,7 +73,7 @@ def test_attached_together_they_equal_each_alone_bit_for_bit(tmp_path: Path):
 @pytest.mark.parametrize(
     ("kind", "message", "hint"),
     [
-        (["ema,ema"], "named twice", ""),
+        (["ema,ema"], "listed twice", ""),
         (["emma"], "Unknown average 'emma'", "ema"),
         ([""], "Unknown average ''", ""),
     ],
@@ -200,7 +200,7 @@ def test_attached_averages_use_the_network_before_its_reset(tmp_path: Path):
     [
         ({"method": "p-ens", "randaugment": {"k": 10}}, "no snapshot is averaged"),
         ({"method": "p-ens", "randaugment": {"k": 2}, "average": {"k": 10}}, "Lower --average.k"),
-        ({"method": "p-ens", "randaugment": {"k": 2}}, "do not enter the deployed average"),
+        ({"method": "p-ens", "randaugment": {"k": 2}}, "left out of the deployed average"),
         ({"method": "peer", "peer": {"k": 10}}, "Lower --peer.k"),
         ({"method": "peer", "peer": {"k": 1}, "average": {"k": 10}}, "no snapshot is averaged"),
     ],
@@ -233,12 +233,12 @@ def test_options_of_snapshots_are_refused_with_another_task_model():
             resolve({**peer, "average": {"kind": ["ema"]}})
         resolve({**peer, "average": {"kind": ["swa"]}})
         resolve({**peer, "average": {"kind": ["snapshots", "ema"]}})
-    with pytest.raises(ConfigError, match="exclude"):
+    with pytest.raises(ConfigError, match="used together"):
         resolve({"method": "peer", "peer": {"include_init": True, "reset_proxy": True}})
 
 
 def test_no_averaging_and_a_window_to_average_exclude_each_other():
-    with pytest.raises(ConfigError, match="is off"):
+    with pytest.raises(ConfigError, match="disables it"):
         resolve({"method": "peer-no-average", "average": {"last": 3}})
 
 
@@ -311,7 +311,7 @@ def test_a_window_is_the_same_with_and_without_other_averages(
 
 def test_an_invalid_window_is_refused():
     for name in ("last-0", "last", "first-3", "last-03", "start--1", ""):
-        with pytest.raises(ConfigError, match="Unknown window"):
+        with pytest.raises(ConfigError, match="Unknown snapshot window"):
             AverageSettings(kind=("snapshots",), also=(name,))
 
 

@@ -1,10 +1,10 @@
-"""Augmentation on the device of the images: uint8 batch in, uint8 or float batch out.
+"""Batch augmentations that run on the images' device: uint8 in, uint8 or float out.
 
-- `protocol`: the interface of all augmentations.
+- `protocol`: the interface that all augmentations implement.
 - `geometry`, `operations`: batched image operations with one strength per image.
-- `randaugment`: RandAugment on a whole batch, with two tables of operations.
+- `randaugment`: RandAugment for whole batches, with two sets of operations.
 - `policy`: RandAugment with a `(num_ops, magnitude)` that is redrawn every few epochs.
-- `randconv`, `augmix`, `generators`: other augmentations.
+- `randconv`, `augmix`, `generators`: alternatives to RandAugment.
 - `semantic`: differentiable operations on float images with learnable parameters.
-- `view`: crops and resizes to the input size of the network.
+- `view`: cropping and resizing to the network's input size.
 """

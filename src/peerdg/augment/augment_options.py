@@ -1,4 +1,4 @@
-"""Augmentation options. Classes are imported lazily to parse options without importing torch."""
+"""Augmentation options. Classes are imported lazily so that parsing does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _of(kind: str, default: Any, help: str, **more: Any) -> Any:
-    """Declare an option of one kind of augmentation, or of several kinds as `{kind: default}`."""
+    """Declare an option for one augmentation kind, or for several with `{kind: default}`."""
     defaults = default if isinstance(default, dict) else {kind: default}
     suffix = "" if default is None else f"; default {' or '.join(map(str, defaults.values()))}"
     declared = option(None, f"{kind}: {help}{suffix}", **more)
@@ -21,29 +21,29 @@ def _of(kind: str, default: Any, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentSettings:
-    """Settings of the augmentation G, shared by all methods that augment.
+    """Settings of the augmentation G, shared by all methods that use one.
 
-    Each option belongs to one or more kinds. Options of the chosen kind get its defaults. Options
-    of other kinds are None and raise an error if set.
+    Each option applies to one or more kinds. If it applies to the chosen kind, its default is that
+    kind's. Otherwise it is None, and setting it is an error.
     """
 
     kind: Literal[
         "randaugment", "randconv", "pro-randconv", "augmix", "l2d-generator", "pden-generator"
-    ] = option("randaugment", "the augmentation; default: the method's own")
+    ] = option("randaugment", "augmentation to use; default: the method's own")
     operations: Literal["torchvision", "sdg"] | None = _of(
-        "randaugment", "torchvision", "14 operations of torchvision or 16 of the sDG code"
+        "randaugment", "torchvision", "torchvision's 14 operations, or 16 from sDG code"
     )
     policy: Literal["default", "mild", "wide", "fixed"] | None = _of(
-        "randaugment", "default", "range of the redrawn number of operations and magnitude"
+        "randaugment", "default", "ranges for redrawing num_ops and magnitude"
     )
     num_ops: int | None = _of(
-        "randaugment", None, "operations per image of the fixed policy; default 2", at_least=0
+        "randaugment", None, "fixed policy: operations per image; default 2", at_least=0
     )
     magnitude: int | None = _of(
-        "randaugment", None, "magnitude of the fixed policy; default 9", at_least=0, at_most=30
+        "randaugment", None, "fixed policy: magnitude; default 9", at_least=0, at_most=30
     )
     absolute_pixels: bool | None = _of(
-        "randaugment", False, "sdg: pixel ranges as published for 224 px, not scaled to the image"
+        "randaugment", False, "sdg: use the lengths published for 224 px, unscaled"
     )
     variant: Literal["img", "mix"] | None = _of(
         "randconv", "img", "leave some batches unchanged (img) or mix input and output (mix)"
@@ -52,21 +52,21 @@ class AugmentSettings:
         "randconv", (1, 3, 5, 7), "kernel sizes to draw from", at_least=1
     )
     identity: float | None = _of(
-        "randconv", None, "img: share of unchanged batches; default 0.5", at_least=0, at_most=1
+        "randconv", None, "img: fraction of unchanged batches; default 0.5", at_least=0, at_most=1
     )
     repetitions: int | None = _of(
-        "pro-randconv", 10, "largest number of repetitions of the block", at_least=1
+        "pro-randconv", 10, "maximum number of block repetitions", at_least=1
     )
     offsets: float | None = _of(
-        "pro-randconv", 0.5, "largest standard deviation of the offsets, in pixels", at_least=0
+        "pro-randconv", 0.5, "maximum standard deviation of the offsets, in pixels", at_least=0
     )
     affine: float | None = _of(
-        "pro-randconv", 0.5, "standard deviation of scales and shifts", at_least=0
+        "pro-randconv", 0.5, "standard deviation of the random scales and shifts", at_least=0
     )
     severity: float | None = _of(
-        "augmix", 3.0, "strongest level of an operation, out of 10", above=0.1, at_most=10
+        "augmix", 3.0, "maximum operation strength, out of 10", above=0.1, at_most=10
     )
-    chains: int | None = _of("augmix", 3, "number of mixed chains", at_least=1)
+    chains: int | None = _of("augmix", 3, "number of chains to mix", at_least=1)
     depth: int | None = _of(
         "augmix", None, "operations per chain; default: random from 1 to 3", at_least=1
     )
@@ -74,20 +74,20 @@ class AugmentSettings:
         "l2d-generator", (5, 9, 13, 17), "kernel sizes of the spatial branches", at_least=1
     )
     generator_shift: float | None = _of(
-        "l2d-generator", 0.1, "standard deviation of the shifts", at_least=0
+        "l2d-generator", 0.1, "standard deviation of the random shifts", at_least=0
     )
     generator_mix: float | None = _of(
         "generators",
         {"l2d-generator": 0.6, "pden-generator": 1.0},
-        "share of the generated image",
+        "weight of the generated image",
         at_least=0,
         at_most=1,
     )
     generator_draws: Literal["period", "batch"] | None = _of(
-        "l2d-generator", "period", "redraw the convolutions for each period or batch"
+        "l2d-generator", "period", "redraw the convolutions once per period or batch"
     )
     generator_width: int | None = _of(
-        "pden-generator", 16, "channels of the first layer", at_least=1, at_most=1024
+        "pden-generator", 16, "channels in the first layer", at_least=1, at_most=1024
     )
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class AugmentSettings:
                 raise ConfigError(f"augment.{name} is empty.", hint="Pass at least one size.")
         if even := [size for size in self.kernels or () if size % 2 == 0]:
             raise ConfigError(
-                f"augment.kernels has the even size {even[0]}, which would shift images.",
+                f"augment.kernels must be odd, got {even[0]}. Even kernels would shift the image.",
                 hint="Use odd sizes, e.g. --augment.kernels 1,3,5,7.",
             )
 
@@ -117,14 +117,14 @@ class AugmentSettings:
         """Raise if a generator kernel is too large for images of `side` x `side` pixels."""
         if self.generator_kernels and max(self.generator_kernels) >= side:
             raise ConfigError(
-                f"augment.generator_kernels are too large for images of {side} x {side}.",
-                hint="Use smaller ones, e.g. --augment.generator-kernels 3,5 for 32 x 32 pixels.",
+                f"augment.generator_kernels are too large for images of {side} x {side} pixels.",
+                hint="Use smaller kernels, e.g. --augment.generator-kernels 3,5 for 32 x 32.",
             )
 
 
 def _misplaced(name: str, option: str, needed: str, chosen: str | None) -> ConfigError:
     return ConfigError(
-        f"augment.{name} belongs to the {option} '{needed}', but the {option} is '{chosen}'.",
+        f"augment.{name} only works with {option} '{needed}', but {option} is '{chosen}'.",
         hint=f"Remove it or set --augment.{option} {needed}.",
     )
 
@@ -133,11 +133,11 @@ _OPTIONS = fields(AugmentSettings)[1:]
 DEFAULTS: dict[str, dict[str, Any]] = {
     kind: {f.name: f.metadata["defaults"][kind] for f in _OPTIONS if kind in f.metadata["defaults"]}
     for kind in get_args(AugmentSettings.__annotations__["kind"])
-}  # default options by kind
+}  # kind -> option -> default value
 
 
 def options_of_kind(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `options` (e.g. of a preset) that apply to this kind."""
+    """Return the entries of `options` (e.g. a preset) that apply to this kind."""
     known = {"kind", *DEFAULTS.get(kind, {})}
     return {name: value for name, value in options.items() if name in known}
 
@@ -146,9 +146,9 @@ def make_augment(settings: AugmentSettings, *, seed: int, size: int) -> "Augment
     """Build the configured augmentation.
 
     Args:
-        settings: Kind and options.
-        seed: Seed of the run, used by `redraw`.
-        size: Side of the images in pixels. Generators need a fixed size.
+        settings: Kind of augmentation and its options.
+        seed: Run seed, used by `redraw`.
+        size: Image side in pixels. Generators need a fixed size.
     """
     from peerdg.augment.augmix import AugMix
     from peerdg.augment.generators import NoiseGenerator, StyleGenerator

@@ -14,14 +14,14 @@ from peerdg.augment.operations import Strength
 from peerdg.augment.protocol import Augment, FloatImages, Images, augmentation, require_batch
 
 MAX_DEPTH = 3  # longest chain when `depth` is random
-WEAKEST, LEVELS = 0.1, 10  # levels are drawn from U(0.1, severity), out of 10
+WEAKEST, LEVELS = 0.1, 10  # levels are drawn from U(0.1, severity) on a scale of 10
 
 
 @dataclass(frozen=True)
 class Link:
-    """An operation that a chain may draw.
+    """An operation that a chain can contain.
 
-    `strength` maps (fraction of the strongest level, height, width) to the operation's strength.
+    `strength` maps (level as a fraction of 10, height, width) to the strength of the operation.
     """
 
     name: str
@@ -49,14 +49,14 @@ class AugMix(Augment):
     """Mix each image with chains of random operations: x̄ = (1 - m)·x + m·Σ_i w_i·chain_i(x).
 
     Hendrycks et al., "AugMix: A simple data processing method to improve robustness and
-    uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781, and the released code. For each image
+    uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781, and the released code. Each image has
     w ~ Dirichlet(1, ..., 1) and m ~ Beta(1, 1). A chain has 1 to 3 operations drawn uniformly from
     `LINKS`, each with a level from U(0.1, severity) out of 10 and a random sign. Translations scale
     with the image, and geometric operations use nearest-neighbor sampling, as in `RandAugment`. The
-    released code assumes 32 pixels and interpolates. The result is float32 in [0, 1], not rounded.
+    released code assumes 32 pixels and interpolates. The result is unrounded float32 in [0, 1].
 
     Args:
-        severity: Strongest level.
+        severity: Maximum level.
         chains: Number of chains to mix.
         depth: Operations per chain. None draws 1 to 3 for each chain.
     """
@@ -92,7 +92,7 @@ class AugMix(Augment):
         def randint(low: int, high: int, shape: tuple[int, ...]) -> Tensor:
             return torch.randint(low, high, shape, generator=generator, device="cpu")
 
-        # Dirichlet(1, ..., 1) is a vector of exponential variables over its sum.
+        # Exponential variables divided by their sum follow Dirichlet(1, ..., 1).
         exponential = (-torch.log1p(-uniform(chains))).clamp(min=1e-12)
         return Drawn(
             m=uniform((batch,)),
@@ -107,7 +107,7 @@ class AugMix(Augment):
     def apply(self, images: Images, drawn: "Drawn") -> FloatImages:
         """Compute (1 - m)·x + m·Σ_i w_i·chain_i(x) for the drawn chains."""
         height, width = images.shape[-2:]
-        work = images.repeat_interleave(self.chains, dim=0)  # chain i of image n at n·chains + i
+        work = images.repeat_interleave(self.chains, dim=0)  # row n·chains + i: image n, chain i
         for place in range(drawn.link.shape[2]):
             active = drawn.depth > place
             for number, link in enumerate(LINKS):
@@ -126,11 +126,11 @@ class AugMix(Augment):
         for i in range(self.chains):
             w = drawn.w[:, i].float().to(images.device).view(-1, 1, 1, 1)
             mixed.addcmul_(work[i :: self.chains].float(), m * w)
-        return mixed.div_(255).clamp_(max=1)  # rounding of the weights may exceed 1
+        return mixed.div_(255).clamp_(max=1)  # rounded weights may sum to more than 1
 
 
 class Drawn(NamedTuple):
-    """Random numbers of each image of a batch, on the CPU."""
+    """Random numbers for each image in a batch, on the CPU."""
 
     m: Float64[Tensor, " b"]
     w: Float64[Tensor, "b chains"]

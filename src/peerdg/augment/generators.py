@@ -1,4 +1,4 @@
-"""Untrained generator networks as augmentations, re-initialized in every period."""
+"""Untrained generator networks used as augmentations, re-initialized every period."""
 
 import abc
 from typing import Any, Literal
@@ -23,9 +23,9 @@ from peerdg.rng import seeded
 class Generator(Augment, abc.ABC):
     """Augment with a frozen random network.
 
-    PEER re-initializes its augmentation every k epochs. With a generator, that redraws the weights
-    of the network. They depend only on the seed of the run and the period, so they are not part of
-    the method's state.
+    PEER re-initializes its augmentation every k epochs. For a generator, this means new random
+    weights. They depend only on the run seed and the period, so they are not part of the method's
+    state.
     """
 
     network: nn.Module
@@ -42,7 +42,7 @@ class Generator(Augment, abc.ABC):
 
     @abc.abstractmethod
     def make(self) -> nn.Module:
-        """Build a network, initialized from torch's global generator."""
+        """Build a network, initialized with torch's global random generator."""
 
 
 class StyleGenerator(Generator):
@@ -53,14 +53,14 @@ class StyleGenerator(Generator):
     with mean and scale 0.5. The result is float32 in [0, 1].
 
     Args:
-        size: Side of the images and of the style maps in pixels.
-        kernels: κ of each spatial branch.
-        shift: Standard deviation of the shifts.
-        mix: m, the share of the restyled image.
+        size: Side of the images and the style maps, in pixels.
+        kernels: Kernel size κ of each spatial branch.
+        shift: Standard deviation of the random shifts.
+        mix: Weight m of the restyled image.
         draws: `"period"` redraws convolutions and styles once per period and averages the
             branches. `"batch"` redraws convolutions, branch weights and dropout for each batch,
-            as in L2D's training images, and only the styles last for a period.
-        seed: Seed of the run.
+            as L2D does for its training images. Only the styles last for a period.
+        seed: Run seed.
     """
 
     network: StyleComplement
@@ -87,7 +87,7 @@ class StyleGenerator(Generator):
 
     @augmentation
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
-        """Restyle a batch of images of `size` x `size` pixels."""
+        """Restyle a batch of `size` x `size` images."""
         require_batch(images)
         if images.shape[-2:] != (self.size, self.size):
             raise DataError(
@@ -101,16 +101,16 @@ class StyleGenerator(Generator):
 
 
 class NoiseGenerator(Generator):
-    """Augment with the generator of PDEN: m·G(x, n) + (1 - m)·x with noise n for each image.
+    """Augment with PDEN's generator: m·G(x, n) + (1 - m)·x, with new noise n for each image.
 
     See `ImageGenerator` and Li et al., "Progressive domain expansion network", CVPR 2021,
-    https://arxiv.org/abs/2103.16050. PDEN uses m = 1. Images of an untrained generator have little
-    contrast. The result is float32 in [0, 1].
+    https://arxiv.org/abs/2103.16050. PDEN uses m = 1. An untrained generator produces images
+    with little contrast. The result is float32 in [0, 1].
 
     Args:
-        width: Channels of the first layer.
-        mix: m, the share of the generated image.
-        seed: Seed of the run.
+        width: Channels in the first layer.
+        mix: Weight m of the generated image.
+        seed: Run seed.
     """
 
     network: ImageGenerator
@@ -125,7 +125,7 @@ class NoiseGenerator(Generator):
 
     @augmentation
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
-        """Generate one image from each image of a batch."""
+        """Generate a new image from each image in the batch."""
         require_batch(images)
         x = unit(images)
         generated = self.network.to(images.device).generate(x, generator)

@@ -1,8 +1,8 @@
 """Geometric operations of RandAugment: shear, translate, rotate, cutout.
 
-A warp copies every output pixel from its nearest source pixel, black outside. The source index
-depends only on the matrix and the image size. Images with the same matrix share one index, and a
-single `gather` warps the whole batch.
+A warp copies each output pixel from the nearest source pixel and fills the outside with black. The
+source index depends only on the matrix and the image size. Images with the same matrix share one
+index, and a single `gather` warps the whole batch.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from torch.nn.functional import grid_sample, pad
 from peerdg.augment.operations import Strength, portions
 from peerdg.augment.protocol import Images
 
-CUTOUT_COLOR = (125, 123, 114)  # the mean color of ImageNet, as in the published cutout
+CUTOUT_COLOR = (125, 123, 114)  # ImageNet's mean color, as in the published code
 _MAX_FLOAT32_INTEGER = 2**24
 
 
 class Warp:
-    """Warp each image by its own affine map.
+    """Warp each image with its own affine map.
 
-    Equal bit for bit to torchvision's `affine` or `rotate` on single images.
+    Bitwise identical to torchvision's `affine` or `rotate` on single images.
 
     Args:
         matrix: Function from (strength, height, width) to matrices [b, 2, 3] that map output to
@@ -43,12 +43,12 @@ class Warp:
 def sources(
     matrices: Float64[Tensor, "k 2 3"], height: int, width: int
 ) -> Int64[Tensor, "k pixels"]:
-    """Return the source of each output pixel: 1 + the source pixel's index, or 0 for outside.
+    """Return the source of each output pixel: 1 + the source pixel's index, or 0 if outside.
 
-    Follows the steps of torchvision so that pixel borders round in the same way: a matrix in double
-    precision, then float32, the same product with the same grid, and `grid_sample`. The sampled
-    image holds pixel indices, so any number of images can share the result. float32 limits this to
-    images of fewer than 2**24 pixels (4096 x 4096).
+    Repeats torchvision's steps so that positions between two pixels round the same way: a matrix in
+    double precision, converted to float32, times the same grid, passed to `grid_sample`. The
+    sampled image holds pixel indices, so any number of images can share the result. As the indices
+    are float32, images must have fewer than 2**24 pixels (4096 x 4096).
     """
     if height * width >= _MAX_FLOAT32_INTEGER:
         raise ValueError(f"Images of {height} x {width} pixels are too large to warp.")
@@ -63,9 +63,9 @@ def sources(
 def sampling_grid(
     matrices: Float[Tensor, "k 2 3"], height: int, width: int
 ) -> Float[Tensor, "k h w 2"]:
-    """Return the grid for `grid_sample` without `align_corners`.
+    """Return a grid for `grid_sample` with `align_corners=False`.
 
-    Differentiable in the matrices, which map output to source coordinates with center (0, 0).
+    Differentiable with respect to `matrices`, which map output to source with center (0, 0).
     """
     rows, columns = (_centered(size, matrices) for size in (height, width))
     y, x = torch.meshgrid(rows, columns, indexing="ij")
@@ -78,20 +78,17 @@ def sampling_grid(
 
 
 def _centered(size: int, like: Tensor) -> Float[Tensor, " size"]:
-    """Return the pixel coordinates along one axis, 0 in the middle."""
+    """Return the pixel coordinates along one axis, with 0 at the center."""
     last = (size - 1.0) * 0.5
     return torch.linspace(-last, last, steps=size, dtype=like.dtype, device=like.device)
 
 
 def move_pixels(
-    images: Images,
-    sources: Int64[Tensor, "k pixels"],
-    numbers: Int64[Tensor, " b"],
-    out: Images,
+    images: Images, sources: Int64[Tensor, "k pixels"], numbers: Int64[Tensor, " b"], out: Images
 ) -> Images:
-    """Rearrange the pixels of each image i by row `numbers[i]` of `sources`."""
+    """Rearrange the pixels of image i according to row `numbers[i]` of `sources`."""
     for pixels, number, moved in portions(images.flatten(2), numbers, out.flatten(2)):
-        # Index 0 is a black pixel for everything outside the image.
+        # Prepend a black pixel, which index 0 refers to.
         numbered = pad(pixels, (1, 0))
         index = sources.index_select(0, number).unsqueeze(1)
         torch.gather(numbered, 2, index.expand(pixels.shape), out=moved)
@@ -103,8 +100,8 @@ def row_starts(
 ) -> tuple[Int64[Tensor, "k h"], Bool[Tensor, " k"]]:
     """Return where each output row starts, and which maps only shift rows.
 
-    Row starts describe translations and horizontal shears completely. `move_rows`, which defines
-    the memory layout, copies rows several times as fast as single pixels.
+    Row starts fully describe translations and horizontal shears. `move_rows`, which defines the
+    memory layout, copies whole rows several times faster than single pixels.
     """
     source = source.view(-1, height, width)
     outside = source == 0
@@ -119,15 +116,12 @@ def row_starts(
 
 
 def move_rows(
-    images: Images,
-    starts: Int64[Tensor, "k h"],
-    numbers: Int64[Tensor, " b"],
-    out: Images,
+    images: Images, starts: Int64[Tensor, "k h"], numbers: Int64[Tensor, " b"], out: Images
 ) -> Images:
-    """Shift the rows of each image i by row `numbers[i]` of `starts`."""
+    """Shift the rows of image i according to row `numbers[i]` of `starts`."""
     height, width = images.shape[-2:]
     for part, number, moved in portions(images, numbers, out):
-        # A black row between any two rows holds the pixels outside the image.
+        # Separate the rows by black gaps, which stand for the pixels outside the image.
         planes, size = part.flatten(0, 1), height * 2 * width
         spaced = planes.new_zeros(width + planes.shape[0] * size)
         spaced[width:].view(-1, height, 2 * width)[..., :width] = planes
@@ -143,8 +137,8 @@ def _matrix(rows: list[list[Tensor]]) -> Float64[Tensor, "b 2 3"]:
 
 
 def _tangent(strength: Float64[Tensor, " b"]) -> Float64[Tensor, " b"]:
-    # torchvision takes the shear as an angle in degrees. Repeat the conversion, which can change
-    # the last bit.
+    # torchvision takes the shear as an angle in degrees. Repeat that conversion, because it can
+    # change the last bit.
     return torch.tan(torch.deg2rad(torch.rad2deg(torch.atan(strength))))
 
 
@@ -162,7 +156,7 @@ def shear_y(strength: Tensor, height: int, width: int) -> Tensor:
     angle = torch.deg2rad(torch.rad2deg(torch.atan(strength)))
     tangent = torch.sin(angle) / torch.cos(angle)
     one, zero = torch.ones_like(tangent), torch.zeros_like(tangent)
-    # torchvision shifts to the center and back, which rounds.
+    # Shift to the center and back as torchvision does, because it affects rounding.
     shift = (-0.5 * height - tangent * (-0.5 * width)) - (-0.5 * height)
     return _matrix([[one, zero, zero], [tangent, one, shift]])
 
@@ -190,10 +184,10 @@ def rotate(strength: Tensor, height: int, width: int) -> Tensor:
 
 
 def cutout(images: Images, strength: Strength, centers: Float64[Tensor, "b 2"]) -> Images:
-    """Cover a square of side `strength` pixels with gray-brown.
+    """Cover a square of `strength` x `strength` pixels with gray-brown.
 
-    `centers` are (x, y) in fractions of width and height. As in the published code, a square that
-    would start left of or above the image is moved inside, and is cut off at the right and bottom.
+    `centers` are (x, y) in fractions of width and height. As in the published code, squares that
+    start left of or above the image are moved inside. At the right and bottom they are cut off.
     The published square is one pixel larger, because PIL rectangles include their right and lower
     edges.
     """
@@ -205,7 +199,7 @@ def cutout(images: Images, strength: Strength, centers: Float64[Tensor, "b 2"]) 
 
 
 def _covered(strength: Tensor, center: Tensor, size: int) -> Tensor:
-    """Return a mask (b, size) of the pixels under the square along one axis."""
+    """Return a mask (b, size) of the pixels that the square covers along one axis."""
     start = (center * size - strength / 2).clamp(min=0).floor().unsqueeze(1)
     pixel = torch.arange(size, device=strength.device)
     return (pixel >= start) & (pixel < start + strength.unsqueeze(1))

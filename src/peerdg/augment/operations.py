@@ -1,9 +1,9 @@
-"""Color operations of RandAugment, as functions of `(images, strength)`.
+"""RandAugment's color operations, as functions of `(images, strength)`.
 
 Each image has its own strength, in the units of torchvision's RandAugment: the distance of the
 factor from 1 for brightness, color, contrast and sharpness, bits for posterize, and a fraction of
-255 for solarize. In `geometry` it is a tangent for shears, pixels for translations, and degrees for
-the rotation. Strengths are in double precision because torchvision rounds to float32 late.
+255 for solarize. In `geometry`, it is a tangent for shears, pixels for translations and degrees for
+rotations. Strengths are double precision because torchvision rounds to float32 late.
 """
 
 import threading
@@ -18,7 +18,7 @@ from peerdg.augment.protocol import Images
 
 PORTION = 2**19  # maximum number of values per part, see `portions`
 LARGE = 3 * 2**19  # minimum size of reused buffers in bytes, see `scratch`
-# torchvision's weights of green and blue (Rec. 601), rounded to float32.
+# torchvision's luma weights for green and blue (Rec. 601), rounded to float32.
 _GREEN, _BLUE = 0.5870000123977661, 0.11400000005960464
 
 _buffers = threading.local()
@@ -26,12 +26,12 @@ _buffers = threading.local()
 
 Strength = Float64[Tensor, " b"]
 Weights = tuple[Float32[Tensor, "b 1 1 1"], Float64[Tensor, "b 1 1 1"]]
-"""Weights of the image and of the other image, rounded to float32 where torchvision does."""
+"""Weights of the image and of its degraded copy, rounded to float32 as in torchvision."""
 
 
 def portions(images: Tensor, *others: Tensor) -> Iterable[tuple[Tensor, ...]]:
     """Split a batch and its per-image tensors into parts of at most `PORTION` image values."""
-    count = images.shape[0]  # `len` is as slow as a small operation
+    count = images.shape[0]  # `len` takes as long as a small operation
     step = max(1, PORTION * count // max(1, images.numel()))
     if step >= count:
         return [(images, *others)]
@@ -39,10 +39,10 @@ def portions(images: Tensor, *others: Tensor) -> Iterable[tuple[Tensor, ...]]:
 
 
 def scratch(name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a contiguous buffer. The next large buffer with the same name overwrites it.
+    """Return a contiguous buffer that is valid until the next call with the same name.
 
-    Large CPU buffers are reused within a thread. The system clears new memory page by page on
-    first access, which takes longer than the arithmetic. Other devices cache freed memory.
+    Large CPU buffers are reused within a thread, because the system clears new memory on first
+    access, which takes longer than the arithmetic. Other devices cache freed memory.
     """
     size = like.numel()
     if size * dtype.itemsize < LARGE or like.device.type != "cpu":
@@ -50,22 +50,22 @@ def scratch(name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
     buffers: dict[str, Tensor] = _buffers.__dict__
     buffer = buffers.get(name)
     if buffer is None or buffer.shape[0] < size:
-        # Round up to avoid frequent growth: the number of images per operation varies.
+        # The number of images per operation varies. Round up to avoid frequent reallocation.
         room = 1 << (size - 1).bit_length()
-        with torch.inference_mode(False):  # makes the buffer writable in either mode
+        with torch.inference_mode(False):  # the buffer must be writable in either mode
             buffer = buffers[name] = torch.empty(room, dtype=dtype, device=like.device)
     return buffer[:size].view(like.shape)
 
 
 def convert(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Convert a tensor to `dtype`, in `scratch` memory if it is large."""
+    """Convert a tensor to `dtype`, using `scratch` memory if it is large."""
     if tensor.numel() * dtype.itemsize < LARGE:
         return tensor.to(dtype)
     return scratch(name, tensor, dtype).copy_(tensor)
 
 
 def gray(images: Images) -> Float32[Tensor, "b h w"]:
-    """Return the luma as whole numbers, in torchvision's order of operations."""
+    """Return the luma in whole numbers, computed in the same order as in torchvision."""
     red, green, blue = images.unbind(dim=1)
     luma = red.mul(0.2989)
     exact = convert(luma, torch.float64, "exact").add_(green, alpha=_GREEN)
@@ -82,9 +82,9 @@ def multiply_add(
 
     torchvision's `base.add(other, alpha=number)` is a fused multiply-add, except on a CPU for the
     last values of a row that do not fill a vector register, which are rounded twice. At these
-    positions torchvision may differ from this function by one level. Here every position is rounded
-    in the same way: the product of two float32 is exact in double precision, and the sum is
-    rounded to float32 at the end.
+    positions torchvision may differ from this function by one level. Here, every position is
+    rounded the same way: the product of two float32 values is exact in double precision, and the
+    sum is rounded to float32 at the end.
     """
     return base.copy_(convert(base, torch.float64, "exact").addcmul_(other, alpha))
 
@@ -92,16 +92,16 @@ def multiply_add(
 def to_bytes(values: Float32[Tensor, "*shape"]) -> Int16[Tensor, "*shape"]:
     """Clamp to 0..255 and truncate, overwriting the argument.
 
-    Returns int16 for the caller to copy to uint8. On a CPU these two vectorized conversions take a
-    third of the time of the direct one, which is not vectorized.
+    Returns int16, which the caller copies to uint8. On a CPU, these two vectorized conversions take
+    a third of the time of a direct one, which is not vectorized.
     """
     return convert(values.clamp_(0, 255), torch.int16, "short")
 
 
 class Curve:
-    """Map pixel values by a lookup table that depends on the image.
+    """Map pixel values through a lookup table computed from the image.
 
-    Equal bit for bit to torchvision's function of the same name on single images.
+    Bitwise identical to torchvision's function of the same name on single images.
 
     Args:
         table: Function from images to unrounded lookup tables [b, 3, 256], one per channel.
@@ -117,7 +117,7 @@ class Curve:
 
 
 class FixedCurve:
-    """Map pixel values by a lookup table that depends on the strength only.
+    """Map pixel values through a lookup table that depends only on the strength.
 
     Args:
         direct: Function of (images, strength, out) that computes the result without a table. Each
@@ -139,7 +139,7 @@ class FixedCurve:
         return out
 
     def table(self, strength: Strength) -> UInt8[Tensor, "b 1 256"]:
-        """Return the lookup table of each strength."""
+        """Return the lookup table for each strength."""
         values = _values(strength.device).to(torch.uint8).repeat(len(strength), 1, 1, 1)
         return self.apply(values, strength, torch.empty_like(values)).view(-1, 1, 256)
 
@@ -149,7 +149,7 @@ def look_up(
     pixels: UInt8[Tensor, "b 3 pixels"],
     out: UInt8[Tensor, "b 3 pixels"],
 ) -> UInt8[Tensor, "b 3 pixels"]:
-    """Replace each value by its entry in the table of its image and channel."""
+    """Look up each value in the table for its image and channel."""
     table = table.expand(-1, pixels.shape[1], -1)
     for part, part_table, part_out in portions(pixels, table, out):
         torch.gather(part_table, 2, _index(part), out=part_out)
@@ -157,7 +157,7 @@ def look_up(
 
 
 def to_uint8_table(table: Float32[Tensor, "b _ 256"]) -> UInt8[Tensor, "b _ 256"]:
-    """Round a table to uint8, overwriting the argument."""
+    """Convert a table to uint8, overwriting the argument."""
     return to_bytes(table).to(torch.uint8)
 
 
@@ -179,14 +179,14 @@ def brightness(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
 
 @FixedCurve
 def posterize(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
-    """Keep the first `int(strength)` bits."""
+    """Keep the `int(strength)` most significant bits."""
     mask = 256.0 - torch.exp2(8.0 - strength.trunc())
     return torch.bitwise_and(images, mask.to(torch.uint8), out=out)
 
 
 @FixedCurve
 def solarize(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
-    """Invert the values of at least `255 * strength`."""
+    """Invert all values of at least `255 * strength`."""
     last = (255.0 * strength).float().ceil_().short() - 1  # largest unchanged value
     # The arithmetic shift spreads the sign bit: all ones where a value is larger than `last`.
     mask = convert(images, torch.int16, "short")
@@ -196,13 +196,13 @@ def solarize(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
 
 @FixedCurve
 def solarize_add(images: Tensor, strength: Tensor, out: Tensor) -> Tensor:
-    """Add `int(strength)` to every value, up to 255, then invert the values of at least 128.
+    """Add `int(strength)` to every value, up to 255, then invert values of at least 128.
 
-    Follows the public RandAugment code for PyTorch used by the single-source code bases.
-    TensorFlow's operation of the same name adds to the values below 128 and inverts none.
+    Follows the public PyTorch code of RandAugment that single-source methods use. TensorFlow's
+    operation of the same name adds only to values below 128 and does not invert.
     """
     added = convert(images, torch.int16, "short").add_(strength.short()).clamp_(max=255)
-    bright = (127 - added).bitwise_right_shift_(15)  # mask of all ones, see `solarize`
+    bright = (127 - added).bitwise_right_shift_(15)  # all ones above 127, see `solarize`
     return out.copy_(added.bitwise_xor_(bright))
 
 
@@ -225,8 +225,8 @@ def autocontrast(images: Tensor) -> Tensor:
 @Curve
 def equalize(images: Tensor) -> Tensor:
     """Equalize the histogram of each channel, as PIL does. The strength is ignored."""
-    # float32 counts exactly up to 2**24 pixels, and floors of quotients equal integer division,
-    # which takes several times as long.
+    # float32 counts are exact up to 2**24 pixels. Floored quotients equal integer division, which
+    # takes several times as long.
     values = _values(images.device)
     pixels = images.flatten(2)
     counts = values.new_zeros(*pixels.shape[:2], 256)
@@ -234,8 +234,8 @@ def equalize(images: Tensor) -> Tensor:
     for part, part_counts in portions(pixels, counts):
         part_counts.scatter_add_(2, _index(part), one.expand(part.shape))
     below = counts.cumsum(dim=2).sub_(counts)
-    # PIL ignores the pixels of the brightest value present. The pixels below it are the maximum of
-    # `below` over all values present.
+    # PIL ignores pixels with the brightest value present. The number of darker pixels is the
+    # maximum of `below` over all values present.
     most = counts.clamp_(max=1).mul_(below).amax(dim=2, keepdim=True)
     step = most.div_(255).floor_()
     spread = below.add_(step.div(2).floor_()).div_(step)
@@ -245,14 +245,14 @@ def equalize(images: Tensor) -> Tensor:
 class Blend:
     """Blend each image with a degraded copy of itself, as PIL's `ImageEnhance` does.
 
-    Equal bit for bit to torchvision's function of the same name on single images.
+    Bitwise identical to torchvision's function of the same name on single images.
 
     Args:
-        other: Function from (images, luma [b, h, w]) to the degraded copy, in any shape that
+        other: Function that maps (images, luma [b, h, w]) to the degraded copy, in any shape that
             broadcasts.
-        of_luma: Whether `other` uses the luma. If not, its second argument is meaningless.
-        as_difference: Whether `other` returns degraded copy minus image. The weight of the image
-            is then 1.
+        of_luma: Whether `other` uses the luma. If not, its second argument is undefined.
+        as_difference: Whether `other` returns the degraded copy minus the image. The image then
+            has weight 1.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class Blend:
         self.as_difference = as_difference
 
     def weights(self, strength: Strength) -> Weights:
-        """Return the weights `1 + strength` of the images and `-strength` of the copies."""
+        """Return the weights: `1 + strength` for the images, `-strength` for the copies."""
         factor = (1.0 + strength).view(-1, 1, 1, 1)
         image = torch.ones_like(factor) if self.as_difference else factor
         return image.float(), (1.0 - factor).float().double()
@@ -286,7 +286,7 @@ class Blend:
 def mix(
     blends: Sequence[tuple[Blend, slice]], images: Images, weights: Weights, out: Images
 ) -> Images:
-    """Apply each blend to its slice of contiguous images. Blends of the luma must come first."""
+    """Apply each blend to its slice of contiguous images. Blends with luma must come first."""
     luma_slices = [part for blend, part in blends if blend.of_luma]
     luma = gray(images[: luma_slices[-1].stop]) if luma_slices else images
     others = [blend.other(images[part], luma[part]) for blend, part in blends]
@@ -302,7 +302,7 @@ def mix(
 
 @Blend
 def contrast(images: Tensor, luma: Tensor) -> Tensor:
-    """Scale the distance from the mean gray of the image by `1 + strength`."""
+    """Scale the distance from the image's mean gray by `1 + strength`."""
     return luma.mean(dim=(1, 2), keepdim=True).unsqueeze(1)
 
 
@@ -321,16 +321,16 @@ def _smoothing(images: Tensor, luma: Tensor) -> Tensor:
 
 
 def _smooth(images: Images) -> Float32[Tensor, "b 3 h w"]:
-    """Average each value with its neighbors, in whole numbers. The border is undefined."""
+    """Average each value with its neighbors and round. The border is undefined."""
     width = images.shape[-1]
-    # Adding neighbors on the flat buffer, across rows and images, is fast and wrong only at the
+    # Adding neighbors in the flat buffer, across rows and images, is fast and only wrong at the
     # border.
     sums = convert(images, torch.int16, "short").view(-1)
     triples = (sums[:-2] + sums[1:-1]).add_(sums[2:])
     inside = sums[width + 1 : -(width + 1)].mul_(4)
     inside.add_(triples[: -2 * width]).add_(triples[width:-width]).add_(triples[2 * width :])
-    # Weights 1/13 around 5/13. No integer over 13 is near a half, so the order of summation does
-    # not change the rounded value.
+    # The weights are 5/13 for the pixel and 1/13 for each neighbor. No multiple of 1/13 is near a
+    # half, so the order of summation does not affect rounding.
     smooth = convert(sums, torch.float32, "smooth").mul_(1.0 / 13.0).round_()
     return smooth.view(images.shape)
 
@@ -344,7 +344,7 @@ def _inside(height: int, width: int, device: torch.device) -> Float32[Tensor, "h
 
 
 def identity(images: Images, strength: Strength) -> Images:
-    """Return the images themselves."""
+    """Return the images unchanged."""
     return images
 
 

@@ -15,7 +15,7 @@ from peerdg.stages import stage
 
 Range = tuple[int, int]
 
-# Inclusive ranges of num_ops and magnitude by name.
+# Inclusive ranges of num_ops and magnitude for each named policy.
 PRESETS: dict[str, tuple[Range, Range]] = {
     "default": ((1, 4), (1, 20)),
     "mild": ((1, 2), (1, 10)),
@@ -25,18 +25,18 @@ PRESETS: dict[str, tuple[Range, Range]] = {
 
 
 class Policy(Augment):
-    """Apply RandAugment with a number of operations and a magnitude redrawn for each period.
+    """Apply RandAugment, redrawing the number of operations and the magnitude every period.
 
     PEER (Cho et al., CVPR 2025) re-initializes its augmentation every k epochs with a random
-    number of transformations and a random magnitude. The paper does not state the ranges, so those
-    here and in `PRESETS` are assumptions. A draw depends only on the seed and the period.
+    number of transformations and a random magnitude. The paper does not state the ranges, so the
+    defaults and `PRESETS` are assumptions. A draw depends only on the seed and the period.
 
     Args:
-        num_ops: Smallest and largest number of operations per image.
-        magnitude: Smallest and largest magnitude.
+        num_ops: Minimum and maximum number of operations per image.
+        magnitude: Minimum and maximum magnitude.
         operations: Set of operations, see `RandAugment`.
-        absolute_pixels: Whether to use lengths in pixels unscaled, see `RandAugment`.
-        seed: Seed of the run.
+        absolute_pixels: Whether to leave lengths in pixels unscaled, see `RandAugment`.
+        seed: Run seed.
     """
 
     options: dict[str, Any]
@@ -52,7 +52,7 @@ class Policy(Augment):
     ) -> None:
         for name, (low, high) in (("num_ops", num_ops), ("magnitude", magnitude)):
             if low > high:
-                raise ConfigError(f"The range of {name} is empty: {low} to {high}.")
+                raise ConfigError(f"{name} must be a range from low to high, got {low} to {high}.")
         self.num_ops = num_ops
         self.magnitude = magnitude
         self.options: dict[str, Any] = {
@@ -61,7 +61,7 @@ class Policy(Augment):
         }
         self.seed = seed
         for corner in zip(num_ops, magnitude, strict=True):
-            RandAugment(*corner, **self.options)  # validate the ranges now, not periods later
+            RandAugment(*corner, **self.options)  # raise now instead of in a later period
         self.redraw(0)
 
     @classmethod
@@ -77,9 +77,9 @@ class Policy(Augment):
 
         Args:
             name: Preset. `"fixed"` never changes, as in plain RandAugment.
-            num_ops: Operations per image of the fixed policy, 2 by default.
-            magnitude: Magnitude of the fixed policy, 9 by default.
-            options: `operations`, `absolute_pixels` and `seed` of the policy.
+            num_ops: Operations per image, only for `"fixed"`. Defaults to 2.
+            magnitude: Magnitude, only for `"fixed"`. Defaults to 9.
+            options: `operations`, `absolute_pixels` and `seed`, passed to the constructor.
         """
         if name not in PRESETS:
             raise ConfigError(f"Unknown policy '{name}'.", hint=did_you_mean(name, PRESETS))
@@ -99,7 +99,7 @@ class Policy(Augment):
 
     @stage("augment")
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
-        """Augment a batch with the policy of the current period, initially 0."""
+        """Augment a batch with the policy of the current period, 0 before any `redraw`."""
         return self.augment(images, generator)
 
     @stage("augment")

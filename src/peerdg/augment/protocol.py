@@ -1,4 +1,4 @@
-"""The augmentation protocol, and helpers for augmentations in floating point."""
+"""The augmentation protocol, and helpers for floating-point augmentations."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -18,18 +18,18 @@ FloatImages = Float[Tensor, "b 3 h w"]
 class Augment(Protocol):
     """Interface of the augmentation G, which turns a batch x into views x̄ = G(x).
 
-    Input images are uint8. Views are uint8, or floating point where 1.0 is white and values may
-    leave [0, 1]. Randomness per batch comes from the generator of the batch. Randomness that lasts
-    for several epochs is drawn by `redraw` from the seed of the augmentation. An augmentation
-    therefore has no state to save.
+    Input images are uint8. Views are uint8 or floating point. In floating point, 1.0 is white and
+    values may leave [0, 1]. Randomness within a batch comes from the generator passed with it.
+    Randomness that lasts for several epochs is drawn by `redraw` from the augmentation's seed. An
+    augmentation therefore has no state to save.
 
-    Inherit from it for the defaults, or write a class with these three methods.
+    Subclass it to inherit the defaults, or write a class with these three methods.
     """
 
     def redraw(self, period: int) -> dict[str, Any]:
         """Draw the parameters for a period of epochs and return them for logging.
 
-        They must depend only on the seed and the period, because a resumed run calls this again.
+        They must depend only on the seed and the period, because a resumed run redraws them.
         """
         return {}
 
@@ -38,7 +38,7 @@ class Augment(Protocol):
 
         Args:
             images: A uint8 batch on any device.
-            generator: A CPU generator, whatever the device of the images. None is torch's global.
+            generator: CPU generator, even for images on a GPU. Defaults to torch's global one.
         """
         ...
 
@@ -60,7 +60,7 @@ Call = Callable[Concatenate[Self, Tensor, Rest], Tensor]
 
 
 def augmentation(call: Call[Self, Rest]) -> Call[Self, Rest]:
-    """Decorate an augmentation's method: timed, without gradients, in full precision.
+    """Decorate a method to run timed, without gradients and in full precision.
 
     Autocast is disabled because views are also computed inside training steps.
     """
@@ -83,22 +83,22 @@ def unit(images: Tensor) -> Tensor:
 
 
 def centered(images: Tensor) -> FloatImages:
-    """Scale images to [-1, 1], as a normalization with mean and scale 0.5 does."""
+    """Scale images to [-1, 1], like normalization with mean and scale 0.5."""
     return unit(images) * 2 - 1
 
 
 def uncentered(images: Tensor) -> FloatImages:
-    """Invert `centered`: 1.0 is white."""
+    """Undo `centered`: map [-1, 1] back to [0, 1]."""
     return images.add(1).div_(2)
 
 
 def require_batch(images: Any, *, of: tuple[torch.dtype, ...] = (torch.uint8,)) -> None:
-    """Raise a DataError if `images` is not a batch of color images of one of these types."""
+    """Raise a DataError unless `images` is a batch of color images with one of these dtypes."""
     if not isinstance(images, Tensor):
-        raise DataError(f"An augmentation expects a tensor, got {type(images).__name__}.")
+        raise DataError(f"Expected a tensor of images, got {type(images).__name__}.")
     if images.dtype not in of or images.ndim != 4 or images.shape[1] != 3:
         raise DataError(
-            f"An augmentation expects a uint8 batch of shape [B, 3, H, W], "
+            f"Expected a uint8 batch of shape [B, 3, H, W], "
             f"got {images.dtype} of shape {list(images.shape)}.",
-            hint="Augment before the conversion to float. Repeat a gray channel three times.",
+            hint="Augment before converting to float. Repeat a gray channel three times.",
         )

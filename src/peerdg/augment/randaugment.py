@@ -1,12 +1,12 @@
-"""RandAugment on a whole batch: every image draws its own operations.
+"""RandAugment for whole batches: each image draws its own operations.
 
 Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
 NeurIPS 2020, https://arxiv.org/abs/1909.13719. `TABLES` lists the operations and ranges.
 
-At 32 x 32 pixels the number of calls dominates the time. Operations of a kind therefore share their
-steps: one `gather` for all warps, one lookup for all curves. Tensors that depend only on strength
-and image size are computed once. For large images the pixels dominate, and operations that do not
-need `gather` have a separate path.
+At 32 x 32 pixels, the number of calls dominates the run time. Operations of the same kind therefore
+share their steps: one `gather` for all warps, one lookup for all curves. Tensors that depend only
+on strength and image size are computed once. For large images, the number of pixels dominates, and
+operations that do not need `gather` take a separate path.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,16 +27,16 @@ from peerdg.errors import ConfigError
 from peerdg.options import did_you_mean
 
 LAST = 30  # largest magnitude
-LARGE_IMAGE = 64 * 64  # minimum number of pixels of a large image
+LARGE_IMAGE = 64 * 64  # images with at least this many pixels are large
 
 
 class RandAugment:
-    """Apply `num_ops` random operations to each image of a batch.
+    """Apply `num_ops` random operations to each image in a batch.
 
     Operations are drawn uniformly with replacement. The sign of a signed operation is flipped with
-    probability 1/2. Images with the same operation are processed together, on their device. Each
-    operation that torchvision has equals its v2 function on single images bit for bit. The
-    exceptions are values that torchvision rounds inconsistently, see `operations.multiply_add`.
+    probability 1/2. Images with the same operation are processed together, on their device.
+    Operations from torchvision are bitwise identical to its v2 functions on single images, except
+    for values that torchvision rounds inconsistently (see `operations.multiply_add`).
 
     Example:
         >>> augment = RandAugment(num_ops=2, magnitude=9)
@@ -45,15 +45,15 @@ class RandAugment:
     Args:
         num_ops: Operations per image. 0 returns images unchanged.
         magnitude: Common strength of the operations, from 0 to 30.
-        operations: `"torchvision"`, the 14 operations of `torchvision.transforms.RandAugment`, or
-            `"sdg"`, the 16 of the code bases on single-source domain generalization (from UDA),
-            with Invert, SolarizeAdd and Cutout and without Identity. The strength of the latter
-            does not always grow with the magnitude: Solarize and Posterize are strongest at small
-            magnitudes, and the enhancement factor is neutral at 15 of 30.
+        operations: `"torchvision"` for the 14 operations of `torchvision.transforms.RandAugment`,
+            or `"sdg"` for the 16 used by single-source domain generalization code (from UDA), with
+            Invert, SolarizeAdd and Cutout but without Identity. In `"sdg"`, a larger magnitude is
+            not always stronger: Solarize and Posterize are strongest at small magnitudes, and the
+            enhancement factor is neutral at 15 of 30.
         absolute_pixels: Only for `"sdg"`, whose Translate (up to 100 pixels) and Cutout (up to 40)
-            are meant for images of 224 pixels. By default these lengths are scaled by the side
-            of the image over 224, which is our assumption. True uses the published lengths, which
-            cover or move out most of a 32 x 32 image.
+            are meant for images of 224 pixels. By default, these lengths are multiplied by image
+            side / 224, which is our assumption. True uses them as published, which covers or
+            moves out of view most of a 32 x 32 image.
 
     Raises:
         ConfigError: If an argument is out of range or the set of operations is unknown.
@@ -81,7 +81,7 @@ class RandAugment:
         self.absolute_pixels = absolute_pixels
 
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
-        """Augment a batch, see `Augment`. The result has the memory layout of the argument.
+        """Augment a batch, see `Augment`. The result keeps the memory layout of the input.
 
         The number of random draws depends only on the batch size.
         """
@@ -142,7 +142,7 @@ class Scale:
     absolute_pixels: bool
 
     def linear(self, weakest: float, strongest: float) -> float:
-        """Return a value of torchvision's float32 grid of strengths."""
+        """Interpolate a strength as torchvision does, in float32."""
         return float(torch.linspace(weakest, strongest, LAST + 1, device="cpu")[self.magnitude])
 
     def part(self, strongest: float) -> float:
@@ -150,16 +150,16 @@ class Scale:
         return strongest * self.magnitude / LAST
 
     def pixels(self, strongest: float, side: int) -> float:
-        """Scale a length for images of 224 pixels to images of `side` pixels."""
+        """Scale a length meant for 224-pixel images to images of `side` pixels."""
         return self.part(strongest) * (1.0 if self.absolute_pixels else side / 224)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of a table of operations."""
+    """One row of an operation table."""
 
     name: str
-    function: Any  # from (images, strength) to images; one of `KINDS` or a plain function
+    function: Any  # maps (images, strength) to images: one of `KINDS` or a plain function
     strength: Callable[[Scale], float] = lambda scale: 0.0
     signed: bool = False
     placed: bool = False  # whether `function` also takes random centers
@@ -186,8 +186,8 @@ TABLES: dict[str, tuple[Operation, ...]] = {
         Operation("Color", op.color, lambda s: s.linear(0.0, 0.9), signed=True),
         Operation("Sharpness", op.sharpness, lambda s: s.linear(0.0, 0.9), signed=True),
     ),
-    # Factors of 0.1 + 1.8 m/30 and thresholds of 256 m/30, written as strengths. Scaling the
-    # lengths of Translate and Cutout to the image is our assumption (`absolute_pixels=False`).
+    # The published factors 0.1 + 1.8 m/30 and thresholds 256 m/30, converted to strengths. Scaling
+    # Translate and Cutout to the image size is our assumption (`absolute_pixels=False`).
     "sdg": (
         Operation("ShearX", geo.shear_x, lambda s: s.part(0.3), signed=True),
         Operation("ShearY", geo.shear_y, lambda s: s.part(0.3), signed=True),
@@ -211,7 +211,7 @@ TABLES: dict[str, tuple[Operation, ...]] = {
 }
 
 KINDS = (Warp, FixedCurve, Curve, Blend)
-"""Kinds of operations that are processed together, in the order of a plan. Others follow."""
+"""Kinds of operations that are processed together, in plan order. Others come last."""
 
 Slices = list[tuple[Operation, slice]]
 """Operations with their slices of the sorted batch."""
@@ -220,30 +220,30 @@ Slices = list[tuple[Operation, slice]]
 class BatchPlan(NamedTuple):
     """Precomputed tensors that depend only on strength and image size.
 
-    Operations are sorted by kind. Row 2k of a tensor is the k-th operation, row 2k + 1 the same
-    with the sign flipped. Warps come first, then fixed curves. Warps have zeros in `curve`.
+    Operations are sorted by kind: warps first, then fixed curves. Row 2k of a tensor belongs to the
+    k-th operation, row 2k + 1 to its flipped sign. The rows of warps in `curve` are zero.
     """
 
     operations: tuple[Operation, ...]
-    rank: Int64[Tensor, " operations"]  # from table index to index in `operations`
+    rank: Int64[Tensor, " operations"]  # maps a table index to an index in `operations`
     strength: Float64[Tensor, " rows"]
     weights: Weights  # for all rows, used by blends only
     source: Int64[Tensor, "warps pixels"]
     starts: Int64[Tensor, "warps h"]
     large: bool  # whether images have at least `LARGE_IMAGE` pixels
-    shifts: int  # number of leading operations that are done by `move_rows`
+    shifts: int  # number of leading operations that `move_rows` handles
     curve: UInt8[Tensor, "warps_and_fixed_curves 1 256"]
 
     def rows(self, operation: Int64[Tensor, " b"], flipped: Int64[Tensor, " b"]) -> Tensor:
-        """Return the row of each image's operation, given by table index and sign."""
+        """Return the plan row for each image, given its operation's table index and sign."""
         return self.rank.index_select(0, operation).mul_(2).add_(flipped)
 
     def apply(
         self, images: Images, rows: Int64[Tensor, " b"], centers: Float64[Tensor, "b 2"]
     ) -> Images:
-        """Apply one round to images sorted by row. Rows and centers are on the CPU.
+        """Apply one operation to each image. The images must be sorted by row.
 
-        The next call may overwrite the result.
+        Rows and centers are on the CPU. The next call may overwrite the result.
         """
         result = scratch("result", images, torch.uint8)
         row = rows.to(images.device)
@@ -259,7 +259,7 @@ class BatchPlan(NamedTuple):
         return result
 
     def _slices(self, rows: Int64[Tensor, " b"]) -> list[Slices]:
-        """Return the slices of the drawn operations, grouped by kind."""
+        """Return the drawn operations with their slices of the batch, grouped by kind."""
         counts = torch.bincount(rows, minlength=2 * len(self.operations)).tolist()
         slices: list[Slices] = [[] for _ in (*KINDS, "others")]
         stop = 0
@@ -314,7 +314,7 @@ class BatchPlan(NamedTuple):
 # A run uses one plan at a time, and a second one for validation.
 @lru_cache(maxsize=4)
 def make_plan(operations: str, scale: Scale, device: torch.device) -> BatchPlan:
-    """Build the plan of a set of operations for one image size on one device."""
+    """Build the plan for a set of operations, an image size and a device."""
     size = scale.height, scale.width
     large = scale.height * scale.width >= LARGE_IMAGE
 
@@ -324,7 +324,7 @@ def make_plan(operations: str, scale: Scale, device: torch.device) -> BatchPlan:
         return torch.tensor(signs, dtype=torch.float64, device="cpu")
 
     def shifts_rows(operation: Operation) -> bool:
-        """Return whether an operation only shifts rows, with either sign."""
+        """Return whether an operation only shifts rows, whatever its sign."""
         if not isinstance(operation.function, Warp):
             return False
         source = sources(operation.function.matrix(both(operation), *size), *size)
@@ -340,7 +340,7 @@ def make_plan(operations: str, scale: Scale, device: torch.device) -> BatchPlan:
     matrices = [f.matrix(s, *size) for f, s in strengths if isinstance(f, Warp)]
     curves = [torch.zeros(2 * len(matrices), 1, 256, dtype=torch.uint8, device="cpu")]
     curves += [f.table(s) for f, s in strengths if isinstance(f, FixedCurve)]
-    # Rows of other kinds get unused weights.
+    # Other kinds get weights too, which are not used.
     weights = [(f if isinstance(f, Blend) else op.color).weights(s) for f, s in strengths]
     image, other = (torch.cat(parts).to(device) for parts in zip(*weights, strict=True))
     source = sources(torch.cat(matrices), *size)

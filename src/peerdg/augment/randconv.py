@@ -24,20 +24,20 @@ class RandConv(Augment):
 
     Xu et al., "Robust and generalizable visual representation learning via random convolutions",
     ICLR 2021, https://arxiv.org/abs/2007.13003, and the released code. The kernel size κ is drawn
-    uniformly from `kernels`, the weights (3, 3, κ, κ) from N(0, 1/(3κ²)), which keeps the variance
-    of white noise. There is no bias, and padding keeps the image size.
+    uniformly from `kernels`. The weights (3, 3, κ, κ) are drawn from N(0, 1/(3κ²)), which keeps the
+    variance of white noise. There is no bias, and padding keeps the image size.
 
     - `variant="img"`: conv(x), or with probability `identity` the unchanged batch.
     - `variant="mix"`: α·conv(x) + (1 - α)·x with α ~ U(0, 1).
 
-    As in the released code for digits, which normalizes with mean and scale 0.5, values are
-    distances from gray and the padding is gray. The result is float32 where 1.0 is white, not
-    clipped to [0, 1]. An unchanged batch is uint8.
+    As in the released code for digits, which normalizes with mean and scale 0.5, the convolution
+    acts on distances from gray, and the padding is gray. The result is float32, where 1.0 is white,
+    and is not clipped to [0, 1]. An unchanged batch keeps its dtype.
 
     Args:
         variant: `"img"` or `"mix"`.
         kernels: Kernel sizes to draw from, all odd.
-        identity: Probability of an unchanged batch for `"img"`, 0.5 by default as released.
+        identity: Probability of an unchanged batch for `"img"`. Defaults to 0.5, as released.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class RandConv(Augment):
     def __call__(
         self, images: Images | FloatImages, generator: torch.Generator | None = None
     ) -> Images | FloatImages:
-        """Convolve a batch, in uint8 or the output of a previous call, with one kernel."""
+        """Convolve a batch of uint8 images, or the output of a previous call, with one kernel."""
         require_batch(images, of=(torch.uint8, torch.float32))
-        # Decides whether "img" keeps the batch. For "mix" it is α.
+        # With "img", decides whether to return the batch unchanged. With "mix", this is α.
         drawn = float(torch.rand((), generator=generator, device="cpu", dtype=torch.float64))
         if self.variant == "img" and drawn < self.identity:
             return images
@@ -72,33 +72,33 @@ class RandConv(Augment):
         return uncentered(convolved)
 
 
-EPSILON = 1e-4  # smallest standard deviation
-SMOOTHNESS = 10  # exponent of the decay of the offsets' power spectrum
-CACHED_VALUES = 2**17  # values per convolution on a CPU, chosen to fit its cache
+EPSILON = 1e-4  # lower bound of the standard deviations
+SMOOTHNESS = 10  # the offsets' power spectrum falls with this power of the frequency
+CACHED_VALUES = 2**17  # values per convolution on a CPU, chosen to fit into the cache
 NORM_EPSILON = 1e-5  # added to variances before dividing
 
 
 class ProRandConv(Augment):
-    """Apply one random block L times to all images of a batch, L ~ U{1, ..., `repetitions`}.
+    """Apply one random block L times to all images in a batch, L ~ U{1, ..., `repetitions`}.
 
     Choi et al., "Progressive random convolutions for single domain generalization", CVPR 2023,
-    https://arxiv.org/abs/2304.00424. Reconstructed, because there is no released code. A block is
+    https://arxiv.org/abs/2304.00424. Reconstructed, as no code was released. A block consists of
 
     1. a deformable 3×3 convolution: weights from N(0, 1/(9·3)) times a Gaussian bump of width
-       σ_g ~ U(ε, 1), and for each of the nine taps an offset for each pixel, a smooth Gaussian
-       field of standard deviation σ_Δ ~ U(ε, `offsets`) pixels
+       σ_g ~ U(ε, 1), and per-pixel offsets for each of the nine taps, drawn as smooth Gaussian
+       fields with a standard deviation of σ_Δ ~ U(ε, `offsets`) pixels
     2. standardization of each channel of each image
     3. a scale γ and a shift β for each channel, from N(0, `affine`²)
     4. tanh
 
-    The parameters of the block are drawn once per batch and shared by its repetitions. As in ports
-    by others, we assume that the power spectrum of the fields falls with the 10th power of the
-    frequency, that each field is normalized to its standard deviation, and that the first block
+    The block's parameters are drawn once per batch and shared by all repetitions. Like other
+    reimplementations, we assume that the power spectrum of the fields falls with the 10th power of
+    the frequency, that each field is normalized to its standard deviation, and that the first block
     gets images in [-1, 1], the range of tanh. The result is float32 in (0, 1).
 
     Args:
-        repetitions: Largest L.
-        offsets: Largest σ_Δ. The paper uses 0.2 at 32 pixels and 0.5 at 224.
+        repetitions: Maximum L.
+        offsets: Maximum σ_Δ. The paper uses 0.2 at 32 pixels and 0.5 at 224.
         affine: Standard deviation of γ and β.
     """
 
@@ -109,7 +109,7 @@ class ProRandConv(Augment):
 
     @augmentation
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> FloatImages:
-        """Apply one block to the whole batch."""
+        """Apply one random block to the whole batch, L times."""
         require_batch(images)
         height, width = images.shape[-2:]
         repetitions, block = self.draw(height, width, generator)
@@ -145,9 +145,9 @@ class Taps(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Parameters of a block, shared by all images of a batch.
+    """Parameters of a block, shared by all images in a batch.
 
-    Batches are laid out as (pixels, 3, b), so that one row of memory holds a pixel of all images.
+    Batches are laid out as (pixels, 3, b), so a row of memory holds the same pixel of all images.
     """
 
     weight: Float32[Tensor, "3 3 3 3"]
@@ -171,7 +171,7 @@ class Block(NamedTuple):
 def deformable_convolution(
     x: Float[Tensor, "pixels 3 b"], weight: Float[Tensor, "3 3 3 3"], taps: Taps
 ) -> Float[Tensor, "pixels 3 b"]:
-    """Compute Σ_k W_k·x(p + k + Δ_k(p)) over the nine taps k of each pixel p, zero outside.
+    """Compute Σ_k W_k·x(p + k + Δ_k(p)) over the nine taps k of each pixel p, 0 outside.
 
     Dai et al., "Deformable convolutional networks", ICCV 2017, https://arxiv.org/abs/1703.06211,
     Eq. 2, with bilinear interpolation. All images share the offsets Δ, so one lookup with
@@ -181,7 +181,7 @@ def deformable_convolution(
     kernel = weight.permute(0, 2, 3, 1).reshape(3, 27)  # output channel x (tap, input channel)
     out = torch.empty_like(x)
     rows = x.view(pixels, 3 * batch)
-    # On a CPU this is memory-bound. A few pixels at a time fit into the cache.
+    # On a CPU this is memory-bound, so process only as many pixels as fit into the cache.
     few = pixels if x.device.type != "cpu" else max(1, CACHED_VALUES // (27 * max(1, batch)))
     for start in range(0, pixels, few):
         part = slice(9 * start, 9 * (start + few))
@@ -193,7 +193,7 @@ def deformable_convolution(
 
 
 def sampled_pixels(offsets: Float[Tensor, "9 2 h w"]) -> Taps:
-    """Return the pixels around p + k + Δ_k(p) for each pixel p and tap k, with Δ as (y, x)."""
+    """Return the four pixels around p + k + Δ_k(p) for each pixel p and tap k. Δ is (y, x)."""
     height, width = offsets.shape[-2:]
     arange = partial(torch.arange, device=offsets.device)
     tap = arange(3) - 1
@@ -226,7 +226,7 @@ def smooth_fields(noise: Float[Tensor, "*fields h w"]) -> Float[Tensor, "*fields
     """Turn white noise into smooth fields with mean 0 and standard deviation 1.
 
     The amplitude of a frequency f is multiplied by |f|^(-5), so low frequencies dominate. A field
-    of one pixel has no standard deviation and is 0.
+    of a single pixel has no standard deviation and is set to 0.
     """
     height, width = noise.shape[-2:]
     y = torch.fft.fftfreq(height, 1 / height, device=noise.device)

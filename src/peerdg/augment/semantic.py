@@ -1,8 +1,8 @@
 """Differentiable operations on float images in [0, 1], with learnable parameters per image.
 
-The twelve semantics transformations of AdvST with the ranges of its released code: Zheng et al.,
+The twelve semantics transformations of AdvST, with ranges from its released code: Zheng et al.,
 "AdvST: revisiting data augmentations for single domain generalization", AAAI 2024,
-https://arxiv.org/abs/2312.12720. Warps interpolate bilinearly and are black outside.
+https://arxiv.org/abs/2312.12720. Warps interpolate bilinearly and fill with black.
 """
 
 import math
@@ -25,7 +25,7 @@ Numbers = Float[Tensor, "b n"]
 T = TypeVar("T")
 
 HOLES = 8
-HOLE_SHARE = 0.2  # side of a hole over side of the image (released code: 16 of 84 pixels)
+HOLE_SHARE = 0.2  # hole side / image side (released code: 16 of 84 pixels)
 LUMA = (0.2989, 0.587, 0.114)
 _MIN_AREA = 1e-3  # smallest area of a sheared pixel
 
@@ -34,7 +34,7 @@ _MIN_AREA = 1e-3  # smallest area of a sheared pixel
 class Transformation:
     """A differentiable operation and the range of its parameters.
 
-    Parameters are drawn from the range. `apply` takes images, parameters `[b, parameters]` and
+    Parameters are drawn from this range. `apply` takes images, parameters `[b, parameters]` and
     random numbers `[b, drawn]` in [0, 1), and returns images, which may leave [0, 1].
     """
 
@@ -42,9 +42,9 @@ class Transformation:
     apply: Callable[[Images, Numbers, Numbers], Images]
     low: float = 0.0
     high: float = 1.0
-    parameters: int = 0  # learnable numbers of each image
-    drawn: int = 0  # random numbers of each image, which are not learned
-    only_first: bool = False  # whether no other transformation may come before it
+    parameters: int = 0  # learnable numbers per image
+    drawn: int = 0  # random numbers per image, not learned
+    only_first: bool = False  # whether it may only be the first in a chain
     clamped: bool = True  # whether parameters are clamped to the range before use
 
     def __call__(self, images: Images, parameters: Numbers, drawn: Numbers) -> Images:
@@ -70,7 +70,7 @@ class Chain:
         generator: torch.Generator | None = None,
         device: torch.device | None = None,
     ) -> "Chain":
-        """Draw parameters uniformly from their ranges, and random numbers, on the CPU."""
+        """Draw parameters (uniformly from their ranges) and random numbers, on the CPU."""
         parameters, drawn = [], []
         for each in transformations:
             unit = torch.rand(images, each.parameters, generator=generator, device="cpu")
@@ -81,11 +81,11 @@ class Chain:
 
     @property
     def learnable(self) -> list[Tensor]:
-        """Nonempty parameter tensors."""
+        """The parameter tensors that are not empty."""
         return [parameters for parameters in self.parameters if parameters.numel()]
 
     def __call__(self, images: Images) -> Images:
-        """Transform images, one per row of the parameters."""
+        """Transform images. Row i of the parameters is for image i."""
         steps = zip(self.transformations, self.parameters, self.drawn, strict=True)
         for transformation, parameters, drawn in steps:
             images = transformation(images, parameters, drawn)
@@ -120,13 +120,13 @@ class Chains:
 def semantic_transformations(
     *, hole_pixels: int | None = None, mean_contrast: bool = False
 ) -> tuple[Transformation, ...]:
-    """Return the twelve transformations of AdvST.
+    """Return AdvST's twelve transformations.
 
     Args:
-        hole_pixels: Side of cutout's holes. None is a fifth of the image's side. The released code
-            always uses 16, which leaves little of a digit of 32 pixels.
+        hole_pixels: Side of cutout's holes. Defaults to a fifth of the image side. The released
+            code always uses 16, which leaves little of a 32-pixel digit.
         mean_contrast: Whether contrast scales the distance from the mean gray, as in PIL. By
-            default it multiplies the pixels, as in the library of the released code.
+            default, it multiplies the pixels, as in the library that the released code uses.
     """
     return (
         Transformation("hsv", _shift_hsv, -1.0, 1.0, parameters=3, only_first=True, clamped=False),
@@ -155,8 +155,8 @@ def _choice(options: Sequence[T], generator: torch.Generator | None) -> T:
 def _shift_hsv(images: Images, shift: Numbers, drawn: Numbers) -> Images:
     """Shift hue (in radians), saturation and value.
 
-    As in the released code, only the image is clipped. A negative saturation gives the opposite
-    hue, also for gray pixels.
+    As in the released code, the saturation is not clipped, only the resulting image. A negative
+    saturation gives the opposite hue, even for gray pixels.
     """
     hue, saturation, value = _to_hsv(images)
     d_hue, d_saturation, d_value = shift[:, :, None, None].unbind(dim=1)  # (b, 1, 1) each
@@ -185,13 +185,13 @@ def _to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Images:
 
 
 def _rotate(images: Images, turn: Numbers, drawn: Numbers) -> Images:
-    """Rotate counterclockwise about the center by the fraction `turn` of a full turn."""
+    """Rotate counterclockwise about the center by `turn` times 360 degrees."""
     height, width = images.shape[-2:]
     return _warp(images, rotate.matrix(360 * turn.squeeze(1), height, width))
 
 
 def _translate(images: Images, shift: Numbers, drawn: Numbers) -> Images:
-    """Move right and down by `shift` tenths of the image's side."""
+    """Move right and down by `shift` tenths of the image side."""
     height, width = images.shape[-2:]
     pixels = 0.1 * shift * shift.new_tensor([width, height])
     one = torch.eye(2, dtype=shift.dtype, device=shift.device).expand(len(shift), 2, 2)
@@ -207,13 +207,13 @@ def _shear(images: Images, tangents: Numbers, drawn: Numbers) -> Images:
     area = 1 - t_x * t_y  # 0 would flatten the image to a line
     area = torch.where(area.abs() < _MIN_AREA, area.new_full((), _MIN_AREA), area)
     back = back / area.view(-1, 1, 1)
-    # The first pixel is the fixed point. These are its coordinates if the center is (0, 0).
+    # The first pixel stays in place. These are its coordinates relative to the center.
     fixed = tangents.new_tensor([[(1 - width) / 2], [(1 - height) / 2]])
     return _warp(images, torch.cat((back, fixed - back @ fixed), dim=2))
 
 
 def _scale(images: Images, factor: Numbers, drawn: Numbers) -> Images:
-    """Enlarge about the center by `factor`."""
+    """Scale about the center by `factor`."""
     back = torch.diag_embed((1 / factor).expand(-1, 2))
     return _warp(images, F.pad(back, (0, 1)))
 
@@ -241,7 +241,7 @@ def _contrast(images: Images, factor: Numbers, drawn: Numbers) -> Images:
 
 
 def _sharpen(images: Images, factor: Numbers, drawn: Numbers) -> Images:
-    """Interpolate from the smoothed image (0) to the image (1), except at the border as in PIL."""
+    """Interpolate from the smoothed image (0) to the original (1). As in PIL, skip the border."""
     if min(images.shape[-2:]) <= 2:
         return images
     inside = images[:, :, 1:-1, 1:-1]
@@ -250,7 +250,7 @@ def _sharpen(images: Images, factor: Numbers, drawn: Numbers) -> Images:
 
 
 def _solarize_add(images: Images, added: Numbers, drawn: Numbers) -> Images:
-    """Add to each value, then invert values of at least 0.5."""
+    """Add `added` to each value, then invert values of at least 0.5."""
     images = (images + added[:, :, None, None]).clamp(0, 1)
     return torch.where(images < 0.5, images, 1 - images)
 
@@ -261,7 +261,7 @@ def _equalize(images: Images, parameters: Numbers, drawn: Numbers) -> Images:
 
 
 def _posterize(images: Images, parameters: Numbers, drawn: Numbers) -> Images:
-    """Keep the first 1 to 8 bits, with a straight-through gradient."""
+    """Keep the 1 to 8 most significant bits, with a straight-through gradient."""
     # The released code draws from 0 to 8. With 0 bits every image would be black.
     bits = 1 + (8 * drawn.squeeze(1).double()).floor()
     return _straight_through(images, posterize(_bytes(images), bits))
@@ -287,7 +287,7 @@ def _cut_out(images: Images, fill: Numbers, drawn: Numbers, *, hole_pixels: int 
 
 
 def _covered(place: Tensor, size: int, side: int) -> Tensor:
-    """Return a mask of the pixels under each hole along one axis, for `place` in [0, 1)."""
+    """Return a mask of the pixels that each hole covers along one axis. `place` is in [0, 1)."""
     start = (place * (size - side + 1)).floor()
     pixel = torch.arange(size, device=place.device)
     return (pixel >= start) & (pixel < start + side)

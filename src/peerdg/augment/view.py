@@ -1,4 +1,4 @@
-"""Resize images to the input size of the network: random crops in training, or whole images."""
+"""Resize images to the network's input size: random crops for training, or whole images."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch.nn.functional import embedding_bag
 
 from peerdg.augment.protocol import Images, require_batch
 
-ATTEMPTS = 10  # random crops tried before the central crop, as in torchvision
+ATTEMPTS = 10  # random crops to try before using the central one, as in torchvision
 
 
 class Boxes(NamedTuple):
@@ -23,9 +23,9 @@ class Boxes(NamedTuple):
 
 
 class RandomView:
-    """Crop, resize and flip each image of a batch at random.
+    """Crop, resize and flip each image in a batch at random.
 
-    Crops are distributed and resized (bilinear, antialiased) as in torchvision's
+    Crops are drawn and resized (bilinear, antialiased) as in torchvision's
     `RandomResizedCrop`.
 
     Example:
@@ -33,10 +33,10 @@ class RandomView:
         >>> images = view(images, generator_for(seed, "view", epoch, step))
 
     Args:
-        size: Side of the square result in pixels.
-        crop: Smallest and largest share of the image's area. None uses the whole image.
+        size: Side of the square output in pixels.
+        crop: Minimum and maximum fraction of the image area. None uses the whole image.
         flip: Probability of a horizontal flip.
-        ratio: Smallest and largest width over height of a crop.
+        ratio: Minimum and maximum aspect ratio (width / height) of a crop.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RandomView:
         self.ratio = ratio
 
     def __call__(self, images: Images, generator: torch.Generator | None = None) -> Images:
-        """Return a view of each image. The arguments are those of `Augment`.
+        """Return a view of each image. See `Augment` for the arguments.
 
         The number of random draws depends only on the batch size.
         """
@@ -68,7 +68,7 @@ class RandomView:
     def draw(
         self, batch: int, height: int, width: int, generator: torch.Generator | None = None
     ) -> tuple[Boxes, Bool[Tensor, " b"]]:
-        """Draw a crop of each image of `height` x `width` pixels and whether to flip it."""
+        """Draw a crop for each image of `height` x `width` pixels, and whether to flip it."""
         # Draw all attempts, used or not, so that the view of an image does not depend on the
         # attempts of other images.
         shape = (batch, 2 * ATTEMPTS + 3)
@@ -76,7 +76,7 @@ class RandomView:
         flipped = drawn[:, 0] < self.flip
         if self.crop is None:
             return _whole(batch, height, width), flipped
-        # Use the first attempt that fits into the image. If none fits, its sides are 0.
+        # Use the first attempt that fits into the image. If none fits, the sides are set to 0.
         area, ratio = drawn[:, 3:].chunk(2, dim=1)
         area = (height * width) * _between(self.crop, area)
         ratio = torch.exp(_between((math.log(self.ratio[0]), math.log(self.ratio[1])), ratio))
@@ -111,7 +111,7 @@ def _whole(batch: int, height: int, width: int) -> Boxes:
 
 
 def _central(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
-    """Return height and width of the largest central box with an allowed ratio."""
+    """Return the height and width of the largest central box with an allowed ratio."""
     if width / height < ratio[0]:
         return round(width / ratio[0]), width
     if width / height > ratio[1]:
@@ -120,7 +120,7 @@ def _central(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, 
 
 
 def _box_start(room: Tensor, drawn: Tensor, central: Tensor) -> Int64[Tensor, " b"]:
-    """Return the start of a box that leaves `room`: random, or in the middle if `central`."""
+    """Return the start of each box, given its free `room`: random, or centered if `central`."""
     return torch.where(central, room // 2, (drawn * (room + 1)).long())
 
 
@@ -129,7 +129,7 @@ def _between(bounds: tuple[float, float], drawn: Float64[Tensor, "b n"]) -> Floa
 
 
 MAX_PRECISION = 22  # bits of Pillow's fixed-point weights
-CACHED_VALUES = 200_000  # pixels per step on a CPU, chosen to fit its cache
+CACHED_VALUES = 200_000  # pixels per step on a CPU, chosen to fit into the cache
 
 
 def resized_crop(
@@ -137,8 +137,8 @@ def resized_crop(
 ) -> Images:
     """Crop each image to its box, resize it to `size` x `size` and flip it if `flipped`.
 
-    Equal to torchvision's `resized_crop(..., antialias=True)` on single uint8 images on a CPU for
-    boxes of at most four times `size`. For larger boxes the last bit may differ.
+    Identical to torchvision's `resized_crop(..., antialias=True)` on single uint8 images on a CPU
+    if boxes are at most four times `size`. For larger boxes, the last bit may differ.
     """
     height, width = images.shape[-2:]
     result = images.new_empty(len(images), 3, size, size)
@@ -149,7 +149,7 @@ def resized_crop(
         columns = columns.flipped(flipped)
     columns = columns.to(images.device)
     rows = _taps(boxes.top, boxes.height, size).to(images.device)
-    # On a CPU this is memory-bound. A few images at a time fit into the cache.
+    # On a CPU this is memory-bound, so process only as many images as fit into the cache.
     few = len(images) if images.device.type != "cpu" else max(1, CACHED_VALUES // (height * width))
     for start in range(0, len(images), few):
         part = slice(start, start + few)
@@ -162,7 +162,7 @@ def resized_crop(
 
 
 class _Taps(NamedTuple):
-    """Input lines of each output line along one axis, with their weights."""
+    """Input lines that make up each output line along one axis, with their weights."""
 
     line: Int64[Tensor, "b size taps"]
     weight: Float[Tensor, "b size taps"]
@@ -179,7 +179,7 @@ class _Taps(NamedTuple):
         return _Taps(*(torch.where(mask, part.flip(1), part) for part in self))
 
     def combine(self, lines: UInt8[Tensor, "b length 3 other"]) -> UInt8[Tensor, "b size 3 other"]:
-        """Return the rounded weighted sums."""
+        """Compute the weighted sums of the input lines, rounded to uint8."""
         batch, length = lines.shape[:2]
         size, taps = self.line.shape[1:]
         first = torch.arange(0, batch * length, length, device=lines.device).view(-1, 1, 1)
@@ -194,10 +194,10 @@ class _Taps(NamedTuple):
 
 
 def _taps(start: Int64[Tensor, " b"], length: Int64[Tensor, " b"], size: int) -> _Taps:
-    """Return antialiased bilinear weights from `length` lines, starting at `start`, to `size`.
+    """Return antialiased bilinear weights to resize `length` lines from `start` on to `size`.
 
-    As in Pillow and torch, in double precision: a triangle around the center of each output line,
-    as wide as the larger of an input and an output line.
+    As in Pillow and torch, the weights form a triangle around the center of each output line. Its
+    half-width is one input line or one output line, whichever is larger. Uses double precision.
     """
     scale = (length.double() / size).view(-1, 1, 1)
     support = scale.clamp(min=1.0)
@@ -212,7 +212,7 @@ def _taps(start: Int64[Tensor, " b"], length: Int64[Tensor, " b"], size: int) ->
 
 
 def _fixed_point(weight: Float64[Tensor, "b size taps"]) -> Float64[Tensor, "b size taps"]:
-    """Round weights to integers of at most 15 bits over a power of two.
+    """Round weights to fixed point: integers of at most 15 bits divided by a power of two.
 
     Sums over pixels are then exact in float32 in any order, so the result does not depend on the
     device or on how a batch is split.

@@ -1,4 +1,4 @@
-"""Weight averages of a network during training.
+"""Averages of a network's weights during training.
 
-An average is evaluated next to its network, deployed instead of it, or serves as PEER's regulator.
+An average can be evaluated alongside its network, deployed instead, or used as PEER's regulator.
 """

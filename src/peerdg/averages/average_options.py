@@ -1,4 +1,4 @@
-"""Options of the averages. Classes are imported lazily to parse options without importing torch."""
+"""Options of the averages. Classes are imported lazily so that parsing does not import torch."""
 
 import re
 from dataclasses import dataclass, fields
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 # The averages and their options.
 KINDS = {
-    "snapshots": ("k", "start", "last"),  # mean of snapshots, one every k epochs
-    "swa": ("swa_start",),  # mean of snapshots, one every epoch
+    "snapshots": ("k", "start", "last"),  # mean of snapshots taken every k epochs
+    "swa": ("swa_start",),  # mean of snapshots taken every epoch
     "ema": ("decay", "warm_up"),  # exponential moving average over steps
-    "sma": ("t0",),  # mean over steps from t0 on
+    "sma": ("t0",),  # mean over all steps from t0 on
     "swad": ("every", "converge", "tolerance", "ratio"),  # mean over the flat part of the loss
 }
 
 
 class SnapshotRule(NamedTuple):
-    """Interval of the snapshots and selection for the mean. See `Snapshots`."""
+    """When to take snapshots and which ones to average. See `Snapshots`."""
 
     k: int
     start: int = 0
@@ -35,21 +35,21 @@ class AverageSettings:
 
     kind: tuple[str, ...] = option((), "averages, e.g. snapshots,ema; the first is deployed")
     k: int | None = option(None, "epochs between snapshots; default: the method's k", at_least=1)
-    start: int = option(0, "first snapshots to leave out of the mean", at_least=0)
-    last: int | None = option(None, "newest snapshots in the mean; default: all", at_least=1)
-    also: tuple[str, ...] = option((), "more means: last-3 (newest 3), start-4 (without first 4)")
-    swa_start: float = option(0.0, "share of the epochs before SWA starts", at_least=0, at_most=1)
-    decay: float = option(0.999, "d of the exponential moving average", at_least=0, at_most=1)
+    start: int = option(0, "skip the first N snapshots when averaging", at_least=0)
+    last: int | None = option(None, "average only the newest N snapshots; default: all", at_least=1)
+    also: tuple[str, ...] = option((), "more means: last-3 (newest 3), start-4 (skip first 4)")
+    swa_start: float = option(0.0, "SWA: fraction of the epochs to skip", at_least=0, at_most=1)
+    decay: float = option(0.999, "EMA: decay d", at_least=0, at_most=1)
     warm_up: bool = option(True, "EMA: increase d from 0.1 in the first steps")
     t0: int | None = option(
-        None, "SMA: steps before the mean starts; default 100, a tenth of short runs", at_least=0
+        None, "SMA: start after this many steps; default 100, a tenth of short runs", at_least=0
     )
     every: int | None = option(
-        None, "SWAD: steps between two validation losses; default 100, at most an epoch", at_least=1
+        None, "SWAD: steps between validations; default 100, at most one epoch", at_least=1
     )
-    converge: int = option(3, "SWAD: losses that must not be below the first of them", at_least=1)
-    tolerance: int = option(6, "SWAD: losses above the threshold that end the mean", at_least=1)
-    ratio: float = option(0.3, "SWAD: relative height of the threshold", at_least=0)
+    converge: int = option(3, "SWAD: converged if the first of N losses is the lowest", at_least=1)
+    tolerance: int = option(6, "SWAD: stop after N losses in a row above the threshold", at_least=1)
+    ratio: float = option(0.3, "SWAD: relative margin of the threshold", at_least=0)
 
     def __post_init__(self) -> None:
         validate(self)
@@ -63,11 +63,11 @@ class AverageSettings:
             _window(name, k=1)
         names = (*self.kind, *self.also)
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"The average '{twice[0]}' is named twice.")
+            raise ConfigError(f"The average '{twice[0]}' is listed twice.")
 
     @property
     def window(self) -> str | None:
-        """The name of `start` and `last` in the format of `also`, if possible."""
+        """Name of the window set by `start` and `last`, as in `also`. None if it has no name."""
         if self.last is not None and not self.start:
             return f"last-{self.last}"
         return f"start-{self.start}" if self.start and self.last is None else None
@@ -76,12 +76,12 @@ class AverageSettings:
         """Raise if an average needs validation images and there are none."""
         if "swad" in self.kind and not available:
             raise ConfigError(
-                "SWAD needs validation images of the source.",
+                "SWAD needs validation images from the source, but there are none.",
                 hint="Reserve some (--own-data.validation-fraction) or choose another average.",
             )
 
     def check_used(self, own: str | None) -> None:
-        """Raise if an option belongs to an unused average. `own` is the method's average."""
+        """Raise if an option is set for an unused average. `own` is the method's own average."""
         kinds = self.kind or (own,)
         defaults = {f.name: f.default for f in fields(self)}
         for kind, names in KINDS.items():
@@ -89,12 +89,12 @@ class AverageSettings:
                 is_used = kind in kinds or (name == "k" and self.also)
                 if getattr(self, name) != defaults[name] and not is_used:
                     raise ConfigError(
-                        f"average.{name} is an option of the average '{kind}'.",
+                        f"average.{name} is set, but the average '{kind}' is not used.",
                         hint=f"Add '{kind}' to --average or remove average.{name}.",
                     )
 
     def snapshots_of(self, kind: str, *, k: int, epochs: int) -> SnapshotRule | None:
-        """Return the snapshot rule of the average `kind`. None if it does not use snapshots."""
+        """Return the snapshot rule of the average `kind`, or None if it uses no snapshots."""
         if kind in self.also:
             return _window(kind, k=self.k or k)
         if kind == "snapshots":
@@ -109,7 +109,7 @@ def _window(name: str, *, k: int) -> SnapshotRule:
     match = re.fullmatch(r"(last|start)-([1-9][0-9]{0,3})", name)
     if match is None:
         raise ConfigError(
-            f"Unknown window of snapshots '{name}'.",
+            f"Unknown snapshot window '{name}'.",
             hint="Use last-N for the newest N snapshots, or start-N to leave out the first N.",
         )
     number = int(match[2])
@@ -126,16 +126,16 @@ def make_average(
     steps: int,
     validation_loss: "ValidationLoss | None",
 ) -> "Average":
-    """Build the average `kind` of `model`: one of `KINDS`, or a window of `settings.also`.
+    """Build an average of `model`. `kind` is one of `KINDS` or a window from `settings.also`.
 
     Args:
         kind: Name of the average.
         model: Network to average.
-        settings: Options of all kinds.
+        settings: Options for all kinds.
         k: Epochs between two snapshots, unless `settings.k` is set.
         epochs: Number of training epochs.
         steps: Steps per epoch.
-        validation_loss: Loss of a network on the source's validation images, for SWAD.
+        validation_loss: Computes a network's loss on the source's validation images, for SWAD.
     """
     from peerdg.averages.moving import EMA, SMA
     from peerdg.averages.snapshots import Snapshots

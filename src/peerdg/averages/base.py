@@ -15,10 +15,10 @@ ValidationLoss = Callable[[Classifier], float]
 
 
 class Average(nn.Module, abc.ABC):
-    """A frozen classifier that averages the weights of a trained one.
+    """A frozen classifier that averages the weights of a network in training.
 
-    All state is in parameters, buffers and extra state, and thus in checkpoints. `model` is a copy
-    of the initial network until the first update.
+    All state is in parameters, buffers and extra state, so checkpoints include it. Until the first
+    update, `model` is a copy of the initial network.
     """
 
     # Whether `model` changes within an epoch, so that its outputs cannot be cached.
@@ -42,29 +42,29 @@ class Average(nn.Module, abc.ABC):
         return self.count
 
     def before_epoch(self, model: Classifier, epoch: int) -> None:
-        """Run before epoch `epoch`, counted from 0, and again if a run is resumed."""
+        """Called before each epoch, counted from 0, and again when a run resumes."""
         return
 
     def after_step(self, model: Classifier) -> None:
-        """Update the average after an optimizer step."""
+        """Update the average. Called after each optimizer step."""
         return
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
-        """Update the average after epoch `epoch`, counted from 0, and return values to log."""
+        """Update the average and return values to log. Called after each epoch, counted from 0."""
         return {}
 
     @property
     def deployed(self) -> Classifier:
-        """The classifier to evaluate and deploy. Its batch statistics may differ from `model`."""
+        """The classifier to evaluate and deploy. Its batch statistics may differ from `model`'s."""
         return self.model
 
     @property
     def has_clean_statistics(self) -> bool:
-        """Whether `deployed` has the batch statistics of clean images."""
+        """Whether the batch statistics of `deployed` come from clean images."""
         return False
 
     def epochs_seen(self, epoch: int) -> int:
-        """Return the number of epochs the average covers after `epoch` complete epochs."""
+        """Return how many of `epoch` completed epochs the average covers."""
         return epoch
 
     def train(self, mode: bool = True) -> "Average":
@@ -87,7 +87,7 @@ def floating(model: nn.Module) -> list[Tensor]:
 def blend(average: nn.Module, model: nn.Module, weight: float) -> None:
     """Set average <- (1 - weight) · average + weight · model, and copy integer buffers.
 
-    The weight 1 / (n + 1) gives the running mean of n + 1 networks, a constant weight an
+    A weight of 1 / (n + 1) gives the running mean of n + 1 networks. A constant weight gives an
     exponential moving average.
     """
     ours, theirs = floating(average), floating(model)
@@ -101,11 +101,11 @@ def blend(average: nn.Module, model: nn.Module, weight: float) -> None:
 
 
 def require_finite(model: nn.Module) -> None:
-    """Raise if a network is not finite, because a NaN would stay in the mean forever."""
+    """Raise if a network has non-finite values. A NaN would stay in the average forever."""
     name = non_finite({**dict(model.named_parameters()), **dict(model.named_buffers())})
     if name is not None:
         raise NumericalError(
-            f"'{name}' of the network to average is not finite.", hint="Lower the learning rate."
+            f"Cannot average the network: '{name}' is not finite.", hint="Lower the learning rate."
         )
 
 

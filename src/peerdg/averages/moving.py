@@ -44,10 +44,10 @@ class _Moving(Average):
 class EMA(_Moving):
     """Exponential moving average θ̄ <- d θ̄ + (1 - d) θ after every step.
 
-    With warm-up d is min(d, (1 + t) / (10 + t)) at step t, counted from 0, so that the initial
+    With warm-up, d is min(d, (1 + t) / (10 + t)) at step t, counted from 0, so that the initial
     weights do not dominate a short run. The constants are TensorFlow's. Tarvainen and Valpola,
-    "Mean teachers", NeurIPS 2017, https://arxiv.org/abs/1703.01780, use others. Batch statistics
-    are averaged with the same d.
+    "Mean teachers", NeurIPS 2017, https://arxiv.org/abs/1703.01780, use different ones. Batch
+    statistics are averaged with the same d.
     """
 
     def __init__(self, model: Classifier, *, decay: float = 0.999, warm_up: bool = True) -> None:
@@ -71,7 +71,7 @@ class SMA(_Moving):
     """Simple moving average, the uniform mean over all steps from t0 on.
 
     Arpit et al., "Ensemble of averages", NeurIPS 2022, https://arxiv.org/abs/2110.10832. Up to step
-    t0 (`start`) it is the network itself. Batch statistics are averaged like weights, as the
+    t0 (`start`), it is the network itself. Batch statistics are averaged like weights, as the
     authors do.
     """
 

@@ -1,4 +1,4 @@
-"""The mean of snapshots taken every k epochs: PEER's task model, P-ENS, SWA."""
+"""Mean of snapshots taken every k epochs, for PEER's task model, P-ENS and SWA."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, cast
@@ -16,28 +16,28 @@ BatchNormRule = Literal["recalibrate", "average", "copy", "frozen"]
 
 
 class Snapshots(Average):
-    """The mean θ_f = mean(Θ) of snapshots, stored as a running mean of constant memory.
+    """Mean θ_f = mean(Θ) of snapshots, stored as a running mean in constant memory.
 
     mean <- mean + (θ - mean) / (n + 1), in the precision of the parameters (float32), which equals
-    the arithmetic mean of the snapshots up to rounding. Integer buffers are those of the newest
-    snapshot. Floating buffers, that is, batch-normalization statistics, follow `bn`:
+    the arithmetic mean of the snapshots up to rounding. Integer buffers are copied from the newest
+    snapshot. Floating-point buffers (batch-normalization statistics) follow `bn`:
 
     * `recalibrate`: recomputed in one pass over clean source images after each update
     * `average`: running mean, like the parameters (as in Ensemble of Averages)
-    * `copy`: those of the newest snapshot
-    * `frozen`: those of the model before the first snapshot
+    * `copy`: copied from the newest snapshot
+    * `frozen`: kept from the initial network
 
     Args:
         model: Initial network, which is the average until the first snapshot.
         k: Epochs between two snapshots.
-        bn: Rule for floating buffers.
+        bn: Rule for floating-point buffers.
         clean: Batches of clean source images for `recalibrate`, iterated after each update.
         include_init: Follow Algorithm 1 of PEER literally. Snapshots are taken at the start of a
             period, so the mean includes the initial weights and not the last ones.
-        start: Number of first snapshots to leave out. Until then the newest replaces the mean.
+        start: Number of initial snapshots to skip. Until then, the newest one is the mean.
         last: Number of newest snapshots to average, each stored as a copy. 1 disables averaging.
-        deployed_bn: Rule for `deployed`, a second mean of the same snapshots. None uses `bn` and
-            one mean.
+        deployed_bn: Rule for `deployed`, a second mean of the same snapshots. None deploys
+            `model` itself.
     """
 
     epoch: Tensor
@@ -70,8 +70,8 @@ class Snapshots(Average):
         self.needs_epoch_start = include_init
         copies = last if last is not None and last > 1 else 0
         self.newest = nn.ModuleList(frozen_copy(model) for _ in range(copies)).eval()
-        # `epoch` is the number of complete epochs at the last snapshot, to avoid a second snapshot
-        # after a resume. `taken` is the number of all snapshots.
+        # `epoch` counts the completed epochs at the last snapshot, to avoid taking it again after a
+        # resume. `taken` counts all snapshots.
         self.register_buffer("epoch", torch.tensor(-1))
         self.deployed_snapshots: Snapshots | None = None
         if deployed_bn not in (None, bn) and has_batch_statistics(model):
@@ -117,7 +117,7 @@ class Snapshots(Average):
         return {"snapshots": self.count}
 
     def epochs_seen(self, epoch: int) -> int:
-        """Return the number of epochs up to the last snapshot, 0 before the first."""
+        """Return the number of epochs up to the last snapshot, or 0 before the first."""
         return max(0, int(self.epoch))
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class Snapshots(Average):
         return [self.newest[number % size] for number in range(taken - count, taken)]
 
     def _settle_buffers(self, before: dict[str, Tensor]) -> None:
-        """Apply the rule to the buffers, which the update copied from the newest snapshot."""
+        """Apply the `bn` rule to the buffers that were copied from the newest snapshot."""
         if self.bn == "recalibrate":
             if self.clean is not None:
                 recompute_statistics(self.model, self.clean)

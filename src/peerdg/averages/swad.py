@@ -20,7 +20,7 @@ def valley(
     losses from c on. The threshold is the mean of these losses times 1 + `ratio`. The valley starts
     at c, or earlier if segments directly before c are under the threshold and still in the queue of
     `tolerance` segments. It continues after c while the smallest loss of the next (up to)
-    `tolerance` segments is under the threshold. None before convergence.
+    `tolerance` segments is under the threshold. Returns None before convergence.
     """
     for c in range(len(losses) - converge + 1):
         row = losses[c : c + converge]
@@ -40,7 +40,7 @@ class SWAD(Average):
     """Stochastic weight averaging densely, from the first minimum of the loss to overfitting.
 
     Cha et al., "SWAD", NeurIPS 2021, https://arxiv.org/abs/2102.08604. A segment is the mean over
-    `every` steps and ends with a validation of the network itself. The average is the equal-weight
+    `every` steps. At its end, the current network is validated. The average is the equal-weight
     mean of the segments in the `valley` of the validation losses, or the newest segment before
     convergence. Batch statistics are averaged like weights.
 
@@ -49,12 +49,12 @@ class SWAD(Average):
 
     Args:
         model: Network to average.
-        loss: Function that returns the loss of a network on the source's validation images.
-        epochs: Number of training epochs, whose end closes the last segment. None leaves it open.
+        loss: Function that returns a network's loss on the source's validation images.
+        epochs: Number of training epochs. If set, the last one closes the open segment.
         every: Steps per segment, 100 in the paper and fewer in short runs.
-        converge: Number of losses that must not be below the first of them at convergence (N_s).
-        tolerance: Segments above the threshold that end the valley (N_e), at least N_s.
-        ratio: Tolerance of the threshold (r).
+        converge: Training has converged if the first of this many losses is the smallest (N_s).
+        tolerance: Successive segments above the threshold that end the valley (N_e ≥ N_s).
+        ratio: Relative height of the threshold above the converged loss (r).
     """
 
     updates_every_step = True
@@ -75,7 +75,7 @@ class SWAD(Average):
         self.tolerance = max(converge, tolerance)
         self._find = partial(valley, converge=converge, tolerance=self.tolerance, ratio=ratio)
         self.averaged = frozen_copy(model)
-        self.segment = frozen_copy(model)  # mean of the steps since the last evaluation
+        self.segment = frozen_copy(model)  # mean over the steps since the last validation
         self.queue = nn.ModuleList(frozen_copy(model) for _ in range(self.tolerance))
         self.mean = frozen_copy(model)  # mean of the valley's segments that left the queue
         self.steps = 0
@@ -83,7 +83,7 @@ class SWAD(Average):
 
     @property
     def valley(self) -> range | None:
-        """Closed segments to average."""
+        """The closed segments to average, or None before convergence."""
         return self._find(self.losses)
 
     @property
@@ -108,7 +108,7 @@ class SWAD(Average):
 
     def after_epoch(self, model: Classifier, epoch: int) -> dict[str, Any]:
         require_finite(self)
-        # The authors' runs end with a step that closes a segment.
+        # In the authors' runs, the last step always closes a segment.
         if epoch + 1 == self.epochs and self._open:
             self._close(self.loss(model))
         segments = self.valley
@@ -125,7 +125,7 @@ class SWAD(Average):
         return (self.steps - 1) % self.every if self.steps else 0
 
     def _close(self, loss: float) -> None:
-        """Queue the segment. The oldest one moves into `mean` if it is in the valley."""
+        """Queue the open segment. The oldest one moves into `mean` if it is in the valley."""
         number, segments = len(self.losses), self.valley
         leaving = number - self.tolerance
         if segments is not None and leaving in segments:
@@ -138,7 +138,7 @@ class SWAD(Average):
         """Compute the equal-weight mean of the valley's segments from `mean` and the queue."""
         count = len(self.losses)
         segments = self.valley or range(count - 1, count)
-        oldest = max(0, count - self.tolerance)  # in the queue
+        oldest = max(0, count - self.tolerance)  # oldest segment in the queue
         if segments.start < oldest:
             blend(self.averaged, self.mean, 1)
         for number in range(max(segments.start, oldest), segments.stop):
@@ -148,7 +148,7 @@ class SWAD(Average):
         return self.queue[number % self.tolerance]
 
     def get_extra_state(self) -> Tensor:
-        """Return steps and losses. Their number grows, so they cannot be a buffer."""
+        """Return the step count and the losses, which grow and so cannot be a buffer."""
         return torch.tensor([self.steps, *self.losses], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:

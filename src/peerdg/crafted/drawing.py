@@ -22,13 +22,13 @@ from peerdg.crafted.operation import (
 )
 
 Mask = NDArray[np.bool_]
-Labels = NDArray[np.int64]  # area number of each pixel: [h, w]
-Points = NDArray[np.float32]  # positions (y, x): [n, 2]
+Labels = NDArray[np.int64]  # [h, w], index of the area that each pixel belongs to
+Points = NDArray[np.float32]  # [n, 2], positions (y, x)
 Line = NDArray[np.floating]
 
 _SOBEL = np.array([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], dtype=np.float32) / 4
-_CONTRAST = 100  # minimum luminance difference of lines and background
-_TILE = 32  # side in pixels of the tiles for the search of nearest points
+_CONTRAST = 100  # minimum luminance difference between lines and background
+_TILE = 32  # side of a tile in pixels, see `nearest_point`
 
 
 def cartoon(
@@ -43,8 +43,8 @@ def cartoon(
 ) -> Picture:
     """Flatten areas, strengthen their colors, and draw lines where brightness drops.
 
-    Details below `radius` pixels vanish, and areas that differ by less than `color` merge. A pixel
-    that is darker than its surroundings by `threshold` becomes a line of width `line`.
+    Details smaller than `radius` pixels vanish, and areas that differ by less than `color` merge.
+    Pixels darker than their surroundings by more than `threshold` become lines of width `line`.
     """
     flat = mean_shift(image, rng, radius=radius, color=color)
     hsv = to_hsv(np.rint(flat / 32) * 32)
@@ -73,7 +73,7 @@ ARTISTIC = (
 def canny_lines(
     image: Picture, rng: Random, *, sigma: float, share: float, weak: float, strong: float
 ) -> Picture:
-    """Draw Canny edges in one random color on another."""
+    """Draw Canny edges in a random color on a random background."""
     edges = canny(smooth_plane(luma(image), sigma), weak=weak, strong=strong)
     line, ground = _two_colors(rng)
     return blend(image, np.where(edges[..., None], line, ground), share)
@@ -82,7 +82,7 @@ def canny_lines(
 def canny(plane: Plane, *, weak: float, strong: float) -> Mask:
     """Find edges that are strong, or weak and connected to a strong one (Canny 1986).
 
-    `plane` is a smoothed image. `weak` and `strong` are gradients in levels per pixel.
+    `plane` is a smoothed image. `weak` and `strong` are thresholds in gray levels per pixel.
     """
     x = convolve(plane[..., None], _SOBEL)[..., 0] / 2
     y = convolve(plane[..., None], _SOBEL.T)[..., 0] / 2
@@ -109,7 +109,7 @@ def connected(mask: Mask, seeds: Mask) -> Mask:
 
 
 def _is_ridge(size: Plane, x: Plane, y: Plane) -> Mask:
-    """Mark pixels whose gradient is the largest among their neighbors along the gradient."""
+    """Mark pixels where the gradient is a local maximum along its own direction."""
     around = np.pad(size, 1)
     height, width = size.shape
     sector = np.rint(np.arctan2(y, x) / (np.pi / 4)).astype(int) % 4
@@ -146,12 +146,12 @@ EDGES = (
 def superpixels(
     image: Picture, rng: Random, *, side: float, compactness: float, share: float
 ) -> Picture:
-    """Flatten superpixels: areas of similar color."""
+    """Fill superpixels (areas of similar color) with their mean color."""
     return flatten(image, slic(image, side, compactness), share, rng)
 
 
 def random_cells(image: Picture, rng: Random, *, side: float, share: float) -> Picture:
-    """Flatten Voronoi cells of random points."""
+    """Fill the Voronoi cells of random points with their mean color."""
     height, width = image.shape[:2]
     count = max(1, round(height * width / side**2))
     points = (rng.random((count, 2)) * (height, width)).astype(np.float32)
@@ -159,7 +159,7 @@ def random_cells(image: Picture, rng: Random, *, side: float, share: float) -> P
 
 
 def regular_cells(image: Picture, rng: Random, *, side: float, share: float) -> Picture:
-    """Flatten squares, as in a mosaic."""
+    """Fill grid squares with their mean color, as in a mosaic."""
     height, width = image.shape[:2]
     rows, columns = (max(1, round(n / side)) for n in (height, width))
     y, x = np.arange(height) * rows // height, np.arange(width) * columns // width
@@ -167,7 +167,7 @@ def regular_cells(image: Picture, rng: Random, *, side: float, share: float) -> 
 
 
 def loose_cells(image: Picture, rng: Random, *, side: float, lost: float, share: float) -> Picture:
-    """Flatten the Voronoi cells of a grid from which some points are removed."""
+    """Fill the Voronoi cells of an incomplete grid with their mean color."""
     height, width = image.shape[:2]
     points = grid_points(height, width, side)
     remain = rng.random(len(points)) >= lost
@@ -176,7 +176,7 @@ def loose_cells(image: Picture, rng: Random, *, side: float, lost: float, share:
 
 
 def flatten(image: Picture, labels: Labels, share: float, rng: Random) -> Picture:
-    """Fill a random share of all areas with their mean color."""
+    """Fill a random fraction of the areas with their mean color."""
     count = int(labels.max()) + 1
     flat = labels.ravel()
     size = np.maximum(np.bincount(flat, minlength=count), 1)
@@ -187,7 +187,7 @@ def flatten(image: Picture, labels: Labels, share: float, rng: Random) -> Pictur
 
 
 def grid_points(height: int, width: int, side: float) -> Points:
-    """Return the centers of a grid of squares that cover the image."""
+    """Return the centers of a grid of squares that covers the image."""
     axes = []
     for length in (height, width):
         count = max(1, round(length / side))
@@ -197,7 +197,7 @@ def grid_points(height: int, width: int, side: float) -> Points:
 
 
 def nearest_point(height: int, width: int, points: Points) -> Labels:
-    """Return the index of the nearest point of each pixel, searched tile by tile."""
+    """Return the index of the point nearest to each pixel, searching tile by tile."""
     labels = np.empty((height, width), dtype=np.int64)
     margin = 3 * math.sqrt(height * width / len(points))
     for top in range(0, height, _TILE):
@@ -209,7 +209,7 @@ def nearest_point(height: int, width: int, points: Points) -> Labels:
 
 
 def _nearest(rows: Line, columns: Line, points: Points, margin: float) -> Labels:
-    """Return the nearest point of each pixel of a tile. Widen the margin if needed."""
+    """Return the point nearest to each pixel in a tile, widening the margin if needed."""
     low, high = (np.array([line[end] for line in (rows, columns)]) for end in (0, -1))
     near = np.flatnonzero(((points > low - margin) & (points < high + margin)).all(axis=1))
     if len(near) == 0:
@@ -225,9 +225,9 @@ def _nearest(rows: Line, columns: Line, points: Points, margin: float) -> Labels
 def slic(image: Picture, side: float, compactness: float, *, rounds: int = 5) -> Labels:
     """Segment an image by simple linear iterative clustering (Achanta et al. 2012), in RGB.
 
-    This is k-means over color and position, in which each pixel chooses among the nine areas that
-    started around it, so the cost does not depend on their number. It starts from squares of `side`
-    pixels. A distance of `side` pixels counts as much as `compactness` levels of color.
+    This is k-means over color and position, starting from squares of `side` pixels. Each pixel only
+    considers the nine areas that started around it, so the cost does not depend on the number of
+    areas. A distance of `side` pixels counts as much as `compactness` color levels.
     """
     height, width = image.shape[:2]
     rows, columns = (max(1, round(n / side)) for n in (height, width))

@@ -31,13 +31,13 @@ def gaussian(image: Picture, rng: Random, *, sigma: float) -> Picture:
 
 
 def average(image: Picture, rng: Random, *, side: float) -> Picture:
-    """Average over squares."""
+    """Apply a box blur."""
     line = np.full(odd(side), 1 / odd(side), dtype=np.float32)
     return convolve(convolve(image, line[None]), line[:, None])
 
 
 def median(image: Picture, rng: Random, *, side: float) -> Picture:
-    """Apply a median filter. Large ones run at half size, because Pillow takes side² steps."""
+    """Apply a median filter, at half resolution if large, because Pillow takes side² steps."""
     exact = to_pil(image)
     if side <= 7:
         return from_pil(exact.filter(ImageFilter.MedianFilter(odd(side))))
@@ -46,7 +46,7 @@ def median(image: Picture, rng: Random, *, side: float) -> Picture:
 
 
 def motion(image: Picture, rng: Random, *, length: float, angle: float) -> Picture:
-    """Average along a line."""
+    """Apply motion blur along a line."""
     side = odd(length)
     kernel = np.zeros((side, side), dtype=np.float32)
     steps = np.linspace(-(side // 2), side // 2, 4 * side)
@@ -57,19 +57,19 @@ def motion(image: Picture, rng: Random, *, length: float, angle: float) -> Pictu
 
 
 def bilateral(image: Picture, rng: Random, *, radius: float, color: float) -> Picture:
-    """Average over neighbors, weighted by the similarity of their colors."""
+    """Average over neighbors, weighted by color similarity."""
     return similar_mean(image, radius, lambda distance: torch.exp(distance / (-2 * color**2)))
 
 
 def mean_shift(image: Picture, rng: Random, *, radius: float, color: float) -> Picture:
-    """Replace each color by the mean of similar ones around it, four times."""
+    """Replace each pixel by the mean of similar colors around it, four times."""
     for _ in range(4):
         image = similar_mean(image, radius, lambda distance: (distance < color**2).float())
     return image
 
 
 def similar_mean(image: Picture, radius: float, weight: Callable[[Tensor], Tensor]) -> Picture:
-    """Average over a disc, weighted by the squared distance of the colors.
+    """Average over a disc. `weight` maps squared color distances to weights.
 
     Large discs are sampled at every second or third pixel, which makes no visible difference.
     """
@@ -92,7 +92,7 @@ def similar_mean(image: Picture, radius: float, weight: Callable[[Tensor], Tenso
 
 
 def odd(length: float) -> int:
-    """Round to an odd number of at least 3. A smaller kernel has no effect."""
+    """Round to an odd number, at least 3, because a smaller kernel has no effect."""
     return max(3, 2 * round((length - 1) / 2) + 1)
 
 
@@ -107,14 +107,14 @@ BLUR = (
 
 
 def laplacian(image: Picture, rng: Random, *, gain: float) -> Picture:
-    """Compute the difference of each pixel from its eight neighbors."""
+    """Compute the difference between each pixel and its eight neighbors."""
     kernel = np.full((3, 3), -1, dtype=np.float32)
     kernel[1, 1] = 8
     return np.float32(gain) * convolve(image, kernel)
 
 
 def sharpen(image: Picture, rng: Random, *, share: float, lightness: float) -> Picture:
-    """Increase the contrast with the eight neighbors."""
+    """Increase the contrast between each pixel and its eight neighbors."""
     kernel = np.full((3, 3), -1, dtype=np.float32)
     kernel[1, 1] = 8 + lightness
     return blend(image, convolve(image, kernel), share)
@@ -128,7 +128,7 @@ def emboss(image: Picture, rng: Random, *, share: float, strength: float) -> Pic
 
 
 def edge_detect(image: Picture, rng: Random, *, share: float, gain: float) -> Picture:
-    """Compute the absolute difference of each pixel from its four neighbors."""
+    """Compute the absolute difference between each pixel and its four neighbors."""
     kernel = np.array([[0, 1, 0], [1, -4, 1], [0, 1, 0]], dtype=np.float32)
     return blend(image, np.float32(gain) * np.abs(convolve(image, kernel)), share)
 
@@ -190,7 +190,7 @@ def fall(
     length: float,
     angle: float,
 ) -> Picture:
-    """Dim the image and cover a share `cover` with drops or flakes, stretched along `angle`."""
+    """Dim the image and cover a fraction of it with drops or flakes stretched along `angle`."""
     height, width = image.shape[:2]
     sigma = max(size / 2, 0.35)
     footprint = (1 + 2 * sigma) * (odd(length) + 2 * sigma)

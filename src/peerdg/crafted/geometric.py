@@ -25,7 +25,7 @@ def scale(image: Picture, rng: Random, *, factor: float) -> Picture:
 
 
 def translate(image: Picture, rng: Random, *, down: float, right: float) -> Picture:
-    """Shift by shares of height and width."""
+    """Shift by fractions of the height and width."""
     height, width = image.shape[:2]
     y, x = coordinates(height, width)
     return sample(image, y - down * height, x - right * width)
@@ -57,7 +57,7 @@ def piecewise(image: Picture, rng: Random, *, jitter: float, cells: int) -> Pict
 
 
 def perspective(image: Picture, rng: Random, *, tilt: float) -> Picture:
-    """Tilt the image, so that one random side recedes by the share `tilt`."""
+    """Tilt the image in a random direction. `tilt` is the relative change in depth."""
     height, width = image.shape[:2]
     y, x = coordinates(height, width)
     direction = rng.uniform(0, 2 * np.pi)
@@ -88,7 +88,7 @@ def polar(image: Picture, rng: Random, *, twist: float, wave: float, waves: int)
 
 
 def jigsaw(image: Picture, rng: Random, *, tiles: int) -> Picture:
-    """Swap tiles with neighbors."""
+    """Swap random tiles with one of their neighbors."""
     height, width = (n // tiles for n in image.shape[:2])
     result = image.copy()
     order = np.arange(tiles * tiles).reshape(tiles, tiles)

@@ -36,7 +36,7 @@ def luma(image: Picture) -> Plane:
 
 
 def blend(image: Picture, other: Picture | float, share: Picture | float) -> Picture:
-    """Mix a share of `other` into the image."""
+    """Mix `other` into the image with weight `share`."""
     return np.asarray(image * (1 - share) + other * share, dtype=np.float32)
 
 
@@ -76,7 +76,7 @@ def smooth_plane(plane: Plane, sigma: float) -> Plane:
 
 
 def coordinates(height: int, width: int) -> tuple[Plane, Plane]:
-    """Return row and column of each pixel, relative to the image center."""
+    """Return the row and column of each pixel, relative to the image center."""
     y = np.arange(height, dtype=np.float32) - (height - 1) / 2
     x = np.arange(width, dtype=np.float32) - (width - 1) / 2
     rows, columns = np.meshgrid(y, x, indexing="ij")
@@ -86,7 +86,7 @@ def coordinates(height: int, width: int) -> tuple[Plane, Plane]:
 def sample(image: Picture, y: Plane, x: Plane, *, outside: str = "zeros") -> Picture:
     """Sample the image bilinearly at positions (y, x) relative to its center.
 
-    The outside of the image is black (`"zeros"`) or mirrored (`"reflection"`).
+    Outside, the image is black (`"zeros"`) or mirrored (`"reflection"`).
     """
     height, width = image.shape[:2]
     grid = np.stack([2 * x / width, 2 * y / height], axis=-1).astype(np.float32)
@@ -105,10 +105,10 @@ def blocks(rng: Random, height: int, width: int, *, side: float) -> Plane:
 
 
 def field(rng: Random, height: int, width: int, *, coarsest: float, octaves: int = 4) -> Plane:
-    """Draw a smooth field over 0..1, like clouds.
+    """Draw a smooth random field with values 0..1, like clouds.
 
-    The largest structures have a size of `coarsest` pixels. Each further octave has half the size
-    and half the weight of the previous one.
+    The largest structures are `coarsest` pixels wide. Each further octave has half the size and
+    half the weight of the previous one.
     """
     total: Plane = np.zeros((height, width), dtype=np.float32)
     for octave in range(octaves):
@@ -121,7 +121,7 @@ def field(rng: Random, height: int, width: int, *, coarsest: float, octaves: int
 
 
 def enlarge(grid: Plane, height: int, width: int, *, smooth: bool) -> Plane:
-    """Interpolate the values at the nodes of a grid over the image, by curves or lines."""
+    """Interpolate grid values over the image: bicubic if `smooth`, otherwise bilinear."""
     plane = torch.from_numpy(grid.astype(np.float32))[None, None]
     mode = "bicubic" if smooth else "bilinear"
     return F.interpolate(plane, (height, width), mode=mode, align_corners=True)[0, 0].numpy()
@@ -135,30 +135,30 @@ def _picture(planes: Tensor) -> Picture:
     return planes[0].permute(1, 2, 0).contiguous().numpy()
 
 
-REFERENCE_SIDE = 227  # image side that the lengths in the tables refer to
-UNCHANGED = 5.0  # levels of 255; an image with a smaller mean change counts as not distorted
+REFERENCE_SIDE = 227  # lengths in the tables refer to images with this side
+UNCHANGED = 5.0  # of 255 levels; a smaller mean change counts as no effect
 
-# Draws a strength, given a generator and the scale of this image relative to the reference.
+# Draws a strength, given a generator and the image side relative to `REFERENCE_SIDE`.
 Draw = Callable[[Random, float], float]
 
 
 def between(low: float, high: float) -> Draw:
-    """Draw a uniform number."""
+    """Draw a number uniformly between `low` and `high`."""
     return lambda rng, unit: float(rng.uniform(low, high))
 
 
 def randint(low: int, high: int) -> Draw:
-    """Draw an integer, both ends included."""
+    """Draw an integer from `low` to `high`, both included."""
     return lambda rng, unit: int(rng.integers(low, high + 1))
 
 
 def pixels(low: float, high: float, *, at_least: float = 0.0) -> Draw:
-    """Draw a length in pixels of the reference side, scaled to the image."""
+    """Draw a length in pixels for the reference side, and scale it to the image."""
     return lambda rng, unit: max(at_least, float(rng.uniform(low, high)) * unit)
 
 
 def either(*draws: Draw) -> Draw:
-    """Draw from one of several ranges, which leave out values without a visible effect."""
+    """Draw from one of several ranges, which skip values without a visible effect."""
     return lambda rng, unit: draws[rng.integers(len(draws))](rng, unit)
 
 
@@ -177,8 +177,8 @@ class Operation:
 
     name: str
     function: Callable[..., Picture]
-    ranges: dict[str, Draw] = dataclasses.field(default_factory=dict)  # of the strengths
-    smallest: int = 0  # minimum image side, below which nothing would be recognizable
+    ranges: dict[str, Draw] = dataclasses.field(default_factory=dict)  # how to draw each strength
+    smallest: int = 0  # minimum image side, below which nothing is recognizable
 
     def __call__(self, image: Picture, rng: Random) -> Picture:
         unit = min(image.shape[:2]) / REFERENCE_SIDE
@@ -190,8 +190,8 @@ class Operation:
 def distort(image: Picture, family: Sequence[Operation], rng: Random) -> Picture:
     """Apply one operation of the family, drawn uniformly.
 
-    An operation may leave an image unchanged (the hue of a gray image, the gamma of black on
-    white). Then others are tried in random order. If none has an effect, the strongest is used.
+    An operation may have no effect, such as a hue shift on a gray image. Then the others are tried
+    in random order. If none has an effect, the result with the largest change is returned.
     """
     side = min(image.shape[:2])
     usable = [operation for operation in family if side >= operation.smallest]

@@ -18,7 +18,7 @@ from peerdg.data.cache import cached_domain
 from peerdg.data.domain import Domain
 from peerdg.rng import seed_for
 
-VERSION = 1  # increase when a change of the tables or functions changes images
+VERSION = 1  # increase when a change to the tables or functions changes the images
 OPERATIONS: dict[str, Sequence[Operation]] = {
     "arithmetic": ARITHMETIC,
     "artistic": ARTISTIC,
@@ -38,20 +38,20 @@ def crafted_domains(
 ) -> dict[str, Domain]:
     """Make a distorted copy of the validation images for each family, as `"crafted:<family>"`.
 
-    An operation of the family and its strength are drawn for each image. The draw depends only on
-    seed, family and the image's position, so the sets are the same in every run. They are cached.
+    Each image gets a random operation of the family with a random strength. The draw depends only
+    on seed, family and image position, so the sets are the same in every run. They are cached.
 
     Args:
         validation: Validation images of the source.
-        seed: Seed of the draws. Use the same for all runs that are compared.
-        families: Names of families. Default: all ten.
+        seed: Random seed. Use the same one for all runs to be compared.
+        families: Names of the families. Defaults to all ten.
     """
     chosen = sorted(FAMILIES if families is None else families, key=FAMILIES.index)
     return {CRAFTED + family: _crafted(validation, family, seed) for family in chosen}
 
 
 def craft(images: Tensor, family: str, *, seed: int = 0) -> Tensor:
-    """Distort each image of a uint8 batch [n, 3, h, w] with an operation of the family."""
+    """Distort each image in a uint8 batch [n, 3, h, w] with a random operation of the family."""
     table = OPERATIONS[family]
     result = torch.empty_like(images, memory_format=torch.contiguous_format)
     for index, image in enumerate(images):

@@ -28,7 +28,7 @@ from peerdg.crafted.operation import (
 
 
 def add(image: Picture, rng: Random, *, amount: float) -> Picture:
-    """Make all pixels brighter or darker."""
+    """Make all pixels brighter or darker by `amount`."""
     return image + np.float32(amount)
 
 
@@ -59,7 +59,7 @@ def multiply(image: Picture, rng: Random, *, factor: float) -> Picture:
 
 
 def cutout(image: Picture, rng: Random, *, squares: int, side: float) -> Picture:
-    """Draw gray squares at random positions. `side` is a share of the image's side."""
+    """Draw gray squares at random positions. `side` is a fraction of the image side."""
     result = image.copy()
     height, width = image.shape[:2]
     half = max(1, round(side * min(height, width) / 2))
@@ -69,14 +69,14 @@ def cutout(image: Picture, rng: Random, *, squares: int, side: float) -> Picture
 
 
 def cover(image: Picture, rng: Random, *, black: float, share: float, side: float) -> Picture:
-    """Cover a share of the image with squares of `side` pixels: a part black, the rest white."""
+    """Cover part of the image with squares, a fraction `black` of them black, the rest white."""
     draw = blocks(rng, *image.shape[:2], side=side)[..., None]
     white = np.where(draw < share, np.float32(255), image)
     return np.where(draw < share * black, np.float32(0), white)
 
 
 def impulses(image: Picture, rng: Random, *, share: float) -> Picture:
-    """Set a share of all channel values to 0 or 255."""
+    """Set a random fraction of all channel values to 0 or 255."""
     hit = rng.random(image.shape, dtype=np.float32) < share
     return np.where(hit, np.float32(255) * rng.integers(2, size=image.shape), image)
 
@@ -87,12 +87,12 @@ def invert(image: Picture, rng: Random) -> Picture:
 
 
 def solarize(image: Picture, rng: Random, *, threshold: float) -> Picture:
-    """Invert values above the threshold."""
+    """Invert values at or above the threshold."""
     return np.where(image >= threshold, 255 - image, image)
 
 
 def jpeg(image: Picture, rng: Random, *, quality: int) -> Picture:
-    """Compress the image heavily."""
+    """Compress the image as JPEG."""
     file = io.BytesIO()
     to_pil(image).save(file, format="JPEG", quality=quality)
     return from_pil(Image.open(file, formats=("JPEG",)))
@@ -144,12 +144,12 @@ def gray(image: Picture, rng: Random, *, share: float) -> Picture:
 
 
 def temperature(image: Picture, rng: Random, *, kelvin: float) -> Picture:
-    """Light the image with a black body of this temperature, from candle light to blue shadow."""
+    """Change the color temperature of the light, from candlelight to blue shade."""
     return image * white_of(kelvin)
 
 
 def white_of(kelvin: float) -> Picture:
-    """Return the color of white in this light, 0..1, from a fit to black-body colors."""
+    """Return the color of white in this light, 0..1, using a fit to black-body colors."""
     t = kelvin / 100
     if t <= 66:
         rgb = (255.0, 99.47 * np.log(t) - 161.12, 138.52 * np.log(max(t - 10, 1)) - 305.04)
@@ -159,12 +159,12 @@ def white_of(kelvin: float) -> Picture:
 
 
 def few_colors(image: Picture, rng: Random, *, colors: int) -> Picture:
-    """Reduce the image to a palette made for it."""
+    """Reduce the image to an adaptive palette."""
     return from_pil(to_pil(image).quantize(colors=colors))
 
 
 def few_bits(image: Picture, rng: Random, *, bits: int) -> Picture:
-    """Quantize each channel to `2 ** bits` even steps from 0 to 255."""
+    """Quantize each channel to `2 ** bits` evenly spaced levels from 0 to 255."""
     steps = 2**bits - 1
     return np.asarray(np.rint(image / 255 * steps) / steps * 255)
 
@@ -186,7 +186,7 @@ COLOR = (
 
 
 def gamma(image: Picture, rng: Random, *, exponent: float) -> Picture:
-    """Compute `v ** exponent`, v in 0..1."""
+    """Compute `v ** exponent` for values v in 0..1."""
     return 255 * (image / 255) ** np.float32(exponent)
 
 
@@ -196,12 +196,12 @@ def sigmoid(image: Picture, rng: Random, *, gain: float, middle: float) -> Pictu
 
 
 def logarithm(image: Picture, rng: Random, *, gain: float) -> Picture:
-    """Compute `gain * log2(1 + v)`, v in 0..1."""
+    """Compute `gain * log2(1 + v)` for values v in 0..1."""
     return 255 * np.float32(gain) * np.log2(1 + image / 255)
 
 
 def linear(image: Picture, rng: Random, *, factor: float) -> Picture:
-    """Scale the distance from middle gray."""
+    """Scale the distance from middle gray by `factor`."""
     return 127 + (image - 127) * np.float32(factor)
 
 
@@ -239,7 +239,7 @@ def _tile_curves(value: NDArray[np.int64], clip: float, tiles: int) -> NDArray[n
 def _tile_position(
     length: int, tiles: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Return the tile centers before and after each pixel, and the weight of the latter."""
+    """Return the tiles centered before and after each pixel, and the weight of the second."""
     place = (np.arange(length) + 0.5) * tiles / length - 0.5
     before = np.floor(place)
     share = (place - before).astype(np.float32)

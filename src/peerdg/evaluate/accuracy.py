@@ -1,4 +1,4 @@
-"""Evaluate models on whole domains: accuracy and loss, or detailed by class and image."""
+"""Evaluate models on whole domains: accuracy and loss, or details per class and image."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,16 +16,16 @@ from peerdg.evaluate.statistics import wilson
 from peerdg.long_work import iterate
 from peerdg.models.classifier import Classifier, has_batch_statistics, images_per_pass, in_eval_mode
 
-BINS = 15  # of the calibration error, as in Guo et al.
-WORST = 12  # mistakes listed in a report
+BINS = 15  # bins of the calibration error, as in Guo et al.
+WORST = 12  # number of mistakes listed in a report
 
 
 def evaluate_domain(
     model: Classifier, domain: Domain, *, size: int | None = None
 ) -> dict[str, Any]:
-    """Return number of images, correct predictions, accuracy in percent and mean cross-entropy.
+    """Return the image count, correct count, accuracy in percent and mean cross-entropy.
 
-    The accuracy is over the whole domain, not a mean of batch accuracies. See `evaluate_models`.
+    The accuracy is over the whole domain, not a mean over batches. See `evaluate_models`.
     """
     return _evaluate_together([model], domain, size=size)[0]
 
@@ -39,15 +39,15 @@ def evaluate_models(
     batch_statistics: Mapping[str, str] | None = None,
     oracle: bool = False,
 ) -> list[dict[str, Any]]:
-    """Evaluate each model on each domain and return one record for each pair.
+    """Evaluate each model on each domain and return one record per pair.
 
     Args:
-        models: Classifiers by name. Their modes are restored.
+        models: Classifiers by name. Their training or eval modes are restored.
         domains: Images with labels in the models' class order, by name.
-        copies: Names of models that may be copies of each other (an average of one snapshot).
-            Copies with equal weights are evaluated once.
-        size: Side to which images are resized. None keeps their size.
-        batch_statistics: Origin of the batch statistics by model, recorded for models with any.
+        copies: Names of models that may be equal, such as an average of a single snapshot. Models
+            with equal weights are evaluated once.
+        size: Side in pixels to resize images to. None keeps their size.
+        batch_statistics: Origin of each model's batch statistics, recorded if it has any.
         oracle: Whether the models, or a network that guides them, were trained on targets.
     """
     evaluated = _evaluated_as(models, copies)
@@ -71,7 +71,7 @@ def evaluate_models(
 def _evaluate_together(
     models: Sequence[Classifier], domain: Domain, *, size: int | None
 ) -> list[dict[str, Any]]:
-    """Evaluate several models on a domain, reading and resizing its images once."""
+    """Evaluate several models on a domain, reading and resizing its images only once."""
     size = size or domain.image_size[0]
     batch = images_per_pass(size)
     devices = [model.head.weight.device for model in models]
@@ -96,7 +96,7 @@ def _evaluate_together(
 
 
 def _evaluated_as(models: Mapping[str, Classifier], copies: Collection[str]) -> dict[str, str]:
-    """Map each model to the model evaluated for it: itself or an earlier equal copy."""
+    """Map each model to the one evaluated in its place: itself or an earlier equal model."""
     names: dict[str, str] = {}
     for name, model in models.items():
         earlier = (other for other in dict.fromkeys(names.values()) if other in copies)
@@ -112,16 +112,16 @@ def _have_equal_weights(first: Classifier, second: Classifier) -> bool:
     )
 
 
-# In detail.
+# Detailed results.
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Overlap of a domain with the training and validation images of a run."""
+    """Number of images that a domain shares with a run's training and validation images."""
 
-    trained: int  # training images of the run
-    validated: int  # validation images of the run, without its training images
-    n: int  # all images of the domain
+    trained: int  # images that the run was trained on
+    validated: int  # other images that the run was validated on
+    n: int  # all images in the domain
 
     def __str__(self) -> str:
         if self.trained:
@@ -137,17 +137,17 @@ class Overlap:
 
 @dataclass(frozen=True)
 class ClassResult:
-    """Results of one class of the model."""
+    """A model's results on one class."""
 
     name: str
     n: int  # images of this class
     correct: int  # correctly predicted images of this class
-    predicted: int  # images of any class with this prediction
+    predicted: int  # images of any class that were predicted as this one
     confused_with: str | None  # most frequent wrong prediction
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy in percent, None if the domain has no image of this class."""
+        """Accuracy in percent, or None if the domain has no images of this class."""
         return 100 * self.correct / self.n if self.n else None
 
 
@@ -167,8 +167,8 @@ class Mistake:
 class Calibration:
     """Expected calibration error from 0 to 1, with its bins.
 
-    A bin covers the images with a confidence in `(low, high]`. It has their number `n`, and their
-    mean `confidence` and `accuracy`, which are None without images.
+    Each bin covers the images with a confidence in `(low, high]`. It has their number `n` and their
+    mean `confidence` and `accuracy`, which are None if the bin is empty.
     """
 
     error: float
@@ -181,12 +181,12 @@ class DomainReport:
 
     domain: str
     loss: float  # mean cross-entropy
-    classes: tuple[ClassResult, ...]  # all classes of the model, even without images
+    classes: tuple[ClassResult, ...]  # all classes of the model, even those without images
     confusion: Tensor  # number of images by true class (rows) and predicted class (columns)
     calibration: Calibration
     worst: tuple[Mistake, ...]  # wrong predictions with the highest probability, sorted
-    skipped: int = 0  # files that cannot be decoded
-    overlap: Overlap | None = None  # with the images of the run, None if unknown
+    skipped: int = 0  # files that could not be decoded
+    overlap: Overlap | None = None  # overlap with the run's images, None if unknown
 
     @property
     def n(self) -> int:
@@ -209,11 +209,11 @@ class DomainReport:
 
     @property
     def missing(self) -> list[str]:
-        """Classes of the model without images in the domain."""
+        """Model classes that have no images in this domain."""
         return [result.name for result in self.classes if not result.n]
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON values."""
+        """Convert to JSON-compatible values."""
         return {
             "domain": self.domain,
             "n": self.n,
@@ -236,9 +236,9 @@ class DomainReport:
 def evaluate_in_detail(
     model: Classifier, domain: Domain, *, size: int | None = None, worst: int = WORST
 ) -> DomainReport:
-    """Evaluate a model on a domain by class, confusion, calibration and image.
+    """Evaluate a model on a domain, with results per class, confusion, calibration and mistakes.
 
-    `worst` is the number of listed mistakes. For the other arguments see `evaluate_models`.
+    `worst` is the number of mistakes to list. See `evaluate_models` for the other arguments.
     """
     size = size or domain.image_size[0]
     labels = domain.labels.cpu()
@@ -252,7 +252,7 @@ def evaluate_in_detail(
     n = len(model.classes)
     confusion = torch.bincount(labels * n + predicted, minlength=n * n).view(n, n)
     wrong = (predicted != labels).nonzero().flatten()
-    # A stable sort keeps the order of ties on every machine.
+    # A stable sort orders ties the same way on every machine.
     order = torch.argsort(confidence[wrong], descending=True, stable=True)[:worst]
     return DomainReport(
         domain=domain.name,
@@ -276,7 +276,7 @@ def evaluate_in_detail(
 
 
 def class_results(names: Sequence[str], confusion: Tensor) -> tuple[ClassResult, ...]:
-    """Compute the results of each class from a confusion matrix."""
+    """Compute the results for each class from a confusion matrix."""
     results = []
     for index, name in enumerate(names):
         row = confusion[index].clone()
@@ -290,9 +290,9 @@ def class_results(names: Sequence[str], confusion: Tensor) -> tuple[ClassResult,
 def calibration(confidence: Tensor, correct: Tensor, *, bins: int = BINS) -> Calibration:
     """Compute the expected calibration error with bins of equal width.
 
-    The mean over images of |accuracy - confidence| of the image's bin: Eq. (3) of Guo et al., "On
+    This is |accuracy - confidence| of each bin, averaged over images: Eq. (3) of Guo et al., "On
     Calibration of Modern Neural Networks", ICML 2017, https://arxiv.org/abs/1706.04599.
-    `confidence` is the probability of the predicted class of each image.
+    `confidence` is the predicted class's probability for each image.
     """
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     confidence = confidence.double()

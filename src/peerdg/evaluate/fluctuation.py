@@ -1,7 +1,7 @@
 """Fluctuation of the target accuracy during training.
 
-The paper reports the variance of the target accuracy, in percent, over evaluations taken every
-k-th epoch, per domain. A series ends with the training. Seeds are not pooled.
+For each domain, the paper reports the variance of the target accuracy (in percent) over evaluations
+taken every k epochs. A series runs to the end of training. Seeds are not pooled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from peerdg.data import is_target
 
 BURN_IN_PERIODS = 5  # the authors' earlier manuscript leaves out the first five periods
-LATE_PERIODS = 5  # evaluations in the late mean, because a single one depends on chance
+LATE_PERIODS = 5  # evaluations in the late mean, because a single one is noisy
 WINDOW = 5
-MINIMUM = 2  # points per series
+MINIMUM = 2  # minimum number of points in a series
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Fluctuation:
 
     var: float  # population variance, mean (a - ā)²
     range: float  # max - min
-    max_drawdown: float  # largest fall below the maximum so far
+    max_drawdown: float  # largest drop below the maximum so far
     mean_abs_step: float  # mean |a_t - a_{t-1}|
-    detrended_var: float  # variance around a centered running mean of 5
+    detrended_var: float  # variance around a centered running mean of 5 points
     gap: float  # max - a_T
 
 
@@ -51,7 +51,7 @@ def accuracy_series(
     every: int,
     burn_in_periods: int = BURN_IN_PERIODS,
 ) -> dict[str, list[float]]:
-    """Collect the accuracies of `model` per target after each period of `every` epochs.
+    """Collect the accuracies of `model` on each target, one per period of `every` epochs.
 
     Leaves out the start (epoch 0), validation images (clean and crafted), and the first
     `burn_in_periods` periods.
@@ -68,14 +68,14 @@ def accuracy_series(
 
 @dataclass(frozen=True)
 class RunFluctuation:
-    """Fluctuation of one model of one run, by two interpretations of the paper's "Avg."."""
+    """Fluctuation of one model in one run, under two readings of the paper's "Avg."."""
 
-    mean: Fluctuation  # mean of the domains' statistics
-    of_mean: Fluctuation  # statistics of the domain-averaged series
+    mean: Fluctuation  # statistics of each domain, averaged over domains
+    of_mean: Fluctuation  # statistics of the accuracy averaged over domains
 
 
 def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | None:
-    """Compute the fluctuation over all domains, None below two points."""
+    """Compute the fluctuation over all domains. None if a series has fewer than two points."""
     if not series or min(map(len, series.values())) < MINIMUM:
         return None
     domains = [astuple(fluctuation(accuracy)) for accuracy in series.values()]
@@ -85,7 +85,7 @@ def run_fluctuation(series: Mapping[str, Sequence[float]]) -> RunFluctuation | N
 
 
 def late_mean(series: Mapping[str, Sequence[float]]) -> float | None:
-    """Average the last `LATE_PERIODS` accuracies of all domains, None if over half of a series."""
+    """Average the last `LATE_PERIODS` accuracies of all domains. None if one is too short."""
     if not series or min(map(len, series.values())) < 2 * LATE_PERIODS:
         return None
     return float(np.mean([accuracy[-LATE_PERIODS:] for accuracy in series.values()]))

@@ -1,8 +1,8 @@
-"""Predict class probabilities of images and files.
+"""Predict class probabilities for images and files.
 
-An image is decoded to an upright RGB square with the stored size of the model's training images
-(Pillow's bilinear filter, antialiased). This square is resized to the network's input size, as in
-every evaluation.
+Each image is decoded to an upright RGB square of the same size as the stored training images
+(Pillow's bilinear filter, antialiased). This square is then resized to the network's input size, as
+in every evaluation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,10 +23,10 @@ from peerdg.errors import NumericalError
 from peerdg.models.classifier import Classifier, images_per_pass
 
 _GROUP = 16  # files per decoding task
-_MAX_STORED_PIXELS = 256 * 256**2  # pixels of decoded squares in memory (50 MB)
+_MAX_STORED_PIXELS = 256 * 256**2  # maximum pixels of decoded squares in memory (50 MB)
 
 T = TypeVar("T")
-_Decoded = tuple[Path, NDArray[np.uint8] | str]  # pixels, or the reason of the failure
+_Decoded = tuple[Path, NDArray[np.uint8] | str]  # pixels, or why decoding failed
 
 
 class Predictions(NamedTuple):
@@ -41,17 +41,17 @@ class FilePrediction(NamedTuple):
     """Prediction for a file, or an error."""
 
     path: Path
-    label: str | None = None  # most probable class, None with an error
+    label: str | None = None  # most probable class, None if decoding failed
     probability: float | None = None
     probabilities: Tensor | None = None  # of all classes, [classes]
-    error: str | None = None  # why the file cannot be decoded
+    error: str | None = None  # why the file could not be decoded
 
 
 def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
     """Rank the `top` most probable classes of one image. Ties keep the class order.
 
-    `label`, the class with the largest logit, comes first even if rounding makes its probability
-    equal to another.
+    `label`, the class with the largest logit, comes first even if another class has the same
+    probability after rounding.
     """
     order: list[int] = torch.argsort(probabilities, descending=True, stable=True).tolist()
     return [label, *(index for index in order if index != label)][:top]
@@ -59,7 +59,7 @@ def most_probable(probabilities: Tensor, label: int, top: int) -> list[int]:
 
 @torch.inference_mode()
 def predict_batch(model: Classifier, images: Tensor, *, size: int) -> Predictions:
-    """Predict a uint8 batch `[n, 3, h, w]`, resized to `size`."""
+    """Resize a uint8 batch `[n, 3, h, w]` to `size` and predict its classes."""
     logits = model(resize(images.to(model.head.weight.device), size))
     if not logits.isfinite().all():
         raise not_finite()
@@ -77,7 +77,7 @@ def not_finite() -> NumericalError:
 def predict_files(
     model: Classifier, paths: Iterable[Path], *, size: int, stored_size: int
 ) -> Iterator[FilePrediction]:
-    """Predict any number of files in order, with memory for a few batches.
+    """Predict any number of files in order, keeping only a few batches in memory.
 
     Threads decode files to squares of side `stored_size` a few batches ahead of the network, which
     gets images of side `size`. The model must be in eval mode.
@@ -91,7 +91,7 @@ def predict_files(
 
 
 def images_in_memory(stored_size: int) -> int:
-    """Return the maximum number of decoded squares of this side in memory."""
+    """Return how many decoded squares of this side are kept in memory at most."""
     return max(1, _MAX_STORED_PIXELS // stored_size**2)
 
 

@@ -1,7 +1,7 @@
 """Model selection: the epoch or setting chosen by a rule, and its regret on the targets.
 
-A rule scores each candidate by a mean of accuracies and chooses the best. Its regret is the loss of
-mean target accuracy against the oracle, which selects by the targets themselves and is therefore
+A rule scores each candidate by a mean accuracy and chooses the best. Its regret is the drop in mean
+target accuracy compared with the oracle, which selects on the targets themselves and is therefore
 not available in practice.
 """
 
@@ -19,8 +19,8 @@ Rule = Literal["last", "source-val", "crafted-val", "oracle"]
 RULES: dict[Rule, str] = {
     "last": "the last epoch",
     "source-val": "accuracy on the source's validation images",
-    "crafted-val": "mean accuracy on crafted validation images of families not trained on",
-    "oracle": "mean target accuracy, NOT AVAILABLE IN PRACTICE, the bound of all other rules",
+    "crafted-val": "mean accuracy on crafted validation images of families not used in training",
+    "oracle": "mean target accuracy, NOT AVAILABLE IN PRACTICE, upper bound of all other rules",
 }
 
 
@@ -30,13 +30,13 @@ class Choice:
 
     epoch: int
     score: float | None  # None for `last`
-    target: float | None  # mean target accuracy of the epoch, None without targets
-    regret: float | None = None  # target accuracy of the oracle minus `target`
+    target: float | None  # mean target accuracy in this epoch, None without targets
+    regret: float | None = None  # the oracle's target accuracy minus `target`
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Accuracy of one model after each evaluated epoch, on each domain."""
+    """Accuracy of one model on each domain, after each evaluated epoch."""
 
     accuracy: Mapping[int, Mapping[str, float]]
 
@@ -48,7 +48,7 @@ class Trajectory:
             if record.get("kind") == "evaluation" and record["model"] == model:
                 accuracy.setdefault(record["epoch"], {})[record["domain"]] = record["accuracy"]
         if not accuracy:
-            raise ConfigError(f"The run has no evaluation of its model '{model}'.")
+            raise ConfigError(f"The run has no evaluation of the model '{model}'.")
         return cls(accuracy)
 
     @property
@@ -70,18 +70,18 @@ class Trajectory:
         return tuple(domain for domain in wanted[rule] if domain in self.domains)
 
     def candidates(self, domains: Iterable[str]) -> list[int]:
-        """Return epochs evaluated on these domains and all targets, epoch 0 only if alone."""
+        """Return the epochs evaluated on `domains` and all targets. Epoch 0 is a last resort."""
         needed = {*domains, *self.targets}
         epochs = sorted(epoch for epoch, values in self.accuracy.items() if needed <= values.keys())
         return [epoch for epoch in epochs if epoch > 0] or epochs
 
     def mean(self, epoch: int, domains: Sequence[str]) -> float:
-        """Average the accuracy over `domains`, unweighted."""
+        """Average the accuracy over `domains` with equal weights."""
         return math.fsum(self.accuracy[epoch][d] for d in domains) / len(domains)
 
 
 def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Choice]:
-    """Apply each rule to the records of a run, if its images were evaluated."""
+    """Apply each rule whose images were evaluated to the records of a run."""
     run = Trajectory.from_records(records, model=model)
     choices: dict[Rule, Choice] = {}
     for rule in RULES:
@@ -104,7 +104,7 @@ def select(records: Iterable[Mapping[str, Any]], *, model: str) -> dict[Rule, Ch
 
 
 def middle_of_best(scores: Sequence[float]) -> int:
-    """Return the index of the highest score. Of several, the (lower) middle one."""
+    """Return the index of the highest score, or the (lower) middle one of several equal ones."""
     best = max(scores)
     tied = [number for number, score in enumerate(scores) if score == best]
     return tied[(len(tied) - 1) // 2]

@@ -1,4 +1,4 @@
-"""Intervals of accuracies and paired differences, as numbers and as text."""
+"""Confidence intervals of accuracies and paired differences, as numbers and as text."""
 
 import importlib
 import math
@@ -12,16 +12,16 @@ from peerdg.errors import ConfigError
 
 FEW = 100  # accuracies on fewer images are shown with their interval
 LEVEL = 0.95
-MIN_SEEDS = 5  # for an interval
-_Z = 1.959963984540054  # 97.5 % quantile of the normal distribution: 95 % on both sides
+MIN_SEEDS = 5  # minimum number of seeds for an interval
+_Z = 1.959963984540054  # 97.5 % quantile of the normal distribution, for two-sided 95 %
 
 
 def wilson(correct: float, n: int) -> tuple[float, float]:
-    """Compute the 95 % score interval of an accuracy, in percent.
+    """Compute the 95 % Wilson score interval of an accuracy, in percent.
 
     Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", Journal of the
-    American Statistical Association 22, 1927. It stays between 0 and 100 and is not empty at
-    either end.
+    American Statistical Association 22, 1927. It stays within 0 to 100 and has a positive width
+    even at 0 and 100.
     """
     p, z2 = correct / n, _Z**2
     center = (p + z2 / (2 * n)) / (1 + z2 / n)
@@ -30,7 +30,7 @@ def wilson(correct: float, n: int) -> tuple[float, float]:
 
 
 def accuracy_text(accuracy: float, n: int | None, *, digits: int = 1, with_n: bool = True) -> str:
-    """Format as `78.6 (64-89, n=42)`, with the 95 % interval for fewer than 100 images.
+    """Format an accuracy, with its 95 % interval below 100 images: `78.6 (64-89, n=42)`.
 
     The interval is rounded outwards to whole percent. `n` is None if unknown.
     """
@@ -59,7 +59,7 @@ def accuracy_spread(values: Sequence[float], n: int | None) -> str:
     """Format accuracies of several runs on the same `n` images.
 
     One run is shown with its interval. Several runs are shown with their standard deviation, and
-    with `n` if it is small, because the deviation does not cover the error due to few images.
+    with `n` if it is small, because the deviation does not reflect the small number of images.
     """
     if len(values) == 1:
         return accuracy_text(values[0], n)
@@ -72,7 +72,7 @@ class Difference:
 
     by_seed: Mapping[int, float]
     mean: float
-    margin: float | None = None  # half the width of Student's 95 % interval, None for few seeds
+    margin: float | None = None  # half-width of Student's 95 % interval, None with too few seeds
 
     @property
     def n(self) -> int:
@@ -86,10 +86,10 @@ class Difference:
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:
-    """Estimate the mean of a - b over shared seeds, None if there are none.
+    """Estimate the mean of a - b over the shared seeds. None if there are none.
 
-    The interval is Student's, mean ± t s / √n, from `MIN_SEEDS` seeds on. Fewer differences are
-    now and then alike by chance, so they have no interval and are shown one by one.
+    With at least `MIN_SEEDS` seeds, it has Student's interval mean ± t s / √n. Fewer differences
+    may be similar by chance, so they have no interval and are shown individually.
     """
     differences = {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
     if not differences:
@@ -103,14 +103,14 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Differe
 
 
 def scipy_stats() -> Any:
-    """Import `scipy.stats`, which is part of the extra `compare`."""
+    """Import `scipy.stats`, which the extra `compare` installs."""
     return import_extra("scipy.stats", "compare")
 
 
 def import_extra(module: str, extra: str) -> Any:
-    """Import a module of an optional extra."""
+    """Import a module from an optional extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         hint = f"Install it with: pip install 'peerdg[{extra}]'"
-        raise ConfigError(f"This needs {module.partition('.')[0]}.", hint=hint) from error
+        raise ConfigError(f"This feature needs {module.partition('.')[0]}.", hint=hint) from error

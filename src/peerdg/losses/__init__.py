@@ -1,4 +1,4 @@
-"""Loss functions from tensors to a scalar, each documented with its equation."""
+"""Loss functions that map tensors to a scalar. Each docstring states the equation."""
 
 import functools
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def in_full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compute `loss` outside of autocast, with half-precision arguments converted to float32.
+    """Decorate a loss to run without autocast, and convert half-precision arguments to float32.
 
-    The sums need float32 even if the network runs in bfloat16.
+    Sums over a batch need float32 even if the network runs in bfloat16.
     """
 
     @functools.wraps(loss)

@@ -16,17 +16,17 @@ def barlow_twins(
     """Compute the Barlow Twins loss, which pulls the cross-correlation towards the identity.
 
     Σ_i (1 - M_ii)² + λ Σ_{i≠j} M_ij², with M = (1/B) Ẑ_aᵀ Ẑ_b and each column of Ẑ standardized
-    over the batch: Zbontar et al., ICML 2021, and the regularizer of PEER. The loss is a sum, so it
+    over the batch: Zbontar et al., ICML 2021, also PEER's regularizer. The loss is a sum, so it
     grows with the dimension. A column that is constant in the batch standardizes to zero and
-    contributes (1 - 0)² without gradient, never NaN.
+    contributes (1 - 0)² without a gradient. It never causes NaN.
 
     Args:
         z_a: Projected features of one model or view.
-        z_b: Projected features of the other, for the same images in the same order.
-        lam: Weight of the redundancy term.
+        z_b: Projected features of the other one, for the same images in the same order.
+        lam: Weight λ of the redundancy term.
 
     Raises:
-        ValueError: With fewer than 2 samples, which have no correlation.
+        ValueError: If there are fewer than 2 samples, which have no correlation.
     """
     if len(z_a) < 2:
         raise ValueError("Barlow Twins needs a batch of at least 2 samples.")
@@ -37,5 +37,5 @@ def barlow_twins(
 
 
 def _standardize(z: Tensor) -> Tensor:
-    """Compute (z - mean) / sqrt(variance + ε) of each column."""
+    """Compute (z - mean) / sqrt(variance + ε) for each column."""
     return F.batch_norm(z, None, None, training=True, eps=EPS)

@@ -12,10 +12,10 @@ from peerdg.losses import in_full_precision
 def info_nce(
     z_a: Float[Tensor, "batch dim"], z_b: Float[Tensor, "batch dim"], *, tau: float = 0.1
 ) -> Float[Tensor, ""]:
-    """Compute the cross-entropy of cosine similarities with the same image as the positive.
+    """Compute the InfoNCE loss, with the same image in the other batch as the positive.
 
     -(1/B) Σ_i log( exp(s_ii / τ) / Σ_j exp(s_ij / τ) ), s_ij = cos(z_a_i, z_b_j): van den Oord et
-    al., 2018. PEER's formula has no temperature, which means τ = 1. 0.1 is a practical default.
+    al., 2018. PEER's formula has no temperature (τ = 1). The default of 0.1 is more practical.
 
     Args:
         z_a: Projected features of the proxy model.
@@ -23,7 +23,7 @@ def info_nce(
         tau: Temperature.
 
     Raises:
-        ValueError: With fewer than 2 samples, which have no negatives.
+        ValueError: If there are fewer than 2 samples, which have no negatives.
     """
     if len(z_a) < 2:
         raise ValueError("InfoNCE needs a batch of at least 2 samples.")
@@ -38,13 +38,13 @@ def supcon(
     """Compute the supervised contrastive loss.
 
     -(1/|A|) Σ_{i∈A} (1/|P(i)|) Σ_{p∈P(i)} log( exp(s_ip / τ) / Σ_{a≠i} exp(s_ia / τ) ) with cosine
-    similarities s: Khosla et al., NeurIPS 2020, Eq. 2, https://arxiv.org/abs/2004.11362. P(i) are
-    the other rows with i's label, and A are the rows with at least one such row. With image indices
-    as labels it is SimCLR's loss.
+    similarities s: Khosla et al., NeurIPS 2020, Eq. 2, https://arxiv.org/abs/2004.11362. P(i) is
+    the set of other rows with the label of row i. A is the set of rows where P(i) is not empty.
+    With image indices as labels, this is SimCLR's loss.
 
     Args:
         z: Embeddings, with the views of a batch stacked as rows.
-        labels: Labels. Rows with equal labels are positive pairs.
+        labels: One label per row. Rows with equal labels are positive pairs.
         tau: Temperature.
 
     Raises:
@@ -53,7 +53,7 @@ def supcon(
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     positive = (labels[:, None] == labels) & ~itself  # (batch, batch)
     if not positive.any():
-        raise ValueError("The supervised contrastive loss needs two images of one class.")
+        raise ValueError("The supervised contrastive loss needs two images of the same class.")
     z = F.normalize(z, dim=1)
     similarity = (z @ z.T / tau).masked_fill(itself, -torch.inf)
     log_p = (similarity - similarity.logsumexp(1, keepdim=True)).masked_fill(~positive, 0)
@@ -67,13 +67,13 @@ def adversarial_contrast(
 ) -> Float[Tensor, ""]:
     """Compute the mean of -log(1 - p⁺) over both views of all images.
 
-    p⁺ = exp(s_i⁺ / τ) / Σ_{a≠i} exp(s_ia / τ) is the probability of the other view of the same
-    image among all other rows, s cosine similarities: Li et al., "Progressive domain expansion
-    network", CVPR 2021, https://arxiv.org/abs/2103.16050. Minimizing it makes the views of an image
-    dissimilar, whereas the contrastive loss -log p⁺ makes them similar.
+    p⁺ = exp(s_i⁺ / τ) / Σ_{a≠i} exp(s_ia / τ), with cosine similarities s, is the probability of
+    picking the other view of the same image among all other rows: Li et al., "Progressive domain
+    expansion network", CVPR 2021, https://arxiv.org/abs/2103.16050. Minimizing this loss makes the
+    views of an image dissimilar, whereas the contrastive loss -log p⁺ makes them similar.
 
-    log(1 - p⁺) is computed as a difference of two log-sum-exps. It stays finite, with a gradient,
-    if p⁺ rounds to 1.
+    log(1 - p⁺) is computed as a difference of two log-sum-exps. It stays finite and has a gradient
+    even if p⁺ rounds to 1.
 
     Args:
         z_a: Embeddings of one view.
@@ -81,7 +81,7 @@ def adversarial_contrast(
         tau: Temperature.
 
     Raises:
-        ValueError: With fewer than 2 images, which have no negatives.
+        ValueError: If there are fewer than 2 images, which have no negatives.
     """
     if len(z_a) < 2:
         raise ValueError("Adversarial contrast needs a batch of at least 2 images.")

@@ -8,7 +8,7 @@ from peerdg.losses import in_full_precision
 
 @in_full_precision
 def entropy(logits: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
-    """Compute the mean over images of -Σ_c p_c log p_c, in nats, with p = softmax(logits).
+    """Compute the mean entropy -Σ_c p_c log p_c of a batch, in nats, with p = softmax(logits).
 
     Ranges from 0 for certain predictions to log(classes) for uniform ones.
     """

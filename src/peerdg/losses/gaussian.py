@@ -12,8 +12,8 @@ Embedding = Float[Tensor, "batch dim"]
 def gaussian_nll(mu: Embedding, log_variance: Embedding, z: Embedding) -> Float[Tensor, ""]:
     """Compute the mean of (μ - z)²/σ² + log σ².
 
-    Twice the negative log-likelihood per dimension, less log 2π, of an augmented image's embedding
-    under the clean image's Gaussian: Wang et al., "Learning to diversify", ICCV 2021,
+    This is twice the negative log-likelihood per dimension, minus log 2π, of an augmented image's
+    embedding under the clean image's Gaussian: Wang et al., "Learning to diversify", ICCV 2021,
     https://arxiv.org/abs/2108.11726.
     """
     return ((mu - z).square() / log_variance.exp() + log_variance).mean()
@@ -23,17 +23,17 @@ def gaussian_nll(mu: Embedding, log_variance: Embedding, z: Embedding) -> Float[
 def club(
     mu: Embedding, log_variance: Embedding, z: Embedding, permutation: Int64[Tensor, " batch"]
 ) -> Float[Tensor, ""]:
-    """Compute a sampled upper bound of the mutual information between x and z.
+    """Compute a sampled upper bound on the mutual information between x and z.
 
     E[log q(z_i|x_i)] - E[log q(z_j|x_i)] = ½ mean_i Σ_d [ (μ_i - z_j)² - (μ_i - z_i)² ]/σ_i² with
     j = permutation(i): the sampled variant of Cheng et al., "CLUB", ICML 2020,
-    https://arxiv.org/abs/2006.12013, as L2D uses it.
+    https://arxiv.org/abs/2006.12013, as used by L2D.
 
     Args:
         mu: Means of q(z|x_i).
-        log_variance: Logarithmic variances of q(z|x_i).
+        log_variance: Log-variances of q(z|x_i).
         z: Embeddings z_i of x_i.
-        permutation: Index j of the other embedding for each x_i.
+        permutation: Index j of the other image's embedding for each x_i.
     """
     variance = log_variance.exp()
     own = (mu - z).square() / variance  # (batch, dim)

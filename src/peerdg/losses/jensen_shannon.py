@@ -1,4 +1,4 @@
-"""Jensen-Shannon divergence of several predictions for the same images."""
+"""Jensen-Shannon divergence between several predictions for the same images."""
 
 import torch
 import torch.nn.functional as F
@@ -7,24 +7,24 @@ from torch import Tensor
 
 from peerdg.losses import in_full_precision
 
-SMALLEST = 1e-7  # smallest probability of the mixture, to bound its logarithm
+SMALLEST = 1e-7  # lower bound of the mixture's probabilities, so that the logarithm is finite
 
 
 @in_full_precision
 def jensen_shannon(*logits: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
-    """Compute the Jensen-Shannon divergence of V predictions, averaged over the batch.
+    """Compute the Jensen-Shannon divergence between V predictions, averaged over the batch.
 
     (1/V) Σ_v KL(p_v ‖ m) with p_v the softmax of the v-th logits and m = (1/V) Σ_v p_v. It is 0 if
-    all are equal and at most log V. Hendrycks et al., "AugMix", ICLR 2020,
+    all p_v are equal and at most log V. From Hendrycks et al., "AugMix", ICLR 2020,
     https://arxiv.org/abs/1912.02781, Eq. 1, also used by RandConv (Xu et al., ICLR 2021,
     https://arxiv.org/abs/2007.13003). As in the released code of both, the mixture is at least 1e-7
-    and gradients pass through it.
+    and gradients flow through it.
 
     Args:
-        logits: Logits of each view, with images in the same order.
+        logits: Logits of each view, with the images in the same order.
 
     Raises:
-        ValueError: With fewer than 2 views.
+        ValueError: If there are fewer than 2 views.
     """
     if len(logits) < 2:
         raise ValueError("The Jensen-Shannon divergence needs at least 2 views.")

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from peerdg.losses import in_full_precision
 
-KERNELS, FACTOR = 5, 2.0  # bandwidths h/4, h/2, h, 2h, 4h around the mean distance h
+KERNELS, FACTOR = 5, 2.0  # bandwidths h/4, h/2, h, 2h and 4h, see `mmd`
 
 
 @in_full_precision
@@ -21,7 +21,7 @@ def mmd(
     Args:
         x: First sample.
         y: Second sample.
-        bandwidth: h. Defaults to the mean squared distance of different rows, without gradient.
+        bandwidth: h. Defaults to the mean squared distance between distinct rows, without gradient.
     """
     both = torch.cat((x, y))
     distances = (both[:, None] - both).square().sum(2)  # (n + m, n + m)
@@ -40,10 +40,10 @@ def class_mmd(
     x_labels: Int64[Tensor, " n"],
     y_labels: Int64[Tensor, " m"],
 ) -> Float[Tensor, ""]:
-    """Compute the mean over classes of the MMD between the samples of a class.
+    """Compute the MMD between the samples of each class, averaged over classes.
 
-    Skips classes with fewer than two rows in either sample, whose bandwidth would be zero or depend
-    on one pair. If no class is left, the loss is zero without gradient.
+    Skips classes with fewer than two rows in either sample, because their bandwidth would be zero
+    or depend on one pair. If no class is left, the loss is zero without gradient.
     """
     discrepancies = [
         mmd(x[x_labels == label], y[y_labels == label])

@@ -1,4 +1,4 @@
-"""Losses of a Wasserstein auto-encoder with a critic.
+"""Losses for training a Wasserstein auto-encoder with a critic.
 
 WAE-GAN of Tolstikhin et al., "Wasserstein auto-encoders", ICLR 2018, Algorithm 1,
 https://arxiv.org/abs/1711.01558, for binary reconstruction, as in M-ADA's released code.
@@ -22,7 +22,7 @@ def critic_loss(
 ) -> Float[Tensor, ""]:
     """Compute the critic's loss, weight · (mean BCE(prior, 1) + mean BCE(codes, 0)).
 
-    `prior` are the critic's logits of samples of the prior, `codes` those of codes of images.
+    `prior` and `codes` are the critic's logits for samples of the prior and for encoded images.
     """
     ones, zeros = torch.ones_like(prior), torch.zeros_like(codes)
     real = F.binary_cross_entropy_with_logits(prior, ones)
@@ -42,7 +42,7 @@ def autoencoder_loss(
     Args:
         logits: Logits of the reconstructed pixels.
         images: Images in [0, 1].
-        codes: The critic's logits of the images' codes.
+        codes: The critic's logits for the encoded images.
         weight: Weight of the critic's term. The reconstruction is a sum over pixels and images.
     """
     reconstruction = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")

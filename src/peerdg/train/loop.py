@@ -1,4 +1,4 @@
-"""The training loop over the epochs of one phase. `step.py` has one step."""
+"""The training loop over the epochs of one phase. `step.py` implements one step."""
 
 import time
 from collections.abc import Mapping
@@ -26,22 +26,22 @@ class Hooks:
         self.stop = StopRequest() if stop is None else stop
 
     def restore(self, state: TrainState) -> None:
-        """Set `state` to the last checkpoint of its phase, if there is one."""
+        """Load the last checkpoint of the phase into `state`, if there is one."""
 
     def start_phase(self, phase: Phase, state: TrainState, *, steps: int) -> None:
-        """Report the start of a phase, or the position it is resumed from."""
+        """Called when a phase starts or resumes."""
 
     def before_item(self, label: str, share: float) -> None:
-        """Report progress of long work (see `long_work`). Raise `Stopped` after a signal."""
+        """Called before each item of long work (see `long_work`). Raises `Stopped` on a signal."""
         self.stop.check()
 
     def show_step(self, state: TrainState, *, images: int, terms: Mapping[str, Tensor]) -> None:
-        """Report a complete step. Reading a term synchronizes the device."""
+        """Called after each training step. Reading a term synchronizes the device."""
 
     def record_epoch(
         self, state: TrainState, values: dict[str, Any], seconds: float, *, timed_steps: int
     ) -> None:
-        """Record the values of an epoch and the duration of its last `timed_steps` steps."""
+        """Called after each epoch. `seconds` is the duration of its last `timed_steps` steps."""
 
     def evaluate(self, state: TrainState) -> None:
         """Evaluate the method's networks and set `state.evaluated`."""
@@ -53,10 +53,10 @@ class Hooks:
         return False
 
     def save(self, state: TrainState, *, wait: bool = False) -> None:
-        """Save the state. With `wait`, return only when it is on disk."""
+        """Save the state. With `wait`, return only once it is on disk."""
 
     def save_stopped(self, state: TrainState, stopped: Stopped) -> None:
-        """Save the state before `stopped` is raised."""
+        """Save the state before `stopped` is raised again."""
 
 
 def run_phase(
@@ -68,12 +68,12 @@ def run_phase(
         phase: Schedule, optimizer and evaluations.
         method: Method to train, on its device.
         source: Training images, on the same device.
-        seed: Seed of the run. All randomness derives from it and the position.
-        hooks: Evaluation, checkpoints, records, progress and signals of the run.
+        seed: Run seed. All randomness derives from it and the position in the run.
+        hooks: Callbacks for evaluation, checkpoints, records, progress and signals.
 
     Raises:
-        Stopped: After saving, if a stop was requested.
-        NumericalError: If a loss or gradient is not finite, before it reaches a weight.
+        Stopped: If a stop was requested. The state is saved first.
+        NumericalError: If a loss or gradient is not finite. It does not reach the weights.
     """
     hooks = hooks or Hooks()
     epochs = phase.settings.epochs
@@ -101,7 +101,7 @@ def run_phase(
 def _train_epoch(
     phase: Phase, state: TrainState, source: Source, guard: Guard, *, seed: int, hooks: Hooks
 ) -> None:
-    """Train one epoch, or the rest of it after a resume."""
+    """Train one epoch, or the rest of an epoch after a resume."""
     method, settings, key = state.method, phase.settings, (phase.name, state.epoch)
     clock, first_step = time.perf_counter(), state.step
     method.train()
@@ -121,12 +121,12 @@ def _train_epoch(
         state.add_terms(terms)
         state.step += 1
         hooks.show_step(state, images=len(rows), terms=terms)
-        if state.step < steps:  # After the last step, the epoch ends before it is saved.
+        if state.step < steps:  # After the last step, finish the epoch before saving.
             _save_if_due(state, guard, hooks)
 
     guard.check_weights()
     with stage("end of epoch"), seeded(seed, "end", *key):
-        if state.average_records is None:  # Not again if a stop interrupted `end_epoch`.
+        if state.average_records is None:  # Not repeated if a stop interrupted `end_epoch`.
             state.average_records = method.finish_epoch_averages(state.epoch)
         with interruptible(hooks.before_item):
             result = method.end_epoch(state.epoch)
@@ -140,7 +140,7 @@ def _train_epoch(
 
 
 def _evaluate_if_due(phase: Phase, state: TrainState, hooks: Hooks) -> None:
-    """Evaluate between two epochs if due and not done yet."""
+    """Evaluate between two epochs if an evaluation is due and not done yet."""
     if not (state.evaluated or state.step) and phase.is_evaluated_after(state.epoch):
         with stage("evaluation"), interruptible(hooks.before_item):
             hooks.evaluate(state)

@@ -1,4 +1,4 @@
-"""Optimizers of a phase, and its learning rate as a function of the epoch."""
+"""Optimizers and learning rate schedule of a training phase."""
 
 import torch
 
@@ -33,7 +33,7 @@ def _make(plan: OptimizerPlan, settings: PhaseSettings) -> torch.optim.Optimizer
 
 
 def learning_rate(settings: PhaseSettings, epoch: int) -> float:
-    """Compute the learning rate of an epoch: constant or a step schedule."""
+    """Compute the learning rate for an epoch: constant, or a step schedule."""
     if settings.lr_step is None:
         return settings.lr
     return settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)

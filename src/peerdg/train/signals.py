@@ -1,4 +1,4 @@
-"""Stop on Ctrl-C or SIGTERM after the step, with a checkpoint. A second Ctrl-C stops at once."""
+"""On Ctrl-C or SIGTERM, finish the step, save and stop. A second Ctrl-C stops at once."""
 
 import contextlib
 import signal
@@ -31,7 +31,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM inside the block, in the main thread only."""
+    """Catch SIGINT and SIGTERM inside the block. Has no effect outside the main thread."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -20,7 +20,7 @@ from peerdg.stages import stage
 from peerdg.train.settings import PhaseSettings, TransformSettings
 
 PIXELS_AHEAD = 2**20
-"""Pixels prepared at once: eight batches of 128 images of 32 x 32 pixels, or one of photos."""
+"""Pixels to prepare at once: eight batches of 128 images of 32 x 32, or one batch of photos."""
 
 
 class Source:
@@ -30,9 +30,9 @@ class Source:
 
     Args:
         domain: Training images.
-        transform: Base transform. By default images are unchanged.
-        device: Device of the images.
-        batches_from: Images of an epoch, see `MethodSettings.batches_from`.
+        transform: Base transform. By default, images are not changed.
+        device: Device to move the images to.
+        batches_from: Images to draw batches from, see `MethodSettings.batches_from`.
     """
 
     def __init__(
@@ -68,19 +68,19 @@ class Source:
 
     @cached_property
     def clean(self) -> CleanImages:
-        """All images of the domain in shuffled chunks, only resized as in evaluation."""
+        """All images of the domain in shuffled chunks, resized but not cropped or flipped."""
         return CleanImages(self.domain.images, self.size, labels=self.domain.labels)
 
     @stage("batch")
     def batch(self, rows: Tensor, *, seed: int, key: tuple[str | int, ...]) -> Batch:
-        """Build the batch of the images at `rows`. All randomness derives from seed and key."""
+        """Build a batch from the images at `rows`. All randomness derives from seed and key."""
         generator = None if self.is_deterministic else generator_for(seed, "view", *key)
         images, labels = self.pool.view(rows, generator)
         return Batch(
             images=images,
             labels=labels,
-            # Methods cache features by index, which is valid only for repeated views. Additions to
-            # the pool may be dropped, and their rows are then reused.
+            # Methods cache features by index, which requires that views repeat. If additions to the
+            # pool are dropped, their rows are reused for other images.
             index=rows if self.is_deterministic and not self.pool.additions else None,
             seed=seed_for(seed, "augment", *key),
         )
@@ -104,8 +104,8 @@ def steps_per_epoch(settings: PhaseSettings, images: int, pool: int | None = Non
 
     Args:
         settings: Options of the phase.
-        images: Number of images of the source.
-        pool: Number of images of the training pool, if a method has added some. With
+        images: Number of images in the source.
+        pool: Number of images in the training pool, if a method has added some. With
             `epoch_of = "source"` it is ignored, so that all methods take the same number of steps.
     """
     if images < settings.batch_size:
@@ -127,11 +127,11 @@ def epoch_order(
     *,
     steps: int | None = None,
 ) -> list[Tensor]:
-    """Return the rows of each batch of an epoch: a permutation, or draws with replacement.
+    """Return the rows of each batch in an epoch: a permutation, or draws with replacement.
 
-    A permutation is truncated to the epoch. Each epoch has its own permutation, so every image is
-    equally likely. `images` is the size of the training pool, and `steps` the length of the epoch
-    (by default a pass over all images).
+    A permutation is cut off after the last step. Each epoch has its own permutation, so every image
+    is equally likely. `images` is the size of the training pool, and `steps` is the number of steps
+    (by default, one pass over all images).
     """
     steps = steps_per_epoch(settings, images) if steps is None else steps
     generator = generator_for(seed, "order", phase, epoch)
@@ -151,11 +151,11 @@ def epoch_batches(
     seed: int,
     key: tuple[str | int, ...],
 ) -> Iterator[tuple[Tensor, Batch]]:
-    """Yield the rows and the batch of every step from step `start` on.
+    """Yield the rows and the batch of each step, from step `start` on.
 
     `method` prepares several batches at once. Batches are independent, so a run that resumes in
-    the middle of an epoch gets the same ones. `order` has the rows of each step of the epoch, and
-    `key` is the epoch's position in the run.
+    the middle of an epoch gets the same ones. `order` holds the rows of each step, and `key` is the
+    epoch's position in the run.
     """
     ahead = max(1, PIXELS_AHEAD // (len(order[0]) * source.size**2))
     for first in range(start, len(order), ahead):
@@ -163,5 +163,5 @@ def epoch_batches(
         batches = method.prepare(
             [source.batch(r, seed=seed, key=(*key, step)) for step, r in enumerate(rows, first)]
         )
-        while batches:  # Popping frees their memory before the next batches are prepared.
+        while batches:  # Popping frees memory before the next batches are prepared.
             yield rows.pop(0), batches.pop(0)

@@ -1,6 +1,6 @@
 """The state of a training phase as tensors and JSON values, for an exact resume.
 
-There is no random state, because all randomness derives from seed and position (`peerdg.rng`).
+It has no random state, because all randomness derives from seed and position (`peerdg.rng`).
 """
 
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ class TrainState:
     phase: str  # "pretrain" or "train"
     method: Method
     optimizers: dict[str, torch.optim.Optimizer]
-    epoch: int = 0  # complete epochs of this phase
-    step: int = 0  # complete steps of the current epoch
+    epoch: int = 0  # completed epochs of this phase
+    step: int = 0  # completed steps of the current epoch
     sums: dict[str, Tensor] = field(default_factory=dict)  # sum of each loss term over these steps
     evaluated: bool = False  # whether the evaluation due after `epoch` epochs was recorded
-    average_records: dict[str, Any] | None = None  # of this epoch, None before its averages update
-    pool: TrainingPool | None = None  # training images, if a method may add some
+    average_records: dict[str, Any] | None = None  # None until this epoch's averages update
+    pool: TrainingPool | None = None  # training images, if the method may add some
 
     @property
     def additions(self) -> tuple[PoolImages, ...]:
@@ -41,7 +41,7 @@ class TrainState:
             self.sums[name] += value.detach()
 
     def take_means(self) -> dict[str, float]:
-        """Return the mean of each term over the epoch's steps, and reset the sums."""
+        """Return the mean of each loss term over the epoch's steps, and reset the sums."""
         means = {name: float(value) / self.step for name, value in self.sums.items()}
         self.sums = {}
         return means
@@ -63,7 +63,7 @@ class TrainState:
         return result
 
     def metadata(self) -> dict[str, Any]:
-        """Return everything else, ready for JSON."""
+        """Return the rest of the state as JSON values."""
         groups = {n: o.state_dict()["param_groups"] for n, o in self.optimizers.items()}
         return {
             "phase": self.phase,
@@ -73,7 +73,7 @@ class TrainState:
             "average_records": self.average_records,
             "optimizers": groups,
             "pool": [addition.digest for addition in self.additions],
-            "terms": list(self.sums),  # keeps the order, because safetensors sorts by name
+            "terms": list(self.sums),  # stores the order, because safetensors sorts by name
         }
 
     def restore(
@@ -82,7 +82,7 @@ class TrainState:
         metadata: dict[str, Any],
         additions: tuple[PoolImages, ...] = (),
     ) -> None:
-        """Restore the results of `tensors` and `metadata`, and the images added to the pool."""
+        """Restore the state from `tensors` and `metadata`, and the images added to the pool."""
         parts = _split(tensors)
         try:
             self.method.load_state_dict(parts["method"])
@@ -107,8 +107,8 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     for name, value in tensors.items():
         index, _, slot = name.partition(".")
         state.setdefault(int(index), {})[slot] = value
-    # Options come from the run's config and the learning rate is set in each epoch. The stored
-    # parameter groups are only informative.
+    # Options come from the run's config, and the learning rate is set in each epoch. The stored
+    # parameter groups are only informational.
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     # Fused optimizers pair a weight with its momentum by memory position, ignoring strides. Files

@@ -28,11 +28,11 @@ class Guard:
     On a CPU each step is checked before its update. On other devices reading a value would
     synchronize. There, fused optimizers skip updates while `found_inf` is 1, which is never reset.
     The values are read every `CHECK_INTERVAL` steps, before every checkpoint and at the end of the
-    epoch. The weights are then still those before the first bad step.
+    epoch. The weights then still have their values from before the first bad step.
 
     Args:
         state: State of the phase.
-        every: Steps between two checks.
+        every: Steps between two checks. Defaults to 1 on a CPU, else to `CHECK_INTERVAL`.
     """
 
     def __init__(self, state: TrainState, *, every: int | None = None) -> None:
@@ -45,7 +45,7 @@ class Guard:
     def inspect(
         self, optimizer: torch.optim.Optimizer, rows: Tensor, terms: dict[str, Tensor]
     ) -> None:
-        """Check a loss and the gradients of the parameters of `optimizer`, before its update.
+        """Check a loss and the gradients of the optimizer's parameters before the update.
 
         Raises:
             NumericalError: If this update or one since the last check was not finite.
@@ -65,7 +65,7 @@ class Guard:
             raise self._error(next(r for r in records if not _finite(r.terms, r.probe)))
 
     def check_weights(self) -> None:
-        """Check the weights after the last step, which no later loss covers."""
+        """Check the weights after the last step, because no later loss depends on them."""
         self.check()
         state = self.state
         # Skip extra state, which is not a weight and may be on another device.
@@ -81,8 +81,8 @@ class Guard:
     def _probe(self, gradients: list[Tensor]) -> Tensor:
         """Reduce the gradients to one value that is finite only if they are.
 
-        This is the sum if every step is checked, which takes a third of the time on a CPU, and
-        otherwise the norm, for which a GPU has a single kernel.
+        If every step is checked, this is the sum, which takes a third of the time on a CPU.
+        Otherwise, it is the norm, for which a GPU has a single kernel.
         """
         if self.every > 1:
             return torch.nn.utils.get_total_norm(gradients)
@@ -129,15 +129,15 @@ def train_step(
         state: Method and optimizers.
         batch: Images and labels.
         rows: Rows of the images in the source, for error details.
-        guard: Check for non-finite losses and gradients.
-        seed: Seed of the run.
+        guard: Checks for non-finite losses and gradients.
+        seed: Run seed.
         key: Position in the run. All randomness derives from seed and key.
         bf16: Whether to compute the loss in bfloat16 where safe. Weights and updates stay float32.
     """
     device = batch.images.device.type
 
     def update(name: str, loss: Tensor, terms: Terms | None = None) -> None:
-        """Run the `OptimizerStep` of the method: backward, finite check, optimizer step."""
+        """Implement `OptimizerStep`: backward pass, finite check and optimizer step."""
         optimizer = state.optimizers[name]
         with torch.autocast(device, enabled=False):
             with stage("backward"):
